@@ -11,9 +11,14 @@ Yardstick = Literal["read", "copy", "matmul", "launch"]
 Scales = Literal["none", "tensor", "token"]
 
 YARDSTICKS: dict[Op, Yardstick] = {
-    "decode": "read", "mla": "read", "mixed": "read", "prefill": "matmul", "gather": "copy", "write": "copy",
+    "decode": "read",
+    "mla": "read",
+    "mixed": "read",
+    "prefill": "matmul",
+    "gather": "copy",
+    "write": "copy",
     "scan": "copy",
-}  # fmt: skip
+}
 """What bounds an operation: decode reads the cache, gather and write copy it, prefill multiplies matrices. A mixed
 batch does both and is held against the reading, which the products of its prefill come on top of. So is MLA decode with
 few heads; 128 heads multiply more than they read. A Mamba-2 scan makes rows of the rows and states that it reads. The
@@ -150,17 +155,36 @@ def _decode(name: str, num_seqs: int, seq_len: int, goal: Goal, **more: object) 
 def _mla(num_seqs: int, num_heads: int, block_size: int = 16, scales: Scales = "none", **goal: float) -> Case:
     name = f"mla {num_heads} heads bs{num_seqs} 8k" + (f" block {block_size}" if block_size != 16 else "")
     return Case(
-        name + " fp8" * (scales != "none"), "mla", num_seqs, 8192, block_size=block_size, num_q_heads=num_heads,
-        num_kv_heads=1, head_size=576, latent_size=512, peer=MLA_GROUPED, goal=Goal(**goal), scales=scales,
-    )  # fmt: skip
+        name + " fp8" * (scales != "none"),
+        "mla",
+        num_seqs,
+        8192,
+        block_size=block_size,
+        num_q_heads=num_heads,
+        num_kv_heads=1,
+        head_size=576,
+        latent_size=512,
+        peer=MLA_GROUPED,
+        goal=Goal(**goal),
+        scales=scales,
+    )
 
 
 def _scan(num_heads: int, head_size: int, state_size: int, num_groups: int = 1, chunk: int = 256) -> Case:
     name = f"scan 16 x 512 {num_heads} heads d{head_size} n{state_size}"
     return Case(
-        name, "scan", 16, 512, 512, block_size=chunk, num_q_heads=num_heads, num_kv_heads=num_groups,
-        head_size=head_size, state_size=state_size, peer=CHUNK_SCAN,
-    )  # fmt: skip
+        name,
+        "scan",
+        16,
+        512,
+        512,
+        block_size=chunk,
+        num_q_heads=num_heads,
+        num_kv_heads=num_groups,
+        head_size=head_size,
+        state_size=state_size,
+        peer=CHUNK_SCAN,
+    )
 
 
 def _write(name: str, layout: str = "nhd", peer: str = WRITE, **more: object) -> Case:
@@ -212,10 +236,7 @@ CASES: tuple[Case, ...] = (
     _decode("bs1 32k fp8", 1, 32768, Goal(), scales="tensor"),
     _decode("bs64 8k fp8", 64, 8192, Goal(fraction=0.8), scales="tensor"),
     _decode("bs64 8k fp8 per token", 64, 8192, Goal(fraction=0.8), scales="token"),
-    *(
-        _decode(f"bs{n} 8k fp8 shuffle", n, 8192, Goal(), layout="shuffle", scales="tensor")
-        for n in (1, 8, 64)
-    ),
+    *(_decode(f"bs{n} 8k fp8 shuffle", n, 8192, Goal(), layout="shuffle", scales="tensor") for n in (1, 8, 64)),
     _decode("bs32 8k 4 tokens", 32, 8192, Goal(fraction=0.8), query_len=4),
     _decode("bs32 32k window 4k", 32, 32768, Goal(like="decode bs32 4k"), window=4096),
     _decode("bs64 8k softcap sinks", 64, 8192, SIXTY_FOUR, capped=True),
@@ -238,8 +259,16 @@ CASES: tuple[Case, ...] = (
     _scan(64, 64, 64, num_groups=2),
     _scan(24, 128, 256),
     Case("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
-    Case("gather 262k block 784", "gather", 32, 8192, block_size=784, layout="interleaved", peer=GATHER,
-         goal=Goal(fraction=0.85)),
+    Case(
+        "gather 262k block 784",
+        "gather",
+        32,
+        8192,
+        block_size=784,
+        layout="interleaved",
+        peer=GATHER,
+        goal=Goal(fraction=0.85),
+    ),
     *(
         Case(f"gather 262k {packing}", "gather", 32, 8192, layout=packing, peer=GATHER, goal=Goal(fraction=0.85))
         for packing in ("native", "shuffle")
@@ -257,7 +286,7 @@ CASES: tuple[Case, ...] = (
     _host(dataclasses.replace(_mla(8, 16), seq_len=256), "mla"),
     _host(dataclasses.replace(_write(""), num_seqs=8, seq_len=16), "write"),
     _host(dataclasses.replace(_scan(64, 64, 64, num_groups=2), num_seqs=1, seq_len=256, query_len=256), "scan"),
-)  # fmt: skip
+)
 """`kernel_paged_attention_2d`, the decode kernel of vLLM's ROCM_ATTN, reads the native packing: in the cases marked
 `/ 2d` and `shuffle`, where ours reads another one, it gets a copy of the same data. So do vLLM's gather, which reads
 rows and shuffle, in the native case, and its unified kernel, which reads rows, beside an FP8 shuffle cache."""
@@ -273,9 +302,17 @@ def smoke(case: Case) -> Case:
     """Return the case shrunk to what Triton's interpreter finishes in a second or two."""
     query_len = {"prefill": 5, "scan": 37}.get(case.op, min(case.query_len, 2))
     return dataclasses.replace(
-        case, num_seqs=2, seq_len=37, query_len=query_len, num_q_heads=4,
-        num_kv_heads=min(case.num_kv_heads, 2), head_size=48 if case.op == "mla" else 32,
-        latent_size=min(case.latent_size, 32), state_size=min(case.state_size, 32),
-        block_size=16 if case.block_size == 16 or case.op == "scan" else 24, window=case.window and 9,
-        prefill_tokens=min(case.prefill_tokens, 5), num_splits=case.num_splits and 2,
-    )  # fmt: skip
+        case,
+        num_seqs=2,
+        seq_len=37,
+        query_len=query_len,
+        num_q_heads=4,
+        num_kv_heads=min(case.num_kv_heads, 2),
+        head_size=48 if case.op == "mla" else 32,
+        latent_size=min(case.latent_size, 32),
+        state_size=min(case.state_size, 32),
+        block_size=16 if case.block_size == 16 or case.op == "scan" else 24,
+        window=case.window and 9,
+        prefill_tokens=min(case.prefill_tokens, 5),
+        num_splits=case.num_splits and 2,
+    )

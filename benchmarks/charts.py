@@ -119,9 +119,14 @@ def line_chart(lines: Sequence[Line], label: str, *, thousands: bool = False) ->
 def _point_labels(axes: Any, line: Line, colour: str, *, below: bool) -> None:
     for x, time in line.points:
         axes.annotate(
-            f"{time:,.0f}" if time >= 100 else f"{time:.1f}", (x, time), (0, -14 if below else 8),
-            textcoords="offset points", ha="center", color=colour, fontsize=8.5,
-        )  # fmt: skip
+            f"{time:,.0f}" if time >= 100 else f"{time:.1f}",
+            (x, time),
+            (0, -14 if below else 8),
+            textcoords="offset points",
+            ha="center",
+            color=colour,
+            fontsize=8.5,
+        )
 
 
 def _bar_axes(bars: Sequence[Bar], label: str) -> tuple[Figure, Any]:
@@ -142,10 +147,15 @@ def _bar(axes: Any, bar: Bar, place: int, base: float, form: str) -> None:
         axes.barh(place, bar.value - base, left=base, height=0.66, color=COLOURS[bar.op])
     text = "not measured" if bar.value is None else form.format(bar.value) + ("  missed" if bar.missed else "")
     axes.annotate(
-        text, (max(end, bar.goal or 0) if bar.missed else end, place), (4, 0), textcoords="offset points", va="center",
-        color=MISSED if bar.missed or bar.value is None else GOAL, fontsize=8.5,
+        text,
+        (max(end, bar.goal or 0) if bar.missed else end, place),
+        (4, 0),
+        textcoords="offset points",
+        va="center",
+        color=MISSED if bar.missed or bar.value is None else GOAL,
+        fontsize=8.5,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-    )  # fmt: skip
+    )
     if bar.goal not in {None, base}:
         axes.plot([bar.goal] * 2, [place - 0.42, place + 0.42], color=GOAL, linewidth=2.2, solid_capstyle="butt")
 

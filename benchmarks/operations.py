@@ -254,9 +254,17 @@ def _mla(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
 
     def ours(query: Tensor, cache: Tensor, table: Tensor, out: Tensor) -> None:
         mla_decode(
-            query, cache, out, block_table=table, seq_lens=lens, query_start_loc=starts, max_query_len=1,
-            scale=case.head_size**-0.5, tables=tables, **(quantised or {}),
-        )  # fmt: skip
+            query,
+            cache,
+            out,
+            block_table=table,
+            seq_lens=lens,
+            query_start_loc=starts,
+            max_query_len=1,
+            scale=case.head_size**-0.5,
+            tables=tables,
+            **(quantised or {}),
+        )
 
     def peer() -> Side:
         codes = [(query, stored.elements.view(stored.dtype or dtype), table) for query, stored, table in inputs]

@@ -101,14 +101,28 @@ def unified_attention(case: Case, query: Tensor, options: Mapping[str, Any]) -> 
                 key_scale = value_scale = one
         per_head = (len(case.lens), case.num_kv_heads)
         ops.unified_attention(
-            q=query, k=key, v=value, out=out, cu_seqlens_q=metadata["query_start_loc"], max_seqlen_q=max_query_len,
-            seqused_k=metadata["seq_lens"], max_seqlen_k=max_seq_len, softmax_scale=case.head_size**-0.5, causal=True,
-            window_size=(window, 0 if case.window else -1), block_table=metadata["block_table"],
-            softcap=options.get("softcap", 0), sinks=options.get("sinks"), q_descale=None,
-            k_descale=key_scale.expand(per_head), v_descale=value_scale.expand(per_head), **scales,
-            seq_threshold_3D=threshold if case.num_splits is None else None, num_par_softmax_segments=SEGMENTS,
+            q=query,
+            k=key,
+            v=value,
+            out=out,
+            cu_seqlens_q=metadata["query_start_loc"],
+            max_seqlen_q=max_query_len,
+            seqused_k=metadata["seq_lens"],
+            max_seqlen_k=max_seq_len,
+            softmax_scale=case.head_size**-0.5,
+            causal=True,
+            window_size=(window, 0 if case.window else -1),
+            block_table=metadata["block_table"],
+            softcap=options.get("softcap", 0),
+            sinks=options.get("sinks"),
+            q_descale=None,
+            k_descale=key_scale.expand(per_head),
+            v_descale=value_scale.expand(per_head),
+            **scales,
+            seq_threshold_3D=threshold if case.num_splits is None else None,
+            num_par_softmax_segments=SEGMENTS,
             **scratch,
-        )  # fmt: skip
+        )
 
     return run
 
@@ -132,10 +146,20 @@ def paged_attention_2d(case: Case, query: Tensor) -> Callable[..., None]:
     def run(query, cache, metadata, out) -> None:
         with mock.patch.object(rocm, "use_rocm_custom_paged_attention", return_value=False):
             ops.chunked_prefill_paged_decode(
-                query=query, key=None, value=None, output=out, kv_cache_dtype="auto", key_cache=cache.key,
-                value_cache=cache.value, **metadata, max_seq_len=case.seq_len, max_query_len=1, k_scale=one,
-                v_scale=one, sm_scale=case.head_size**-0.5,
-            )  # fmt: skip
+                query=query,
+                key=None,
+                value=None,
+                output=out,
+                kv_cache_dtype="auto",
+                key_cache=cache.key,
+                value_cache=cache.value,
+                **metadata,
+                max_seq_len=case.seq_len,
+                max_query_len=1,
+                k_scale=one,
+                v_scale=one,
+                sm_scale=case.head_size**-0.5,
+            )
 
     return run
 
@@ -154,9 +178,21 @@ def mla_decode(case: Case, query: Tensor, seq_lens: Tensor, scale: Tensor | None
 
     def run(query, cache, block_table, out) -> None:
         ops.decode_attention_fwd(
-            query, cache, cache[..., : case.latent_size], out, lse, block_table, seq_lens, logits, splits,
-            case.head_size**-0.5, case.block_size, k_scale=scale, v_scale=scale, is_mla=True,
-        )  # fmt: skip
+            query,
+            cache,
+            cache[..., : case.latent_size],
+            out,
+            lse,
+            block_table,
+            seq_lens,
+            logits,
+            splits,
+            case.head_size**-0.5,
+            case.block_size,
+            k_scale=scale,
+            v_scale=scale,
+            is_mla=True,
+        )
 
     return run
 
@@ -194,11 +230,20 @@ def gather() -> Callable[..., None]:
     def run(cache, key, value, block_table, cu_seq_lens, token_to_seq, seq_starts) -> None:
         key_cache, value_cache = _in_rows(cache) if cache.packing == "shuffle" else (cache.key, cache.value)
         backend.cp_mha_gather_cache(
-            key_cache=key_cache, value_cache=value_cache, key=key, value=value, block_tables=block_table,
-            k_scales=None, v_scales=None, cu_seqlens_kv=cu_seq_lens, token_to_batch=token_to_seq,
-            seq_starts=seq_starts, dequant=False, kv_cache_layout="SHUFFLE" if cache.packing == "shuffle" else "NHD",
+            key_cache=key_cache,
+            value_cache=value_cache,
+            key=key,
+            value=value,
+            block_tables=block_table,
+            k_scales=None,
+            v_scales=None,
+            cu_seqlens_kv=cu_seq_lens,
+            token_to_batch=token_to_seq,
+            seq_starts=seq_starts,
+            dequant=False,
+            kv_cache_layout="SHUFFLE" if cache.packing == "shuffle" else "NHD",
             total_tokens=len(token_to_seq),
-        )  # fmt: skip
+        )
 
     return run
 

@@ -130,7 +130,7 @@ _SYSTEM: tuple[tuple[type[HilgateError], str, str, str], ...] = (
     (CannotRunHereError, "EPIPE", "nobody reads the output any more", "let its reader read on, or write to a file"),
     (MisuseError, "EEXIST ENOTDIR EISDIR ENOTEMPTY", "a file where a folder belongs, or the reverse", "name another"),
     (MisuseError, "ENAMETOOLONG ELOOP", "no such path can be made", "name another"),
-)  # fmt: skip
+)
 """Errors of the operating system that are no bug of ours: what they mean and what to do, by their names in `errno`."""
 
 

@@ -67,8 +67,17 @@ ImageDigest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")
 
 PLAN_FILE, VERDICT_FILE, FINDINGS_FILE, JOBS_FOLDER = "plan.json", "verdict.json", "findings.jsonl", "jobs"
 
-RESERVED_FILES = frozenset({PLAN_FILE, VERDICT_FILE, "quarantine.json", "restored.json", "manifest.json",
-                            "health-before.json", "health-after.json"})  # fmt: skip
+RESERVED_FILES = frozenset(
+    {
+        PLAN_FILE,
+        VERDICT_FILE,
+        "quarantine.json",
+        "restored.json",
+        "manifest.json",
+        "health-before.json",
+        "health-after.json",
+    }
+)
 """Files that every build leaves, or its bundle, under these names."""
 
 

@@ -17,11 +17,13 @@ from pathlib import Path
 
 GENERATED = {
     "c10/hip/impl/hip_cmake_macros.h": "#pragma once\n#define C10_HIP_BUILD_SHARED_LIBS\n",
-    "ATen/hip/HIPConfig.h": "#pragma once\n" + "".join(
+    "ATen/hip/HIPConfig.h": "#pragma once\n"
+    + "".join(
         f"#define AT_{name}_ENABLED() {value}\n"
         for name, value in (("CUDNN", 0), ("CUSPARSELT", 0), ("ROCM", 1), ("MAGMA", 0))
-    ) + '#define NVCC_FLAGS_EXTRA ""\n',
-}  # fmt: skip
+    )
+    + '#define NVCC_FLAGS_EXTRA ""\n',
+}
 LIBRARIES = {
     "c10_hip": "void *_ZN3c104cuda20CUDACachingAllocator9allocatorE;",  # a std::atomic of a pointer
     "torch_hip": "",

@@ -23,9 +23,20 @@ PLATFORMS = ("cpu", "cuda", "rocm")
 ATTENTION = ("paged", "latent", "cross", "")
 STATES = ("conv", "ssm", "delta")
 BEHAVIOURS = (
-    "prefill", "decode", "chunked", "mixed", "fuzz", "preempt", "reuse", "prefix", "again", "padded", "blocks", "state",
+    "prefill",
+    "decode",
+    "chunked",
+    "mixed",
+    "fuzz",
+    "preempt",
+    "reuse",
+    "prefix",
+    "again",
+    "padded",
+    "blocks",
+    "state",
     "spec",
-)  # fmt: skip
+)
 """Columns of the table, in its order. `behaviours.py` says what each one is."""
 
 FAMILIES_FILE = Path(__file__).with_name("families.yaml")

@@ -596,8 +596,10 @@ def print_power(
         if head not in heads:
             heads.add(head)
             typer.echo(f"{head}\n     d   rho  churn  true drop    fail    pass  undecided  answers")
-        typer.echo(f"{noise.d:>6.1%}{noise.rho:>6.1f}{noise.churn:>7.1%}{row.drop:>11.0%}{row.failed:>8.1%}"
-                   f"{row.passed:>8.1%}{row.undecided:>11.1%}{row.questions:>9.0f}")  # fmt: skip
+        typer.echo(
+            f"{noise.d:>6.1%}{noise.rho:>6.1f}{noise.churn:>7.1%}{row.drop:>11.0%}{row.failed:>8.1%}"
+            f"{row.passed:>8.1%}{row.undecided:>11.1%}{row.questions:>9.0f}"
+        )
     if stress:
         print_trend(replays, seed)
 

@@ -38,10 +38,13 @@ GPUS = {"gfx942": Gpu("MI300X", 304, 2.1, 5.3, 32), "gfx950": Gpu("MI355X", 256,
 _SIMDS = 4
 _PATHS = ("global", "lds")
 _CLASSES = (
-    ("matrix", re.compile("v_mfma")), ("vector", re.compile("v_")), ("lds", re.compile("ds_")),
-    ("global", re.compile("global_|buffer_|scratch_")), ("wait", re.compile("s_(waitcnt|nop|barrier)")),
+    ("matrix", re.compile("v_mfma")),
+    ("vector", re.compile("v_")),
+    ("lds", re.compile("ds_")),
+    ("global", re.compile("global_|buffer_|scratch_")),
+    ("wait", re.compile("s_(waitcnt|nop|barrier)")),
     ("scalar", re.compile("s_")),
-)  # fmt: skip
+)
 _QUARTER_RATE = re.compile(r"v_(?:exp|log|rcp|rsq|sqrt|sin|cos)\w*_f(?:16|32)")
 
 
@@ -114,8 +117,9 @@ def worse(now: dict[str, float], before: dict[str, float], margin: float) -> lis
     """What is more than `margin` (a share) worse than before, in words; less work is never worse."""
     names = ("roofline_us", "_instructions", "_bytes", "conflict_cycles")
     return [
-        f"{name} {value:g}, was {before[name]:g} (+{value / before[name] - 1:.0%})" if before[name] else
-        f"{name} {value:g}, was 0"
+        f"{name} {value:g}, was {before[name]:g} (+{value / before[name] - 1:.0%})"
+        if before[name]
+        else f"{name} {value:g}, was 0"
         for name, value in now.items()
         if name.endswith(names) and name in before and value > before[name] * (1 + margin)
-    ]  # fmt: skip
+    ]

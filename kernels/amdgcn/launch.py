@@ -93,8 +93,13 @@ class Driver(DriverBase):
         self.arch, self.session, self.text = arch, None, ""
         self.programs: dict[str, Program] = {}
         self.translated: dict[str, Translated] = {}
-        properties = {"max_shared_mem": lds_bytes, "arch": arch, "warpSize": 64, "multiprocessor_count": compute_units,
-                      "max_num_regs": 512}  # fmt: skip
+        properties = {
+            "max_shared_mem": lds_bytes,
+            "arch": arch,
+            "warpSize": 64,
+            "multiprocessor_count": compute_units,
+            "max_num_regs": 512,
+        }
         self.utils = SimpleNamespace(
             get_device_properties=lambda _device: properties,
             load_binary=lambda name, _code, _shared, _device: (name, name, 0, 0, _LARGEST_WORKGROUP),
@@ -227,18 +232,19 @@ def execute(
     if about is None:
         before = [None if region.readonly else region.views[1].copy() for region in memory.regions] if key else []
         banks = GPUS[program.arch].lds_banks
-        machine = Machine(
-            translated(), memory, metadata.shared, twins=session.twins, races=session.races, banks=banks
-        )  # fmt: skip
+        machine = Machine(translated(), memory, metadata.shared, twins=session.twins, races=session.races, banks=banks)
         started = time.perf_counter()
         machine.run(grid, metadata.num_warps, kernarg)
         session.ran.setdefault(metadata.name, set()).update(machine.executed)
         seconds, workgroups = time.perf_counter() - started, grid[0] * grid[1] * grid[2]
         about = {
-            "kernel": metadata.name, "grid": grid, "waves": workgroups * metadata.num_warps, "seconds": seconds,
+            "kernel": metadata.name,
+            "grid": grid,
+            "waves": workgroups * metadata.num_warps,
+            "seconds": seconds,
             "wave_instructions": machine.wave_instructions,
             "figures": figures(program, machine.executed, machine.traffic, machine.conflicts, workgroups),
-        }  # fmt: skip
+        }
         if known and key:
             known.keep(key, memory, before, about | {"seconds": 0.0, "executed": False})
     session.launches.append(Launch(**about | {"grid": tuple(about["grid"])}))

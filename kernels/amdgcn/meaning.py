@@ -104,25 +104,48 @@ _vector("v_cvt_pk_f16_f32", "u", "ff", "half_bits(a) | (half_bits(b) << U(16))")
 _vector("v_pack_b32_f16", "u", "ww", "a.astype(U) | (b.astype(U) << U(16))")
 
 COMPARE = {
-    "lt": "a < b", "eq": "a == b", "le": "a <= b", "gt": "a > b", "ne": "a != b", "ge": "a >= b",
-    "lg": "(a < b) | (a > b)", "o": "(a == a) & (b == b)", "u": "(a != a) | (b != b)", "neq": "a != b",
-    "nge": "~(a >= b)", "nlg": "~((a < b) | (a > b))", "ngt": "~(a > b)", "nle": "~(a <= b)", "nlt": "~(a < b)",
-}  # fmt: skip
+    "lt": "a < b",
+    "eq": "a == b",
+    "le": "a <= b",
+    "gt": "a > b",
+    "ne": "a != b",
+    "ge": "a >= b",
+    "lg": "(a < b) | (a > b)",
+    "o": "(a == a) & (b == b)",
+    "u": "(a != a) | (b != b)",
+    "neq": "a != b",
+    "nge": "~(a >= b)",
+    "nlg": "~((a < b) | (a > b))",
+    "ngt": "~(a > b)",
+    "nle": "~(a <= b)",
+    "nlt": "~(a < b)",
+}
 """Of floats, one that is not ordered is false but for the `n` forms and `u`."""
 COMPARED = {"i32": "i", "u32": "u", "f32": "f", "i64": "L", "u64": "Q", "f16": "h", "u16": "w", "i16": "k"}
 
 PACKED = {
-    "add_f16": ("h", "a + b"), "mul_f16": ("h", "a * b"), "max_f16": ("h", "np.fmax(a, b)"),
-    "min_f16": ("h", "np.fmin(a, b)"), "ashrrev_i16": ("k", "b >> (a & S16(15))"),
-    "lshlrev_b16": ("w", "b << (a & W16(15))"), "lshrrev_b16": ("w", "b >> (a & W16(15))"),
-    "add_u16": ("w", "a + b"), "mul_lo_u16": ("w", "a * b"),
-}  # fmt: skip
+    "add_f16": ("h", "a + b"),
+    "mul_f16": ("h", "a * b"),
+    "max_f16": ("h", "np.fmax(a, b)"),
+    "min_f16": ("h", "np.fmin(a, b)"),
+    "ashrrev_i16": ("k", "b >> (a & S16(15))"),
+    "lshlrev_b16": ("w", "b << (a & W16(15))"),
+    "lshrrev_b16": ("w", "b >> (a & W16(15))"),
+    "add_u16": ("w", "a + b"),
+    "mul_lo_u16": ("w", "a * b"),
+}
 """`v_pk_`: the same on both halves."""
 
 LOGIC = {
-    "and": "a & b", "or": "a | b", "xor": "a ^ b", "andn2": "a & ~b", "orn2": "a | ~b", "nand": "~(a & b)",
-    "nor": "~(a | b)", "xnor": "~(a ^ b)",
-}  # fmt: skip
+    "and": "a & b",
+    "or": "a | b",
+    "xor": "a ^ b",
+    "andn2": "a & ~b",
+    "orn2": "a | ~b",
+    "nand": "~(a & b)",
+    "nor": "~(a | b)",
+    "xnor": "~(a ^ b)",
+}
 """Scalar operations on 32 or 64 bits; SCC says that the result is not 0. With `saveexec` b is exec."""
 
 _OVERFLOW_ADD, _OVERFLOW_SUB = "((a ^ r) & (b ^ r)) < 0", "((a ^ b) & (a ^ r)) < 0"
@@ -174,9 +197,17 @@ SCALAR |= {
 SCALAR_COMPARE = {"eq": "==", "lg": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 WIDTHS = {
-    "ubyte": (1, False), "sbyte": (1, True), "byte": (1, False), "ushort": (2, False), "sshort": (2, True),
-    "short": (2, False), "dword": (4, False), "dwordx2": (8, False), "dwordx3": (12, False), "dwordx4": (16, False),
-}  # fmt: skip
+    "ubyte": (1, False),
+    "sbyte": (1, True),
+    "byte": (1, False),
+    "ushort": (2, False),
+    "sshort": (2, True),
+    "short": (2, False),
+    "dword": (4, False),
+    "dwordx2": (8, False),
+    "dwordx3": (12, False),
+    "dwordx4": (16, False),
+}
 """Of a global access: bytes of a lane, and whether the sign is extended."""
 
 _INTEGERS, _ORDERS = ("i32", "u32", "i64", "u64", "u16", "i16"), ("lt", "eq", "le", "gt", "ne", "ge")
@@ -209,13 +240,17 @@ scratch_store_dwordx4
 
 MNEMONICS = frozenset(
     [
-        *VECTOR, *SCALAR, *_OTHERS.split(), *(f"v_pk_{name}" for name in PACKED),
+        *VECTOR,
+        *SCALAR,
+        *_OTHERS.split(),
+        *(f"v_pk_{name}" for name in PACKED),
         *(f"v_cmp_{order}_{kind}" for order in _ORDERS for kind in _INTEGERS),
         *(f"v_cmp_{order}_{kind}" for order in COMPARE if order != "ne" for kind in ("f32", "f16")),
         *(f"s_{name}_b{bits}" for name in LOGIC for bits in (32, 64)),
         *(f"s_cmp_{order}_{kind}" for order in SCALAR_COMPARE for kind in ("i32", "u32")),
-        "s_cmp_eq_u64", "s_cmp_lg_u64",
+        "s_cmp_eq_u64",
+        "s_cmp_lg_u64",
         *(f"s_cmpk_{order}_{kind}" for order in SCALAR_COMPARE for kind in ("i32", "u32")),
     ]
-)  # fmt: skip
+)
 """Every instruction that is known; another is refused, whatever its name looks like."""

@@ -202,12 +202,15 @@ def main(arguments: list[str] | None = None) -> int:
         rate = (len(mine) - survived) / len(mine) if mine else 0.0
         words = ", ".join(f"{what} {times}" for what, times in by.most_common())
         print(f"{kind:22} {len(mine) - survived:4} of {len(mine):4} {rate:6.1%}, at least {least:.0%}: {words}")  # noqa: T201
-        findings.append({
-            "id": f"mutants {options.arch} {kind}", "outcome": "pass" if rate >= least else "fail",
-            "message": f"{len(mine) - survived} of {len(mine)} noticed, at least {least:.0%} must be",
-            "labels": {"arch": options.arch, "class": kind, "noticed_by": words},
-            "numbers": {"noticed": len(mine) - survived, "mutants": len(mine), "rate": rate, "rate_least": least},
-        })  # fmt: skip
+        findings.append(
+            {
+                "id": f"mutants {options.arch} {kind}",
+                "outcome": "pass" if rate >= least else "fail",
+                "message": f"{len(mine) - survived} of {len(mine)} noticed, at least {least:.0%} must be",
+                "labels": {"arch": options.arch, "class": kind, "noticed_by": words},
+                "numbers": {"noticed": len(mine) - survived, "mutants": len(mine), "rate": rate, "rate_least": least},
+            }
+        )
     for reason, matters in (("no change: every register is the same each time", False), ("absorbed", True)):
         survivors = [each for each in found if not each.noticed and each.matters is matters]
         print(f"{len(survivors)} survivors, {reason}")  # noqa: T201

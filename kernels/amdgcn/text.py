@@ -117,9 +117,14 @@ class Program:
 
 
 _SPECIAL = {
-    "vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "m0": (124, 1),
-    "exec": (126, 2), "exec_lo": (126, 1), "exec_hi": (127, 1),
-}  # fmt: skip
+    "vcc": (106, 2),
+    "vcc_lo": (106, 1),
+    "vcc_hi": (107, 1),
+    "m0": (124, 1),
+    "exec": (126, 2),
+    "exec_lo": (126, 1),
+    "exec_hi": (127, 1),
+}
 VCC, M0, EXEC = 106, 124, 126
 """Scalar registers with a name (CDNA3 ISA, table of scalar source operands)."""
 
@@ -143,9 +148,20 @@ _TARGET = re.compile(r'\.amdgcn_target\s+"[^"]*--(gfx\w+)')
 _MNEMONIC = re.compile(r"([a-z][a-z0-9_]*)(?:\s+(.*))?$")
 _ARGUMENT = re.compile(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)")
 _IGNORED = (
-    ".amdhsa_code_object_version", ".text", ".globl", ".p2align", ".type", ".size", ".cfi_", ".Lfunc_", ".Ltmp",
-    ".section", ".amdhsa_kernel", ".protected", ".ident",
-)  # fmt: skip
+    ".amdhsa_code_object_version",
+    ".text",
+    ".globl",
+    ".p2align",
+    ".type",
+    ".size",
+    ".cfi_",
+    ".Lfunc_",
+    ".Ltmp",
+    ".section",
+    ".amdhsa_kernel",
+    ".protected",
+    ".ident",
+)
 
 
 def parse(text: str) -> Program:

@@ -31,17 +31,26 @@ if TYPE_CHECKING:
 Following = int | None | tuple["Array", int, int, int]
 
 _NAMES: dict[str, Any] = {
-    "np": np, "merge": waves.merge, "both": waves.both, "elements": matrix.elements, "multiply": matrix.multiply,
-    "swap_halves": permute.swap_halves, "swap_rows": permute.swap_rows,
-    "swizzle": permute.swizzle, "gather": permute.gather,
-} | {name: each for name, each in vars(arithmetic).items() if not name.startswith("_")}  # fmt: skip
+    "np": np,
+    "merge": waves.merge,
+    "both": waves.both,
+    "elements": matrix.elements,
+    "multiply": matrix.multiply,
+    "swap_halves": permute.swap_halves,
+    "swap_rows": permute.swap_rows,
+    "swizzle": permute.swizzle,
+    "gather": permute.gather,
+} | {name: each for name, each in vars(arithmetic).items() if not name.startswith("_")}
 
 _NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep"}
 _BRANCHES = {
-    "scc0": "~scc", "scc1": "scc",
-    "vccz": f"(S[{VCC}] | S[{VCC + 1}]) == 0", "vccnz": f"(S[{VCC}] | S[{VCC + 1}]) != 0",
-    "execz": f"(S[{EXEC}] | S[{EXEC + 1}]) == 0", "execnz": f"(S[{EXEC}] | S[{EXEC + 1}]) != 0",
-}  # fmt: skip
+    "scc0": "~scc",
+    "scc1": "scc",
+    "vccz": f"(S[{VCC}] | S[{VCC + 1}]) == 0",
+    "vccnz": f"(S[{VCC}] | S[{VCC + 1}]) != 0",
+    "execz": f"(S[{EXEC}] | S[{EXEC + 1}]) == 0",
+    "execnz": f"(S[{EXEC}] | S[{EXEC + 1}]) != 0",
+}
 
 
 @dataclass
@@ -97,9 +106,14 @@ def translate(program: Program, probe: Probe | None = None) -> Translated:
             text = writer.instruction(instruction)
             if probe and instruction.index == probe.index:
                 state, other = "[*V, *S, scc, E]", writer.instruction(probe.other) if probe.other else []
-                text = [f"before = {state}", *other, f"after = {state}",
-                        "V[:], S[:], scc, E = before[:512], before[512:-2], before[-2], before[-1]",
-                        *text, f"probe.note({state}, after)"]  # fmt: skip
+                text = [
+                    f"before = {state}",
+                    *other,
+                    f"after = {state}",
+                    "V[:], S[:], scc, E = before[:512], before[512:-2], before[-2], before[-1]",
+                    *text,
+                    f"probe.note({state}, after)",
+                ]
             lines += [f"    {line}" for line in text]
         lines += ["    g.E, g.scc = E, scc", f"    {_leave(program, index)}"]
         sources.append("\n".join(lines) + "\n")
@@ -338,8 +352,12 @@ class _Writer:
             ]
         if found := re.fullmatch(r"s_(\w+)_saveexec_b64", name):
             new = ", ".join(self._logic(found[1], self._half(operands[1], k), f"S[{EXEC + k}]") for k in (0, 1))
-            return [f"p, r = {new}", f"{put}, {put_next} = S[{EXEC}], S[{EXEC + 1}]",
-                    f"S[{EXEC}], S[{EXEC + 1}] = p, r", "scc = (p | r) != 0"]  # fmt: skip
+            return [
+                f"p, r = {new}",
+                f"{put}, {put_next} = S[{EXEC}], S[{EXEC + 1}]",
+                f"S[{EXEC}], S[{EXEC + 1}] = p, r",
+                "scc = (p | r) != 0",
+            ]
         if (found := re.fullmatch(r"s_(\w+)_b(32|64)", name)) and found[1] in LOGIC:
             words = [
                 f"np.broadcast_to({self._logic(found[1], self._half(operands[1], k), self._half(operands[2], k))}, n)"
@@ -385,10 +403,15 @@ class _Writer:
         if found[1] == "global":
             data, address = (operands[1], operands[0]) if stores else operands[:2]
             base = operands[2]
-            lines = ["A = " + (
-                f"pair(V[{address.register}], V[{address.register + 1}])" if base.kind == "off"
-                else f"pair(S[{base.register}], S[{base.register + 1}])[:, None] + V[{address.register}].astype(Q)"
-            ) + (f" + Q({offset & (2**64 - 1)})" if offset else "")]  # fmt: skip
+            lines = [
+                "A = "
+                + (
+                    f"pair(V[{address.register}], V[{address.register + 1}])"
+                    if base.kind == "off"
+                    else f"pair(S[{base.register}], S[{base.register + 1}])[:, None] + V[{address.register}].astype(Q)"
+                )
+                + (f" + Q({offset & (2**64 - 1)})" if offset else "")
+            ]
             beyond = "None"
         else:
             data, address, descriptor, scalar = operands

@@ -55,23 +55,32 @@ BRANCH = """
     s_nop 0
     """
 FAULTS = [
-    (COPY, {"size": 1008},
-     f"read of 16 bytes at offset 1008 of key_cache (1008 bytes): wave 0 of workgroup (0, 0, 0) lane 63; {LOAD}"),
+    (
+        COPY,
+        {"size": 1008},
+        f"read of 16 bytes at offset 1008 of key_cache (1008 bytes): wave 0 of workgroup (0, 0, 0) lane 63; {LOAD}",
+    ),
     (COPY, {"readonly": True}, f"write of 16 bytes at offset 0 of out (1024 bytes, read-only): {STORE}"),
     (changed(COPY, "s_waitcnt vmcnt(0)", "s_nop 0"), {}, f"{UNDEFINED} stored data: {STORE}"),
-    (changed(COPY, "s_waitcnt lgkmcnt(0)", "s_nop 0"), {},
-     f"{UNDEFINED} address: wave 0 of workgroup (0, 0, 0) lane 0; {LOAD}"),
+    (
+        changed(COPY, "s_waitcnt lgkmcnt(0)", "s_nop 0"),
+        {},
+        f"{UNDEFINED} address: wave 0 of workgroup (0, 0, 0) lane 0; {LOAD}",
+    ),
     (changed(COPY, "v[2:5], s[6:7]", "v[3:6], s[6:7]"), {}, f"{UNDEFINED} stored data"),
     (changed(COPY, "v1, s[4:5]", "v1, s[4:5] offset:2"), {}, "not its own bytes, or unaligned"),
     (changed(COPY, "v_lshlrev_b32_e32 v1, 4, v0", "v_lshlrev_b32_e32 v1, 4, v9"), {}, f"{UNDEFINED} address"),
-    ("v_mov_b32_e32 v1, 0\nv_mov_b32_e32 v2, 0\nglobal_load_dword v3, v[1:2], off", {},
-     "read of 4 bytes at no tensor's address"),
+    (
+        "v_mov_b32_e32 v1, 0\nv_mov_b32_e32 v2, 0\nglobal_load_dword v3, v[1:2], off",
+        {},
+        "read of 4 bytes at no tensor's address",
+    ),
     (BRANCH, {}, f"{UNDEFINED} branch condition: wave 0 of workgroup (0, 0, 0); s_cbranch_vccz .LBB0_1  (kernel.py:3)"),
     ("s_mov_b64 exec, s[8:9]", {}, f"{UNDEFINED} exec"),
     ("ds_read_b32 v1, v7", {}, f"{UNDEFINED} LDS address"),
     ("v_mov_b32_e32 v1, 0x1000\nds_write_b32 v1, v0", {}, "LDS access of 4 bytes at 4096 outside 4096 bytes"),
     (".LBB0_1:\ns_branch .LBB0_1", {}, "kernel does not end"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("lines", "options", "message"), FAULTS)
@@ -145,9 +154,16 @@ def test_separate_copies_of_tensors_that_overlap_would_be_seen(monkeypatch):
 
 @pytest.mark.parametrize(
     ("shape", "strides", "itemsize"),
-    [((4, 128), (512, 1), 1), ((3, 2, 5), (64, 16, 2), 2), ((2, 3, 4), (1, 100, 8), 1), ((7,), (4,), 4),
-     ((2, 2), (4, 8), 4), ((5, 3), (0, 8), 4), ((1, 1), (77, 13), 2)],
-)  # fmt: skip
+    [
+        ((4, 128), (512, 1), 1),
+        ((3, 2, 5), (64, 16, 2), 2),
+        ((2, 3, 4), (1, 100, 8), 1),
+        ((7,), (4,), 4),
+        ((2, 2), (4, 8), 4),
+        ((5, 3), (0, 8), 4),
+        ((1, 1), (77, 13), 2),
+    ],
+)
 def test_own_bytes_are_those_of_the_elements(shape, strides, itemsize):
     """Against every element's bytes, one by one."""
     own = {int(np.dot(index, strides)) + k for index in np.ndindex(*shape) for k in range(itemsize)}

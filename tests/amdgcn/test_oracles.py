@@ -23,11 +23,55 @@ from amdgcn.memory import Memory
 
 ONES = 0xFFFFFFFF
 EDGES = [
-    0, 1, 2, 15, 16, 31, 32, 33, 63, 64, 0x7F, 0x80, 0xFF, 0x100, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFF, 0x800000,
-    0xFFFFFF, 0x1000000, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFF0, 0xFFFF8000, ONES, 0x3F800000, 0xBF800000,
-    0x3FC00000, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC01234, 0x00000001, 0x007FFFFF, 0x7F7FFFFF, 0x4B000000,
-    0x3C003C00, 0xC000BC00, 0x7C00FC00, 0x7E000001, 0x4F000000, 0x4F7FFFFF, 0x4F800000, 0xCF000000, 0x40490FDB,
-]  # fmt: skip
+    0,
+    1,
+    2,
+    15,
+    16,
+    31,
+    32,
+    33,
+    63,
+    64,
+    0x7F,
+    0x80,
+    0xFF,
+    0x100,
+    0x7FFF,
+    0x8000,
+    0xFFFF,
+    0x10000,
+    0x7FFFFF,
+    0x800000,
+    0xFFFFFF,
+    0x1000000,
+    0x7FFFFFFF,
+    0x80000000,
+    0x80000001,
+    0xFFFFFFF0,
+    0xFFFF8000,
+    ONES,
+    0x3F800000,
+    0xBF800000,
+    0x3FC00000,
+    0x7F800000,
+    0xFF800000,
+    0x7FC00000,
+    0xFFC01234,
+    0x00000001,
+    0x007FFFFF,
+    0x7F7FFFFF,
+    0x4B000000,
+    0x3C003C00,
+    0xC000BC00,
+    0x7C00FC00,
+    0x7E000001,
+    0x4F000000,
+    0x4F7FFFFF,
+    0x4F800000,
+    0xCF000000,
+    0x40490FDB,
+]
 WAVES = 4
 COVERED: set[str] = set()
 
@@ -145,34 +189,58 @@ def small(x):
 
 
 VECTOR = {
-    "v_mov_b32": lambda a: a, "v_accvgpr_read_b32": lambda a: a, "v_accvgpr_write_b32": lambda a: a,
-    "v_accvgpr_mov_b32": lambda a: a, "v_not_b32": lambda a: ~a, "v_bfrev_b32": lambda a: int(f"{a:032b}"[::-1], 2),
-    "v_add_u32": lambda a, b: a + b, "v_sub_u32": lambda a, b: a - b, "v_subrev_u32": lambda a, b: b - a,
-    "v_mul_lo_u32": lambda a, b: a * b, "v_mul_hi_u32": lambda a, b: a * b >> 32,
-    "v_mul_hi_i32": lambda a, b: signed(a) * signed(b) >> 32, "v_and_b32": lambda a, b: a & b,
-    "v_or_b32": lambda a, b: a | b, "v_xor_b32": lambda a, b: a ^ b, "v_lshlrev_b32": lambda a, b: b << (a & 31),
-    "v_lshrrev_b32": lambda a, b: b >> (a & 31), "v_ashrrev_i32": lambda a, b: signed(b) >> (a & 31),
-    "v_add3_u32": lambda a, b, c: a + b + c, "v_lshl_add_u32": lambda a, b, c: (a << (b & 31)) + c,
-    "v_add_lshl_u32": lambda a, b, c: (a + b) << (c & 31), "v_lshl_or_b32": lambda a, b, c: a << (b & 31) | c,
-    "v_and_or_b32": lambda a, b, c: a & b | c, "v_or3_b32": lambda a, b, c: a | b | c,
-    "v_xad_u32": lambda a, b, c: (a ^ b) + c, "v_bfi_b32": lambda a, b, c: a & b | ~a & c, "v_bfe_u32": bfe,
-    "v_bfe_i32": lambda a, b, c: signed(bfe(a, b, c), c & 31) if c & 31 else 0, "v_perm_b32": perm,
-    "v_alignbit_b32": lambda a, b, c: (a << 32 | b) >> (c & 31), "v_mul_u32_u24": lambda a, b: small(a) * small(b),
+    "v_mov_b32": lambda a: a,
+    "v_accvgpr_read_b32": lambda a: a,
+    "v_accvgpr_write_b32": lambda a: a,
+    "v_accvgpr_mov_b32": lambda a: a,
+    "v_not_b32": lambda a: ~a,
+    "v_bfrev_b32": lambda a: int(f"{a:032b}"[::-1], 2),
+    "v_add_u32": lambda a, b: a + b,
+    "v_sub_u32": lambda a, b: a - b,
+    "v_subrev_u32": lambda a, b: b - a,
+    "v_mul_lo_u32": lambda a, b: a * b,
+    "v_mul_hi_u32": lambda a, b: a * b >> 32,
+    "v_mul_hi_i32": lambda a, b: signed(a) * signed(b) >> 32,
+    "v_and_b32": lambda a, b: a & b,
+    "v_or_b32": lambda a, b: a | b,
+    "v_xor_b32": lambda a, b: a ^ b,
+    "v_lshlrev_b32": lambda a, b: b << (a & 31),
+    "v_lshrrev_b32": lambda a, b: b >> (a & 31),
+    "v_ashrrev_i32": lambda a, b: signed(b) >> (a & 31),
+    "v_add3_u32": lambda a, b, c: a + b + c,
+    "v_lshl_add_u32": lambda a, b, c: (a << (b & 31)) + c,
+    "v_add_lshl_u32": lambda a, b, c: (a + b) << (c & 31),
+    "v_lshl_or_b32": lambda a, b, c: a << (b & 31) | c,
+    "v_and_or_b32": lambda a, b, c: a & b | c,
+    "v_or3_b32": lambda a, b, c: a | b | c,
+    "v_xad_u32": lambda a, b, c: (a ^ b) + c,
+    "v_bfi_b32": lambda a, b, c: a & b | ~a & c,
+    "v_bfe_u32": bfe,
+    "v_bfe_i32": lambda a, b, c: signed(bfe(a, b, c), c & 31) if c & 31 else 0,
+    "v_perm_b32": perm,
+    "v_alignbit_b32": lambda a, b, c: (a << 32 | b) >> (c & 31),
+    "v_mul_u32_u24": lambda a, b: small(a) * small(b),
     "v_mad_u32_u24": lambda a, b, c: small(a) * small(b) + c,
     "v_mul_i32_i24": lambda a, b: signed(a, 24) * signed(b, 24),
     "v_mad_i32_i24": lambda a, b, c: signed(a, 24) * signed(b, 24) + c,
     "v_min3_i32": lambda a, b, c: min(signed(a), signed(b), signed(c)),
-    "v_min_i32": lambda a, b: min(signed(a), signed(b)), "v_max_i32": lambda a, b: max(signed(a), signed(b)),
-    "v_min_u32": min, "v_max_u32": max, "v_add_u16": lambda a, b: (a + b) & 0xFFFF,
-    "v_sub_u16": lambda a, b: (a - b) & 0xFFFF, "v_mul_lo_u16": lambda a, b: a * b & 0xFFFF,
-    "v_mad_u16": lambda a, b, c: (a * b + c) & 0xFFFF, "v_lshlrev_b16": lambda a, b: (b << (a & 15)) & 0xFFFF,
+    "v_min_i32": lambda a, b: min(signed(a), signed(b)),
+    "v_max_i32": lambda a, b: max(signed(a), signed(b)),
+    "v_min_u32": min,
+    "v_max_u32": max,
+    "v_add_u16": lambda a, b: (a + b) & 0xFFFF,
+    "v_sub_u16": lambda a, b: (a - b) & 0xFFFF,
+    "v_mul_lo_u16": lambda a, b: a * b & 0xFFFF,
+    "v_mad_u16": lambda a, b, c: (a * b + c) & 0xFFFF,
+    "v_lshlrev_b16": lambda a, b: (b << (a & 15)) & 0xFFFF,
     "v_lshrrev_b16": lambda a, b: (b & 0xFFFF) >> (a & 15),
     "v_ashrrev_i16": lambda a, b: signed(b, 16) >> (a & 15) & 0xFFFF,
     "v_pack_b32_f16": lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16,
-    "v_cvt_f32_i32": lambda a: bits32(float(signed(a))), "v_cvt_f32_u32": lambda a: bits32(float(a)),
+    "v_cvt_f32_i32": lambda a: bits32(float(signed(a))),
+    "v_cvt_f32_u32": lambda a: bits32(float(a)),
     "v_cvt_u32_f32": lambda a: truncated(f32(a), 0, ONES),
     "v_cvt_i32_f32": lambda a: truncated(f32(a), -(2**31), 2**31 - 1),
-}  # fmt: skip
+}
 
 
 def listed(count):
@@ -235,15 +303,26 @@ def median(a, b, c):
 
 
 FLOATS = {
-    "v_add_f32": sum_bits, "v_sub_f32": lambda a, b: bits32(a - b), "v_subrev_f32": lambda a, b: bits32(b - a),
-    "v_mul_f32": lambda a, b: bits32(a * b), "v_fma_f32": fused, "v_max_f32": lambda a, b: bits32(fmax(a, b)),
-    "v_min_f32": lambda a, b: bits32(fmin(a, b)), "v_max3_f32": lambda a, b, c: bits32(fmax(fmax(a, b), c)),
-    "v_min3_f32": lambda a, b, c: bits32(fmin(fmin(a, b), c)), "v_med3_f32": lambda a, b, c: bits32(median(a, b, c)),
-    "v_rndne_f32": whole(round), "v_floor_f32": whole(math.floor), "v_trunc_f32": whole(math.trunc),
-    "v_exp_f32": trans(math.exp2), "v_log_f32": trans(log2, lambda a: a >= 0),
-    "v_rcp_f32": trans(inverse), "v_rcp_iflag_f32": trans(inverse), "v_sqrt_f32": trans(math.sqrt, lambda a: a >= 0),
+    "v_add_f32": sum_bits,
+    "v_sub_f32": lambda a, b: bits32(a - b),
+    "v_subrev_f32": lambda a, b: bits32(b - a),
+    "v_mul_f32": lambda a, b: bits32(a * b),
+    "v_fma_f32": fused,
+    "v_max_f32": lambda a, b: bits32(fmax(a, b)),
+    "v_min_f32": lambda a, b: bits32(fmin(a, b)),
+    "v_max3_f32": lambda a, b, c: bits32(fmax(fmax(a, b), c)),
+    "v_min3_f32": lambda a, b, c: bits32(fmin(fmin(a, b), c)),
+    "v_med3_f32": lambda a, b, c: bits32(median(a, b, c)),
+    "v_rndne_f32": whole(round),
+    "v_floor_f32": whole(math.floor),
+    "v_trunc_f32": whole(math.trunc),
+    "v_exp_f32": trans(math.exp2),
+    "v_log_f32": trans(log2, lambda a: a >= 0),
+    "v_rcp_f32": trans(inverse),
+    "v_rcp_iflag_f32": trans(inverse),
+    "v_sqrt_f32": trans(math.sqrt, lambda a: a >= 0),
     "v_rsq_f32": trans(lambda a: inverse(math.sqrt(a)), lambda a: a >= 0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", covers(FLOATS))
@@ -283,9 +362,12 @@ def test_ldexp():
     check(got, want, "v_ldexp_f32", same_floats)
 
 
-HALVES = {"v_mul_f16": lambda a, b: bits16(a * b), "v_add_f16": lambda a, b: bits16(a + b),
-          "v_sub_f16": lambda a, b: bits16(a - b),
-          "v_max_f16": lambda a, b: bits16(fmax(a, b))}  # fmt: skip
+HALVES = {
+    "v_mul_f16": lambda a, b: bits16(a * b),
+    "v_add_f16": lambda a, b: bits16(a + b),
+    "v_sub_f16": lambda a, b: bits16(a - b),
+    "v_max_f16": lambda a, b: bits16(fmax(a, b)),
+}
 
 
 @pytest.mark.parametrize("name", covers(HALVES))
@@ -320,8 +402,12 @@ def test_conversions_as_torch_does_them():
     assert np.array_equal(got, want, equal_nan=True)
 
 
-FLOAT8 = {("fp8", "gfx942"): torch.float8_e4m3fnuz, ("fp8", "gfx950"): torch.float8_e4m3fn,
-          ("bf8", "gfx942"): torch.float8_e5m2fnuz, ("bf8", "gfx950"): torch.float8_e5m2}  # fmt: skip
+FLOAT8 = {
+    ("fp8", "gfx942"): torch.float8_e4m3fnuz,
+    ("fp8", "gfx950"): torch.float8_e4m3fn,
+    ("bf8", "gfx942"): torch.float8_e5m2fnuz,
+    ("bf8", "gfx950"): torch.float8_e5m2,
+}
 
 
 @pytest.mark.parametrize(("kind", "arch"), FLOAT8)
@@ -380,7 +466,7 @@ WIDE = {
     "v_lshlrev_b64": ("v[4:5], v1, v[6:7]", lambda a, b, c: a << (b & 63)),
     "v_lshrrev_b64": ("v[4:5], v1, v[6:7]", lambda a, b, c: a >> (b & 63)),
     "v_ashrrev_i64": ("v[4:5], v1, v[6:7]", lambda a, b, c: signed(a, 64) >> (b & 63)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", covers(WIDE))
@@ -394,10 +480,17 @@ def test_64_bits(name):
     assert got == want
 
 
-ORDERS = {"lt": lambda a, b: a < b, "eq": lambda a, b: a == b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b,
-          "ne": lambda a, b: a != b, "ge": lambda a, b: a >= b, "lg": lambda a, b: a < b or a > b,
-          "o": lambda a, b: not (math.isnan(a) or math.isnan(b)),
-          "u": lambda a, b: math.isnan(a) or math.isnan(b)}  # fmt: skip
+ORDERS = {
+    "lt": lambda a, b: a < b,
+    "eq": lambda a, b: a == b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ne": lambda a, b: a != b,
+    "ge": lambda a, b: a >= b,
+    "lg": lambda a, b: a < b or a > b,
+    "o": lambda a, b: not (math.isnan(a) or math.isnan(b)),
+    "u": lambda a, b: math.isnan(a) or math.isnan(b),
+}
 
 
 def ordered(name):
@@ -405,9 +498,16 @@ def ordered(name):
     return ORDERS[name] if name in ORDERS else lambda a, b: not ORDERS[name[1:]](a, b)
 
 
-READ = {"i32": signed, "u32": lambda x: x, "i64": lambda x: signed(x, 64), "u64": lambda x: x,
-        "i16": lambda x: signed(x, 16),
-        "u16": lambda x: x & 0xFFFF, "f32": f32, "f16": f16}  # fmt: skip
+READ = {
+    "i32": signed,
+    "u32": lambda x: x,
+    "i64": lambda x: signed(x, 64),
+    "u64": lambda x: x,
+    "i16": lambda x: signed(x, 16),
+    "u16": lambda x: x & 0xFFFF,
+    "f32": f32,
+    "f16": f16,
+}
 
 
 @pytest.mark.parametrize("name", covers(sorted(each for each in MNEMONICS if each.startswith("v_cmp_"))))
@@ -436,14 +536,17 @@ def flbit(a):
 
 
 SCALAR = {  # of a and b: the result, and SCC or None for as it was
-    "s_add_u32": lambda a, b: (a + b, a + b > ONES), "s_sub_u32": lambda a, b: (a - b, a < b),
+    "s_add_u32": lambda a, b: (a + b, a + b > ONES),
+    "s_sub_u32": lambda a, b: (a - b, a < b),
     "s_add_i32": lambda a, b: (a + b, overflow(signed(a) + signed(b))),
     "s_sub_i32": lambda a, b: (a - b, overflow(signed(a) - signed(b))),
-    "s_mul_i32": lambda a, b: (a * b, None), "s_mul_hi_u32": lambda a, b: (a * b >> 32, None),
+    "s_mul_i32": lambda a, b: (a * b, None),
+    "s_mul_hi_u32": lambda a, b: (a * b >> 32, None),
     "s_mul_hi_i32": lambda a, b: (signed(a) * signed(b) >> 32, None),
     "s_min_i32": lambda a, b: (min(signed(a), signed(b)), signed(a) < signed(b)),
     "s_max_i32": lambda a, b: (max(signed(a), signed(b)), signed(a) > signed(b)),
-    "s_min_u32": lambda a, b: (min(a, b), a < b), "s_max_u32": lambda a, b: (max(a, b), a > b),
+    "s_min_u32": lambda a, b: (min(a, b), a < b),
+    "s_max_u32": lambda a, b: (max(a, b), a > b),
     "s_lshl_b32": lambda a, b: (x := a << (b & 31) & ONES, x != 0),
     "s_lshr_b32": lambda a, b: (x := a >> (b & 31), x != 0),
     "s_ashr_i32": lambda a, b: (x := signed(a) >> (b & 31), x != 0),
@@ -451,17 +554,22 @@ SCALAR = {  # of a and b: the result, and SCC or None for as it was
     "s_bfe_i32": lambda a, b: (x := signed(bfe(a, b, b >> 16), b >> 16 & 31) if b >> 16 & 31 else 0, x != 0),
     **{f"s_lshl{k}_add_u32": lambda a, b, k=k: ((a << k) + b, (a << k) + b > ONES) for k in (1, 2, 3, 4)},
     "s_pack_ll_b32_b16": lambda a, b: (a & 0xFFFF | (b & 0xFFFF) << 16, None),
-    "s_flbit_i32": lambda a, _: (flbit(a), None), "s_not_b32": lambda a, _: (x := ~a & ONES, x != 0),
+    "s_flbit_i32": lambda a, _: (flbit(a), None),
+    "s_not_b32": lambda a, _: (x := ~a & ONES, x != 0),
     "s_brev_b32": lambda a, _: (int(f"{a:032b}"[::-1], 2), None),
     "s_abs_i32": lambda a, _: (x := abs(signed(a)), x != 0),
-    "s_sext_i32_i16": lambda a, _: (signed(a, 16), None), "s_sext_i32_i8": lambda a, _: (signed(a, 8), None),
+    "s_sext_i32_i16": lambda a, _: (signed(a, 16), None),
+    "s_sext_i32_i8": lambda a, _: (signed(a, 8), None),
     "s_mov_b32": lambda a, _: (a, None),
-    "s_and_b32": lambda a, b: (a & b, a & b != 0), "s_or_b32": lambda a, b: (a | b, a | b != 0),
-    "s_xor_b32": lambda a, b: (a ^ b, a ^ b != 0), "s_andn2_b32": lambda a, b: (a & ~b, a & ~b != 0),
+    "s_and_b32": lambda a, b: (a & b, a & b != 0),
+    "s_or_b32": lambda a, b: (a | b, a | b != 0),
+    "s_xor_b32": lambda a, b: (a ^ b, a ^ b != 0),
+    "s_andn2_b32": lambda a, b: (a & ~b, a & ~b != 0),
     "s_orn2_b32": lambda a, b: (x := (a | ~b) & ONES, x != 0),
     "s_nand_b32": lambda a, b: (x := ~(a & b) & ONES, x != 0),
-    "s_nor_b32": lambda a, b: (x := ~(a | b) & ONES, x != 0), "s_xnor_b32": lambda a, b: (x := ~(a ^ b) & ONES, x != 0),
-}  # fmt: skip
+    "s_nor_b32": lambda a, b: (x := ~(a | b) & ONES, x != 0),
+    "s_xnor_b32": lambda a, b: (x := ~(a ^ b) & ONES, x != 0),
+}
 ONE_SOURCE = ("s_flbit_i32", "s_not_b32", "s_brev_b32", "s_abs_i32", "s_sext_i32_i16", "s_sext_i32_i8", "s_mov_b32")
 SA, SB, SC, SD = (np.array(each, np.uint32) for each in (*LISTS, LISTS[0][::-1]))
 SCC = np.arange(256) % 2 == 1
@@ -503,10 +611,16 @@ PAIRS = [(a | b << 32, c | d << 32) for a, b, c, d in zip(LISTS[0], LISTS[2], LI
 
 
 def test_scalar_64_bits():
-    logic = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
-             "andn2": lambda a, b: a & ~b,
-             "orn2": lambda a, b: a | ~b, "nand": lambda a, b: ~(a & b), "nor": lambda a, b: ~(a | b),
-             "xnor": lambda a, b: ~(a ^ b)}  # fmt: skip
+    logic = {
+        "and": lambda a, b: a & b,
+        "or": lambda a, b: a | b,
+        "xor": lambda a, b: a ^ b,
+        "andn2": lambda a, b: a & ~b,
+        "orn2": lambda a, b: a | ~b,
+        "nand": lambda a, b: ~(a & b),
+        "nor": lambda a, b: ~(a | b),
+        "xnor": lambda a, b: ~(a ^ b),
+    }
     cases = {f"s_{name}_b64 s[10:11], s[2:3], s[4:5]": function for name, function in logic.items()}
     cases["s_not_b64 s[10:11], s[2:3]"] = lambda a, _: ~a
     cases["s_lshl_b64 s[10:11], s[2:3], s4"] = lambda a, b: a << (b & 63)
@@ -565,11 +679,12 @@ CARRIES = {
     "v_addc_co_u32": ("v4, s[2:3], v1, v2, s[4:5]", lambda a, b, c, i: (a + b + i, a + b + i > ONES)),
     "v_subb_co_u32": ("v4, s[2:3], v1, v2, s[4:5]", lambda a, b, c, i: (a - b - i, a < b + i)),
     "v_subbrev_co_u32": ("v4, s[2:3], v1, v2, s[4:5]", lambda a, b, c, i: (b - a - i, b < a + i)),
-    "v_mad_u64_u32": ("v[4:5], s[2:3], v1, v2, v[2:3]",
-                      lambda a, b, c, i: (x := a * b + (b | c << 32), x >> 64 != 0)),
-    "v_mad_i64_i32": ("v[4:5], s[2:3], v1, v2, v[2:3]",
-                      lambda a, b, c, i: (x := signed(a) * signed(b) + signed(b | c << 32, 64), x != signed(x, 64))),
-}  # fmt: skip
+    "v_mad_u64_u32": ("v[4:5], s[2:3], v1, v2, v[2:3]", lambda a, b, c, i: (x := a * b + (b | c << 32), x >> 64 != 0)),
+    "v_mad_i64_i32": (
+        "v[4:5], s[2:3], v1, v2, v[2:3]",
+        lambda a, b, c, i: (x := signed(a) * signed(b) + signed(b | c << 32, 64), x != signed(x, 64)),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", covers(CARRIES))
@@ -597,13 +712,16 @@ def halves(x, low, high):
 
 
 PACKED = {
-    "v_pk_add_f16": lambda a, b: bits16(f16(a) + f16(b)), "v_pk_mul_f16": lambda a, b: bits16(f16(a) * f16(b)),
+    "v_pk_add_f16": lambda a, b: bits16(f16(a) + f16(b)),
+    "v_pk_mul_f16": lambda a, b: bits16(f16(a) * f16(b)),
     "v_pk_max_f16": lambda a, b: bits16(fmax(f16(a), f16(b))),
     "v_pk_min_f16": lambda a, b: bits16(fmin(f16(a), f16(b))),
     "v_pk_ashrrev_i16": lambda a, b: signed(b, 16) >> (a & 15) & 0xFFFF,
-    "v_pk_lshlrev_b16": lambda a, b: b << (a & 15) & 0xFFFF, "v_pk_lshrrev_b16": lambda a, b: b >> (a & 15),
-    "v_pk_add_u16": lambda a, b: a + b & 0xFFFF, "v_pk_mul_lo_u16": lambda a, b: a * b & 0xFFFF,
-}  # fmt: skip
+    "v_pk_lshlrev_b16": lambda a, b: b << (a & 15) & 0xFFFF,
+    "v_pk_lshrrev_b16": lambda a, b: b >> (a & 15),
+    "v_pk_add_u16": lambda a, b: a + b & 0xFFFF,
+    "v_pk_mul_lo_u16": lambda a, b: a * b & 0xFFFF,
+}
 
 
 @pytest.mark.parametrize("name", covers(PACKED))
@@ -742,8 +860,16 @@ def test_swizzle(control):
 
 
 def test_other_lanes():
-    covers(["ds_bpermute_b32", "v_readlane_b32", "v_writelane_b32", "v_readfirstlane_b32", "v_permlane16_swap_b32",
-            "v_permlane32_swap_b32"])  # fmt: skip
+    covers(
+        [
+            "ds_bpermute_b32",
+            "v_readlane_b32",
+            "v_writelane_b32",
+            "v_readfirstlane_b32",
+            "v_permlane16_swap_b32",
+            "v_permlane32_swap_b32",
+        ]
+    )
     off = np.zeros((WAVES, 64), bool)
     off[:, :3] = True
     group = run("ds_bpermute_b32 v4, v1, v2\ns_waitcnt lgkmcnt(0)", {1: A, 2: B, 4: C}, off=off)
@@ -804,8 +930,11 @@ def test_matrix_products(name):
             depth = lane // side * width + j
             registers[0][:, lane, j], registers[1][:, lane, j] = a[:, lane % side, depth], b[:, depth, lane % side]
     count = side * side // 64
-    places = {(r, lane): (64 // side * 4 * (r // 4) + 4 * (lane // side) + r % 4, lane % side)
-              for r in range(count) for lane in range(64)}  # fmt: skip
+    places = {
+        (r, lane): (64 // side * 4 * (r // 4) + 4 * (lane // side) + r % 4, lane % side)
+        for r in range(count)
+        for lane in range(64)
+    }
     assert len(set(places.values())) == side * side
     added = np.zeros((count, 2, 64), np.float32)
     for (r, lane), (row, column) in places.items():
@@ -841,9 +970,15 @@ def test_one_rounding_of_a_sum_in_a_matrix_product():
 
 PLACE = np.stack([np.random.default_rng(w).permutation(64) for w in range(WAVES)]).astype(np.uint32)
 LDS = {  # bytes of each of its parts, step between them
-    "ds_{}_b32": [4], "ds_{}_b64": [8], "ds_{}_b96": [12], "ds_{}_b128": [16],
-    "ds_{}2_b32": [4, 4], "ds_{}2_b64": [8, 8], "ds_{}2st64_b32": [4, 4], "ds_{}2st64_b64": [8, 8],
-}  # fmt: skip
+    "ds_{}_b32": [4],
+    "ds_{}_b64": [8],
+    "ds_{}_b96": [12],
+    "ds_{}_b128": [16],
+    "ds_{}2_b32": [4, 4],
+    "ds_{}2_b64": [8, 8],
+    "ds_{}2st64_b32": [4, 4],
+    "ds_{}2st64_b64": [8, 8],
+}
 
 
 @pytest.mark.parametrize("form", LDS)
@@ -864,8 +999,9 @@ def test_lds_words(form):
     at = np.broadcast_to(np.arange(64, dtype=np.uint32) * pitch, A.shape)
     group = run(
         f"{write} v1, {sources} {offsets}\ns_waitcnt lgkmcnt(0)\n{read} {target}, v2 {offsets}\ns_waitcnt lgkmcnt(0)",
-        {1: at, 2: PLACE * np.uint32(pitch)} | words, lds_bytes=65536,
-    )  # fmt: skip
+        {1: at, 2: PLACE * np.uint32(pitch)} | words,
+        lds_bytes=65536,
+    )
     memory = group.machine.lds.bytes.reshape(WAVES, -1)
     for w in range(WAVES):
         for lane in range(64):
@@ -877,12 +1013,17 @@ def test_lds_words(form):
                 assert got == [int(words[10 + k * size // 4 + j][w, other]) for j in range(size // 4)]
 
 
-@pytest.mark.parametrize(("name", "oracle"), [
-    ("ds_read_u8", lambda x, old: x & 255), ("ds_read_i8", lambda x, old: signed(x, 8)),
-    ("ds_read_u16", lambda x, old: x & 0xFFFF), ("ds_read_i16", lambda x, old: signed(x, 16)),
-    ("ds_read_u16_d16", lambda x, old: old & 0xFFFF0000 | x & 0xFFFF),
-    ("ds_read_u16_d16_hi", lambda x, old: old & 0xFFFF | (x & 0xFFFF) << 16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "oracle"),
+    [
+        ("ds_read_u8", lambda x, old: x & 255),
+        ("ds_read_i8", lambda x, old: signed(x, 8)),
+        ("ds_read_u16", lambda x, old: x & 0xFFFF),
+        ("ds_read_i16", lambda x, old: signed(x, 16)),
+        ("ds_read_u16_d16", lambda x, old: old & 0xFFFF0000 | x & 0xFFFF),
+        ("ds_read_u16_d16_hi", lambda x, old: old & 0xFFFF | (x & 0xFFFF) << 16),
+    ],
+)
 def test_lds_parts_read(name, oracle):
     covers([name])
     at = np.broadcast_to(np.arange(64, dtype=np.uint32) * 8, A.shape)
@@ -893,9 +1034,10 @@ def test_lds_parts_read(name, oracle):
     assert group.V[4].ravel().tolist() == want
 
 
-@pytest.mark.parametrize(("name", "size", "shift"), [("ds_write_b8", 1, 0), ("ds_write_b8_d16_hi", 1, 16),
-    ("ds_write_b16", 2, 0),
-                                                      ("ds_write_b16_d16_hi", 2, 16)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "size", "shift"),
+    [("ds_write_b8", 1, 0), ("ds_write_b8_d16_hi", 1, 16), ("ds_write_b16", 2, 0), ("ds_write_b16_d16_hi", 2, 16)],
+)
 def test_lds_parts_written(name, size, shift):
     covers([name])
     at = np.broadcast_to(np.arange(64, dtype=np.uint32) * 8, A.shape)
@@ -928,8 +1070,11 @@ def test_transposed_read(bits):
     group = run(lines, {1: at, 2: A, 3: B}, arch="gfx950")
     for w in range(WAVES):
         for group_of in range(4):
-            stored = [(int(A[w, lane]) | int(B[w, lane]) << 32) >> bits * j & mask
-                      for lane in range(16 * group_of, 16 * group_of + 16) for j in range(rows)]  # fmt: skip
+            stored = [
+                (int(A[w, lane]) | int(B[w, lane]) << 32) >> bits * j & mask
+                for lane in range(16 * group_of, 16 * group_of + 16)
+                for j in range(rows)
+            ]
             for k in range(16):
                 lane = 16 * group_of + k
                 got = int(group.V[4][w, lane]) | int(group.V[5][w, lane]) << 32
@@ -942,11 +1087,13 @@ covers(["ds_read_b64_tr_b8", "ds_read_b64_tr_b16"])
 
 
 GLOBAL = {
-    "load_ubyte": lambda x, old: x & 255, "load_sbyte": lambda x, old: signed(x, 8),
+    "load_ubyte": lambda x, old: x & 255,
+    "load_sbyte": lambda x, old: signed(x, 8),
     "load_ushort": lambda x, old: x & 0xFFFF,
-    "load_sshort": lambda x, old: signed(x, 16), "load_short_d16": lambda x, old: old & 0xFFFF0000 | x & 0xFFFF,
+    "load_sshort": lambda x, old: signed(x, 16),
+    "load_short_d16": lambda x, old: old & 0xFFFF0000 | x & 0xFFFF,
     "load_short_d16_hi": lambda x, old: old & 0xFFFF | (x & 0xFFFF) << 16,
-}  # fmt: skip
+}
 
 
 def in_memory(lines, values):
@@ -1037,13 +1184,17 @@ def test_scalar_loads(count):
 # Control
 
 
-@pytest.mark.parametrize(("branch", "setup", "taken"), [
-    ("scc0", "s_cmp_eq_u32 s2, 5", lambda x: x != 5), ("scc1", "s_cmp_eq_u32 s2, 5", lambda x: x == 5),
-    ("vccz", "s_and_b64 vcc, s[2:3], 1", lambda x: x & 1 == 0),
-    ("vccnz", "s_and_b64 vcc, s[2:3], 1", lambda x: x & 1 == 1),
-    ("execz", "s_and_b64 exec, s[2:3], 1", lambda x: x & 1 == 0),
-    ("execnz", "s_and_b64 exec, s[2:3], 1", lambda x: x & 1 == 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("branch", "setup", "taken"),
+    [
+        ("scc0", "s_cmp_eq_u32 s2, 5", lambda x: x != 5),
+        ("scc1", "s_cmp_eq_u32 s2, 5", lambda x: x == 5),
+        ("vccz", "s_and_b64 vcc, s[2:3], 1", lambda x: x & 1 == 0),
+        ("vccnz", "s_and_b64 vcc, s[2:3], 1", lambda x: x & 1 == 1),
+        ("execz", "s_and_b64 exec, s[2:3], 1", lambda x: x & 1 == 0),
+        ("execnz", "s_and_b64 exec, s[2:3], 1", lambda x: x & 1 == 1),
+    ],
+)
 def test_branches(branch, setup, taken):
 
     from amdgcn.memory import Memory

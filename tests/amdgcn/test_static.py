@@ -272,8 +272,14 @@ def test_a_damaged_launch_is_not_known_and_is_deleted(name, tmp_path):
 
 def test_passes_follow_the_flops():
     rate = {"f16": 512, "f32": 64, "xf32": 256}  # per cycle and SIMD: MI300X data sheet / 304 compute units / 4 SIMDs
-    for name, kind in (("32x32x8_f16", "f16"), ("16x16x16_f16", "f16"), ("32x32x2_f32", "f32"), ("16x16x4_f32", "f32"),
-                       ("16x16x8_xf32", "xf32"), ("32x32x4_xf32", "xf32")):  # fmt: skip
+    for name, kind in (
+        ("32x32x8_f16", "f16"),
+        ("16x16x16_f16", "f16"),
+        ("32x32x2_f32", "f32"),
+        ("16x16x4_f32", "f32"),
+        ("16x16x8_xf32", "xf32"),
+        ("32x32x4_xf32", "xf32"),
+    ):
         rows, columns, k = map(int, re.findall(r"\d+", name.split("_")[0]))
         assert passes(f"v_mfma_f32_{name}") == (rows * columns * k * 2 // rate[kind] // 4, kind != "f32")
 

@@ -18,9 +18,19 @@ from hilgate.buildkite.steps import pipeline_yaml
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAMES = ("BUILDKITE_BRANCH", "BUILDKITE_MESSAGE", "BUILDKITE_PULL_REQUEST", "BUILDKITE_PULL_REQUEST_BASE_BRANCH",
-         "BUILDKITE_TAG", "BUILDKITE_BUILD_AUTHOR", "BUILDKITE_UNBLOCKER", "BUILDKITE_UNBLOCKER_EMAIL",
-         "HILGATE_PROFILE", "BUILDKITE_BUILD_CREATOR_EMAIL", "HILGATE_FLOW")  # fmt: skip
+NAMES = (
+    "BUILDKITE_BRANCH",
+    "BUILDKITE_MESSAGE",
+    "BUILDKITE_PULL_REQUEST",
+    "BUILDKITE_PULL_REQUEST_BASE_BRANCH",
+    "BUILDKITE_TAG",
+    "BUILDKITE_BUILD_AUTHOR",
+    "BUILDKITE_UNBLOCKER",
+    "BUILDKITE_UNBLOCKER_EMAIL",
+    "HILGATE_PROFILE",
+    "BUILDKITE_BUILD_CREATOR_EMAIL",
+    "HILGATE_FLOW",
+)
 
 
 @pytest.mark.parametrize("form", ["$(touch {0})", "`touch {0}`", "; touch {0} #", "'; touch {0}; '", '"; touch {0}; "'])

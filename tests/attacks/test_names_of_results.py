@@ -41,8 +41,15 @@ HONEST = [
     Upload("two-cpu", "results/jobs/two-cpu/results.jsonl", "honest"),
     Upload("one-cpu-recheck", "results/jobs/one-cpu.recheck/results.jsonl", "honest"),
 ]
-UP = ((1, "one-cpu/results.jsonl"), (1, "one-cpu/health-before.json"), (1, "two-cpu/results.jsonl"), (2, "plan.json"),
-      (3, ".git/config"), (4, "above"), (40, "etc/passwd"))  # fmt: skip
+UP = (
+    (1, "one-cpu/results.jsonl"),
+    (1, "one-cpu/health-before.json"),
+    (1, "two-cpu/results.jsonl"),
+    (2, "plan.json"),
+    (3, ".git/config"),
+    (4, "above"),
+    (40, "etc/passwd"),
+)
 FORGED = [
     Upload("evil-cpu", "results/jobs/evil-cpu/" + f"{'x/' * n}{'../' * (n + up)}{name}".replace("/", "\\"), "forged")
     for n in (1, 2, 9)

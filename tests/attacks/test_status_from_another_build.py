@@ -82,10 +82,20 @@ def queued(change: Project) -> dict[str, str]:
     ahead = change.commit()
     change.write("tests/test_c.py", "def test_c():\n    assert True\n")
     change.commit()
-    git(change.theirs, "push", "-qf", "origin", f"{ahead}:refs/heads/{QUEUE}/main/pr-7",
-        f"HEAD:refs/heads/{QUEUE}/main/pr-8")  # fmt: skip
-    return change.env(**BRANCH, BUILDKITE_BRANCH=f"{QUEUE}/main/pr-8", BUILDKITE_MERGE_QUEUE_BASE_BRANCH="main",
-                      BUILDKITE_MERGE_QUEUE_BASE_COMMIT=ahead)  # fmt: skip
+    git(
+        change.theirs,
+        "push",
+        "-qf",
+        "origin",
+        f"{ahead}:refs/heads/{QUEUE}/main/pr-7",
+        f"HEAD:refs/heads/{QUEUE}/main/pr-8",
+    )
+    return change.env(
+        **BRANCH,
+        BUILDKITE_BRANCH=f"{QUEUE}/main/pr-8",
+        BUILDKITE_MERGE_QUEUE_BASE_BRANCH="main",
+        BUILDKITE_MERGE_QUEUE_BASE_COMMIT=ahead,
+    )
 
 
 def test_a_merge_queue_is_compared_with_what_is_ahead_or_has_merged(change: Project) -> None:

@@ -185,8 +185,18 @@ def test_watch_is_red_while_the_settings_differ(
         buildkite.answer(200, [rest.build(1, state="running")])
         buildkite.answer(200, [])
         buildkite.answer(200, [rest.build(2 + n, state="passed", env=env) for n, env in enumerate(kinds)])
-        done = plans.hilgate(root, "watch", "--organization", "acme", "--pipeline", "rocm", "--repository", "acme/rocm",
-                             BUILDKITE_API_TOKEN=rest.TOKEN, HILGATE_GITHUB_TOKEN="reader")  # fmt: skip
+        done = plans.hilgate(
+            root,
+            "watch",
+            "--organization",
+            "acme",
+            "--pipeline",
+            "rocm",
+            "--repository",
+            "acme/rocm",
+            BUILDKITE_API_TOKEN=rest.TOKEN,
+            HILGATE_GITHUB_TOKEN="reader",
+        )
     assert done.returncode == (0 if pinned else 1), done.stderr
     assert ("integration_id" in done.stdout) is not pinned
     assert "reader" not in done.stdout

@@ -48,10 +48,18 @@ def test_a_name_of_the_changed_files_that_is_nowhere_is_told(change: Project) ->
 
 @pytest.mark.parametrize(
     "path",
-    ["docker/LICENSE/apt.sh", "evals/hileval.md/rule.py", ".github/workflows/x.md/y.yml", "ci/x.png/hook",
-     "tests/test_a.py/helper.py", "kernels/pagedkv/reference.py/x", "kernels/pagedkv/.gitattributes",
-     "benchmarks/.gitattributes", ".gitmodules"],
-)  # fmt: skip
+    [
+        "docker/LICENSE/apt.sh",
+        "evals/hileval.md/rule.py",
+        ".github/workflows/x.md/y.yml",
+        "ci/x.png/hook",
+        "tests/test_a.py/helper.py",
+        "kernels/pagedkv/reference.py/x",
+        "kernels/pagedkv/.gitattributes",
+        "benchmarks/.gitattributes",
+        ".gitmodules",
+    ],
+)
 def test_a_folder_that_looks_like_a_page_or_a_test_is_protected_like_any_other(path: str) -> None:
     entry = protected.entry_for(ENTRIES, path)
     assert entry is not None

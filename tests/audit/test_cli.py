@@ -92,10 +92,17 @@ def test_the_report_fits_80_columns_and_shows_what_is_not_green():
     numbers |= {"loads_x4": 1, "loads_x2": 0, "narrow_loads": 320, "vgpr": 512, "vgpr_spills": 168, "sgpr_spills": 22}
     numbers |= {"lds_bytes": 262144, "lds_limit_bytes": 65536, "waves_per_simd": 0.5}
     labels = {
-        "arch": "gfx942", "kernel": "kernel_with_a_name_far_too_long_for_this", "side": "ours", "operation": "decode",
-        "head_size": "256", "block_size": "2048", "tile": "128", "layout": "interleaved", "dtype": "bfloat16",
+        "arch": "gfx942",
+        "kernel": "kernel_with_a_name_far_too_long_for_this",
+        "side": "ours",
+        "operation": "decode",
+        "head_size": "256",
+        "block_size": "2048",
+        "tile": "128",
+        "layout": "interleaved",
+        "dtype": "bfloat16",
         "cache": "small",
-    }  # fmt: skip
+    }
     findings = [
         Finding(f"gfx942/ours/{name}", "fail", message="word " * 60, labels=labels, numbers=numbers) for name in "xy"
     ]

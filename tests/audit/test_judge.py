@@ -148,21 +148,32 @@ GOOD = "compiles and fits"
 CONFIGURATIONS = [
     pytest.param({"a": GOOD, "b": GOOD}, {}, "pass pass pass", {}, id="what compiles and fits"),
     pytest.param(
-        {"a": GOOD, "b": CRASHED}, {}, "pass fail pass",
+        {"a": GOOD, "b": CRASHED},
+        {},
+        "pass fail pass",
         {"b": "nobody declared: RuntimeError: PassManager::run failed; the compiler printed: Canon"},
         id="a crash that nobody declared: the autotuner compiles every configuration and catches no such error",
     ),
     pytest.param(
-        {"a": CRASHED, "b": CRASHED}, {"declared": DECLARED}, "pass pass pass",
-        {"kernel": "none of 2 configurations.*a pointer in an if"}, id="declared crashes",
+        {"a": CRASHED, "b": CRASHED},
+        {"declared": DECLARED},
+        "pass pass pass",
+        {"kernel": "none of 2 configurations.*a pointer in an if"},
+        id="declared crashes",
     ),
     pytest.param(
-        {"a": CRASHED, "b": GOOD, "c": TOO_LARGE}, {"declared": DECLARED}, "pass fail fail pass",
-        {"b": "remove the declaration"}, id="a declared crash that does not happen",
+        {"a": CRASHED, "b": GOOD, "c": TOO_LARGE},
+        {"declared": DECLARED},
+        "pass fail fail pass",
+        {"b": "remove the declaration"},
+        id="a declared crash that does not happen",
     ),
     pytest.param(
-        {"a": RuntimeError("out of registers")}, {"declared": DECLARED}, "fail pass",
-        {"a": "otherwise than declared"}, id="another crash than the declared one",
+        {"a": RuntimeError("out of registers")},
+        {"declared": DECLARED},
+        "fail pass",
+        {"a": "otherwise than declared"},
+        id="another crash than the declared one",
     ),
     pytest.param(
         {"a": CRASHED}, {"declared": DECLARED, "arch": "gfx950"}, "fail fail", {}, id="declared for another arch"
@@ -172,16 +183,17 @@ CONFIGURATIONS = [
     ),
     pytest.param({"a": GOOD, "b": TOO_LARGE}, {}, "pass pass pass", {}, id="an autotuner drops what is too large"),
     pytest.param(
-        {"a": GOOD, "b": TOO_LARGE}, {"tuned": False}, "pass fail pass", {"b": "98304 B of LDS"},
+        {"a": GOOD, "b": TOO_LARGE},
+        {"tuned": False},
+        "pass fail pass",
+        {"b": "98304 B of LDS"},
         id="nothing else drops what is too large",
     ),
-    pytest.param(
-        {"a": TOO_LARGE, "b": TOO_LARGE}, {}, "pass pass fail", {"kernel": "2 oversize"}, id="none that fits"
-    ),
+    pytest.param({"a": TOO_LARGE, "b": TOO_LARGE}, {}, "pass pass fail", {"kernel": "2 oversize"}, id="none that fits"),
     pytest.param({"a": TIMED_OUT}, {"declared": DECLARED}, "inconclusive inconclusive", {}, id="no answer in time"),
     pytest.param({"a": TIMED_OUT, "b": GOOD}, {}, "inconclusive pass pass", {}, id="one that fits, and a timeout"),
     pytest.param({"a": TOO_LARGE}, {"missing": 1}, "pass", {}, id="some of its configurations judge no kernel"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("results", "how", "outcomes", "messages"), CONFIGURATIONS)

@@ -15,14 +15,31 @@ from pagedkv.cache.cache import PagedCache
 
 BY_NAME = {case.name: case for case in cases.CASES}
 KINDS = (
-    "decode bs1 8k", "decode bs64 8k block 784", "decode bs64 8k native 16", "decode bs64 8k native 544",
-    "decode bs64 8k shuffle 784", "decode bs64 8k fp8", "decode bs64 8k fp8 per token", "decode bs32 32k window 4k",
-    "decode bs64 8k softcap sinks", "decode bs64 8k 16 splits", "mixed 32 x 8k + prefill 2k", "prefill 4 x 4k",
-    "gather 262k", "gather 262k native", "gather 262k shuffle", "write 262k block 784", "write 262k native",
-    "write 262k shuffle", "write 262k native runs", "decode bs32 8k 4 tokens",
-    "mla 8 heads bs32 8k fp8", "mla 16 heads bs32 8k block 784", "mla 128 heads bs1 8k",
+    "decode bs1 8k",
+    "decode bs64 8k block 784",
+    "decode bs64 8k native 16",
+    "decode bs64 8k native 544",
+    "decode bs64 8k shuffle 784",
+    "decode bs64 8k fp8",
+    "decode bs64 8k fp8 per token",
+    "decode bs32 32k window 4k",
+    "decode bs64 8k softcap sinks",
+    "decode bs64 8k 16 splits",
+    "mixed 32 x 8k + prefill 2k",
+    "prefill 4 x 4k",
+    "gather 262k",
+    "gather 262k native",
+    "gather 262k shuffle",
+    "write 262k block 784",
+    "write 262k native",
+    "write 262k shuffle",
+    "write 262k native runs",
+    "decode bs32 8k 4 tokens",
+    "mla 8 heads bs32 8k fp8",
+    "mla 16 heads bs32 8k block 784",
+    "mla 128 heads bs1 8k",
     "scan 16 x 512 128 heads d64 n128",
-)  # fmt: skip
+)
 
 
 def small(name: str, **changes: object) -> cases.Case:

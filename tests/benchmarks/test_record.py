@@ -58,9 +58,16 @@ def test_every_key_is_needed(tmp_path, key):
 
 SECOND = json.loads(LINES[1])
 WRONG_TYPES = {
-    "ours_us": True, "spread": [1], "case": 3, "op": "decoding", "peer": None, "yardstick": "reed",
-    "yardstick_rate": None, "versions": {"torch": 2}, "trouble": None,
-}  # fmt: skip
+    "ours_us": True,
+    "spread": [1],
+    "case": 3,
+    "op": "decoding",
+    "peer": None,
+    "yardstick": "reed",
+    "yardstick_rate": None,
+    "versions": {"torch": 2},
+    "trouble": None,
+}
 NOT_FINITE = itertools.product(
     ["ours_us", "spread", "fraction", "rel_error", "yardstick_rate"], [math.nan, math.inf, -math.inf]
 )
@@ -127,6 +134,10 @@ def test_figures_must_follow_from_the_times_and_from_the_case(tmp_path, changes,
 
 def test_a_side_without_a_time_is_read_when_it_says_why(tmp_path):
     wrong = lines()[0] | {
-        "peer_us": None, "peer_spread": None, "peer_rel_error": None, "ratio": None, "trouble": "peer: did not run: x",
-    }  # fmt: skip
+        "peer_us": None,
+        "peer_spread": None,
+        "peer_rel_error": None,
+        "ratio": None,
+        "trouble": "peer: did not run: x",
+    }
     assert record.read(write(tmp_path / "r.jsonl", wrong))[0].record.ratio is None

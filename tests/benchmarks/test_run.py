@@ -86,9 +86,20 @@ def test_record_has_median_spread_and_ratio():
     assert got.trouble == ""
     assert got.goal == "x3", "2 is not 3 times faster"
     assert set(json.loads(got.line())) >= {
-        "case", "ours_us", "spread", "peer", "peer_us", "ratio", "gbps", "fraction", "rel_error", "peer_rel_error",
-        "hardware", "versions", "commit",
-    }  # fmt: skip
+        "case",
+        "ours_us",
+        "spread",
+        "peer",
+        "peer_us",
+        "ratio",
+        "gbps",
+        "fraction",
+        "rel_error",
+        "peer_rel_error",
+        "hardware",
+        "versions",
+        "commit",
+    }
 
 
 def test_a_call_of_the_host_is_held_against_an_empty_launch():

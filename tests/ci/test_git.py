@@ -207,9 +207,22 @@ def unrelated(clone):
         (unrelated, ("", "origin/main and HEAD share no history")),
         (lambda clone: (clone / ".git").rename(clone / "git"), ("", "this is no git checkout")),
     ],
-    ids=["clone", "detached", "no-remote-head", "upstream", "another-remote", "pruned", "no-remote", "local-main",
-         "no-remote-detached", "never-fetched", "unborn", "unrelated", "no-git"],
-)  # fmt: skip
+    ids=[
+        "clone",
+        "detached",
+        "no-remote-head",
+        "upstream",
+        "another-remote",
+        "pruned",
+        "no-remote",
+        "local-main",
+        "no-remote-detached",
+        "never-fetched",
+        "unborn",
+        "unrelated",
+        "no-git",
+    ],
+)
 def test_the_default_branch_is_found_or_nothing_is_compared(clone, arrange, found):
     arrange(clone)
     assert default_base(clone) == found

@@ -82,7 +82,7 @@ def test_the_conditions_of_all_limits_are_those_that_the_steps_may_lack():
         (GOOD, "families: {}", "no families"),
         (GOOD, "families: {a: b}", "families.a: got 'b'; expected a mapping of architecture"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_declaration_is_refused(old, new, problem, tmp_path):
     with pytest.raises(DeclarationError, match=rf"^some\.yaml.*{problem}"):
         read(tmp_path, GOOD.replace(old, new))

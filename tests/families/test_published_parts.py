@@ -60,7 +60,7 @@ def test_a_family_is_found_from_the_config(tmp_path):
         ("{", r"config\.json cannot be read"),
         ("[]", "is not an object"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_judged_is_refused(config, problem, tmp_path):
     with pytest.raises(published.UnfitError, match=problem):
         rows(folder_with(tmp_path / "model", config))

@@ -49,8 +49,10 @@ def driven(tmp_path_factory):
 
     rows = select_rows([], [str(right), str(wrong)], [], BEHAVIOURS)
     made = PublishedCells(tmp_path_factory.mktemp("driven"), rows, {"seed": 1, "examples": 1}, 300, judged)
-    return {name: {one: made.cell(str(folder), one) for one in BEHAVIOURS} for name, folder in
-            (("right", right), ("wrong", wrong))}  # fmt: skip
+    return {
+        name: {one: made.cell(str(folder), one) for one in BEHAVIOURS}
+        for name, folder in (("right", right), ("wrong", wrong))
+    }
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)

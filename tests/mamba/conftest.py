@@ -54,9 +54,17 @@ class Index(int):
 
 
 TUNED_DELTA = (
-    "cumsum", "chunk_scaled_dot_kkt", "solve_tril", "wy_fast", "chunk_delta_h", "chunk_o", "kda",
-    "kimi.chunk", "kimi.chunk_intra", "kimi.chunk_intra_token_parallel",
-)  # fmt: skip
+    "cumsum",
+    "chunk_scaled_dot_kkt",
+    "solve_tril",
+    "wy_fast",
+    "chunk_delta_h",
+    "chunk_o",
+    "kda",
+    "kimi.chunk",
+    "kimi.chunk_intra",
+    "kimi.chunk_intra_token_parallel",
+)
 
 
 CRASHES = {("gfx90a", "3.6.0"): "kimi_recurrent-3", ("gfx942", "3.6.0"): "kimi_recurrent-3"}

@@ -74,9 +74,13 @@ def inputs(layer: Layer, batch: int, tokens: int, dtype: str, device: str) -> In
     A = -(0.05 + 0.2 * torch.rand(layer.heads))
     per_head = (0.1 * torch.randn(layer.heads) - 1, A, torch.randn(layer.heads))
     return Inputs(
-        x.unflatten(-1, heads), z.unflatten(-1, heads), B.unflatten(-1, groups), C.unflatten(-1, groups), dt,
+        x.unflatten(-1, heads),
+        z.unflatten(-1, heads),
+        B.unflatten(-1, groups),
+        C.unflatten(-1, groups),
+        dt,
         *(tensor.to(device) for tensor in per_head),
-    )  # fmt: skip
+    )
 
 
 def check(got: Tensor, golden: Tensor, op: str, dtype: str, record, *, scale: Tensor | None = None) -> None:

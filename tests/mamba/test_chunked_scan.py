@@ -30,10 +30,21 @@ def sequence_of(starts: list[int], device: str) -> torch.Tensor:
 def test_mamba_chunk_scan_combined_keeps_packed_sequences_apart(layer, dtype, device, package, record_property):
     data = inputs(layer, 1, STARTS[-1], dtype, device)
     out, last, states = package("ssd_combined").mamba_chunk_scan_combined(
-        data.x, data.dt, data.A, data.B, data.C, layer.chunk, D=data.D, z=data.z, dt_bias=data.dt_bias,
-        dt_softplus=True, seq_idx=sequence_of(STARTS, device), cu_seqlens=torch.tensor(STARTS).int().to(device),
-        return_final_states=True, return_varlen_states=True,
-    )  # fmt: skip
+        data.x,
+        data.dt,
+        data.A,
+        data.B,
+        data.C,
+        layer.chunk,
+        D=data.D,
+        z=data.z,
+        dt_bias=data.dt_bias,
+        dt_softplus=True,
+        seq_idx=sequence_of(STARTS, device),
+        cu_seqlens=torch.tensor(STARTS).int().to(device),
+        return_final_states=True,
+        return_varlen_states=True,
+    )
     dt = oracle.step_size(data.dt, data.dt_bias, softplus=True)
     golden = []
     for tokens in (slice(*ends) for ends in itertools.pairwise(STARTS)):
@@ -54,9 +65,19 @@ def test_mamba_chunk_scan_combined_continues_from_initial_states(layer, dtype, d
     D = torch.randn(layer.heads, layer.head_size).to(device)
     initial = torch.randn(2, layer.heads, layer.head_size, layer.state).to(device)
     out, last = package("ssd_combined").mamba_chunk_scan_combined(
-        data.x, data.dt, data.A, data.B, data.C, layer.chunk, D=D, dt_bias=data.dt_bias, dt_softplus=True,
-        dt_limit=limit, initial_states=initial, return_final_states=True,
-    )  # fmt: skip
+        data.x,
+        data.dt,
+        data.A,
+        data.B,
+        data.C,
+        layer.chunk,
+        D=D,
+        dt_bias=data.dt_bias,
+        dt_softplus=True,
+        dt_limit=limit,
+        initial_states=initial,
+        return_final_states=True,
+    )
     dt = oracle.step_size(data.dt, data.dt_bias, softplus=True, limit=limit)
     assert (dt == limit[0]).any()
     assert (dt == limit[1]).any()

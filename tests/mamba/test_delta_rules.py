@@ -92,10 +92,16 @@ def test_chunk_gated_delta_rule(shape, dtype, initial, device, delta_ops, record
 def test_chunk_kda(dtype, initial, device, delta_ops, record_property):
     data = inputs((2, 2, 128, 128), dtype, device, initial=initial, by_key=True)
     out, states = delta_ops("kda").chunk_kda(
-        data.q, data.k, data.v.clone(), data.g, data.beta,
+        data.q,
+        data.k,
+        data.v.clone(),
+        data.g,
+        data.beta,
         initial_state=data.states if initial else torch.zeros(len(STARTS) - 1, 2, 128, 128, device=device),
-        output_final_state=True, use_qk_l2norm_in_kernel=True, cu_seqlens=torch.tensor(STARTS).int().to(device),
-    )  # fmt: skip
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+        cu_seqlens=torch.tensor(STARTS).int().to(device),
+    )
     check_sequences(data, out, states, dtype, record_property)
 
 
@@ -113,10 +119,19 @@ def test_chunk_kda_of_kimi(dtype, initial, bound, device, delta_ops, record_prop
     A_log = torch.tensor([1.0, 1.5] if bound else [0.2, 0.5], device=device).log()
     bias = torch.randn(2 * 128, device=device) / 4 - (4 if bound else 1)  # both decay by about 0.1 a token
     out, states = delta_ops("kimi.chunk").chunk_kda_with_fused_gate(
-        data.q, data.k, data.v.clone(), raw_gate, raw_beta, A_log, bias, lower_bound=bound,
-        initial_state=data.states, output_final_state=True, use_qk_l2norm_in_kernel=True,
+        data.q,
+        data.k,
+        data.v.clone(),
+        raw_gate,
+        raw_beta,
+        A_log,
+        bias,
+        lower_bound=bound,
+        initial_state=data.states,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
         cu_seqlens=torch.tensor(STARTS).int().to(device),
-    )  # fmt: skip
+    )
     data.g = oracle.delta_gate(raw_gate[0], A_log, bias.view(2, 128), bound)[None]
     data.beta = raw_beta.double().sigmoid()
     check_sequences(data, out, states, dtype, record_property)
@@ -175,17 +190,33 @@ def packed_decode(ops, step: Step) -> torch.Tensor:
     _, heads, keys, values = step.shape
     out = torch.empty(len(step.packed), 1, heads, values, dtype=step.packed.dtype, device=step.packed.device)
     ops("fused_recurrent").fused_recurrent_gated_delta_rule_packed_decode(
-        step.packed, step.raw_gate, step.raw_beta, step.A_log, step.bias, keys**-0.5, step.states, out, step.ids,
+        step.packed,
+        step.raw_gate,
+        step.raw_beta,
+        step.A_log,
+        step.bias,
+        keys**-0.5,
+        step.states,
+        out,
+        step.ids,
         use_qk_l2norm_in_kernel=True,
-    )  # fmt: skip
+    )
     return out.transpose(0, 1)
 
 
 def kimi_recurrent(ops, step: Step) -> torch.Tensor:
     return ops("kimi.fused_recurrent").fused_recurrent_kda(
-        *step.qkv, step.raw_gate[None], step.raw_beta[None], step.A_log, step.bias, None, step.states, step.starts,
-        step.ids, step.accepted,
-    )[0]  # fmt: skip
+        *step.qkv,
+        step.raw_gate[None],
+        step.raw_beta[None],
+        step.A_log,
+        step.bias,
+        None,
+        step.states,
+        step.starts,
+        step.ids,
+        step.accepted,
+    )[0]
 
 
 def kimi_packed(ops, step: Step) -> torch.Tensor:
@@ -196,10 +227,18 @@ def kimi_packed(ops, step: Step) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("update", "tokens"),
-    [(sigmoid_gating, 1), (sigmoid_gating, 3), (recurrent, 1), (recurrent, 3), (packed_decode, 1),
-     (kimi_recurrent, 1), (kimi_recurrent, 3), (kimi_packed, 1)],
+    [
+        (sigmoid_gating, 1),
+        (sigmoid_gating, 3),
+        (recurrent, 1),
+        (recurrent, 3),
+        (packed_decode, 1),
+        (kimi_recurrent, 1),
+        (kimi_recurrent, 3),
+        (kimi_packed, 1),
+    ],
     ids=lambda each: getattr(each, "__name__", str(each)),
-)  # fmt: skip
+)
 @DTYPE
 def test_recurrent_step(dtype, update, tokens, device, delta_ops, record_property):
     """Of three tokens some may be refused later, so the state behind each is kept in its own block."""

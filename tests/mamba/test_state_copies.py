@@ -92,9 +92,11 @@ class Pools:
         order = [torch.randperm(REQUESTS * COLUMNS).int() + NOBODY for _ in LAYERS]
         for layer, storage in zip(LAYERS, self.storages, strict=True):
             for view in layer.views(storage, dim_first=dim_first):
-                view[NOBODY:] = torch.randint(256, (view[NOBODY:].nbytes,), dtype=torch.uint8).view(view.dtype).view(
-                    view[NOBODY:].shape
-                )  # fmt: skip
+                view[NOBODY:] = (
+                    torch.randint(256, (view[NOBODY:].nbytes,), dtype=torch.uint8)
+                    .view(view.dtype)
+                    .view(view[NOBODY:].shape)
+                )
         self.storages = [storage.to(device) for storage in self.storages]
         self.tables = [ids.view(REQUESTS, COLUMNS).to(device) for ids in order]
         self.golden = [storage.clone() for storage in self.storages]
@@ -112,9 +114,12 @@ class Pools:
             each.kind: SimpleNamespace(kv_cache=views) for each, views in zip(LAYERS, self.views, strict=True)
         }
         self.context = module.MambaSpecDecodeGPUContext.create(
-            REQUESTS, self.config, self.copy_funcs, torch.device(device),
+            REQUESTS,
+            self.config,
+            self.copy_funcs,
+            torch.device(device),
             lambda size, dtype: SimpleNamespace(gpu=torch.zeros(size, dtype=dtype, device=device)),
-        )  # fmt: skip
+        )
         self.context.initialize_from_forward_context(self.config, self.layers, self.copy_funcs, self.tables)
 
     def int32(self, *values: int) -> torch.Tensor:
@@ -306,9 +311,16 @@ def test_batch_memcpy_of_any_bytes(utils, device, reach):
     torch.manual_seed(3)
     memory = torch.randint(256, (40_000,), dtype=torch.uint8, device=device)
     copies = [  # from, to, bytes
-        (0, 20_000, 0), (1, 20_001, 1), (10, 20_010, 1023), (1100, 21_103, 1024), (3001, 23_000, 1025),
-        (5000, 5000, 700), (6001, 6000, 1500), (8003, 8000, 4099), (14_000, 12_500, 3000),
-    ]  # fmt: skip
+        (0, 20_000, 0),
+        (1, 20_001, 1),
+        (10, 20_010, 1023),
+        (1100, 21_103, 1024),
+        (3001, 23_000, 1025),
+        (5000, 5000, 700),
+        (6001, 6000, 1500),
+        (8003, 8000, 4099),
+        (14_000, 12_500, 3000),
+    ]
     golden, before = memory.clone(), memory.clone()
     for source, target, size in copies:
         golden[target : target + size] = before[source : source + size]
@@ -326,10 +338,21 @@ def aligned(pools: Pools, lengths: tuple[int, ...]) -> None:
     context, module = pools.context, pools.module
     given, out = pools.int32(*lengths), context.aligned_state_indices.fill_(-7)
     module.get_aligned_state_indices_multi_group_kernel[(1,)](
-        context.aligned_index_block_table_ptrs, given, out, COLUMNS, 1, *out.stride(), len(lengths),
-        CACHE_BLOCK_SIZE=BLOCK_SIZE, NUM_GROUPS=3, BLOCK_GROUPS=4, NUM_STATE_SLOTS=1 + DRAFTS, BLOCK_STATE_SLOTS=4,
-        BLOCK_ROWS=32, num_warps=1,
-    )  # fmt: skip
+        context.aligned_index_block_table_ptrs,
+        given,
+        out,
+        COLUMNS,
+        1,
+        *out.stride(),
+        len(lengths),
+        CACHE_BLOCK_SIZE=BLOCK_SIZE,
+        NUM_GROUPS=3,
+        BLOCK_GROUPS=4,
+        NUM_STATE_SLOTS=1 + DRAFTS,
+        BLOCK_STATE_SLOTS=4,
+        BLOCK_ROWS=32,
+        num_warps=1,
+    )
     golden = torch.full_like(out, -7)
     for group, table in enumerate(pools.tables):
         for row, length in enumerate(lengths):
@@ -361,9 +384,17 @@ def test_preprocess_mamba_align(utils, device):
     starts = torch.tensor([0, *lengths]).cumsum(0).int().to(device)
     mapping = torch.tensor(slots).int().to(device)
     utils.preprocess_mamba_align_fused_kernel[(1,)](
-        mapping, made[0], computed.to(device), starts, made[1], made[2], made[3], len(slots),
-        BLOCK_SIZE=256, MAMBA_BLOCK_SIZE=BLOCK_SIZE,
-    )  # fmt: skip
+        mapping,
+        made[0],
+        computed.to(device),
+        starts,
+        made[1],
+        made[2],
+        made[3],
+        len(slots),
+        BLOCK_SIZE=256,
+        MAMBA_BLOCK_SIZE=BLOCK_SIZE,
+    )
     for got, want in zip(made, golden, strict=True):
         assert_same_bits(got.cpu(), want, "columns, counts, sources, drafts")
 
@@ -412,9 +443,15 @@ def test_store_prefill_checkpoint(device, vllm_ops):
             wanted_state[target] = behind[chunk]
     on_device = [torch.tensor(each).int().to(device) for each in (offsets, targets, chunks, starts)]
     vllm_ops("ssd_checkpoint").store_prefill_checkpoint(
-        SimpleNamespace(checkpoint_offsets=on_device[0], state_indices=on_device[1]), on_device[2], x[:, :300].T, conv,
-        behind, state, on_device[3], state_len=3,
-    )  # fmt: skip
+        SimpleNamespace(checkpoint_offsets=on_device[0], state_indices=on_device[1]),
+        on_device[2],
+        x[:, :300].T,
+        conv,
+        behind,
+        state,
+        on_device[3],
+        state_len=3,
+    )
     assert_same_bits(storage.view(8, -1), golden.view(8, -1), "blocks")
 
 
@@ -446,9 +483,10 @@ def test_copies_beyond_int32(utils, device, reach, tmp_path):
     page, layer = 3 << 29, LAYERS[0]
     size = 3 * page + layer.page
     storage = (
-        torch.empty(size, dtype=torch.uint8, device=device) if device != "cpu"
+        torch.empty(size, dtype=torch.uint8, device=device)
+        if device != "cpu"
         else torch.from_file(str(tmp_path / "far"), shared=True, size=size, dtype=torch.uint8)
-    )  # fmt: skip
+    )
     views = layer.views(storage, dim_first=False, page=page, blocks=4)
     for view in views:
         view[:] = torch.randn(view.shape).to(view)

@@ -72,9 +72,14 @@ def test_causal_conv1d_fn(dtype, width, device, conv, record_property):
     x = rows[:, :CHANNELS]
     before = states.clone()
     out = conv.causal_conv1d_fn(
-        x.T, weight, bias, states, torch.tensor(STARTS).int().to(device),
-        cache_indices=torch.tensor(SLOTS).int().to(device), has_initial_state=torch.tensor(KNOWN).to(device),
-    ).T  # fmt: skip
+        x.T,
+        weight,
+        bias,
+        states,
+        torch.tensor(STARTS).int().to(device),
+        cache_indices=torch.tensor(SLOTS).int().to(device),
+        has_initial_state=torch.tensor(KNOWN).to(device),
+    ).T
     for (begin, end), slot, known in zip(itertools.pairwise(STARTS), SLOTS, KNOWN, strict=True):
         if slot == 0:
             assert out[begin:end].isnan().all(), "padding was computed"

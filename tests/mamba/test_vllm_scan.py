@@ -37,10 +37,24 @@ def test_mamba_chunk_scan_combined_varlen(last_step, layer, dtype, device, vllm_
     begins, owners, last = (torch.tensor(each).int().to(device) for each in chunked(STARTS, layer.chunk))
     out = torch.empty(x.shape, dtype=x.dtype, device=device)
     states = vllm_ops("ssd_combined").mamba_chunk_scan_combined_varlen(
-        x, dt, data.A, B, C, layer.chunk, torch.tensor(STARTS).int().to(device), begins, last, owners, out,
-        D=data.D, z=z, dt_bias=data.dt_bias, initial_states=initial.to(device), dt_softplus=True,
+        x,
+        dt,
+        data.A,
+        B,
+        C,
+        layer.chunk,
+        torch.tensor(STARTS).int().to(device),
+        begins,
+        last,
+        owners,
+        out,
+        D=data.D,
+        z=z,
+        dt_bias=data.dt_bias,
+        initial_states=initial.to(device),
+        dt_softplus=True,
         state_dtype=torch.float32,
-    )  # fmt: skip
+    )
     step_size = oracle.step_size(dt, data.dt_bias, softplus=True)
     for number, tokens in enumerate(slice(*ends) for ends in itertools.pairwise(STARTS)):
         golden = oracle.scan(
@@ -64,10 +78,14 @@ def test_selective_state_update(heads, head_size, state, groups, dtype, device, 
     module = vllm_ops("mamba_ssm")
     with module.override_ssm_config((32, 4)):  # as for MI300X; the fallback would be 8 times the programs
         module.selective_state_update(
-            states, **data, dt_softplus=True, out=out, null_block_id=0,
+            states,
+            **data,
+            dt_softplus=True,
+            out=out,
+            null_block_id=0,
             state_batch_indices=torch.tensor(sources).int().to(device),
             dst_state_batch_indices=torch.tensor(targets).int().to(device),
-        )  # fmt: skip
+        )
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
         if source == 0:
             continue

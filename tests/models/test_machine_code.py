@@ -40,9 +40,16 @@ def serve(arch: str, result: str) -> None:
         from pagedkv.vllm_plugin.inspect import build_llm, require_served, served_layers
 
         llm = build_llm(
-            str(ROOT / "evals/pocket/hybrid"), dtype="float32", enforce_eager=True, max_model_len=192, max_num_seqs=4,
-            enable_prefix_caching=False, num_gpu_blocks_override=64, kv_cache_memory_bytes=1 << 26, seed=0,
-        )  # fmt: skip
+            str(ROOT / "evals/pocket/hybrid"),
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=192,
+            max_num_seqs=4,
+            enable_prefix_caching=False,
+            num_gpu_blocks_override=64,
+            kv_cache_memory_bytes=1 << 26,
+            seed=0,
+        )
         os.environ["TRITON_INTERPRET"] = "0" if arch else "1"
         [answer] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=40))
         require_served(served_layers(llm))

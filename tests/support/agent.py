@@ -78,15 +78,23 @@ class Agent:
         for name, text in (("docker", FAKE_DOCKER), ("buildkite-agent", FAKE_AGENT)):
             self.program(name, text.replace("{python}", sys.executable))
         (self.checkout / "file").write_text("content\n")
-        for words in (["init", "-q"], ["add", "-A"],
-                      ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "-qm", "t"]):  # fmt: skip
+        for words in (
+            ["init", "-q"],
+            ["add", "-A"],
+            ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "-qm", "t"],
+        ):
             subprocess.run(["git", *words], cwd=self.checkout, check=True)
         self.commit = host.git(self.checkout, "rev-parse", "HEAD").strip()
         self.env = {
-            "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(root), "BUILDKITE": "true", "BUILDKITE_JOB_ID": "j-1",
-            "BUILDKITE_REPO": "https://github.com/rocm/hilgate", "BUILDKITE_PULL_REQUEST": "false",
-            "HF_TOKEN": SECRET, "BUILDKITE_AGENT_ACCESS_TOKEN": SECRET,
-        }  # fmt: skip
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "HOME": str(root),
+            "BUILDKITE": "true",
+            "BUILDKITE_JOB_ID": "j-1",
+            "BUILDKITE_REPO": "https://github.com/rocm/hilgate",
+            "BUILDKITE_PULL_REQUEST": "false",
+            "HF_TOKEN": SECRET,
+            "BUILDKITE_AGENT_ACCESS_TOKEN": SECRET,
+        }
         self.docker()
         self.plan()
         self.record()

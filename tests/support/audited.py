@@ -81,10 +81,15 @@ def main() -> int:
         totals[f"{arch} kernels"] += 1
         totals[f"{arch} instructions"] += count
         totals[f"{arch} wrong"] += bool(wrong)
-        findings.append({
-            "id": name, "outcome": "fail" if wrong else "pass", "message": wrong,
-            "labels": {"arch": arch, "kernel": kernels[index].kernel}, "numbers": {"instructions": count},
-        })  # fmt: skip
+        findings.append(
+            {
+                "id": name,
+                "outcome": "fail" if wrong else "pass",
+                "message": wrong,
+                "labels": {"arch": arch, "kernel": kernels[index].kernel},
+                "numbers": {"instructions": count},
+            }
+        )
         if wrong:
             print(f"{name}: {wrong}", flush=True)  # noqa: T201
     for arch in options.arch:

@@ -29,10 +29,18 @@ def built(*steps_and_checks, **changes):
             continue
         red = any(check.outcome is Outcome.FAIL for check in checks)
         record = StepRecord(
-            key=one.key, started=NOW + dt.timedelta(seconds=number), seconds=90.0 + number, exit_status=int(red),
-            outcome=Outcome.FAIL if red else Outcome.PASS, message="", checks=len(checks), command=one.step.command,
-            peak_memory_mib=100.0, environment=ENVIRONMENT, lacked=tuple(one.step.may_lack),
-        )  # fmt: skip
+            key=one.key,
+            started=NOW + dt.timedelta(seconds=number),
+            seconds=90.0 + number,
+            exit_status=int(red),
+            outcome=Outcome.FAIL if red else Outcome.PASS,
+            message="",
+            checks=len(checks),
+            command=one.step.command,
+            peak_memory_mib=100.0,
+            environment=ENVIRONMENT,
+            lacked=tuple(one.step.may_lack),
+        )
         attempts[one.key] = (results.Attempt(record, tuple(checks)),)
     build = BuildRecord(started=NOW, plan_digest=digest, commit=a_plan.commit, environment=ENVIRONMENT)
     recorded = results.Recorded((build,), attempts)

@@ -11,8 +11,11 @@ from hilgate.report import tables
 
 SPEC = Matrix(rows="fruit", columns="test", file="cells.json")
 STEP = step("grid", "x", matrix=SPEC, may_lack={"variable:ORCHARD": "who picks needs an orchard"})
-WORDS = {"fail": "max_abs_err 0.5 > 0.001\nat line 2", "did not run": "did not run here: no orchard",
-         "inconclusive": "too few"}  # fmt: skip
+WORDS = {
+    "fail": "max_abs_err 0.5 > 0.001\nat line 2",
+    "did not run": "did not run here: no orchard",
+    "inconclusive": "too few",
+}
 
 
 def cell(row, column, outcome="pass", message=None, **more):

@@ -191,10 +191,16 @@ class Night:
         (folder / "agent.cfg").write_text(re.sub(r'(cancel-\w+-timeout)="\d+s"', r'\1="10s"', settings))
         self.env = {
             "PATH": f"{self.bin}:{ROOT / 'ci/bin'}:{Path(sys.executable).parent}:/usr/bin:/bin",
-            "HOME": self.home, "TMPDIR": str(self.tmp), "HILGATE_STATE": str(folder / "state"),
-            "HILGATE_MIN_DISK_GIB": "0", "HILGATE_MIN_ROOM_MIB": "0", "HILGATE_KEEP_FREE_GIB": "0",
-            "HILGATE_UPLOAD_SECONDS": "1", "HILGATE_PATIENCE_SECONDS": "0", "HILGATE_TEXTFILE": str(self.textfile),
-        }  # fmt: skip
+            "HOME": self.home,
+            "TMPDIR": str(self.tmp),
+            "HILGATE_STATE": str(folder / "state"),
+            "HILGATE_MIN_DISK_GIB": "0",
+            "HILGATE_MIN_ROOM_MIB": "0",
+            "HILGATE_KEEP_FREE_GIB": "0",
+            "HILGATE_UPLOAD_SECONDS": "1",
+            "HILGATE_PATIENCE_SECONDS": "0",
+            "HILGATE_TEXTFILE": str(self.textfile),
+        }
         self.agent: subprocess.Popen[bytes] | None = None
 
     def _program(self, name: str, text: str) -> None:
@@ -215,15 +221,27 @@ class Night:
         """A job for the agent; returns its id."""
         job = str(uuid.uuid4())
         env = {
-            "CI": "true", "BUILDKITE": "true", "BUILDKITE_JOB_ID": job, "BUILDKITE_BUILD_ID": str(uuid.uuid4()),
+            "CI": "true",
+            "BUILDKITE": "true",
+            "BUILDKITE_JOB_ID": job,
+            "BUILDKITE_BUILD_ID": str(uuid.uuid4()),
             "BUILDKITE_COMMAND": command or RUN.format(plan=self.folder / "plan.json"),
-            "BUILDKITE_REPO": str(self.repository), "BUILDKITE_COMMIT": git(self.repository, "rev-parse", "HEAD"),
-            "BUILDKITE_BRANCH": "main", "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main", "BUILDKITE_PULL_REQUEST": "false",
-            "BUILDKITE_ORGANIZATION_SLUG": "org", "BUILDKITE_PIPELINE_SLUG": "pipeline", "BUILDKITE_STEP_KEY": KEY,
-            "BUILDKITE_PIPELINE_PROVIDER": "github", "BUILDKITE_BUILD_NUMBER": "1", "BUILDKITE_TIMEOUT": "10",
-            "BUILDKITE_AGENT_NAME": "host-1", "BUILDKITE_AGENT_META_DATA_QUEUE": "amd-cpu",
-            "BUILDKITE_RETRY_COUNT": "0", "BUILDKITE_ARTIFACT_PATHS": f"results/jobs/{KEY}/**/*",
-        } | variables  # fmt: skip
+            "BUILDKITE_REPO": str(self.repository),
+            "BUILDKITE_COMMIT": git(self.repository, "rev-parse", "HEAD"),
+            "BUILDKITE_BRANCH": "main",
+            "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
+            "BUILDKITE_PULL_REQUEST": "false",
+            "BUILDKITE_ORGANIZATION_SLUG": "org",
+            "BUILDKITE_PIPELINE_SLUG": "pipeline",
+            "BUILDKITE_STEP_KEY": KEY,
+            "BUILDKITE_PIPELINE_PROVIDER": "github",
+            "BUILDKITE_BUILD_NUMBER": "1",
+            "BUILDKITE_TIMEOUT": "10",
+            "BUILDKITE_AGENT_NAME": "host-1",
+            "BUILDKITE_AGENT_META_DATA_QUEUE": "amd-cpu",
+            "BUILDKITE_RETRY_COUNT": "0",
+            "BUILDKITE_ARTIFACT_PATHS": f"results/jobs/{KEY}/**/*",
+        } | variables
         described = {"id": job, "state": "assigned", "env": env, "token": "of-this-job", "chunks_max_size_bytes": 10**5}
         self.buildkite.jobs[job] = described
         self.buildkite.offered.append(described)

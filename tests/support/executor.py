@@ -111,8 +111,12 @@ def offered(folder: Path, configuration: str, **variables: str) -> dict[str, str
     (folder / "agent.cfg").write_text(re.sub(r"/var/lib/buildkite-agent|/opt/hilgate", str(folder), configuration))
     with _api(job=job) as (address, ended):
         words = [REAL_AGENT, "start", "--config", str(folder / "agent.cfg"), "--token", "x", "--endpoint", address]
-        with subprocess.Popen([*words, "--disconnect-after-job"], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as agent:  # fmt: skip
+        with subprocess.Popen(
+            [*words, "--disconnect-after-job"],
+            env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as agent:
             try:
                 return ended.get(timeout=20)
             finally:
@@ -130,20 +134,37 @@ def bootstrap(
     # A short path: the agent puts a socket below it.
     with _api(refused) as (address, _), tempfile.TemporaryDirectory() as home:
         facts = {
-            "PATH": f"{Path(REAL_AGENT).parent}:{os.environ['PATH']}", "HOME": home, "BUILDKITE": "true",
-            "BUILDKITE_AGENT_ACCESS_TOKEN": "of-this-job", "BUILDKITE_AGENT_ENDPOINT": address,
-            "BUILDKITE_BUILD_PATH": str(folder / "builds"), "BUILDKITE_AGENT_NAME": "agent-1",
-            "BUILDKITE_AGENT_META_DATA_QUEUE": "amd-cpu", "BUILDKITE_ORGANIZATION_SLUG": "org",
-            "BUILDKITE_PIPELINE_SLUG": "pipeline", "BUILDKITE_JOB_ID": "0193-job", "BUILDKITE_BUILD_ID": "0193-build",
-            "BUILDKITE_REPO": str(repository), "BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_BRANCH": "main",
-            "BUILDKITE_COMMIT": commit.stdout.strip(), "BUILDKITE_PIPELINE_PROVIDER": "github",
-            "BUILDKITE_HOOKS_PATH": str(hooks), "BUILDKITE_LOCAL_HOOKS_ENABLED": str(local).lower(),
-            "BUILDKITE_PLUGINS_ENABLED": "true", "BUILDKITE_COMMAND_EVAL": "true", "BUILDKITE_STEP_KEY": "step",
-            "BUILDKITE_SHELL": "/bin/bash -e -c", "BUILDKITE_COMMAND": "echo ran: job command",
-            "BUILDKITE_GIT_CLONE_FLAGS": "-v", "BUILDKITE_GIT_CLEAN_FLAGS": "-ffxdq", "BUILDKITE_GIT_FETCH_FLAGS": "-v",
-            "BUILDKITE_GIT_SUBMODULES": "false", "BUILDKITE_SSH_KEYSCAN": "false",
+            "PATH": f"{Path(REAL_AGENT).parent}:{os.environ['PATH']}",
+            "HOME": home,
+            "BUILDKITE": "true",
+            "BUILDKITE_AGENT_ACCESS_TOKEN": "of-this-job",
+            "BUILDKITE_AGENT_ENDPOINT": address,
+            "BUILDKITE_BUILD_PATH": str(folder / "builds"),
+            "BUILDKITE_AGENT_NAME": "agent-1",
+            "BUILDKITE_AGENT_META_DATA_QUEUE": "amd-cpu",
+            "BUILDKITE_ORGANIZATION_SLUG": "org",
+            "BUILDKITE_PIPELINE_SLUG": "pipeline",
+            "BUILDKITE_JOB_ID": "0193-job",
+            "BUILDKITE_BUILD_ID": "0193-build",
+            "BUILDKITE_REPO": str(repository),
+            "BUILDKITE_PULL_REQUEST": "false",
+            "BUILDKITE_BRANCH": "main",
+            "BUILDKITE_COMMIT": commit.stdout.strip(),
+            "BUILDKITE_PIPELINE_PROVIDER": "github",
+            "BUILDKITE_HOOKS_PATH": str(hooks),
+            "BUILDKITE_LOCAL_HOOKS_ENABLED": str(local).lower(),
+            "BUILDKITE_PLUGINS_ENABLED": "true",
+            "BUILDKITE_COMMAND_EVAL": "true",
+            "BUILDKITE_STEP_KEY": "step",
+            "BUILDKITE_SHELL": "/bin/bash -e -c",
+            "BUILDKITE_COMMAND": "echo ran: job command",
+            "BUILDKITE_GIT_CLONE_FLAGS": "-v",
+            "BUILDKITE_GIT_CLEAN_FLAGS": "-ffxdq",
+            "BUILDKITE_GIT_FETCH_FLAGS": "-v",
+            "BUILDKITE_GIT_SUBMODULES": "false",
+            "BUILDKITE_SSH_KEYSCAN": "false",
             "BUILDKITE_GIT_COMMIT_VERIFICATION": "off",
-        }  # fmt: skip
+        }
         words = [REAL_AGENT, "bootstrap", *(["--experiment", "legacy-post-hook-order"] if version == "v3" else [])]
         done = subprocess.run(words, env=facts | env, capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, re.sub(r"\x1b[^m]*m|\x1b_[^\x07]*\x07", "", done.stdout + done.stderr)

@@ -68,8 +68,10 @@ class Executor:
         return status
 
     def checkout(self):
-        parts = [re.sub(r"[^A-Za-z0-9-]", "-", self.env[f"BUILDKITE_{name}"]) for name in
-                 ("AGENT_NAME", "ORGANIZATION_SLUG", "PIPELINE_SLUG")]  # fmt: skip
+        parts = [
+            re.sub(r"[^A-Za-z0-9-]", "-", self.env[f"BUILDKITE_{name}"])
+            for name in ("AGENT_NAME", "ORGANIZATION_SLUG", "PIPELINE_SLUG")
+        ]
         place = Path(self.env["BUILDKITE_BUILD_PATH"], *parts)
         place.mkdir(parents=True, exist_ok=True)
         os.chdir(place)
@@ -137,10 +139,20 @@ class Agent:
         call("PUT", f"{path}/start", endpoint=self.endpoint)
         status, self.reason = -1, "" if admitted else "agent_refused"
         if admitted:
-            env = {**os.environ, **job["env"], **own, "BUILDKITE_HOOKS_PATH": self.settings["hooks-path"],
-                   "BUILDKITE_BUILD_PATH": self.settings["build-path"]}  # fmt: skip
-            self.child = subprocess.Popen([sys.argv[0], "bootstrap"], env=env, stdout=subprocess.PIPE,
-                                          stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+            env = {
+                **os.environ,
+                **job["env"],
+                **own,
+                "BUILDKITE_HOOKS_PATH": self.settings["hooks-path"],
+                "BUILDKITE_BUILD_PATH": self.settings["build-path"],
+            }
+            self.child = subprocess.Popen(
+                [sys.argv[0], "bootstrap"],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             threading.Thread(target=self.watch, args=(job["id"], self.child), daemon=True).start()
             out, _ = self.child.communicate()
             status, self.child = self.child.returncode, None

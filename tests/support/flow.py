@@ -82,8 +82,9 @@ sys.exit(subprocess.run([{python!r}, *command[1:]], cwd=work, env=env).returncod
 """
 
 
-def posts(condition: str, *, base: str | None = None, number: int | None = None, queue: str | None = None,
-          branch: str = "x") -> bool:  # fmt: skip
+def posts(
+    condition: str, *, base: str | None = None, number: int | None = None, queue: str | None = None, branch: str = "x"
+) -> bool:
     """Whether Buildkite sends a notice with this condition in such a build."""
     build = SimpleNamespace(
         pull_request=SimpleNamespace(base_branch=base, id=number),
@@ -173,14 +174,25 @@ class Machine:
         job, paths = str(uuid.uuid4()), step.get("artifact_paths") or []
         programs = (build.folder / "bin", ROOT / "ci/bin", Path(sys.executable).parent, "/usr/bin", "/bin")
         env = {
-            "PATH": ":".join(map(str, programs)), "HOME": str(home),
-            "TMPDIR": str(self.folder), "BUILDKITE": "true", "BUILDKITE_JOB_ID": job, "BUILDKITE_STEP_KEY": key,
-            "BUILDKITE_AGENT_META_DATA_QUEUE": step["agents"]["queue"], "BUILDKITE_AGENT_NAME": "agent-1",
-            "BUILDKITE_COMMAND": command, "BUILDKITE_COMMIT": commit,
-            "BUILDKITE_ARTIFACT_PATHS": ";".join(paths), "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
-            "BUILDKITE_REPO": OURS, "HILGATE_REPOSITORY": str(self.ours), "HILGATE_MIN_DISK_GIB": "1",
-            "HILGATE_HISTORY": str(self.history), "HILGATE_STATE": str(home), **facts,
-        }  # fmt: skip
+            "PATH": ":".join(map(str, programs)),
+            "HOME": str(home),
+            "TMPDIR": str(self.folder),
+            "BUILDKITE": "true",
+            "BUILDKITE_JOB_ID": job,
+            "BUILDKITE_STEP_KEY": key,
+            "BUILDKITE_AGENT_META_DATA_QUEUE": step["agents"]["queue"],
+            "BUILDKITE_AGENT_NAME": "agent-1",
+            "BUILDKITE_COMMAND": command,
+            "BUILDKITE_COMMIT": commit,
+            "BUILDKITE_ARTIFACT_PATHS": ";".join(paths),
+            "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
+            "BUILDKITE_REPO": OURS,
+            "HILGATE_REPOSITORY": str(self.ours),
+            "HILGATE_MIN_DISK_GIB": "1",
+            "HILGATE_HISTORY": str(self.history),
+            "HILGATE_STATE": str(home),
+            **facts,
+        }
         words = ["bash", "-c", JOB]
         done = subprocess.run(words, cwd=checkout, env=env, capture_output=True, text=True, check=False)
         build.statuses[key], build.logs[key] = done.returncode, done.stdout + done.stderr

@@ -57,8 +57,14 @@ def undecided(name: str = OTHER) -> Check:
 
 
 def gpu_step(name: str = "gather", **changes: Any) -> PlannedStep:
-    values = {"key": f"{name}-gfx942", "device": "gfx942", "queue": "amd_mi300_1", "gpus": 1, "image": "rocm",
-              "evidence": "junit"}  # fmt: skip
+    values = {
+        "key": f"{name}-gfx942",
+        "device": "gfx942",
+        "queue": "amd_mi300_1",
+        "gpus": 1,
+        "image": "rocm",
+        "evidence": "junit",
+    }
     return step(name, "python -m pytest tests/t.py", **(values | changes))
 
 
@@ -69,8 +75,12 @@ GATHER = gpu_step()
 
 def agents_plan(*steps: PlannedStep, **changes: Any) -> Plan:
     """A plan for agents whose first step builds the image; without steps, the one GPU step."""
-    values: dict[str, Any] = {"profile": "pr", "images": {"rocm": CONTENT}, "merge_base": "b" * 40,
-                              "packages": PACKAGES}  # fmt: skip
+    values: dict[str, Any] = {
+        "profile": "pr",
+        "images": {"rocm": CONTENT},
+        "merge_base": "b" * 40,
+        "packages": PACKAGES,
+    }
     return plan(IMAGE_STEP, *(steps or (GATHER,)), **(values | changes))
 
 
@@ -122,15 +132,25 @@ def image(**changes: Any) -> ImageRecord:
 
 def again(outcome: str = "pass", *, host: str = NODE, check: str = TEST, key: str = GATHER.key) -> RerunRecord:
     message = "" if outcome == "pass" else "max_abs_err 0.5 > 0.001"
-    return RerunRecord(step=key, check=check, host=host, elsewhere=host != NODE, outcome=outcome, seconds=1.0,
-                       message=message)  # fmt: skip
+    return RerunRecord(
+        step=key, check=check, host=host, elsewhere=host != NODE, outcome=outcome, seconds=1.0, message=message
+    )
 
 
 def health(moment: str, key: str = GATHER.key, **changes: Any) -> Health:
-    gpu = GpuHealth(index=0, bdf="0000:05:00.0", name="MI300X", vram_total_mib=196_592, vram_used_mib=285,
-                    ecc_uncorrectable=0)  # fmt: skip
-    values: dict[str, Any] = {"step": key, "moment": moment, "host": NODE, "agent": f"{NODE}-1", "taken": NOW,
-                              "seconds": 3.0, "healthy": True, "gpus": (gpu,)}  # fmt: skip
+    gpu = GpuHealth(
+        index=0, bdf="0000:05:00.0", name="MI300X", vram_total_mib=196_592, vram_used_mib=285, ecc_uncorrectable=0
+    )
+    values: dict[str, Any] = {
+        "step": key,
+        "moment": moment,
+        "host": NODE,
+        "agent": f"{NODE}-1",
+        "taken": NOW,
+        "seconds": 3.0,
+        "healthy": True,
+        "gpus": (gpu,),
+    }
     return Health.model_validate(values | changes)
 
 

@@ -81,13 +81,22 @@ class _Api(http.server.BaseHTTPRequestHandler):
         asked, where = urlparse(self.path), f"http://{self.headers['Host']}"
         if asked.path.endswith("/artifacts/search"):
             query = {name: values[0] for name, values in parse_qs(asked.query).items()}
-            body = json.dumps([
-                {"id": str(number), "path": one.path, "absolute_path": f"/a/{one.path}", "glob_path": "**/*",
-                 "file_size": len(one.text.encode()), "sha1sum": hashlib.sha1(one.text.encode()).hexdigest(),
-                 "sha256sum": hashlib.sha256(one.text.encode()).hexdigest(), "url": f"{where}/file/{number}"}
-                for number, one in enumerate(uploads)
-                if query.get("scope") in (None, one.step) and _matches(one.path, query["query"])
-            ]).encode()  # fmt: skip
+            body = json.dumps(
+                [
+                    {
+                        "id": str(number),
+                        "path": one.path,
+                        "absolute_path": f"/a/{one.path}",
+                        "glob_path": "**/*",
+                        "file_size": len(one.text.encode()),
+                        "sha1sum": hashlib.sha1(one.text.encode()).hexdigest(),
+                        "sha256sum": hashlib.sha256(one.text.encode()).hexdigest(),
+                        "url": f"{where}/file/{number}",
+                    }
+                    for number, one in enumerate(uploads)
+                    if query.get("scope") in (None, one.step) and _matches(one.path, query["query"])
+                ]
+            ).encode()
         else:
             body = uploads[int(asked.path.rpartition("/")[2])].text.encode()
         self.send_response(200)

@@ -31,8 +31,10 @@ kernel:
 
 def program(lines: str, arch: str = "gfx942") -> Program:
     """A kernel of these lines, each of its own Python line where it has no `.loc`."""
-    text = "\n".join(f"\t.loc 1 {k} 0\n\t{line.strip()}" if not line.strip().endswith(":") else line.strip()
-                     for k, line in enumerate(lines.strip().splitlines(), start=1))  # fmt: skip
+    text = "\n".join(
+        f"\t.loc 1 {k} 0\n\t{line.strip()}" if not line.strip().endswith(":") else line.strip()
+        for k, line in enumerate(lines.strip().splitlines(), start=1)
+    )
     return parse(_TEXT.format(arch=arch, lines=text))
 
 

@@ -275,8 +275,11 @@ def _print(tally: Tally) -> None:
 
     console = stdout()
     total = sum(tally.faults.values())
-    say(console, f"{tally.builds} builds, {tally.steps} steps, {total} faults of {len(tally.faults)} kinds, "
-        f"{tally.seconds:.1f} s")  # fmt: skip
+    say(
+        console,
+        f"{tally.builds} builds, {tally.steps} steps, {total} faults of {len(tally.faults)} kinds, "
+        f"{tally.seconds:.1f} s",
+    )
     listed = [f"{count:5} {kind}" for kind, count in tally.faults.most_common()]
     console.print("", Columns(listed, column_first=True), sep="\n")
     for title, counts in (("deserved", tally.deserved), ("verdicts", tally.verdicts), ("rulings", tally.rulings)):

@@ -348,10 +348,15 @@ def _show(found: Replay) -> None:
 
     out = stdout()
     rows = [
-        (line.change.line, f"{line.steps}/{found.of}", f"{line.gpu_minutes:.1f}",
-         f"{found.run_all_minutes - line.gpu_minutes:.1f}", line.change.title)
+        (
+            line.change.line,
+            f"{line.steps}/{found.of}",
+            f"{line.gpu_minutes:.1f}",
+            f"{found.run_all_minutes - line.gpu_minutes:.1f}",
+            line.change.title,
+        )
         for line in found.lines
-    ]  # fmt: skip
+    ]
     table = table_of(("line", "steps", "GPU min", "saved", "changed"), rows)
     for column in table.columns[:4]:
         column.justify = "right"
@@ -368,8 +373,10 @@ def _show(found: Replay) -> None:
         f"{found.gpu_minutes:.0f} GPU-minutes instead of {found.run_all_gpu_minutes:.0f}: {saved:.0f} saved{share}"
     )
     if not found.readers:
-        say(out, "No reads are recorded: only steps that are known to break can be missed "
-            "(python -m hilgate.checks.reads)")  # fmt: skip
+        say(
+            out,
+            "No reads are recorded: only steps that are known to break can be missed (python -m hilgate.checks.reads)",
+        )
 
 
 ROUTING = "pagedkv.routing"

@@ -313,8 +313,17 @@ def _earlier(folder: Path, plan: Plan) -> Recorded | None:
     return read_all(folder, None, plan, plan_digest(plan))
 
 
-OURS = ("plan.json", "results.jsonl", "verdict.json", "report.html", "annotation.md",
-        "junit.xml", "quarantine.json", "restored.json", "steps")  # fmt: skip
+OURS = (
+    "plan.json",
+    "results.jsonl",
+    "verdict.json",
+    "report.html",
+    "annotation.md",
+    "junit.xml",
+    "quarantine.json",
+    "restored.json",
+    "steps",
+)
 """What one build leaves in a results folder; the previous build's are kept in `previous/`."""
 
 

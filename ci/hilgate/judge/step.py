@@ -288,63 +288,155 @@ def _joined(*reasons: str) -> str:
 
 JUDGEMENTS = (
     # Nothing to go by.
-    Judgement("damaged", lambda s: s.damaged, DID_NOT_RUN, Ruling.INFRA,
-              lambda s: _joined(f"its results cannot be believed: {s.damaged}", s.node_in_doubt)),
-    Judgement("no record", lambda s: s.attempt is None, DID_NOT_RUN, Ruling.INFRA,
-              lambda s: _joined("no record of it arrived", s.node_in_doubt, s.of_a_fork)),
+    Judgement(
+        "damaged",
+        lambda s: s.damaged,
+        DID_NOT_RUN,
+        Ruling.INFRA,
+        lambda s: _joined(f"its results cannot be believed: {s.damaged}", s.node_in_doubt),
+    ),
+    Judgement(
+        "no record",
+        lambda s: s.attempt is None,
+        DID_NOT_RUN,
+        Ruling.INFRA,
+        lambda s: _joined("no record of it arrived", s.node_in_doubt, s.of_a_fork),
+    ),
     # Evidence of something else.
-    Judgement("another command", lambda s: s.other_command, DID_NOT_RUN, Ruling.UNFINISHED,
-              lambda s: f"another command was run: {s.other_command}"),
-    Judgement("reused and must not be", lambda s: s.not_reusable, DID_NOT_RUN, Ruling.INFRA,
-              lambda s: s.not_reusable),
-    Judgement("another image", lambda s: s.other_image, DID_NOT_RUN, Ruling.INFRA,
-              lambda s: _joined(s.other_image, f"{s.first_failure.id} failed there" if s.first_failure else "")),
-    Judgement("another tree's packages", lambda s: s.other_packages, DID_NOT_RUN, Ruling.INFRA,
-              lambda s: s.other_packages),
+    Judgement(
+        "another command",
+        lambda s: s.other_command,
+        DID_NOT_RUN,
+        Ruling.UNFINISHED,
+        lambda s: f"another command was run: {s.other_command}",
+    ),
+    Judgement("reused and must not be", lambda s: s.not_reusable, DID_NOT_RUN, Ruling.INFRA, lambda s: s.not_reusable),
+    Judgement(
+        "another image",
+        lambda s: s.other_image,
+        DID_NOT_RUN,
+        Ruling.INFRA,
+        lambda s: _joined(s.other_image, f"{s.first_failure.id} failed there" if s.first_failure else ""),
+    ),
+    Judgement(
+        "another tree's packages", lambda s: s.other_packages, DID_NOT_RUN, Ruling.INFRA, lambda s: s.other_packages
+    ),
     # Failing checks.
-    Judgement("failed, node in doubt", lambda s: s.regressed and s.trouble and not s.confirmed, DID_NOT_RUN,
-              Ruling.INFRA, lambda s: f"{s.decision.why}; but {s.node_in_doubt}: it may be the node's doing"),
+    Judgement(
+        "failed, node in doubt",
+        lambda s: s.regressed and s.trouble and not s.confirmed,
+        DID_NOT_RUN,
+        Ruling.INFRA,
+        lambda s: f"{s.decision.why}; but {s.node_in_doubt}: it may be the node's doing",
+    ),
     Judgement("failed", lambda s: s.regressed, None, Ruling.REGRESSION, _decided),
-    Judgement("node in doubt", lambda s: s.trouble or s.without_health, DID_NOT_RUN, Ruling.INFRA,
-              lambda s: f"{s.node_in_doubt or s.without_health}; the step itself: {s.decision.why}"),
-    Judgement("flaky", lambda s: s.flaky and s.decision.outcome is INCONCLUSIVE, INCONCLUSIVE, Ruling.FLAKY,
-              lambda s: f"{s.failed[0].id} failed and passed when run again: {first_line(s.failed[0].message)}"),
+    Judgement(
+        "node in doubt",
+        lambda s: s.trouble or s.without_health,
+        DID_NOT_RUN,
+        Ruling.INFRA,
+        lambda s: f"{s.node_in_doubt or s.without_health}; the step itself: {s.decision.why}",
+    ),
+    Judgement(
+        "flaky",
+        lambda s: s.flaky and s.decision.outcome is INCONCLUSIVE,
+        INCONCLUSIVE,
+        Ruling.FLAKY,
+        lambda s: f"{s.failed[0].id} failed and passed when run again: {first_line(s.failed[0].message)}",
+    ),
     # A pass, and what is against it.
-    Judgement("failed before", lambda s: s.decision.outcome is PASS and (s.had(FAIL) or s.passed_late or s.crashed),
-              INCONCLUSIVE, Ruling.FLAKY, _decided),
-    Judgement("failed in an earlier run", lambda s: s.decision.outcome is PASS and s.failed_before, INCONCLUSIVE,
-              Ruling.FLAKY, lambda s: f"{s.decision.why}; it failed at {s.failed_before} over these files"),
-    Judgement("open before", lambda s: s.decision.outcome is PASS and s.had(INCONCLUSIVE), INCONCLUSIVE,
-              Ruling.INCONCLUSIVE, _decided),
-    Judgement("image not built", lambda s: s.decision.outcome is PASS and s.unbuilt, DID_NOT_RUN, Ruling.UNFINISHED,
-              lambda s: s.unbuilt),
-    Judgement("another step's tests", lambda s: s.decision.outcome is PASS and s.stray, DID_NOT_RUN, Ruling.UNFINISHED,
-              lambda s: s.stray),
+    Judgement(
+        "failed before",
+        lambda s: s.decision.outcome is PASS and (s.had(FAIL) or s.passed_late or s.crashed),
+        INCONCLUSIVE,
+        Ruling.FLAKY,
+        _decided,
+    ),
+    Judgement(
+        "failed in an earlier run",
+        lambda s: s.decision.outcome is PASS and s.failed_before,
+        INCONCLUSIVE,
+        Ruling.FLAKY,
+        lambda s: f"{s.decision.why}; it failed at {s.failed_before} over these files",
+    ),
+    Judgement(
+        "open before",
+        lambda s: s.decision.outcome is PASS and s.had(INCONCLUSIVE),
+        INCONCLUSIVE,
+        Ruling.INCONCLUSIVE,
+        _decided,
+    ),
+    Judgement(
+        "image not built",
+        lambda s: s.decision.outcome is PASS and s.unbuilt,
+        DID_NOT_RUN,
+        Ruling.UNFINISHED,
+        lambda s: s.unbuilt,
+    ),
+    Judgement(
+        "another step's tests",
+        lambda s: s.decision.outcome is PASS and s.stray,
+        DID_NOT_RUN,
+        Ruling.UNFINISHED,
+        lambda s: s.stray,
+    ),
     # An entry that has expired is red by itself, so that it cannot be forgotten.
-    Judgement("quarantine expired", lambda s: s.decision.outcome is PASS and s.expired, FAIL, Ruling.QUARANTINED,
-              lambda s: s.expired[0]),
-    Judgement("failed in quarantine", lambda s: s.excused and (s.decision.outcome is PASS or s.status == Exit.FAIL),
-              None, Ruling.QUARANTINED, lambda s: f"{s.decision.why}; {len(s.excused)} failed in quarantine"),
+    Judgement(
+        "quarantine expired",
+        lambda s: s.decision.outcome is PASS and s.expired,
+        FAIL,
+        Ruling.QUARANTINED,
+        lambda s: s.expired[0],
+    ),
+    Judgement(
+        "failed in quarantine",
+        lambda s: s.excused and (s.decision.outcome is PASS or s.status == Exit.FAIL),
+        None,
+        Ruling.QUARANTINED,
+        lambda s: f"{s.decision.why}; {len(s.excused)} failed in quarantine",
+    ),
     Judgement("passed", lambda s: s.decision.outcome is PASS, PASS, Ruling.PASS, _decided),
-    Judgement("inconclusive", lambda s: s.decision.outcome is INCONCLUSIVE, INCONCLUSIVE, Ruling.INCONCLUSIVE,
-              _decided),
-    Judgement("failed without a failing check", lambda s: s.decision.outcome is FAIL, FAIL, Ruling.REGRESSION,
-              _decided),
+    Judgement(
+        "inconclusive", lambda s: s.decision.outcome is INCONCLUSIVE, INCONCLUSIVE, Ruling.INCONCLUSIVE, _decided
+    ),
+    Judgement(
+        "failed without a failing check", lambda s: s.decision.outcome is FAIL, FAIL, Ruling.REGRESSION, _decided
+    ),
     # Did not run: whose doing that is.
     Judgement("hung on a slow machine", lambda s: s.plan.desk and s.too_slow, DID_NOT_RUN, Ruling.INFRA, _decided),
-    Judgement("hung", lambda s: s.status is None and s.attempt and s.attempt.record.message.startswith(TIMED_OUT),
-              DID_NOT_RUN, Ruling.UNFINISHED, _decided),
-    Judgement("not started", lambda s: s.attempt and s.attempt.record.message.startswith(NOT_STARTED),
-              DID_NOT_RUN, Ruling.NOT_STARTED, _decided),
+    Judgement(
+        "hung",
+        lambda s: s.status is None and s.attempt and s.attempt.record.message.startswith(TIMED_OUT),
+        DID_NOT_RUN,
+        Ruling.UNFINISHED,
+        _decided,
+    ),
+    Judgement(
+        "not started",
+        lambda s: s.attempt and s.attempt.record.message.startswith(NOT_STARTED),
+        DID_NOT_RUN,
+        Ruling.NOT_STARTED,
+        _decided,
+    ),
     Judgement("ended, or never started", lambda s: s.status is None, DID_NOT_RUN, Ruling.INFRA, _decided),
     # A crash on a node that was watched and is sound is the step's own, as a hang is.
-    Judgement("crashed", lambda s: s.status is not None and -s.status in OWN_SIGNALS and s.health, DID_NOT_RUN,
-              Ruling.UNFINISHED, _decided),
+    Judgement(
+        "crashed",
+        lambda s: s.status is not None and -s.status in OWN_SIGNALS and s.health,
+        DID_NOT_RUN,
+        Ruling.UNFINISHED,
+        _decided,
+    ),
     Judgement("killed", lambda s: s.status is not None and s.status < 0, DID_NOT_RUN, Ruling.INFRA, _decided),
-    Judgement("cannot run there", lambda s: kind_of(s.step).cannot_run_here(s.status) or s.status in OF_THE_NODE,
-              DID_NOT_RUN, Ruling.INFRA, _decided),
+    Judgement(
+        "cannot run there",
+        lambda s: kind_of(s.step).cannot_run_here(s.status) or s.status in OF_THE_NODE,
+        DID_NOT_RUN,
+        Ruling.INFRA,
+        _decided,
+    ),
     Judgement("did not do its work", lambda _: True, DID_NOT_RUN, Ruling.UNFINISHED, _decided),
-)  # fmt: skip
+)
 """Read from the top, the first that holds decides; the last holds always."""
 
 
@@ -500,8 +592,10 @@ def lines(health: Sequence[Health]) -> tuple[str, ...]:
     before, after = _by_bdf(health, "before"), _by_bdf(health, "after")
     shown = []
     for bdf in sorted(before | after):
-        used = [f"{gpus[bdf].vram_used_mib:,} MiB {when}" if bdf in gpus else f"not there {when}"
-                for gpus, when in ((before, "before"), (after, "after"))]  # fmt: skip
+        used = [
+            f"{gpus[bdf].vram_used_mib:,} MiB {when}" if bdf in gpus else f"not there {when}"
+            for gpus, when in ((before, "before"), (after, "after"))
+        ]
         gpu = (after | before)[bdf]
         name = f"{bdf} {gpu.name}" if gpu.name else bdf
         shown.append(f"GPU {name}: {', '.join(used)}, of {gpu.vram_total_mib:,} MiB")

@@ -89,9 +89,14 @@ def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
         counts = record.key in declared and record.outcome is Outcome.PASS and record.seconds > 0
         if counts and here.host == socket.gethostname():
             known[record.key, record.command, ended] = Passed(
-                key=record.key, command=record.command, host=here.host, cores=here.cores,
-                declared=declared[record.key], minutes=record.seconds / 60, ended=ended,
-            )  # fmt: skip
+                key=record.key,
+                command=record.command,
+                host=here.host,
+                cores=here.cores,
+                declared=declared[record.key],
+                minutes=record.seconds / 60,
+                ended=ended,
+            )
     kept: dict[tuple[Key, str], list[Passed]] = defaultdict(list)
     for one in sorted(known.values(), key=lambda one: one.ended):
         kept[one.key, one.command].append(one)

@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN: dict[PlanProfile, str] = {
-    "gate": "at a desk", "pr": "for a pull request", "nightly": "nightly", "release": "for a release"
-}  # fmt: skip
+    "gate": "at a desk",
+    "pr": "for a pull request",
+    "nightly": "nightly",
+    "release": "for a release",
+}
 """Profile -> when its plans are made, as in "runs nightly"."""
 
 WHOLE = ("nightly", "release", "smoke")

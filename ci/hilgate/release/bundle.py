@@ -275,10 +275,15 @@ def make_sbom(
                 made.hashes.add(_sha256(match[1]))
     _add_what_was_built(found, manifest)
     subject = Component(
-        name="hilgate", version=manifest.commit, type=ComponentType.APPLICATION, bom_ref="hilgate",
-        properties=[Property(name="hilgate:plan-digest", value=manifest.plan_digest),
-                    Property(name="hilgate:version", value=manifest.hilgate)],
-    )  # fmt: skip
+        name="hilgate",
+        version=manifest.commit,
+        type=ComponentType.APPLICATION,
+        bom_ref="hilgate",
+        properties=[
+            Property(name="hilgate:plan-digest", value=manifest.plan_digest),
+            Property(name="hilgate:version", value=manifest.hilgate),
+        ],
+    )
     bom = Bom(
         components=[found[reference] for reference in sorted(found)],
         serial_number=uuid.uuid5(NAMESPACE, manifest.plan_digest),

@@ -434,9 +434,11 @@ def check_sums(members: Mapping[str, Path]) -> int:
     for what, names in (
         ("missing", (listed.keys() | DEMANDED) - present),
         (f"not in {bundle.SUMS_FILE}", present - listed.keys()),
-        ("another content than its checksum", {name for name in present & listed.keys()
-                                               if bundle.sha256(members[name]) != listed[name]}),
-    ):  # fmt: skip
+        (
+            "another content than its checksum",
+            {name for name in present & listed.keys() if bundle.sha256(members[name]) != listed[name]},
+        ),
+    ):
         require(not names, f"{what}: {', '.join(map(ascii, sorted(names)[:5]))}")
     return len(listed)
 

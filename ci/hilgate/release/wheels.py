@@ -63,9 +63,15 @@ def build(
     words = [sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", str(out)]
     for folder in folders:
         done = subprocess.run(
-            [*words, str(root / folder)], cwd=root, env=plain(env or {}), umask=umask, capture_output=True, text=True,
-            check=False, timeout=SECONDS,
-        )  # fmt: skip
+            [*words, str(root / folder)],
+            cwd=root,
+            env=plain(env or {}),
+            umask=umask,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
         if done.returncode:
             said = (done.stdout + done.stderr).strip()[-1500:]
             raise RecordsError(f"no wheel could be built: {said}", where=folder, remedy="see its pyproject.toml")
@@ -96,8 +102,10 @@ def compared(first: Path, second: Path) -> list[Check]:
 def differing(one: Path, other: Path) -> list[str]:
     """Members of two wheels that are not the same, or what else is not."""
     with zipfile.ZipFile(one) as first, zipfile.ZipFile(other) as second:
-        members = [{entry.filename: (entry.CRC, entry.date_time, entry.external_attr) for entry in file.infolist()}
-                   for file in (first, second)]  # fmt: skip
+        members = [
+            {entry.filename: (entry.CRC, entry.date_time, entry.external_attr) for entry in file.infolist()}
+            for file in (first, second)
+        ]
     names = sorted(name for name in {**members[0], **members[1]} if members[0].get(name) != members[1].get(name))
     return names or ["the order or the compression of its members"]
 
@@ -110,8 +118,13 @@ def tried(wheel: Path, folder: Path) -> Check:
     except (OSError, KeyError, ValueError, StopIteration, zipfile.BadZipFile, subprocess.SubprocessError) as error:
         problem = f"it cannot be tried: {type(error).__name__}: {error}"
     outcome = Outcome.FAIL if problem else Outcome.PASS
-    return Check(id=f"{wheel.name} works where nothing else of ours is", outcome=outcome, message=problem,
-                 seconds=time.monotonic() - began, labels=labels_of(wheel))  # fmt: skip
+    return Check(
+        id=f"{wheel.name} works where nothing else of ours is",
+        outcome=outcome,
+        message=problem,
+        seconds=time.monotonic() - began,
+        labels=labels_of(wheel),
+    )
 
 
 def _problem(wheel: Path, folder: Path) -> str:

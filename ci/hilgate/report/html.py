@@ -191,8 +191,10 @@ _VARIABLES: Final = {INK: "ink", QUIET: "quiet", LINE: "line", TONE: "plot", OTH
 _HEAD = re.compile(r"(?s)^.*?(?=<svg)")
 _METADATA = re.compile(r"(?s)\s*<metadata>.*?</metadata>")
 _NAMESPACES = re.compile(r'\s+(?:xmlns(?::xlink)?="[^"]*"|version="[^"]*")')
-_NAMES = re.compile(r' id="(?:figure|axes|patch|line2d|text|xtick|ytick|matplotlib\.axis|PolyCollection|FillBetween'
-                    r'PolyCollection|LineCollection|PathCollection|legend)_\d+"')  # fmt: skip
+_NAMES = re.compile(
+    r' id="(?:figure|axes|patch|line2d|text|xtick|ytick|matplotlib\.axis|PolyCollection|FillBetween'
+    r'PolyCollection|LineCollection|PathCollection|legend)_\d+"'
+)
 _FONTS = re.compile(r" font-family: [^;\"]*;")
 _STYLE = re.compile(r"(?s)\s*<defs>\s*<style.*?</style>\s*</defs>")
 _SIZE = re.compile(r'(<svg[^>]*?) width="[^"]*"| height="[\d.]+pt"')

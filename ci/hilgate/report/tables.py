@@ -111,8 +111,11 @@ def value_tables(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Tabl
         if step.step.columns and attempt and attempt.checks:
             checks = sorted(attempt.checks, key=lambda check: check.outcome is Outcome.PASS)
             columns = [column for column in step.step.columns if column != "check"]
-            grid = {(check.id, column): _cell(check, decided, _value(check, column))
-                    for check in checks for column in columns}  # fmt: skip
+            grid = {
+                (check.id, column): _cell(check, decided, _value(check, column))
+                for check in checks
+                for column in columns
+            }
             found.append(Table(step, decided, ("check", ""), grid))
     return tuple(sorted(found, key=lambda table: len(table.grid)))
 

@@ -135,11 +135,16 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     console = stdout()
     today = verdict.decided.astimezone().replace(hour=0, minute=0)
     rows = [
-        (mark_of(step.outcome), step.key, step.counts.passed, step.counts.failed,
-         step.counts.inconclusive + step.counts.did_not_run,
-         time_of(step, at="%H:%M" if step.reused and step.reused > today else "%d %b"))
+        (
+            mark_of(step.outcome),
+            step.key,
+            step.counts.passed,
+            step.counts.failed,
+            step.counts.inconclusive + step.counts.did_not_run,
+            time_of(step, at="%H:%M" if step.reused and step.reused > today else "%d %b"),
+        )
         for step in verdict.steps
-    ]  # fmt: skip
+    ]
     console.print(_table_of_steps(rows, console.width))
     alike: dict[str, list[StepProblem]] = {}
     for problem in problems(judged.plan, recorded, verdict, limit=1, facts=judged.facts or NOTHING):
@@ -299,11 +304,15 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
     }
     out.print(table_of(("", ""), [row for row in rows.items() if row[1]], header=False))
     places = [
-        (device, declarations.queue_for(step, device) or "none: at a desk only",
-         declarations.image_for(step, device) or "-",
-         f"{history[key]:.3g} min" if (key := planned_key(step, device)) in history else "-", f"hilgate run {key}")
+        (
+            device,
+            declarations.queue_for(step, device) or "none: at a desk only",
+            declarations.image_for(step, device) or "-",
+            f"{history[key]:.3g} min" if (key := planned_key(step, device)) in history else "-",
+            f"hilgate run {key}",
+        )
         for device in step.devices
-    ]  # fmt: skip
+    ]
     out.print("", table_of(("device", "queue", "image", "median", "repeat it there with"), places), sep="\n")
 
 
@@ -332,10 +341,14 @@ def print_readiness(areas: Sequence[Readiness], *, every_obstacle: bool = False)
     """Area, yes / partly / no, and on what or why not."""
     styles = {"yes": "green", "partly": "yellow", "no": "red"}
     rows = [
-        (area.area, Text(area.answer, styles[area.answer]), f"{area.ready}/{area.steps}",
-         "; ".join(area.obstacles if every_obstacle else area.obstacles[:1]) or f"on {', '.join(area.on)}")
+        (
+            area.area,
+            Text(area.answer, styles[area.answer]),
+            f"{area.ready}/{area.steps}",
+            "; ".join(area.obstacles if every_obstacle else area.obstacles[:1]) or f"on {', '.join(area.on)}",
+        )
         for area in areas
-    ]  # fmt: skip
+    ]
     stdout().print(table_of(("area", "here", "steps", "on, or why not"), rows))
 
 

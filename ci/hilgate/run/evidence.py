@@ -45,10 +45,36 @@ MOST_IDS = 20
 """More failing tests than this are no flake, and running them again would only cost time on scarce nodes."""
 
 WITH_VALUE = frozenset(
-    {"-k", "-m", "-p", "-c", "-o", "-W", "-n", "--ignore", "--ignore-glob", "--deselect", "--rootdir", "--basetemp",
-     "--confcutdir", "--timeout", "--maxfail", "--durations", "--tb", "--junitxml", "--junit-prefix", "--dist",
-     "--import-mode", "--color", "--capture", "--log-level", "--override-ini", "--config-file", "--pyargs"}
-)  # fmt: skip
+    {
+        "-k",
+        "-m",
+        "-p",
+        "-c",
+        "-o",
+        "-W",
+        "-n",
+        "--ignore",
+        "--ignore-glob",
+        "--deselect",
+        "--rootdir",
+        "--basetemp",
+        "--confcutdir",
+        "--timeout",
+        "--maxfail",
+        "--durations",
+        "--tb",
+        "--junitxml",
+        "--junit-prefix",
+        "--dist",
+        "--import-mode",
+        "--color",
+        "--capture",
+        "--log-level",
+        "--override-ini",
+        "--config-file",
+        "--pyargs",
+    }
+)
 """Options of pytest and the plugins used here whose value may be the next word, which is then no test path."""
 
 _FRAME = re.compile(r"^(\S+\.py:\d+): ?(\S*)$", re.MULTILINE)

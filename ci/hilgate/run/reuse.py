@@ -49,10 +49,34 @@ MOST: Final = 200
 """Passes and failures that are kept, those that were used last."""
 
 MAY_DIFFER: Final = frozenset(
-    {"_", "COLORTERM", "COLUMNS", "DISPLAY", "HILGATE_FRESH", "HILGATE_GATE", "LINES", "LS_COLORS", "MAKEFLAGS",
-     "MAKELEVEL", "MAKE_TERMERR", "MAKE_TERMOUT", "MFLAGS", "OLDPWD", "PS1", "PWD", "SHLVL", "TERM", "TERM_PROGRAM",
-     "TERM_PROGRAM_VERSION", "TMUX", "TMUX_PANE", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "WINDOWID"}
-)  # fmt: skip
+    {
+        "_",
+        "COLORTERM",
+        "COLUMNS",
+        "DISPLAY",
+        "HILGATE_FRESH",
+        "HILGATE_GATE",
+        "LINES",
+        "LS_COLORS",
+        "MAKEFLAGS",
+        "MAKELEVEL",
+        "MAKE_TERMERR",
+        "MAKE_TERMOUT",
+        "MFLAGS",
+        "OLDPWD",
+        "PS1",
+        "PWD",
+        "SHLVL",
+        "TERM",
+        "TERM_PROGRAM",
+        "TERM_PROGRAM_VERSION",
+        "TMUX",
+        "TMUX_PANE",
+        "VIRTUAL_ENV",
+        "VIRTUAL_ENV_PROMPT",
+        "WINDOWID",
+    }
+)
 """Variables of whoever typed the command; every other one counts."""
 
 MAY_DIFFER_FROM: Final = ("DBUS_", "SSH_", "XDG_SESSION_")
@@ -77,8 +101,15 @@ class Kept(Noun):
 
 def identity(step: PlannedStep, plan: Plan) -> str:
     """sha256 of what would run: the declared step, its device and settings."""
-    told = {"step": step.step.model_dump(mode="json"), "device": step.device, "env": step.env, "image": step.image,
-            "arguments": step.arguments, "path": plan.python_path, "profile": plan.profile}  # fmt: skip
+    told = {
+        "step": step.step.model_dump(mode="json"),
+        "device": step.device,
+        "env": step.env,
+        "image": step.image,
+        "arguments": step.arguments,
+        "path": plan.python_path,
+        "profile": plan.profile,
+    }
     return _digest(told)
 
 
@@ -349,8 +380,9 @@ def variables_of(env: Mapping[str, str]) -> str:
     """sha256 of the environment variables of a step, without those of a terminal and this Python's place in PATH."""
     own = str(Path(sys.prefix, "bin"))
     path = os.pathsep.join(part for part in env.get("PATH", "").split(os.pathsep) if part != own)
-    kept = {name: value for name, value in env.items()
-            if name not in MAY_DIFFER and not name.startswith(MAY_DIFFER_FROM)}  # fmt: skip
+    kept = {
+        name: value for name, value in env.items() if name not in MAY_DIFFER and not name.startswith(MAY_DIFFER_FROM)
+    }
     return _digest(kept | {"PATH": path})
 
 

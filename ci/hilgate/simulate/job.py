@@ -86,8 +86,12 @@ _EVIDENCE = frozenset(
 """Kinds in which a change breaks a test, and a store offers a pass from before that must not stand for it."""
 
 _LASTING = _EVIDENCE | {
-    Kind.REGRESSION, Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.SOFT_FAILED, Kind.REUSED_BY_AGENT
-}  # fmt: skip
+    Kind.REGRESSION,
+    Kind.QUARANTINED_FAILURE,
+    Kind.QUARANTINED_ELSEWHERE,
+    Kind.SOFT_FAILED,
+    Kind.REUSED_BY_AGENT,
+}
 _QUARANTINING = frozenset(
     {Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.UNEXPECTED_PASS, Kind.QUARANTINE_EXPIRED}
 )
@@ -110,12 +114,29 @@ _WORTHLESS = {
     Kind.REUSED_BY_AGENT: "an earlier pass stands for it",
 }
 _AUTHORS = _EVIDENCE | frozenset(
-    {Kind.REGRESSION, Kind.FLAKY, Kind.NO_EVIDENCE, Kind.ZERO_TESTS, Kind.ALL_SKIPPED, Kind.BELOW_MINIMUM,
-     Kind.SKIPPED_TEST, Kind.RAN_WITHOUT,
-     Kind.FALSE_CLAIM, Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.HANG, Kind.HANG_HARD,
-     Kind.OUT_OF_MEMORY, Kind.OUT_OF_MEMORY_HARD, Kind.OTHER_COMMAND, Kind.IMAGE_OTHER_CONTENT,
-     Kind.IMAGE_NOT_RECORDED, Kind.SOFT_FAILED, Kind.REUSED_BY_AGENT}
-)  # fmt: skip
+    {
+        Kind.REGRESSION,
+        Kind.FLAKY,
+        Kind.NO_EVIDENCE,
+        Kind.ZERO_TESTS,
+        Kind.ALL_SKIPPED,
+        Kind.BELOW_MINIMUM,
+        Kind.SKIPPED_TEST,
+        Kind.RAN_WITHOUT,
+        Kind.FALSE_CLAIM,
+        Kind.QUARANTINED_FAILURE,
+        Kind.QUARANTINED_ELSEWHERE,
+        Kind.HANG,
+        Kind.HANG_HARD,
+        Kind.OUT_OF_MEMORY,
+        Kind.OUT_OF_MEMORY_HARD,
+        Kind.OTHER_COMMAND,
+        Kind.IMAGE_OTHER_CONTENT,
+        Kind.IMAGE_NOT_RECORDED,
+        Kind.SOFT_FAILED,
+        Kind.REUSED_BY_AGENT,
+    }
+)
 """Kinds that a change can bring about; where one struck, blaming the author is no injustice."""
 
 _VALID_DAYS = 10

@@ -100,9 +100,15 @@ class Kind(enum.StrEnum):
 
 
 OF_THE_BUILD = frozenset(
-    {Kind.PLAN_FAILED, Kind.PLAN_ALTERED, Kind.PLAN_AGENT_LOST, Kind.VERDICT_AGENT_LOST, Kind.LOOSENED,
-     Kind.LOOSENED_APPROVED}
-)  # fmt: skip
+    {
+        Kind.PLAN_FAILED,
+        Kind.PLAN_ALTERED,
+        Kind.PLAN_AGENT_LOST,
+        Kind.VERDICT_AGENT_LOST,
+        Kind.LOOSENED,
+        Kind.LOOSENED_APPROVED,
+    }
+)
 """Faults that strike no single step."""
 
 FIRST_ATTEMPT_ONLY = frozenset(

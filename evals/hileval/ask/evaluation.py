@@ -31,9 +31,15 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = Identity(
-    model="unknown", weights="0" * 64, tokenizer="0" * 64, chat_template="0" * 64, task="0" * 64, num_fewshot=0,
-    generation="{}", lm_eval="unknown",
-)  # fmt: skip
+    model="unknown",
+    weights="0" * 64,
+    tokenizer="0" * 64,
+    chat_template="0" * 64,
+    task="0" * 64,
+    num_fewshot=0,
+    generation="{}",
+    lm_eval="unknown",
+)
 """Of stored answers: it was compared when they were asked."""
 
 

@@ -160,9 +160,12 @@ def _broken(check_id: str, gate: Gate, baseline: Baseline | None, samples: Seque
     if first := next((sample for sample in samples if sample.flags), None):
         message += f"; first: question {first.doc_id}: {first.text[:60]!r}"
     numbers: dict[str, Number] = {
-        "n": n, "broken": total, "baseline_broken_rate": sum(before.values()), "p_value": min(p_values.values()),
+        "n": n,
+        "broken": total,
+        "baseline_broken_rate": sum(before.values()),
+        "p_value": min(p_values.values()),
         "limit": allowed["broken"],
-    }  # fmt: skip
+    }
     numbers |= {flag.value.replace(" ", "_").replace("-", "_"): times for flag, times in found.items()}
     return Check(id=check_id, outcome=Outcome.FAIL if reasons else Outcome.PASS, message=message, numbers=numbers)
 

@@ -34,8 +34,23 @@ if TYPE_CHECKING:
 
 
 NAMES = (
-    "Ada", "Ann", "Ben", "Bob", "Cem", "Eva", "Ian", "Ivy", "Joe", "Kim", "Leo", "Mia", "Ned", "Sam", "Tom", "Zoe",
-)  # fmt: skip
+    "Ada",
+    "Ann",
+    "Ben",
+    "Bob",
+    "Cem",
+    "Eva",
+    "Ian",
+    "Ivy",
+    "Joe",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Ned",
+    "Sam",
+    "Tom",
+    "Zoe",
+)
 ITEMS = ("pens", "books", "coins", "cards", "apples", "eggs", "shells", "stamps")
 MAX_COUNT = 9
 """Most things one person owns (fewest: 2, for the plural); the largest answer is three times that."""

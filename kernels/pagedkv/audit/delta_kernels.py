@@ -155,8 +155,17 @@ def _kimi_on_rocm() -> list[Case]:
     )
     tokens = partial(
         by_token.chunk_kda_fwd_intra_token_parallel,
-        q, k, g, beta, inverse, diagonal, SCALE, cu_seqlens=chunks["cu_seqlens"], chunk_size=CHUNK, sub_chunk_size=16,
-    )  # fmt: skip
+        q,
+        k,
+        g,
+        beta,
+        inverse,
+        diagonal,
+        SCALE,
+        cu_seqlens=chunks["cu_seqlens"],
+        chunk_size=CHUNK,
+        sub_chunk_size=16,
+    )
     return [
         *_tuned(chunk.kda_gate_chunk_cumsum_vector_kernel, gate, "-kimi"),
         *_tuned(sub, partial(sub[grid, CHUNK // 16, HEADS], **pair, Akk=diagonal, BK=SIZE, USE_GATHER=True), "-kimi"),
@@ -164,7 +173,11 @@ def _kimi_on_rocm() -> list[Case]:
         *_tuned(
             solve,
             partial(
-                solve[grid, HEADS], **pair, Akkd=diagonal, Akk=inverse, USE_SAFE_GATE=True,
+                solve[grid, HEADS],
+                **pair,
+                Akkd=diagonal,
+                Akk=inverse,
+                USE_SAFE_GATE=True,
                 SOLVE_TRIL_DOT_PRECISION="ieee",
             ),
             "-kimi",
@@ -179,7 +192,7 @@ def _kimi_on_rocm() -> list[Case]:
             partial(chunk.chunk_gla_fwd_o_gk, q, v, g, inverse, states, out, SCALE, **chunks),
             "-kimi",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _kimi_decode() -> list[Case]:
@@ -197,15 +210,26 @@ def _kimi_decode() -> list[Case]:
         ids, starts = (torch.empty(size, dtype=torch.int32) for size in ((sequences, tokens), (sequences + 1,)))
         accepted = {"num_accepted_tokens": torch.empty(sequences, dtype=torch.int32)} if tokens > 1 else {}
         return partial(
-            module.fused_recurrent_kda, *rows(sequences * tokens, heads), *weights(heads), None, _pool(heads), starts,
-            ids if tokens > 1 else ids[:, 0], **accepted,
-        )  # fmt: skip
+            module.fused_recurrent_kda,
+            *rows(sequences * tokens, heads),
+            *weights(heads),
+            None,
+            _pool(heads),
+            starts,
+            ids if tokens > 1 else ids[:, 0],
+            **accepted,
+        )
 
     ids = torch.empty(SEQUENCES, dtype=torch.int32)
     decode = partial(
-        module.fused_recurrent_kda_packed_decode, torch.empty(SEQUENCES, 3 * HEADS * SIZE, dtype=DTYPE),
-        *rows(SEQUENCES, HEADS)[3:], *weights(HEADS), None, _pool(), ids,
-    )  # fmt: skip
+        module.fused_recurrent_kda_packed_decode,
+        torch.empty(SEQUENCES, 3 * HEADS * SIZE, dtype=DTYPE),
+        *rows(SEQUENCES, HEADS)[3:],
+        *weights(HEADS),
+        None,
+        _pool(),
+        ids,
+    )
     name = "fused_recurrent_kda_fwd_kernel"
     return [
         *configured("vllm", "fused_recurrent_kda_packed_decode_kernel", decode),
@@ -238,13 +262,29 @@ def _decode() -> list[Case]:
     module, prepare = imports.vllm_delta("fused_recurrent"), imports.vllm_delta("fused_gdn_prefill_post_conv")
     rows = torch.empty(SEQUENCES, (2 * KEY_HEADS + HEADS) * SIZE, dtype=DTYPE)
     recurrent = partial(
-        module.fused_recurrent_gated_delta_rule_fwd, q, k, v, *gates, SCALE, _pool(),
-        cu_seqlens=torch.empty(SEQUENCES + 1, dtype=torch.int32), ssm_state_indices=ids, use_qk_l2norm_in_kernel=True,
-    )  # fmt: skip
+        module.fused_recurrent_gated_delta_rule_fwd,
+        q,
+        k,
+        v,
+        *gates,
+        SCALE,
+        _pool(),
+        cu_seqlens=torch.empty(SEQUENCES + 1, dtype=torch.int32),
+        ssm_state_indices=ids,
+        use_qk_l2norm_in_kernel=True,
+    )
     packed = partial(
-        module.fused_recurrent_gated_delta_rule_packed_decode, rows, *per_head, torch.empty(HEADS), torch.empty(HEADS),
-        SCALE, _pool(), torch.empty(SEQUENCES, 1, HEADS, SIZE, dtype=DTYPE), ids, use_qk_l2norm_in_kernel=True,
-    )  # fmt: skip
+        module.fused_recurrent_gated_delta_rule_packed_decode,
+        rows,
+        *per_head,
+        torch.empty(HEADS),
+        torch.empty(HEADS),
+        SCALE,
+        _pool(),
+        torch.empty(SEQUENCES, 1, HEADS, SIZE, dtype=DTYPE),
+        ids,
+        use_qk_l2norm_in_kernel=True,
+    )
     post_conv = partial(
         prepare.fused_post_conv_prep, rows, *per_head, torch.empty(HEADS), torch.empty(HEADS), KEY_HEADS, SIZE, SIZE
     )

@@ -259,9 +259,19 @@ def _vllm_scan(layer: Layer) -> list[Case]:
     )
     products_of_chunks = partial(bmm._bmm_chunk_fwd, C, B, layer.chunk, starts, output_dtype=torch.float32)
     chunk_scan = partial(
-        scan._chunk_scan_fwd, products, x, dt, dt, C, states, starts, torch.empty_like(x), seq_idx, D=layer.per_head(),
+        scan._chunk_scan_fwd,
+        products,
+        x,
+        dt,
+        dt,
+        C,
+        states,
+        starts,
+        torch.empty_like(x),
+        seq_idx,
+        D=layer.per_head(),
         initial_states=initial,
-    )  # fmt: skip
+    )
     return [
         *autotuned("vllm", state._chunk_cumsum_fwd_kernel, cumsum),
         *autotuned("vllm", state._chunk_state_fwd_kernel, chunk_state),

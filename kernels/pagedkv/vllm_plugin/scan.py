@@ -80,9 +80,19 @@ def scan(
     """`pagedkv.ssd.scan.chunk_scan` in vLLM's words."""
     global calls  # noqa: PLW0603 - the workers' report reads it
     chunk_scan(
-        cb, _dense(x), dt, dA_cumsum, C, states, out,
-        chunk_starts=cu_chunk_seqlens, sequences=seq_idx, D=D, z=_dense(z), initial_states=initial_states,
-    )  # fmt: skip
+        cb,
+        _dense(x),
+        dt,
+        dA_cumsum,
+        C,
+        states,
+        out,
+        chunk_starts=cu_chunk_seqlens,
+        sequences=seq_idx,
+        D=D,
+        z=_dense(z),
+        initial_states=initial_states,
+    )
     calls += 1
 
 
@@ -117,9 +127,16 @@ def combined(
     step_size = reference.step_size(dt, dt_bias, softplus=dt_softplus, limit=dt_limit).float()
     starts, owners = cu_chunk_seqlens.tolist(), seq_idx.tolist()
     made = steps(
-        x, step_size, A, B, C,
-        chunk_size=chunk_size, chunk_starts=starts, sequences=owners, initial_states=initial_states,
-    )  # fmt: skip
+        x,
+        step_size,
+        A,
+        B,
+        C,
+        chunk_size=chunk_size,
+        chunk_starts=starts,
+        sequences=owners,
+        initial_states=initial_states,
+    )
     skip = D if D is None else D.contiguous()
     scan(made.products, x, made.dt, made.sums, C, made.states, cu_chunk_seqlens, out, seq_idx, skip, z, initial_states)
     states = made.states.to(state_dtype or C.dtype)

@@ -78,8 +78,16 @@ def test_figures(name, request, record_property):
     accepted = json.loads(ACCEPTED.read_text()) if ACCEPTED.exists() else {}
     record_property("kernel", name)
     record_property("compared_with", commit[:12] or "as recorded")
-    for each in ("wave_instructions", "matrix_instructions", "vector_instructions", "lds_instructions", "global_bytes",
-                 "lds_conflict_cycles", "mfma_share", f"{GPUS[arch].name}_roofline_us"):  # fmt: skip
+    for each in (
+        "wave_instructions",
+        "matrix_instructions",
+        "vector_instructions",
+        "lds_instructions",
+        "global_bytes",
+        "lds_conflict_cycles",
+        "mfma_share",
+        f"{GPUS[arch].name}_roofline_us",
+    ):
         record_property(each, now[each])
         if before:
             record_property(f"{each}_before", before[each])
@@ -97,15 +105,18 @@ def test_more_work_is_red_and_less_is_not():
     assert worse(BEFORE | {"global_bytes": 4}, BEFORE, 0.02) == ["global_bytes 4, was 0"]
 
 
-@pytest.mark.parametrize(("now", "recorded", "before", "reason", "says"), [
-    (BEFORE, BEFORE, BEFORE, "", ""),
-    (BEFORE, BEFORE, None, "", ""),
-    (MORE, BEFORE, BEFORE, "", "not as recorded: vector_instructions 103, recorded 100"),
-    (BEFORE, None, None, "", "not as recorded: vector_instructions 100, recorded None"),
-    (MORE, MORE, BEFORE, "", "worse than the merge base: vector_instructions 103, was 100"),
-    (MORE, MORE, BEFORE, "it computes more", ""),
-    (MORE, MORE, MORE, "it computes more", "out of date"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("now", "recorded", "before", "reason", "says"),
+    [
+        (BEFORE, BEFORE, BEFORE, "", ""),
+        (BEFORE, BEFORE, None, "", ""),
+        (MORE, BEFORE, BEFORE, "", "not as recorded: vector_instructions 103, recorded 100"),
+        (BEFORE, None, None, "", "not as recorded: vector_instructions 100, recorded None"),
+        (MORE, MORE, BEFORE, "", "worse than the merge base: vector_instructions 103, was 100"),
+        (MORE, MORE, BEFORE, "it computes more", ""),
+        (MORE, MORE, MORE, "it computes more", "out of date"),
+    ],
+)
 def test_a_worse_figure_that_is_recorded_anew_is_still_told(now, recorded, before, reason, says):
     found = wrong(now, recorded, before, reason)
     assert says in found

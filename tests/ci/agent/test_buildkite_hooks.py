@@ -93,8 +93,10 @@ def test_results_that_did_not_arrive_of_a_job_that_passed_end_it_with_75_at_the_
     node.program("buildkite-agent", f'echo "$1 $2" >> {node.folder}/asked; [ $1 != artifact ]')
     lost = node.env | {"HILGATE_UPLOAD_SECONDS": "0"}
     seen = node.checkout / "ci/hooks/seen"
-    seen.write_text(f'. {node.checkout}/ci/hooks/post-command\necho "left: ${{BUILDKITE_ARTIFACT_PATHS-unset}}."\n'
-                    f". {node.checkout}/ci/hooks/pre-exit\n")  # fmt: skip
+    seen.write_text(
+        f'. {node.checkout}/ci/hooks/post-command\necho "left: ${{BUILDKITE_ARTIFACT_PATHS-unset}}."\n'
+        f". {node.checkout}/ci/hooks/pre-exit\n"
+    )
     for status, ends, paths in (("0", 75, ""), ("1", 0, "results/jobs/kernels-gfx942/**/*")):
         done = run(node, "seen", **lost, BUILDKITE_COMMAND_EXIT_STATUS=status)
         assert f"left: {paths}.\n" in done.stdout

@@ -19,9 +19,15 @@ DIGEST = "sha256:" + "ab" * 32
 IMAGE = f"registry.invalid/hilgate/rocm@{DIGEST}"
 JOB_ID = "01931f3e-7a4b-4c1c-9c1e-0123456789ab"
 SECRET = "hf_0123456789"
-AGENT = {"BUILDKITE": "true", "BUILDKITE_JOB_ID": JOB_ID, "BUILDKITE_TIMEOUT": "32",
-         "HILGATE_JOB_STARTED": "1763700000",
-         "HF_TOKEN": SECRET, "BUILDKITE_AGENT_ACCESS_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET}  # fmt: skip
+AGENT = {
+    "BUILDKITE": "true",
+    "BUILDKITE_JOB_ID": JOB_ID,
+    "BUILDKITE_TIMEOUT": "32",
+    "HILGATE_JOB_STARTED": "1763700000",
+    "HF_TOKEN": SECRET,
+    "BUILDKITE_AGENT_ACCESS_TOKEN": SECRET,
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+}
 INSIDE = ("python3", "-m", "hilgate", "run", "kernels-mla-gfx942")
 
 
@@ -31,34 +37,79 @@ def nodes(*names):
 
 def made(gpus=0, **changes):
     values = {
-        "image": IMAGE, "job": JOB_ID, "step": "kernels-mla-gfx942", "command": INSIDE, "hostname": "mi300-07",
-        "user": "1001:1001", "scratch": "/scratch/j", "memory_gib": 200, "fork": False, "network": False,
-        "devices": nodes(*(f"/dev/dri/renderD{128 + 8 * n}" for n in range(gpus))), "env": AGENT,
-    }  # fmt: skip
+        "image": IMAGE,
+        "job": JOB_ID,
+        "step": "kernels-mla-gfx942",
+        "command": INSIDE,
+        "hostname": "mi300-07",
+        "user": "1001:1001",
+        "scratch": "/scratch/j",
+        "memory_gib": 200,
+        "fork": False,
+        "network": False,
+        "devices": nodes(*(f"/dev/dri/renderD{128 + 8 * n}" for n in range(gpus))),
+        "env": AGENT,
+    }
     return container.Container(**values | changes)
 
 
 def golden(*, devices=(), mounts=(), env=(), network="none"):
     return [
-        "docker", "run", "--rm", "--init", "--pull=never", "--log-driver=none", f"--name=hilgate-{JOB_ID}",
-        f"--label=hilgate.job={JOB_ID}", "--label=hilgate.step=kernels-mla-gfx942", "--hostname=mi300-07",
-        "--user=1001:1001", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--ipc=private", "--cgroupns=private",
-        f"--network={network}", "--memory=200g", "--memory-swap=200g", "--pids-limit=16384", "--shm-size=16g",
-        "--ulimit=core=0", *devices,
+        "docker",
+        "run",
+        "--rm",
+        "--init",
+        "--pull=never",
+        "--log-driver=none",
+        f"--name=hilgate-{JOB_ID}",
+        f"--label=hilgate.job={JOB_ID}",
+        "--label=hilgate.step=kernels-mla-gfx942",
+        "--hostname=mi300-07",
+        "--user=1001:1001",
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges",
+        "--ipc=private",
+        "--cgroupns=private",
+        f"--network={network}",
+        "--memory=200g",
+        "--memory-swap=200g",
+        "--pids-limit=16384",
+        "--shm-size=16g",
+        "--ulimit=core=0",
+        *devices,
         "--mount=type=bind,source=/scratch/j/workspace,target=/hilgate/workspace",
         "--mount=type=bind,source=/scratch/j/results,target=/hilgate/results",
-        "--mount=type=bind,source=/scratch/j/plan.json,target=/hilgate/plan.json,readonly", *mounts, *env,
-        "--workdir=/hilgate/workspace", "--entrypoint=", "--stop-timeout=30", IMAGE,
-        "python3", "-m", "hilgate", "run", "kernels-mla-gfx942",
-    ]  # fmt: skip
+        "--mount=type=bind,source=/scratch/j/plan.json,target=/hilgate/plan.json,readonly",
+        *mounts,
+        *env,
+        "--workdir=/hilgate/workspace",
+        "--entrypoint=",
+        "--stop-timeout=30",
+        IMAGE,
+        "python3",
+        "-m",
+        "hilgate",
+        "run",
+        "kernels-mla-gfx942",
+    ]
 
 
 FACTS = ["--env=BUILDKITE=true", f"--env=BUILDKITE_JOB_ID={JOB_ID}", "--env=BUILDKITE_TIMEOUT=32"]
-OFFLINE = [*FACTS, "--env=HF_HUB_OFFLINE=1", f"--env=HILGATE_IMAGE={DIGEST}", "--env=HILGATE_JOB_STARTED=1763700000",
-           "--env=HOME=/tmp", "--env=PYTHONPATH=."]  # fmt: skip
+OFFLINE = [
+    *FACTS,
+    "--env=HF_HUB_OFFLINE=1",
+    f"--env=HILGATE_IMAGE={DIGEST}",
+    "--env=HILGATE_JOB_STARTED=1763700000",
+    "--env=HOME=/tmp",
+    "--env=PYTHONPATH=.",
+]
 CACHED = sorted([*OFFLINE, "--env=HF_HOME=/hilgate/cache/huggingface"])
-ONE_GPU = ["--device=/dev/kfd:/dev/kfd:rw", "--device=/dev/dri/renderD128:/dev/dri/renderD128:rw", "--group-add=44",
-           "--group-add=109"]  # fmt: skip
+ONE_GPU = [
+    "--device=/dev/kfd:/dev/kfd:rw",
+    "--device=/dev/dri/renderD128:/dev/dri/renderD128:rw",
+    "--group-add=44",
+    "--group-add=109",
+]
 
 
 def test_a_step_on_the_cpu_gets_no_device_and_an_image_of_the_own_store_is_its_digest():
@@ -144,29 +195,75 @@ def test_what_no_container_gets_is_refused(changes, words):
 HOSTILE = st.one_of(
     st.text(max_size=40),
     st.sampled_from(
-        ["--privileged", "--privileged=true", "-v=/:/host", "--device=/dev/mem", "--pid=host", "--network=host",
-         "x --privileged", "a,b", "a\n--privileged", "/run/docker.sock", "/scratch/x", IMAGE, DIGEST, "1:1", "k"]
+        [
+            "--privileged",
+            "--privileged=true",
+            "-v=/:/host",
+            "--device=/dev/mem",
+            "--pid=host",
+            "--network=host",
+            "x --privileged",
+            "a,b",
+            "a\n--privileged",
+            "/run/docker.sock",
+            "/scratch/x",
+            IMAGE,
+            DIGEST,
+            "1:1",
+            "k",
+        ]
     ),
-)  # fmt: skip
+)
 DEVICES = st.builds(
     container.GpuDevices,
     st.lists(st.one_of(st.integers(128, 191).map("/dev/dri/renderD{}".format), HOSTILE), max_size=9).map(tuple),
     st.lists(st.integers(0, 70000), max_size=3).map(tuple),
 )
 MUTATIONS = {
-    "image": HOSTILE, "job": HOSTILE, "step": HOSTILE, "hostname": HOSTILE, "user": HOSTILE, "scratch": HOSTILE,
-    "cache": HOSTILE, "devices": DEVICES, "fork": st.booleans(), "network": st.booleans(), "recheck": st.booleans(),
+    "image": HOSTILE,
+    "job": HOSTILE,
+    "step": HOSTILE,
+    "hostname": HOSTILE,
+    "user": HOSTILE,
+    "scratch": HOSTILE,
+    "cache": HOSTILE,
+    "devices": DEVICES,
+    "fork": st.booleans(),
+    "network": st.booleans(),
+    "recheck": st.booleans(),
     "command": st.lists(HOSTILE, max_size=4).map(tuple),
     "secrets": st.lists(st.one_of(HOSTILE, st.just("HF_TOKEN")), max_size=2).map(tuple),
     "env": st.dictionaries(
         st.one_of(st.sampled_from(sorted(container.PASSED)), st.text(string.ascii_uppercase, min_size=1)), HOSTILE
     ).map(lambda env: {**AGENT, **env}),
-}  # fmt: skip
+}
 ALLOWED = {
-    "--rm", "--init", "--pull", "--log-driver", "--name", "--label", "--hostname", "--user", "--cap-drop",
-    "--security-opt", "--ipc", "--cgroupns", "--network", "--memory", "--memory-swap", "--pids-limit", "--shm-size",
-    "--ulimit", "--device", "--group-add", "--mount", "--env", "--workdir", "--entrypoint", "--stop-timeout",
-}  # fmt: skip
+    "--rm",
+    "--init",
+    "--pull",
+    "--log-driver",
+    "--name",
+    "--label",
+    "--hostname",
+    "--user",
+    "--cap-drop",
+    "--security-opt",
+    "--ipc",
+    "--cgroupns",
+    "--network",
+    "--memory",
+    "--memory-swap",
+    "--pids-limit",
+    "--shm-size",
+    "--ulimit",
+    "--device",
+    "--group-add",
+    "--mount",
+    "--env",
+    "--workdir",
+    "--entrypoint",
+    "--stop-timeout",
+}
 
 
 @settings(max_examples=400, deadline=None)

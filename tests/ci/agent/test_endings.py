@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
     from support.nodes import FakeNode
 
-FORK = {"BUILDKITE_REPO": "https://github.com/rocm/hilgate", "BUILDKITE_PULL_REQUEST": "7",
-        "BUILDKITE_PULL_REQUEST_REPO": "https://github.com/somebody/hilgate"}  # fmt: skip
+FORK = {
+    "BUILDKITE_REPO": "https://github.com/rocm/hilgate",
+    "BUILDKITE_PULL_REQUEST": "7",
+    "BUILDKITE_PULL_REQUEST_REPO": "https://github.com/somebody/hilgate",
+}
 OURS = {"BUILDKITE_PULL_REQUEST": "false"}
 
 
@@ -101,8 +104,16 @@ def test_what_ran_inside_is_noted_for_its_own_job_alone(node: FakeNode) -> None:
         assert endings.load(node.env).jobs == {kind: 1}
 
 
-DAMAGE = ["", "{", "[]", "null", '{"job": 1}', json.dumps({**vars(Endings()), "why": [1]}),
-          json.dumps({**vars(Endings()), "row": "3"}), json.dumps({**vars(Endings()), "jobs": {"a": "b"}})]  # fmt: skip
+DAMAGE = [
+    "",
+    "{",
+    "[]",
+    "null",
+    '{"job": 1}',
+    json.dumps({**vars(Endings()), "why": [1]}),
+    json.dumps({**vars(Endings()), "row": "3"}),
+    json.dumps({**vars(Endings()), "jobs": {"a": "b"}}),
+]
 
 
 @pytest.mark.parametrize("text", DAMAGE)
@@ -122,8 +133,10 @@ def admit(node: FakeNode, **more: str) -> int:
     env = {name: value for name, value in node.env.items() if not name.startswith("BUILDKITE_")}
     job = {name: value for name, value in node.env.items() if name.startswith("BUILDKITE_")}
     (node.folder / "job.json").write_text(json.dumps(job | {"HILGATE_STATE": "/not/ours", "LD_PRELOAD": "x"}))
-    facts_of_hook = {"BUILDKITE_JOB_ID": node.env["BUILDKITE_JOB_ID"],
-                     "BUILDKITE_ENV_JSON_FILE": str(node.folder / "job.json")}  # fmt: skip
+    facts_of_hook = {
+        "BUILDKITE_JOB_ID": node.env["BUILDKITE_JOB_ID"],
+        "BUILDKITE_ENV_JSON_FILE": str(node.folder / "job.json"),
+    }
     return endings.admit({**env, **facts_of_hook, "HILGATE_MIN_ROOM_MIB": "0", **more}, node.temporary)
 
 

@@ -190,12 +190,14 @@ esac
         ("while read -r id; do echo $id; done < {folder}/left", ": > {folder}/left", ["container c0ffee"], ""),
         ("echo c0ffee", "exit 1", [], "container c0ffee of job {job} does not end"),
         (
-            "echo no daemon >&2; exit 1", "exit 1", [],
+            "echo no daemon >&2; exit 1",
+            "exit 1",
+            [],
             "the containers of job {job} cannot be listed: docker ended with status 1: no daemon",
         ),
     ],
     ids=["end", "stay", "are not known"],
-)  # fmt: skip
+)
 def test_the_jobs_containers_are_removed_or_named(
     machine: Host, tmp_path: Path, ps: str, rm: str, ended: list[str], problem: str
 ) -> None:
@@ -216,8 +218,10 @@ def test_a_cancelled_job_gets_less_time() -> None:
 
 
 def repository(folder: Path) -> Path:
-    for words in (["init", "-q"], ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "-q",
-                  "--allow-empty", "-m", "t"]):  # fmt: skip
+    for words in (
+        ["init", "-q"],
+        ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "-q", "--allow-empty", "-m", "t"],
+    ):
         subprocess.run(["git", *words], cwd=folder, check=True)
     return folder
 

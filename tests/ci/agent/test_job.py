@@ -34,8 +34,17 @@ def test_the_container_runs_the_step_of_the_plan_in_the_image_that_was_built(age
     assert agent.calls("pull") == [["pull", "--quiet", image]]
     (run,) = agent.calls("run")
     assert run[run.index(image) :] == [
-        image, "python3", "-m", "hilgate", "run", KEY, "--plan", "/hilgate/plan.json", "--results", "/hilgate/results"
-    ]  # fmt: skip
+        image,
+        "python3",
+        "-m",
+        "hilgate",
+        "run",
+        KEY,
+        "--plan",
+        "/hilgate/plan.json",
+        "--results",
+        "/hilgate/results",
+    ]
     assert f"--env=HILGATE_IMAGE={DIGEST}" in run
     assert f"--hostname={socket.gethostname()}" in run
     assert "--env=HF_TOKEN" in run
@@ -61,15 +70,24 @@ def test_the_container_works_in_a_copy_and_nothing_but_plain_files_comes_back(ag
     assert set(found) == {"closed", "closed/in", "health-before.json"}
     assert found["health-before.json"].read_text() == "the hook's\n"
     words = capsys.readouterr().err
-    for name in ("steps/log.txt: a link", "linked: a link", "pipe: no plain file", "twice: a second name",
-                 "health-after.json: a name", "socket: cannot be read",
-                 "steps/\\x1b[31mred: a name"):  # fmt: skip
+    for name in (
+        "steps/log.txt: a link",
+        "linked: a link",
+        "pipe: no plain file",
+        "twice: a second name",
+        "health-after.json: a name",
+        "socket: cannot be read",
+        "steps/\\x1b[31mred: a name",
+    ):
         assert name in words
 
 
 def test_a_fork_brings_no_secret_into_its_container(agent, monkeypatch):
-    agent.env |= {"BUILDKITE_PULL_REQUEST": "7", "BUILDKITE_PULL_REQUEST_REPO": "https://github.com/mallory/hilgate",
-                  "HILGATE_CACHE": str(agent.bin)}  # fmt: skip
+    agent.env |= {
+        "BUILDKITE_PULL_REQUEST": "7",
+        "BUILDKITE_PULL_REQUEST_REPO": "https://github.com/mallory/hilgate",
+        "HILGATE_CACHE": str(agent.bin),
+    }
     assert agent.run(monkeypatch) == 0
     (run,) = agent.calls("run")
     assert "--env=HF_TOKEN" not in run
@@ -118,12 +136,36 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
         (lambda a: (a.results.mkdir(parents=True), (a.results / "results.jsonl").touch()), 3, "results already"),
         (lambda a: (a.checkout / "results" / "jobs").symlink_to("/etc"), 3, "through a link"),
     ],
-    ids=["dead daemon", "no pull", "not in store", "125", "126", "127", "no docker", "docker not executable",
-         "other contents", "no contents", "digest is a tag", "digest and more", "another image", "no artifact",
-         "no agent", "nobody builds it", "other commit", "commit is a name", "no timeout", "timeout is a flag",
-         "network is a word",
-         "no such step", "truncated plan", "plan is a list", "no plan", "results already", "results are a link"],
-)  # fmt: skip
+    ids=[
+        "dead daemon",
+        "no pull",
+        "not in store",
+        "125",
+        "126",
+        "127",
+        "no docker",
+        "docker not executable",
+        "other contents",
+        "no contents",
+        "digest is a tag",
+        "digest and more",
+        "another image",
+        "no artifact",
+        "no agent",
+        "nobody builds it",
+        "other commit",
+        "commit is a name",
+        "no timeout",
+        "timeout is a flag",
+        "network is a word",
+        "no such step",
+        "truncated plan",
+        "plan is a list",
+        "no plan",
+        "results already",
+        "results are a link",
+    ],
+)
 def test_what_cannot_run_is_never_a_failure_of_the_change(agent, monkeypatch, capsys, arrange, status, words):
     arrange(agent)
     assert agent.run(monkeypatch) == status
@@ -159,8 +201,12 @@ def test_a_gpu_step_gets_its_share_of_the_host_or_does_not_start(agent, monkeypa
     (tmp_path / "sys").mkdir()
     places = topology(tmp_path / "sys", [128, 136, 144, 152])
     monkeypatch.setattr(container, "gpu_devices", functools.partial(container.gpu_devices, **places))
-    agent.plan(steps=[{"key": BUILDER, "provides": "rocm", "timeout_minutes": 1},
-                      {"key": KEY, "image": "rocm", "timeout_minutes": 1, "gpus": 2}])  # fmt: skip
+    agent.plan(
+        steps=[
+            {"key": BUILDER, "provides": "rocm", "timeout_minutes": 1},
+            {"key": KEY, "image": "rocm", "timeout_minutes": 1, "gpus": 2},
+        ]
+    )
     assert agent.run(monkeypatch) == 5
     assert "this machine has 4 GPUs and the step gets 2" in capsys.readouterr().err
     agent.env[gpus.RENDER_NODES] = "renderD152"

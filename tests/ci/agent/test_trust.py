@@ -21,13 +21,21 @@ BUILD = {"BUILDKITE": "true", "BUILDKITE_REPO": OURS, "BUILDKITE_PULL_REQUEST": 
 @pytest.mark.parametrize(
     "spelling",
     [
-        "https://github.com/rocm/hilgate", "https://github.com/rocm/hilgate.git", "https://github.com/rocm/hilgate/",
-        "https://github.com/ROCm/Hilgate.git", "http://github.com:80/rocm/hilgate", "https://GITHUB.com:443/rocm/hilgate",
-        "https://x-access-token:secret@github.com/rocm/hilgate.git", "ssh://git@github.com/rocm/hilgate.git",
-        "ssh://git@github.com:22/rocm/hilgate", "git://github.com/rocm/hilgate.git", "git@github.com:rocm/hilgate",
-        "git@github.com:/rocm/hilgate.git", "github.com:rocm/hilgate",
+        "https://github.com/rocm/hilgate",
+        "https://github.com/rocm/hilgate.git",
+        "https://github.com/rocm/hilgate/",
+        "https://github.com/ROCm/Hilgate.git",
+        "http://github.com:80/rocm/hilgate",
+        "https://GITHUB.com:443/rocm/hilgate",
+        "https://x-access-token:secret@github.com/rocm/hilgate.git",
+        "ssh://git@github.com/rocm/hilgate.git",
+        "ssh://git@github.com:22/rocm/hilgate",
+        "git://github.com/rocm/hilgate.git",
+        "git@github.com:rocm/hilgate",
+        "git@github.com:/rocm/hilgate.git",
+        "github.com:rocm/hilgate",
     ],
-)  # fmt: skip
+)
 def test_every_spelling_of_our_repository_is_ours(spelling):
     assert trust.repository(spelling) == "github.com/rocm/hilgate"
     assert not trust.of_build({**BUILD, "BUILDKITE_PULL_REQUEST_REPO": spelling}).fork
@@ -36,17 +44,33 @@ def test_every_spelling_of_our_repository_is_ours(spelling):
 @pytest.mark.parametrize(
     "spelling",
     [
-        "https://github.com/mallory/hilgate", "https://github.com/rocm/hilgate2", "https://github.com/rocm/hilgate/x",
-        "https://github.com.evil.example/rocm/hilgate", "https://evil.example/github.com/rocm/hilgate",
-        "https://github.com:8443/rocm/hilgate", "https://github.com@evil.example/rocm/hilgate",
-        "https://evil.example/?https://github.com/rocm/hilgate", "https://evil.example#@github.com/rocm/hilgate",
-        "https://github.com\\@evil.example/rocm/hilgate", "https://github.com/mallory/../rocm/hilgate",
-        "https://github.com/mallory/%2e%2e/rocm/hilgate", "https://github.com//rocm/hilgate",
-        "https://github.com/rocm/hilgate.git.git", "https://github.com/hilgate", "file:///rocm/hilgate",
-        "/srv/github.com/rocm/hilgate", "https://github.com/rocm/hilgate\n", " https://github.com/rocm/hilgate",
-        "https://github.com/r\u043ecm/hilgate", "https://[::1]/rocm/hilgate", "https://", "ext::sh -c x", "x", "-x:y/z",
+        "https://github.com/mallory/hilgate",
+        "https://github.com/rocm/hilgate2",
+        "https://github.com/rocm/hilgate/x",
+        "https://github.com.evil.example/rocm/hilgate",
+        "https://evil.example/github.com/rocm/hilgate",
+        "https://github.com:8443/rocm/hilgate",
+        "https://github.com@evil.example/rocm/hilgate",
+        "https://evil.example/?https://github.com/rocm/hilgate",
+        "https://evil.example#@github.com/rocm/hilgate",
+        "https://github.com\\@evil.example/rocm/hilgate",
+        "https://github.com/mallory/../rocm/hilgate",
+        "https://github.com/mallory/%2e%2e/rocm/hilgate",
+        "https://github.com//rocm/hilgate",
+        "https://github.com/rocm/hilgate.git.git",
+        "https://github.com/hilgate",
+        "file:///rocm/hilgate",
+        "/srv/github.com/rocm/hilgate",
+        "https://github.com/rocm/hilgate\n",
+        " https://github.com/rocm/hilgate",
+        "https://github.com/r\u043ecm/hilgate",
+        "https://[::1]/rocm/hilgate",
+        "https://",
+        "ext::sh -c x",
+        "x",
+        "-x:y/z",
     ],
-)  # fmt: skip
+)
 def test_everything_else_is_a_fork(spelling):
     decided = trust.of_build({**BUILD, "BUILDKITE_PULL_REQUEST_REPO": spelling})
     assert (decided.fork, bool(decided.why)) == (True, True)
@@ -69,17 +93,34 @@ def test_everything_else_is_a_fork(spelling):
         ({**BUILD, "BUILDKITE_REPO": "", "BUILDKITE_PULL_REQUEST_REPO": OURS}, True),
         ({"BUILDKITE_BRANCH": "main"}, True),
     ],
-    ids=["desk", "declared not", "declared", "in a trusted build", "branch", "branch, empty", "number alone",
-         "no number", "no own", "own empty", "a part of Buildkite"],
-)  # fmt: skip
+    ids=[
+        "desk",
+        "declared not",
+        "declared",
+        "in a trusted build",
+        "branch",
+        "branch, empty",
+        "number alone",
+        "no number",
+        "no own",
+        "own empty",
+        "a part of Buildkite",
+    ],
+)
 def test_what_cannot_be_told_is_a_fork(env, fork):
     assert trust.of_build(env).fork is fork
 
 
 PROJECT = load_project(Path(__file__).parents[3])
 SECRET = "hf_0123456789"
-AGENT = {"PATH": "/bin", "HF_TOKEN": SECRET, "BUILDKITE_AGENT_ACCESS_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET,
-         "DOCKER_CONFIG": "/agent/.docker", "MY_NEW_SECRET": SECRET}  # fmt: skip
+AGENT = {
+    "PATH": "/bin",
+    "HF_TOKEN": SECRET,
+    "BUILDKITE_AGENT_ACCESS_TOKEN": SECRET,
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "DOCKER_CONFIG": "/agent/.docker",
+    "MY_NEW_SECRET": SECRET,
+}
 
 
 def test_a_step_sees_named_variables_and_the_secrets_that_it_declares_and_a_forks_step_none():
@@ -97,10 +138,25 @@ def test_no_name_brings_a_secret_into_a_fork(env, names):
 
 @pytest.mark.parametrize(
     "name",
-    ["PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "BUILDKITE_AGENT_ACCESS_TOKEN", "DOCKER_HOST",
-     "GIT_SSH_COMMAND", "BASH_ENV", "BASH_FUNC_x%%", "HIP_VISIBLE_DEVICES",
-     "A=B", "a b", "", "-x", "A\nB", "HILGATE_FORK"],
-)  # fmt: skip
+    [
+        "PATH",
+        "LD_PRELOAD",
+        "PYTHONPATH",
+        "PYTHONSTARTUP",
+        "BUILDKITE_AGENT_ACCESS_TOKEN",
+        "DOCKER_HOST",
+        "GIT_SSH_COMMAND",
+        "BASH_ENV",
+        "BASH_FUNC_x%%",
+        "HIP_VISIBLE_DEVICES",
+        "A=B",
+        "a b",
+        "",
+        "-x",
+        "A\nB",
+        "HILGATE_FORK",
+    ],
+)
 def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
     with pytest.raises(DeclarationError, match="name of a secret"):
         trust.check_secrets([name])
@@ -109,18 +165,44 @@ def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
 @pytest.mark.parametrize(
     ("path", "on_host"),
     [
-        ("ci/hooks/pre-command", True), (".buildkite", True), ("ci/hilgate/agent/job.py", True), ("ci", True),
-        ("ci/agents.yaml", True), ("docker/build.sh", True), ("hilgate/__init__.py", True), ("sitecustomize.py", True),
-        ("ci/sitecustomize.py", True), ("kernels/usercustomize/__init__.py", True), ("argparse.py", True),
-        ("json/__init__.py", True), ("ci/argparse.py", True), ("kernels/json.py", True), ("evals/socket.so", True),
-        ("results", True), ("results/plan.json", True), (".gitattributes", True), (".gitmodules", True),
-        ("kernels/pyproject.toml", True), ("Makefile", True), ("tests", True), ("kernels/pagedkv", True), ("", True),
-        ("ci/areas/x/y.yaml", True), ("ci/areas", True), (".md/x.py", True),
-        ("kernels/pagedkv/attention/paged.py", False), ("tests/kernels/test_mla.py", False), ("README.md", False),
-        ("ci/areas/kernels.yaml", False), ("tests/argparse.py", False), ("tests/a\nb.py", False),
-        ("evals/gates.yaml", False), ("benchmarks/run.py", False), ("ci/RUNNING.md", False),
+        ("ci/hooks/pre-command", True),
+        (".buildkite", True),
+        ("ci/hilgate/agent/job.py", True),
+        ("ci", True),
+        ("ci/agents.yaml", True),
+        ("docker/build.sh", True),
+        ("hilgate/__init__.py", True),
+        ("sitecustomize.py", True),
+        ("ci/sitecustomize.py", True),
+        ("kernels/usercustomize/__init__.py", True),
+        ("argparse.py", True),
+        ("json/__init__.py", True),
+        ("ci/argparse.py", True),
+        ("kernels/json.py", True),
+        ("evals/socket.so", True),
+        ("results", True),
+        ("results/plan.json", True),
+        (".gitattributes", True),
+        (".gitmodules", True),
+        ("kernels/pyproject.toml", True),
+        ("Makefile", True),
+        ("tests", True),
+        ("kernels/pagedkv", True),
+        ("", True),
+        ("ci/areas/x/y.yaml", True),
+        ("ci/areas", True),
+        (".md/x.py", True),
+        ("kernels/pagedkv/attention/paged.py", False),
+        ("tests/kernels/test_mla.py", False),
+        ("README.md", False),
+        ("ci/areas/kernels.yaml", False),
+        ("tests/argparse.py", False),
+        ("tests/a\nb.py", False),
+        ("evals/gates.yaml", False),
+        ("benchmarks/run.py", False),
+        ("ci/RUNNING.md", False),
     ],
-)  # fmt: skip
+)
 def test_files_that_agents_execute_outside_of_containers(path, on_host):
     assert trust.stays_inside(path, PROJECT.forks_may_change) is not on_host
 
@@ -143,9 +225,14 @@ def fork(tmp_path):
     git(ours, "add", "-A")
     git(ours, "commit", "-qm", "ours")
     git(tmp_path, "clone", "-q", str(ours), "theirs")
-    env = {**BUILD, "BUILDKITE_REPO": str(ours), "BUILDKITE_PULL_REQUEST_REPO": str(tmp_path / "theirs"),
-           "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main", "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
-           "HILGATE_REPOSITORY": str(ours)}  # fmt: skip
+    env = {
+        **BUILD,
+        "BUILDKITE_REPO": str(ours),
+        "BUILDKITE_PULL_REQUEST_REPO": str(tmp_path / "theirs"),
+        "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main",
+        "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
+        "HILGATE_REPOSITORY": str(ours),
+    }
     return tmp_path / "theirs", env
 
 
@@ -198,18 +285,35 @@ def test_the_guard_ends_with_the_status_of_its_refusal(fork, monkeypatch, capsys
     assert trust.main(["guard"]) == 0
 
 
-FACTS = {"PATH": "/usr/bin", "BUILDKITE": "true", "BUILDKITE_AGENT_ACCESS_TOKEN": "of this job",
-         "SPT_NOENV": "1", "BUILDKITE_STEP_KEY": "kernels", "HILGATE_RENDER_NODES": "renderD128",
-         "HTTPS_PROXY": "http://proxy"}  # fmt: skip
+FACTS = {
+    "PATH": "/usr/bin",
+    "BUILDKITE": "true",
+    "BUILDKITE_AGENT_ACCESS_TOKEN": "of this job",
+    "SPT_NOENV": "1",
+    "BUILDKITE_STEP_KEY": "kernels",
+    "HILGATE_RENDER_NODES": "renderD128",
+    "HTTPS_PROXY": "http://proxy",
+}
 FORK = {**FACTS, "HILGATE_FORK": "1"}
 
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "AWS_ACCESS_KEY_ID", "BUILDKITE_API_TOKEN", "BUILDKITE_ANALYTICS_TOKEN",
-     "BUILDKITE_S3_SECRET_ACCESS_KEY", "BUILDKITE_PLUGIN_DOCKER_LOGIN_PASSWORD", "HILGATE_API_KEY", "SSH_AUTH_SOCK",
-     "LD_PRELOAD", "BUILDKITEX", "anything_else", "A" * 200],
-)  # fmt: skip
+    [
+        "HF_TOKEN",
+        "AWS_ACCESS_KEY_ID",
+        "BUILDKITE_API_TOKEN",
+        "BUILDKITE_ANALYTICS_TOKEN",
+        "BUILDKITE_S3_SECRET_ACCESS_KEY",
+        "BUILDKITE_PLUGIN_DOCKER_LOGIN_PASSWORD",
+        "HILGATE_API_KEY",
+        "SSH_AUTH_SOCK",
+        "LD_PRELOAD",
+        "BUILDKITEX",
+        "anything_else",
+        "A" * 200,
+    ],
+)
 def test_what_may_open_something_is_withheld_from_forks_alone(name):
     assert trust.withheld({**FORK, name: "value"}) == [name]
     assert trust.withheld({**FACTS, "BUILDKITE_PULL_REQUEST": "false", name: "value"}) == []

@@ -28,7 +28,7 @@ from hilgate.buildkite.api import (
     images_of,
     request,
     shortfall,
-)  # fmt: skip
+)
 from hilgate.declare.load import load
 from hilgate.errors import Exit, MisuseError
 from hilgate.model import Loosening
@@ -60,9 +60,13 @@ DECLARED = load(Path(__file__).parents[3]).agents.queues
 QUEUES = {name: queue.model_copy(update={"agents": 0}) for name, queue in DECLARED.items()}
 WELL = [
     RemoteBuild.model_validate(build(number, state="passed", branch="main", env=env))
-    for number, env in ((9, {"HILGATE_FLOW": "watch"}), (8, {}), (7, {"HILGATE_PROFILE": "nightly"}),
-                        (6, {"HILGATE_FLOW": "release"}))
-]  # fmt: skip
+    for number, env in (
+        (9, {"HILGATE_FLOW": "watch"}),
+        (8, {}),
+        (7, {"HILGATE_PROFILE": "nightly"}),
+        (6, {"HILGATE_FLOW": "release"}),
+    )
+]
 
 
 def job(minutes, queue="amd_mi300_1", state="scheduled"):
@@ -198,8 +202,9 @@ def test_all_agents_of_the_organization_are_asked_for_page_by_page(server, clien
     server.answer(200, [{"name": f"a{n}", "meta_data": []} for n in range(PER_PAGE)]).answer(200, [{"name": "last"}])
     assert len(client.agents()) == PER_PAGE + 1
     assert [(path, query["page"]) for _, path, query, _, _ in server.asked] == [
-        ("/v2/organizations/acme/agents", ["1"]), ("/v2/organizations/acme/agents", ["2"])
-    ]  # fmt: skip
+        ("/v2/organizations/acme/agents", ["1"]),
+        ("/v2/organizations/acme/agents", ["2"]),
+    ]
 
 
 def test_build_is_created(server, client):

@@ -58,7 +58,7 @@ LEFT_OUT = "{}: filters of every step leave it out"
         (["tests -k one", "tests/a"], "", []),
         (["tests --deselect tests/a/test_x.py::test_two"], "", [LEFT_OUT.format("tests/a/test_x.py::test_two")]),
     ],
-)  # fmt: skip
+)
 def test_what_no_step_runs_is_named(commands, exempt, lines, tmp_path):
     *steps, found = collected.checks(repository(tmp_path, *commands, exempt=exempt))
     assert found.id == collected.EVERY_TEST

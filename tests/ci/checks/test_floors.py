@@ -49,10 +49,20 @@ def repository(root, **steps):
     write_repository(root, {"other": "python -c pass"})
     for key, (arguments, minimum, more) in steps.items():
         lines = [
-            f"area: {key}", "title: Samples", "why: Samples work.", 'paths: ["tests/"]', "steps:",
-            f"  - key: {key}", f"    label: {key}", f"    command: python -m pytest {arguments}",
-            "    devices: [cpu]", "    evidence: junit", f"    minimum: {minimum}", "    timeout_minutes: 1", more,
-        ]  # fmt: skip
+            f"area: {key}",
+            "title: Samples",
+            "why: Samples work.",
+            'paths: ["tests/"]',
+            "steps:",
+            f"  - key: {key}",
+            f"    label: {key}",
+            f"    command: python -m pytest {arguments}",
+            "    devices: [cpu]",
+            "    evidence: junit",
+            f"    minimum: {minimum}",
+            "    timeout_minutes: 1",
+            more,
+        ]
         (root / "ci" / "areas" / f"{key}.yaml").write_text("\n".join(lines) + "\n")
     return root
 

@@ -136,8 +136,12 @@ def test_the_command_lists_runs_and_leaves_findings(repository):
     out = repository / "results" / "steps" / "selftest-cpu"
     done = subprocess.run(
         [*hilgate(repository, "--version").args[:3], "selftest", "packed-reader"],
-        cwd=repository, env=environ() | {"HILGATE_OUT": str(out)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=repository,
+        env=environ() | {"HILGATE_OUT": str(out)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == Exit.PASS, done.stderr
     assert "✓ pass packed-reader" in done.stdout
     assert len((out / "findings.jsonl").read_text().splitlines()) == 2

@@ -57,8 +57,9 @@ def test_watch_is_red_when_there_is_something_to_say(root, buildkite, state):
     buildkite.answer(200, [build(2 + n, state=state if n == 0 else "passed", env=one) for n, one in enumerate(env)])
     buildkite.answer(200, "heard")
     heartbeat = f"{api.API}/heartbeat"
-    done = plans.hilgate(root, "watch", *WHERE, BUILDKITE_API_TOKEN=TOKEN, HILGATE_HEARTBEAT_URL=heartbeat,
-                         HILGATE_TEXTFILE=str(root))  # fmt: skip
+    done = plans.hilgate(
+        root, "watch", *WHERE, BUILDKITE_API_TOKEN=TOKEN, HILGATE_HEARTBEAT_URL=heartbeat, HILGATE_TEXTFILE=str(root)
+    )
     assert done.returncode == (Exit.FAIL if state == "failed" else Exit.PASS), done.stderr
     assert done.stdout.startswith("main is failed: https" if state == "failed" else "nodes, main, the night and queues")
     asked = [
@@ -66,8 +67,11 @@ def test_watch_is_red_when_there_is_something_to_say(root, buildkite, state):
         for _, path, query, _, _ in buildkite.asked
     ]
     assert asked == [
-        ("builds", ["scheduled", "running", "failing"]), ("agents", None), ("builds", ["finished"]), ("heartbeat", None)
-    ]  # fmt: skip
+        ("builds", ["scheduled", "running", "failing"]),
+        ("agents", None),
+        ("builds", ["finished"]),
+        ("heartbeat", None),
+    ]
     alarms = int(state == "failed")
     assert f"\nhilgate_watch_alarms {alarms}\n" in (root / "hilgate-watch.prom").read_text()
 

@@ -32,9 +32,12 @@ def pytest_collection_modifyitems(config, items):
     asked = {name: config.getoption(name) for name in ("fruit", "way")}
     items[:] = [i for i in items if all(not v or i.callspec.params[n] in v for n, v in asked.items())]
 """
-GRID = {"evidence": "junit", "env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        "may_lack": {"program:no-peeler": "whoever peels needs a peeler"},
-        "matrix": {"rows": "fruit", "columns": "way", "file": "cells.json"}}  # fmt: skip
+GRID = {
+    "evidence": "junit",
+    "env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+    "may_lack": {"program:no-peeler": "whoever peels needs a peeler"},
+    "matrix": {"rows": "fruit", "columns": "way", "file": "cells.json"},
+}
 STEP = "steps/grid-cpu"
 LISTINGS = (("doctor",), ("explain", "grid"))
 COMMANDS = {"other": writes_findings(passing()), "grid": "python -m pytest tests -q -p no:cacheprovider"}
@@ -81,8 +84,11 @@ def test_every_command_writes_the_same_file_with_its_verdict_and_the_next_gate_s
     path = repository / "results" / "cells.json"
     first = path.read_bytes()
     assert cells(repository / "results") == {
-        ("fig", "cut"): "pass", ("fig", "peel"): "pass", ("kiwi", "cut"): "pass", ("kiwi", "peel"): "did not run",
-    }  # fmt: skip
+        ("fig", "cut"): "pass",
+        ("fig", "peel"): "pass",
+        ("kiwi", "cut"): "pass",
+        ("kiwi", "peel"): "did not run",
+    }
     path.unlink()
     hilgate(repository, "judge")
     assert path.read_bytes() == first

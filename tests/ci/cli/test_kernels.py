@@ -33,10 +33,16 @@ def explain_kernel(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--model", "qwen3-next-80b-a3b.json", "--arch", "gfx942"], Exit.PASS,
-         ["block_size 544", "- aiter.pa_fwd_asm: head_size 256, takes 128 only"]),
-        (["--model", "gpt-oss-20b.json", "--arch=gfx950", "--with", "none", "--json"], Exit.PASS,
-         ['"kernel": "pagedkv.paged_attention"']),
+        (
+            ["--model", "qwen3-next-80b-a3b.json", "--arch", "gfx942"],
+            Exit.PASS,
+            ["block_size 544", "- aiter.pa_fwd_asm: head_size 256, takes 128 only"],
+        ),
+        (
+            ["--model", "gpt-oss-20b.json", "--arch=gfx950", "--with", "none", "--json"],
+            Exit.PASS,
+            ['"kernel": "pagedkv.paged_attention"'],
+        ),
         (["--help"], Exit.PASS, ["--kv-cache-dtype"]),
         (["--model", "wide", "--arch", "gfx942", "--with", "none"], Exit.FAIL, ["NOT SERVED"]),
         (["--model", "absent.json", "--arch", "gfx942"], Exit.INVALID_DECLARATION, ["absent.json: No such file"]),
@@ -45,7 +51,7 @@ def explain_kernel(monkeypatch, capsys):
         (["--model", "mpt-7b.json", "--arch", "gfx942", "--tp", "7"], Exit.MISUSE, ["--tp: got 7"]),
     ],
     ids=["answer", "options", "help", "not served", "no file", "arch", "no arch", "tp"],
-)  # fmt: skip
+)
 def test_answers_mistakes_and_statuses_are_those_of_the_kernels(explain_kernel, tmp_path, arguments, status, words):
     config = json.loads((CONFIGS / "mpt-7b.json").read_text(encoding="utf-8")) | {"head_dim": 512}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")

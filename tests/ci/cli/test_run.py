@@ -27,7 +27,7 @@ from support.plans import (
     wait_for,
     write_repository,
     writes_findings,
-)  # fmt: skip
+)
 
 from hilgate.errors import Exit
 from hilgate.run.results import RESULTS_FILE, step_folder
@@ -89,15 +89,35 @@ def test_fail_fast_starts_nothing_after_the_first_red_step_and_resume_goes_on(tm
 
 MARKUP = "[/x] [bold]no[/bold] :boom:"
 TELLING = (
-    ("gate", "--base", "HEAD"), ("judge",), ("plan", "--base", "HEAD"), ("explain", "a", "--base", "HEAD"),
-    ("run", "a", "--", MARKUP), ("replay", "changes.txt"), ("history", "show"), ("run", MARKUP), ("plan", MARKUP),
-    ("plan", "--base", MARKUP), ("judge", "--results", f"{MARKUP}s"), ("explain", MARKUP),
-    ("plan", "--profile", MARKUP), ("rerun", MARKUP, "--pr", "7"), ("simulate", "--seed", MARKUP), (MARKUP,),
-    ("history", "show", "--metric", MARKUP), ("gate", "--steps", MARKUP), ("judge", "--plan", MARKUP),
+    ("gate", "--base", "HEAD"),
+    ("judge",),
+    ("plan", "--base", "HEAD"),
+    ("explain", "a", "--base", "HEAD"),
+    ("run", "a", "--", MARKUP),
+    ("replay", "changes.txt"),
+    ("history", "show"),
+    ("run", MARKUP),
+    ("plan", MARKUP),
+    ("plan", "--base", MARKUP),
+    ("judge", "--results", f"{MARKUP}s"),
+    ("explain", MARKUP),
+    ("plan", "--profile", MARKUP),
+    ("rerun", MARKUP, "--pr", "7"),
+    ("simulate", "--seed", MARKUP),
+    (MARKUP,),
+    ("history", "show", "--metric", MARKUP),
+    ("gate", "--steps", MARKUP),
+    ("judge", "--plan", MARKUP),
     ("recheck", MARKUP, "--plan", "results/plan.json", "--jobs", "j", "--results", "r"),
-)  # fmt: skip
-SILENT = (("history", "add"), ("plan", "b", "--omitted"), ("bundle", "--out", "e.tar"), ("verify-bundle", MARKUP),
-          ("doctor",), ())  # fmt: skip
+)
+SILENT = (
+    ("history", "add"),
+    ("plan", "b", "--omitted"),
+    ("bundle", "--out", "e.tar"),
+    ("verify-bundle", MARKUP),
+    ("doctor",),
+    (),
+)
 
 
 def test_brackets_in_names_ids_files_and_arguments_are_text_in_every_command(tmp_path):

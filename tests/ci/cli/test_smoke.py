@@ -52,8 +52,9 @@ def test_a_clean_clone_gets_a_smoke_run_which_says_how_little_it_is(clone):
     assert planned(clone) == ("smoke", ["sliced"])
     branch = git(clone, "branch", "--show-current")
     said = " ".join(done.stderr.split())
-    assert said.startswith(f"no change against origin/{branch}: smoke, a subset of each area "
-                           "(`make gate ARGS=--all` runs everything)")  # fmt: skip
+    assert said.startswith(
+        f"no change against origin/{branch}: smoke, a subset of each area (`make gate ARGS=--all` runs everything)"
+    )
     assert "✓ pass: smoke: 1 of at least 5 checks; `make gate ARGS=--all` runs" in done.stdout
     assert re.search(r"about [\d mins]+ on \d+ cores? \(declared minutes, at this machine's", said)
     assert re.search(r"took [\d.]+ s, forecast [\d mins]+; budget 4 min 00 s \(2 idle cores\)", said)

@@ -22,8 +22,11 @@ def test_error():
     pathlib.Path("results", "allowed").write_text(str(ALLOWED["fp16"]))
     assert 0.01 <= ALLOWED["fp16"], "max_abs_err 0.01"
 """
-JUNIT = {"command": "python -m pytest tests -q -p no:cacheprovider -o pythonpath=tests", "evidence": "junit",
-         "env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}}  # fmt: skip
+JUNIT = {
+    "command": "python -m pytest tests -q -p no:cacheprovider -o pythonpath=tests",
+    "evidence": "junit",
+    "env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+}
 RUN = ("run", "measure-cpu", "--plan", "results/plan.json", "--results", "results/jobs/measure-cpu")
 JUDGE = ("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
 
@@ -89,8 +92,16 @@ def test_a_merge_base_that_is_not_here_stops_the_job(loosened):
 
 def test_a_failing_test_is_run_again_on_another_node_and_not_on_its_own(loosened, monkeypatch):
     hilgate(loosened, *RUN)
-    elsewhere = ("recheck", "measure-cpu", "--plan", "results/plan.json", "--jobs", "results/jobs",
-                 "--results", "results/jobs/measure-cpu.recheck")  # fmt: skip
+    elsewhere = (
+        "recheck",
+        "measure-cpu",
+        "--plan",
+        "results/plan.json",
+        "--jobs",
+        "results/jobs",
+        "--results",
+        "results/jobs/measure-cpu.recheck",
+    )
     refused = hilgate(loosened, *elsewhere)
     assert refused.returncode == Exit.SICK_NODE
     assert "another must run them" in refused.stderr

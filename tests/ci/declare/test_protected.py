@@ -112,14 +112,35 @@ HELD_AGAINST = {"reference.py", "selfcheck.py", "configurations.py", "conftest.p
 @pytest.mark.parametrize(
     "name",
     [
-        "evals/hileval/gates/rule.py", "evals/tasks/gsm8k.yaml", "evals/pocket/data/x.json", "pyproject.toml",
-        "tests/support/routing_oracle.py", "tests/conftest.py", "tests/kernels/conftest.py", "requirements/laptop.txt",
-        "kernels/pagedkv/attention/reference.py", "kernels/pagedkv/audit/machine.py", "docker/prove.py", "docker/x",
-        "Makefile", ".ci/run", "ci/sitecustomize.py", "kernels/sitecustomize.py", "kernels/pagedkv/conftest.py",
-        "evals/yaml.py", "pytest.ini", "setup.cfg", "tox.ini", ".gitattributes", "x.pth", "ci/hooks/environment",
-        "ci/agent/buildkite-agent.cfg", "ci/bin/hilgate", "a folder that nobody has thought of/x",
+        "evals/hileval/gates/rule.py",
+        "evals/tasks/gsm8k.yaml",
+        "evals/pocket/data/x.json",
+        "pyproject.toml",
+        "tests/support/routing_oracle.py",
+        "tests/conftest.py",
+        "tests/kernels/conftest.py",
+        "requirements/laptop.txt",
+        "kernels/pagedkv/attention/reference.py",
+        "kernels/pagedkv/audit/machine.py",
+        "docker/prove.py",
+        "docker/x",
+        "Makefile",
+        ".ci/run",
+        "ci/sitecustomize.py",
+        "kernels/sitecustomize.py",
+        "kernels/pagedkv/conftest.py",
+        "evals/yaml.py",
+        "pytest.ini",
+        "setup.cfg",
+        "tox.ini",
+        ".gitattributes",
+        "x.pth",
+        "ci/hooks/environment",
+        "ci/agent/buildkite-agent.cfg",
+        "ci/bin/hilgate",
+        "a folder that nobody has thought of/x",
     ],
-)  # fmt: skip
+)
 def test_what_influences_a_verdict_is_protected_and_so_is_what_nobody_has_thought_of(name):
     assert protected.entry_for(entries(), name).flag == "any change"
 

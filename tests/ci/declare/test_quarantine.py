@@ -13,8 +13,14 @@ from hilgate.declare import quarantine
 from hilgate.declare.load import InvalidDeclarationsError, load
 from hilgate.errors import CannotRunHereError
 
-ENTRY = {"test": "t::a", "step": "a", "reason": "wrong lane", "owner": "kernels", "added": "2026-11-20",
-         "expires": "2026-12-04"}  # fmt: skip
+ENTRY = {
+    "test": "t::a",
+    "step": "a",
+    "reason": "wrong lane",
+    "owner": "kernels",
+    "added": "2026-11-20",
+    "expires": "2026-12-04",
+}
 
 
 @pytest.fixture

@@ -90,9 +90,12 @@ def test_the_queue_is_waited_in_from_when_a_step_could_start(tmp_path):
     # Steps start at midnight, one second apart, and take 90 s: b could start when a had ended, c at once.
     before = dt.datetime(2026, 11, 20, 23, 59, tzinfo=dt.UTC)
     a_build = built(
-        (step("a", "x"), [passed()]), (step("b", "x", depends_on=("a-cpu",)), [passed()]), (step("c", "x"), [passed()]),
-        (step("d", "x"), None), created=before,
-    )  # fmt: skip
+        (step("a", "x"), [passed()]),
+        (step("b", "x", depends_on=("a-cpu",)), [passed()]),
+        (step("c", "x"), [passed()]),
+        (step("d", "x"), None),
+        created=before,
+    )
     store.add(tmp_path, *a_build)
     waited = [ask(tmp_path, "minutes", step=name)[0]["queue_minutes"] * 60 for name in "abc"]
     assert waited == pytest.approx([60.0, 0.0, 62.0])

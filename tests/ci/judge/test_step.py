@@ -25,7 +25,7 @@ from support.jobs import (
     passed,
     skipped,
     undecided,
-)  # fmt: skip
+)
 from support.plans import plan
 
 from hilgate.judge import step
@@ -62,8 +62,14 @@ def without(*names):
 
 def entry(test=TEST, days=7, **changes):
     added = dt.date(2026, 11, 21) - dt.timedelta(days=14 - days)
-    values = {"test": test, "step": "gather", "reason": "wrong lane", "owner": "kernels", "added": added,
-              "expires": added + dt.timedelta(days=14)}  # fmt: skip
+    values = {
+        "test": test,
+        "step": "gather",
+        "reason": "wrong lane",
+        "owner": "kernels",
+        "added": added,
+        "expires": added + dt.timedelta(days=14),
+    }
     return Quarantined.model_validate(values | changes)
 
 
@@ -77,11 +83,18 @@ CASES = {
     "a-check-fails": (FAILS, F, R.REGRESSION, "max_abs_err 0.5"),
     "fails-again-on-the-same-node": (reruns(again("fail")), F, R.REGRESSION, "max_abs_err 0.5"),
     "fails-everywhere": (
-        both(reruns(again("fail")), recheck(again("fail", host=ELSEWHERE))), F, R.REGRESSION, "max_abs_err 0.5"),
+        both(reruns(again("fail")), recheck(again("fail", host=ELSEWHERE))),
+        F,
+        R.REGRESSION,
+        "max_abs_err 0.5",
+    ),
     "a-rerun-that-did-not-run-clears-nothing": (reruns(again("did not run")), F, R.REGRESSION, "max_abs_err 0.5"),
     "one-of-two-failures-passes-again": (
         both(lambda jobs: jobs.job(GATHER.key, *finished(GATHER, failed(), failed(OTHER), status=1), again())),
-        F, R.REGRESSION, "max_abs_err"),
+        F,
+        R.REGRESSION,
+        "max_abs_err",
+    ),
     "exit-1-without-a-failing-check": (gathered(passed(), status=1), F, R.REGRESSION, "exit 1 and no failing check"),
     "no-tests-collected": (gathered(status=5), D, R.UNFINISHED, "exit 5 (no tests were collected)"),
     "zero-tests": (gathered(), D, R.UNFINISHED, "it recorded no checks"),
@@ -94,13 +107,26 @@ CASES = {
     # Infrastructure: nothing was learned about the change.
     "no-record": (without("results.jsonl"), D, R.INFRA, "no record of it arrived"),
     "job-left-nothing": (
-        without("results.jsonl", "health-before.json", "health-after.json"), D, R.INFRA, "no record of it arrived"),
+        without("results.jsonl", "health-before.json", "health-after.json"),
+        D,
+        R.INFRA,
+        "no record of it arrived",
+    ),
     "refused-by-preflight": (
-        both(without("results.jsonl", "health-after.json"),
-             lambda jobs: jobs.path(name="health-before.json").write_text(health("before", **ECC).model_dump_json())),
-        D, R.INFRA, "unfit before: uncorrectable ECC: 3"),
+        both(
+            without("results.jsonl", "health-after.json"),
+            lambda jobs: jobs.path(name="health-before.json").write_text(health("before", **ECC).model_dump_json()),
+        ),
+        D,
+        R.INFRA,
+        "unfit before: uncorrectable ECC: 3",
+    ),
     "unfinished": (
-        lambda jobs: jobs.job(GATHER.key, finished(GATHER, passed())[0]), D, R.INFRA, "not say how the step ended"),
+        lambda jobs: jobs.job(GATHER.key, finished(GATHER, passed())[0]),
+        D,
+        R.INFRA,
+        "not say how the step ended",
+    ),
     "sick-node-by-its-own-word": (gathered(status=75), D, R.INFRA, "exit 75"),
     "killed-from-outside": (gathered(status=-9), D, R.INFRA, "SIGKILL"),
     "crashed-on-a-node-in-doubt": (both(gathered(status=-11), after(**ECC)), D, R.INFRA, "its node is in doubt"),
@@ -114,30 +140,63 @@ CASES = {
     "no-health-before": (without("health-before.json"), D, R.INFRA, "nothing is known of its node's health before"),
     "fails-on-a-sick-node": (both(FAILS, after(**ECC)), D, R.INFRA, "it may be the node's doing"),
     "fails-on-a-sick-node-and-on-a-fit-one": (
-        both(FAILS, after(**ECC), recheck(again("fail", host=ELSEWHERE))), F, R.REGRESSION, "max_abs_err"),
+        both(FAILS, after(**ECC), recheck(again("fail", host=ELSEWHERE))),
+        F,
+        R.REGRESSION,
+        "max_abs_err",
+    ),
     "ran-in-another-image": (
-        gathered(passed(), environment=environment(image="sha256:" + "0" * 64)), D, R.INFRA, "it ran in image"),
+        gathered(passed(), environment=environment(image="sha256:" + "0" * 64)),
+        D,
+        R.INFRA,
+        "it ran in image",
+    ),
     "ran-in-no-image": (gathered(passed(), environment=environment(image="")), D, R.INFRA, "it ran in image (none)"),
     "fails-in-another-image": (
-        gathered(failed(), status=1, environment=environment(image="")), D, R.INFRA, f"{TEST} failed there"),
+        gathered(failed(), status=1, environment=environment(image="")),
+        D,
+        R.INFRA,
+        f"{TEST} failed there",
+    ),
     "packages-of-another-tree": (
-        gathered(passed(), imported={"samples": "/other/kernels/samples"}), D, R.INFRA,
-        "it imports samples from /other/kernels/samples, not from kernels/samples"),
+        gathered(passed(), imported={"samples": "/other/kernels/samples"}),
+        D,
+        R.INFRA,
+        "it imports samples from /other/kernels/samples, not from kernels/samples",
+    ),
     "fails-with-packages-of-another-tree": (
-        gathered(failed(), status=1, imported={"samples": ".venv/lib/samples"}), D, R.INFRA, "from .venv/lib/samples"),
+        gathered(failed(), status=1, imported={"samples": ".venv/lib/samples"}),
+        D,
+        R.INFRA,
+        "from .venv/lib/samples",
+    ),
     "nobody-knows-which-packages": (gathered(passed(), imported={}), D, R.INFRA, "samples from (nobody knows where)"),
     "its-image-was-never-recorded": (
-        lambda jobs: jobs.path(IMAGE_STEP.key).unlink(), D, R.INFRA, "no record says which image 'rocm'"),
+        lambda jobs: jobs.path(IMAGE_STEP.key).unlink(),
+        D,
+        R.INFRA,
+        "no record says which image 'rocm'",
+    ),
     "its-image-is-of-other-contents": (
         lambda jobs: jobs.job(IMAGE_STEP.key, image(content="0" * 64), *finished(IMAGE_STEP, passed("built"))),
-        D, R.INFRA, "from other contents"),
+        D,
+        R.INFRA,
+        "from other contents",
+    ),
     # Flakes: failed and then passed over the same files. Never a pass.
     "passes-again-on-the-same-node": (reruns(again()), Q, R.FLAKY, f"{TEST} failed and passed when run again"),
     "passes-again-elsewhere": (
-        both(reruns(again("fail")), recheck(again(host=ELSEWHERE))), Q, R.FLAKY, f"{TEST} failed and passed"),
+        both(reruns(again("fail")), recheck(again(host=ELSEWHERE))),
+        Q,
+        R.FLAKY,
+        f"{TEST} failed and passed",
+    ),
     "flaky-and-killed": (
         lambda jobs: jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=-9), again()),
-        D, R.INFRA, "SIGKILL"),
+        D,
+        R.INFRA,
+        "SIGKILL",
+    ),
     "inconclusive": (gathered(undecided()), Q, R.INCONCLUSIVE, "n=50"),
     # The quarantine of the merge base.
     "only-quarantined-failures": (FAILS, P, R.QUARANTINED, "1 passed; 1 failed in quarantine", entry()),
@@ -150,14 +209,19 @@ CASES = {
     "nor-a-kill": (gathered(failed(), passed(), status=-9), D, R.INFRA, "SIGKILL", entry()),
     "nor-a-timeout": (gathered(failed(), passed(), **HUNG), D, R.INFRA, "it was ended before", entry()),
     "nor-lost-evidence": (
-        gathered(failed(), passed(), failed("(the evidence is whole)"), status=1), F, R.REGRESSION, "whole", entry()),
+        gathered(failed(), passed(), failed("(the evidence is whole)"), status=1),
+        F,
+        R.REGRESSION,
+        "whole",
+        entry(),
+    ),
     "nor-a-sick-node": (both(FAILS, after(**ECC)), D, R.INFRA, "its node is in doubt", entry()),
     "nor-an-open-question": (gathered(failed(), undecided(), status=1), Q, R.QUARANTINED, "n=50", entry()),
     "unexpected-pass": (lambda _: None, P, R.PASS, "2 passed", entry()),
     "expired-and-passing": (lambda _: None, F, R.QUARANTINED, "expired on 2026-11-21: mend it", entry(days=0)),
     "expired-and-failing": (FAILS, F, R.REGRESSION, "max_abs_err", entry(days=0)),
     "on-its-last-day": (FAILS, P, R.QUARANTINED, "1 failed in quarantine", entry(days=1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -194,8 +258,11 @@ def test_a_cpu_step_of_an_agent_and_a_desk_need_no_health_and_no_image(tmp_path,
 def test_a_pass_that_holds_a_test_of_another_step_does_not_count(tmp_path):
     scan = gpu_step("scan").redeclared(command="python -m pytest tests/mamba --ignore=tests/mamba/slow")
     jobs = Jobs(tmp_path, agents_plan(GATHER, scan))
-    for name, ruling in [("tests/mamba/test_scan.py", Ruling.UNFINISHED), ("tests/mamba/slow/test_x.py", Ruling.PASS),
-                         ("tests/t.py", Ruling.PASS)]:  # fmt: skip
+    for name, ruling in [
+        ("tests/mamba/test_scan.py", Ruling.UNFINISHED),
+        ("tests/mamba/slow/test_x.py", Ruling.PASS),
+        ("tests/t.py", Ruling.PASS),
+    ]:
         jobs.job(GATHER.key, *finished(GATHER, passed(f"{name}::test_a")))
         ruled = jobs.ruled()
         assert ruled.ruling is ruling, name
@@ -275,25 +342,40 @@ TROUBLE = {
     "fit": (pair(), ()),
     "nothing-known": ((), ()),
     "problems-though-healthy": (
-        pair(before={"problems": ("3 zombies hold the GPU",)}), ("unfit before: 3 zombies hold the GPU",)),
+        pair(before={"problems": ("3 zombies hold the GPU",)}),
+        ("unfit before: 3 zombies hold the GPU",),
+    ),
     "unhealthy-without-a-word": (pair(after={"healthy": False}), ("unfit after: the hook does not say why",)),
     "other-node": (
-        pair(after={"host": ELSEWHERE}), (f"the health after is of {ELSEWHERE}, the results are of {NODE}",)),
+        pair(after={"host": ELSEWHERE}),
+        (f"the health after is of {ELSEWHERE}, the results are of {NODE}",),
+    ),
     "too-few-from-the-start": (
-        pair(before={"gpus": ()}, after={"gpus": ()}), ("0 of 1 GPUs before", "0 of 1 GPUs after")),
+        pair(before={"gpus": ()}, after={"gpus": ()}),
+        ("0 of 1 GPUs before", "0 of 1 GPUs after"),
+    ),
     "another-gpu-in-its-place": (
-        pair(after={"gpus": (gpu(bdf="0000:06:00.0"),)}), ("GPU 0000:05:00.0 was gone afterwards",)),
+        pair(after={"gpus": (gpu(bdf="0000:06:00.0"),)}),
+        ("GPU 0000:05:00.0 was gone afterwards",),
+    ),
     "new-memory-errors": (
         pair(before={"gpus": (gpu(ecc_uncorrectable=1),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}),
-        ("GPU 0000:05:00.0: 3 new uncorrectable memory errors",)),
+        ("GPU 0000:05:00.0: 3 new uncorrectable memory errors",),
+    ),
     "old-memory-errors": (
-        pair(before={"gpus": (gpu(ecc_uncorrectable=4),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}), ()),
+        pair(before={"gpus": (gpu(ecc_uncorrectable=4),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}),
+        (),
+    ),
     "kernel-log-from-before": (pair(before={"dmesg": ("old",)}), ()),
     "unhealthy-for-its-kernel-log": (
-        pair(before={"healthy": False, "dmesg": ("GPU reset",)}), ("kernel log: GPU reset",)),
+        pair(before={"healthy": False, "dmesg": ("GPU reset",)}),
+        ("kernel log: GPU reset",),
+    ),
     "kernel-log-is-cut": (
-        pair(after={"dmesg": tuple("abcdefg")}), tuple(f"kernel log: {letter}" for letter in "abcde")),
-}  # fmt: skip
+        pair(after={"dmesg": tuple("abcdefg")}),
+        tuple(f"kernel log: {letter}" for letter in "abcde"),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", TROUBLE)

@@ -219,8 +219,14 @@ def test_a_failing_check_never_improves_the_verdict(build, where):
 
 def test_an_expired_entry_is_red_even_where_its_step_is_not_planned(tmp_path):
     jobs = Jobs(tmp_path)
-    entry = Quarantined(test=TEST, step="elsewhere", reason="wrong lane", owner="kernels",
-                        added=NOW.date() - dt.timedelta(days=14), expires=NOW.date())  # fmt: skip
+    entry = Quarantined(
+        test=TEST,
+        step="elsewhere",
+        reason="wrong lane",
+        owner="kernels",
+        added=NOW.date() - dt.timedelta(days=14),
+        expires=NOW.date(),
+    )
     verdict = jobs.verdict(quarantine=Quarantine(tests=(entry,)))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.why == f"quarantine of {TEST} expired on 2026-11-21: mend it or take it out"
@@ -258,8 +264,10 @@ def test_an_approval_excuses_no_failure(tmp_path):
 
 def decides(folder, name="pipeline.yml", key="verdict", *, status=0, loosened="[]", annotates=0, **more):
     """Run a step of the static pipelines that decides, with a judge that ends with `status`."""
-    values = {"hilgate": JUDGE.format(loosened=loosened, status=status),
-              "buildkite_agent": ANNOTATES.format(status=annotates)}  # fmt: skip
+    values = {
+        "hilgate": JUDGE.format(loosened=loosened, status=status),
+        "buildkite_agent": ANNOTATES.format(status=annotates),
+    }
     return run(folder, STEPS[name, key], **(values | more))
 
 

@@ -135,8 +135,9 @@ def test_no_bundle_without_evidence(tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["repository", "results"]
 
 
-@pytest.mark.parametrize("make", [lambda p: p.symlink_to("/etc/passwd"), lambda p: p.with_name("a\nb").touch()],
-                         ids=["link", "line break"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make", [lambda p: p.symlink_to("/etc/passwd"), lambda p: p.with_name("a\nb").touch()], ids=["link", "line break"]
+)
 def test_no_bundle_of_what_cannot_be_read_back(tmp_path, make):
     root, out = built(tmp_path)
     make(out / "steps" / "odd")
@@ -174,7 +175,9 @@ def test_the_bill_names_what_was_locked_installed_pinned_and_built(sound):
     torch = found["pkg:pypi/torch@2.13.0"]
     assert torch["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
     assert {(p["name"], p["value"]) for p in torch["properties"]} == {
-        ("hilgate:locked-in", "a.txt"), ("hilgate:installed-on", "desk")}  # fmt: skip
+        ("hilgate:locked-in", "a.txt"),
+        ("hilgate:installed-on", "desk"),
+    }
     assert {
         "pkg:pypi/py-yaml@6.0",
         "pkg:generic/python@3.11.0",
@@ -206,57 +209,104 @@ TAMPERED = {
     "no checksums": (without("SHA256SUMS"), False, "checksums: SHA256SUMS is missing"),
     "a checksum that is none": (lambda m: {**m, "SHA256SUMS": b"x\n"}, False, "checksums: SHA256SUMS has a line"),
     "a name summed twice": (
-        lambda m: {**m, "SHA256SUMS": m["SHA256SUMS"] * 2}, False, "checksums: SHA256SUMS has a line"),
+        lambda m: {**m, "SHA256SUMS": m["SHA256SUMS"] * 2},
+        False,
+        "checksums: SHA256SUMS has a line",
+    ),
     "another plan": (edited("plan.json", b'"minimum": 1', b'"minimum": 2'), True, "plan: another plan: its digest"),
     "a smoke run": (
-        edited("plan.json", b'"profile": "gate"', b'"profile": "smoke"'), True, "plan: a smoke run decides about no"),
+        edited("plan.json", b'"profile": "gate"', b'"profile": "smoke"'),
+        True,
+        "plan: a smoke run decides about no",
+    ),
     "a part of a step": (
-        edited("plan.json", b'"arguments": ""', b'"arguments": "-k x"'), True, "plan: a run of a part of"),
+        edited("plan.json", b'"arguments": ""', b'"arguments": "-k x"'),
+        True,
+        "plan: a run of a part of",
+    ),
     "no plan": (edited("plan.json", b"{", b""), True, "plan: not a plan"),
     "no manifest": (edited("manifest.json", b'"profile"', b'"prefile"'), True, "plan: not a manifest: profile"),
     "another commit in the manifest": (
-        edited("manifest.json", b"cccc", b"cccd"), True, "plan: another plan: its commit"),
+        edited("manifest.json", b"cccc", b"cccd"),
+        True,
+        "plan: another plan: its commit",
+    ),
     "another profile": (edited("manifest.json", b'"gate"', b'"release"'), True, "plan: another plan: its profile"),
     "records of another plan": (
-        edited(RECORDS, b'"plan_digest":"', b'"plan_digest":"f'), True, "records: mla-cpu: results.jsonl: these"),
+        edited(RECORDS, b'"plan_digest":"', b'"plan_digest":"f'),
+        True,
+        "records: mla-cpu: results.jsonl: these",
+    ),
     "records of another commit": (
-        edited(RECORDS, b'"commit":"cccc', b'"commit":"dddd'), True, "records: mla-cpu: results.jsonl: these"),
+        edited(RECORDS, b'"commit":"cccc', b'"commit":"dddd'),
+        True,
+        "records: mla-cpu: results.jsonl: these",
+    ),
     "a dropped check": (without_lines(b"t.py::b"), True, "records: mla-cpu: results.jsonl: it announces 2"),
     "a dropped opening": (without_lines(b'"kind":"build"'), True, "records: mla-cpu: results.jsonl: its first"),
     "no records": (without(RECORDS, BUILDER_RECORDS), True, "records: no results"),
     "a truncated line": (
-        lambda m: {**m, RECORDS: m[RECORDS][:-1]}, True, "records: mla-cpu: results.jsonl: it is not as"),
+        lambda m: {**m, RECORDS: m[RECORDS][:-1]},
+        True,
+        "records: mla-cpu: results.jsonl: it is not as",
+    ),
     "a dropped image": (
-        without_lines(b'"kind":"image"', BUILDER_RECORDS), True, "images: plan and records name the images {}"),
+        without_lines(b'"kind":"image"', BUILDER_RECORDS),
+        True,
+        "images: plan and records name the images {}",
+    ),
     "another image digest": (
-        edited(BUILDER_RECORDS, b'"digest":"sha256:abab', b'"digest":"sha256:cdab'), True, "images: plan and records"),
+        edited(BUILDER_RECORDS, b'"digest":"sha256:abab', b'"digest":"sha256:cdab'),
+        True,
+        "images: plan and records",
+    ),
     "another image in the manifest": (
-        edited("manifest.json", b"sha256:abab", b"sha256:cdab"), True, "images: plan and records name the images"),
+        edited("manifest.json", b"sha256:abab", b"sha256:cdab"),
+        True,
+        "images: plan and records name the images",
+    ),
     "an image of other contents": (
-        edited(BUILDER_RECORDS, b'"content":"cc', b'"content":"dd'), True, "images: the image rocm was"),
+        edited(BUILDER_RECORDS, b'"content":"cc', b'"content":"dd'),
+        True,
+        "images: the image rocm was",
+    ),
     "a step in another image": (
-        edited(RECORDS, b'"image":"sha256:abab', b'"image":"sha256:cdab'), True, "images: mla-cpu ran"),
-    "a step in no image": (
-        edited(RECORDS, f'"image":"{DIGEST}"'.encode(), b'"image":""'), True, "images: mla-cpu ran"),
-    "a dropped step": (
-        without(RECORDS), True,
-        "verdict: the stored verdict says pass; the records give did not run"),
+        edited(RECORDS, b'"image":"sha256:abab', b'"image":"sha256:cdab'),
+        True,
+        "images: mla-cpu ran",
+    ),
+    "a step in no image": (edited(RECORDS, f'"image":"{DIGEST}"'.encode(), b'"image":""'), True, "images: mla-cpu ran"),
+    "a dropped step": (without(RECORDS), True, "verdict: the stored verdict says pass; the records give did not run"),
     "a failure that became a pass": (
-        edited(RECORDS, b'"exit_status":0', b'"exit_status":1'), True,
-        "verdict: the stored verdict says pass; the records give fail"),
+        edited(RECORDS, b'"exit_status":0', b'"exit_status":1'),
+        True,
+        "verdict: the stored verdict says pass; the records give fail",
+    ),
     "a verdict of another plan": (
-        edited("verdict.json", b'"plan_digest": "', b'"plan_digest": "f'), True, "verdict: the verdict is of plan f"),
+        edited("verdict.json", b'"plan_digest": "', b'"plan_digest": "f'),
+        True,
+        "verdict: the verdict is of plan f",
+    ),
     "a worded verdict": (edited("verdict.json", b"2 passed", b"3 passed"), True, "verdict: the stored verdict is not"),
     "a verdict with other counts": (
-        edited("verdict.json", b'"passed": 2', b'"passed": 9'), True, "verdict: the stored verdict is not what"),
+        edited("verdict.json", b'"passed": 2', b'"passed": 9'),
+        True,
+        "verdict: the stored verdict is not what",
+    ),
     "a verdict that is none": (edited("verdict.json", b'"steps"', b'"stops"'), True, "verdict: not a verdict"),
     "an outcome in the manifest": (
-        edited("manifest.json", b'"pass"', b'"fail"'), True, "verdict: the manifest says fail, the verdict pass"),
+        edited("manifest.json", b'"pass"', b'"fail"'),
+        True,
+        "verdict: the manifest says fail, the verdict pass",
+    ),
     "a bill that is none": (edited("sbom.cdx.json", b'"1.6"', b'"9.9"'), True, "bill: no CycloneDX 1.6 bill"),
     "a bill of another build": (edited("sbom.cdx.json", b"cccc", b"cccd"), True, "bill: the bill is not what lock"),
     "a bill without components": (edited_bill(components=[]), True, "bill: the bill is not what lock files, records"),
     "a bill with another hash": (
-        edited("sbom.cdx.json", b"a" * 64, b"b" * 64), True, "bill: the bill is not what lock files, records"),
+        edited("sbom.cdx.json", b"a" * 64, b"b" * 64),
+        True,
+        "bill: the bill is not what lock files, records",
+    ),
     "other pins": (edited("pins.toml", b'"0.1"', b'"0.2"'), True, "bill: the bill is not what lock files, records"),
     "no pins": (without("pins.toml"), True, "bill: the bill is not what lock files, records and pins give: 6 comp"),
     "other locks": (edited("locks/a.txt", b"2.13.0", b"2.14.0"), True, "bill: the bill is not what lock files"),
@@ -264,20 +314,36 @@ TAMPERED = {
     "a file that no build leaves": (lambda m: {**m, "malware.bin": b"x"}, True, "members: no build leaves 'malware"),
     "a table that is none": (lambda m: {**m, "evil.json": b"{}"}, True, "members: no build leaves 'evil.json'"),
     "files of a step that was not planned": (
-        lambda m: {**m, "results/steps/evil-cpu/log.txt": b"x"}, True, "members: no build leaves 'results/steps/evil"),
+        lambda m: {**m, "results/steps/evil-cpu/log.txt": b"x"},
+        True,
+        "members: no build leaves 'results/steps/evil",
+    ),
     "a wheel of which no check says anything": (
-        lambda m: {**m, "results/steps/mla-cpu/wheels/a-1-py3-none-any.whl": b"x"}, True,
-        "wheels: of the wheel a-1-py3-none-any.whl no check says"),
+        lambda m: {**m, "results/steps/mla-cpu/wheels/a-1-py3-none-any.whl": b"x"},
+        True,
+        "wheels: of the wheel a-1-py3-none-any.whl no check says",
+    ),
     "a wheel whose name is none": (
-        lambda m: {**m, "results/steps/mla-cpu/wheels/a.whl": b"x"}, True, "wheels: no wheel is called 'a.whl'"),
+        lambda m: {**m, "results/steps/mla-cpu/wheels/a.whl": b"x"},
+        True,
+        "wheels: no wheel is called 'a.whl'",
+    ),
     "a bill without metadata": (
-        lambda m: {**m, "sbom.cdx.json": json.dumps(
-            {k: v for k, v in json.loads(m["sbom.cdx.json"]).items() if k != "metadata"}).encode()}, True,
-        "bill: the bill is not what lock files, records and pins give: metadata"),
+        lambda m: {
+            **m,
+            "sbom.cdx.json": json.dumps(
+                {k: v for k, v in json.loads(m["sbom.cdx.json"]).items() if k != "metadata"}
+            ).encode(),
+        },
+        True,
+        "bill: the bill is not what lock files, records and pins give: metadata",
+    ),
     "a wheel in the manifest alone": (
-        edited("manifest.json", b'"wheels": {}', b'"wheels": {"a.whl": "sha256:00"}'), True,
-        "wheels: its files have the wheels {}, the manifest"),
-}  # fmt: skip
+        edited("manifest.json", b'"wheels": {}', b'"wheels": {"a.whl": "sha256:00"}'),
+        True,
+        "wheels: its files have the wheels {}, the manifest",
+    ),
+}
 
 
 @pytest.mark.parametrize(("change", "summed", "words"), TAMPERED.values(), ids=TAMPERED)

@@ -165,14 +165,18 @@ def test_a_release_is_cut_signed_and_verified(release, tmp_path):
 def test_the_statement_binds_commit_plan_wheels_and_materials(release):
     statement = json.loads(release.statement.read_text())
     assert (statement["_type"], statement["predicateType"]) == (
-        "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1")  # fmt: skip
+        "https://in-toto.io/Statement/v1",
+        "https://slsa.dev/provenance/v1",
+    )
     assert [one["name"] for one in statement["subject"]] == ["evidence.tar", WHEEL]
     definition = statement["predicate"]["buildDefinition"]
     manifest = json.loads(members_of(release.bundle)["manifest.json"])
     assert definition["externalParameters"] == {"commit": release.commit, "profile": "release"}
     assert definition["internalParameters"]["planDigest"] == manifest["plan_digest"]
     assert [one["uri"] for one in definition["resolvedDependencies"]] == [
-        f"git+commit:{release.commit}", "evidence:locks/a.txt"]  # fmt: skip
+        f"git+commit:{release.commit}",
+        "evidence:locks/a.txt",
+    ]
     bill = json.loads(members_of(release.bundle)["sbom.cdx.json"])
     (ours,) = [one for one in bill["components"] if one["purl"] == "pkg:pypi/samples@0.1.0"]
     assert ours["hashes"][0]["content"] == statement["subject"][1]["digest"]["sha256"]
@@ -206,14 +210,16 @@ ALONE = {
     "pins added": (lambda m: {**m, "pins.toml": b""}, "commit: not as the commit has it: pins.toml"),
     "another time": (edited("manifest.json", b'"committed": 1', b'"committed": 2'), "commit: its time is 2"),
     "other locks": (edited("locks/a.txt", b"2.13.0", b"2.14.0"), "commit: not as the commit has it: locks/a.txt"),
-    "a lock more": (
-        lambda m: {**m, "locks/b.txt": b"evil==1\n"}, "commit: not as the commit has it: locks/b.txt"),
+    "a lock more": (lambda m: {**m, "locks/b.txt": b"evil==1\n"}, "commit: not as the commit has it: locks/b.txt"),
     "a quarantine": (
         lambda m: {**m, "quarantine.json": m["quarantine.json"].replace(b"[]", QUARANTINED)},
-        "commit: its quarantine is not that of the commit"),
+        "commit: its quarantine is not that of the commit",
+    ),
     "another wheel": (
-        edited(f"results/jobs/wheels-cpu/steps/wheels-cpu/wheels/{WHEEL}", b"a wheel", b"another"), "wheels: "),
-}  # fmt: skip
+        edited(f"results/jobs/wheels-cpu/steps/wheels-cpu/wheels/{WHEEL}", b"a wheel", b"another"),
+        "wheels: ",
+    ),
+}
 
 
 @pytest.mark.parametrize("row", ROWS)

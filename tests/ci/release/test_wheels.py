@@ -90,13 +90,15 @@ def test_a_wheel_that_holds_where_it_was_built_is_found(tmp_path, monkeypatch):
         ({"pyproject.toml": ABOUT.replace("Apache-2.0", "MIT")}, "its license is MIT, not Apache-2.0"),
         ({"LICENSE": "x", "pyproject.toml": f"{ABOUT}license-files = []\n"}, "it holds no LICENSE"),
         (
-            {"sample/main.py": "def main():\n    return 3\n",
-             "pyproject.toml": f'{ABOUT}[project.scripts]\nsample = "sample.main:main"\n'},
+            {
+                "sample/main.py": "def main():\n    return 3\n",
+                "pyproject.toml": f'{ABOUT}[project.scripts]\nsample = "sample.main:main"\n',
+            },
             "`sample --version` fails",
         ),
     ],
     ids=["another version", "an import", "another license", "no license", "its program"],
-)  # fmt: skip
+)
 def test_a_wheel_that_does_not_work_is_found(tmp_path, monkeypatch, changes, words):
     status, found, _ = run(distribution(tmp_path, **changes), monkeypatch)
     assert status == 1

@@ -41,9 +41,16 @@ def failure(text):
 
 def attempt_at(one, check, message=""):
     record = StepRecord(
-        key=one.key, started=NOW, seconds=1.0, exit_status=1, outcome=Outcome.FAIL, message=message, checks=1,
-        command=one.step.command, environment=ENVIRONMENT,
-    )  # fmt: skip
+        key=one.key,
+        started=NOW,
+        seconds=1.0,
+        exit_status=1,
+        outcome=Outcome.FAIL,
+        message=message,
+        checks=1,
+        command=one.step.command,
+        environment=ENVIRONMENT,
+    )
     return results.Attempt(record, (check,))
 
 

@@ -30,12 +30,25 @@ MIXED = built(
 
 def test_the_verdict_comes_first_then_what_broke_then_the_change():
     text = " ".join(Outline(render(*MIXED)).text.split())
-    order = ["✗ fail 2 passed, 1 failed, 30 not run; bad-cpu: max_abs_err 0.5 > 0.001",
-             "1 step regressed, 1 step stopped by the machine, 1 not selected", "What broke", "✗ regression bad-cpu",
-             "error max_abs_err 0.5",
-             "reproduce hilgate run bad-cpu", "30 not run: needs gfx950",
-             "○ infra lost-cpu", "no record of it arrived", "What changed", "samples/layout.py", "Every step",
-             "When it ran", "65 536", "Not selected", "far-gfx950", "Where it ran"]  # fmt: skip
+    order = [
+        "✗ fail 2 passed, 1 failed, 30 not run; bad-cpu: max_abs_err 0.5 > 0.001",
+        "1 step regressed, 1 step stopped by the machine, 1 not selected",
+        "What broke",
+        "✗ regression bad-cpu",
+        "error max_abs_err 0.5",
+        "reproduce hilgate run bad-cpu",
+        "30 not run: needs gfx950",
+        "○ infra lost-cpu",
+        "no record of it arrived",
+        "What changed",
+        "samples/layout.py",
+        "Every step",
+        "When it ran",
+        "65 536",
+        "Not selected",
+        "far-gfx950",
+        "Where it ran",
+    ]
     text = text.replace("\u202f", " ")
     places = [text.index(words) for words in order]
     assert places == sorted(places)
@@ -97,9 +110,16 @@ def test_the_timeline_places_bars_in_the_whole_time():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(None, "\u2013"), (0.04, "0.0 s"), (9.96, "10.0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3599, "59 min 59 s"),
-     (3840, "1 h 04 min")],
-)  # fmt: skip
+    [
+        (None, "\u2013"),
+        (0.04, "0.0 s"),
+        (9.96, "10.0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (3599, "59 min 59 s"),
+        (3840, "1 h 04 min"),
+    ],
+)
 def test_durations_are_words(seconds, words):
     assert duration(seconds) == words
 

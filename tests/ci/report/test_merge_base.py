@@ -61,14 +61,12 @@ def ran(*checks):
     [
         (merge_base.NOTHING, "f", "not known: no history and no results of it were given"),
         (MergeBase(commit=BASE), "f", "not known: a-cpu was not run at bbbbbbbbbbbb"),
-        (MergeBase(recorded=ran(passed("p"))), "new",
-         "not known: no such check at a folder without a commit"),
-        (MergeBase(commit=BASE, recorded=ran(skipped("s", "x"))), "s",
-         "did not run (x) at bbbbbbbbbbbb"),
+        (MergeBase(recorded=ran(passed("p"))), "new", "not known: no such check at a folder without a commit"),
+        (MergeBase(commit=BASE, recorded=ran(skipped("s", "x"))), "s", "did not run (x) at bbbbbbbbbbbb"),
         (MergeBase(commit=BASE, recorded=ran(passed("p"))), "", "passed (1 check) at bbbbbbbbbbbb"),
     ],
     ids=["nothing", "step not run", "new check", "skipped", "the step"],
-)  # fmt: skip
+)
 def test_what_is_not_known_says_why(facts, check, words):
     assert on_merge_base(facts, "a-cpu", check) == words
     assert on_merge_base(facts, "a-cpu", check, desk=True) == ("" if facts is merge_base.NOTHING else words)

@@ -37,11 +37,13 @@ def red(facts=FACTS, **changes):
     steps = {one.key: one for one in verdict.steps}
     told = {
         "bad-gfx942": {
-            "image": DIGEST, "node": "mi300-07", "evidence": ("VRAM 312 MiB before, 318 MiB after", "dmesg: nothing"),
+            "image": DIGEST,
+            "node": "mi300-07",
+            "evidence": ("VRAM 312 MiB before, 318 MiB after", "dmesg: nothing"),
         },
         "sick-cpu": {"ruling": Ruling.INFRA, "node": "mi355-02", "evidence": ("GPU reset begin!",)},
         "kept-cpu": {"quarantined": ("q1",), "unexpected_passes": ("u1",), "flaky": tuple(f"f{n}" for n in range(25))},
-    }  # fmt: skip
+    }
     updated = tuple(steps[key].model_copy(update=values) for key, values in told.items())
     return plan, recorded, verdict.model_copy(update={"steps": updated} | changes), facts
 
@@ -65,11 +67,25 @@ def below_the_headline(text):
 @pytest.mark.parametrize("show", [page, note], ids=["report", "annotation"])
 def test_what_broke_is_said_in_the_order_in_which_it_is_asked(show):
     text = below_the_headline(show(*red()))
-    order = ["regression", "bad-gfx942", TEST, "AssertionError: 2 of 80 rows are off",
-             "max_abs_err 0.5, 2 of 80 rows off", "shape 5x16x64, dtype float16, arch gfx942",
-             "passed at bbbbbbbbbbbb", "tests/kernels/test_x.py:67",
-             "mi300-07", "VRAM 312 MiB before, 318 MiB after", "hilgate run bad-gfx942 -- -k", "docker run", DIGEST,
-             "assert not True", "second", "sick-cpu", "GPU reset begin!"]  # fmt: skip
+    order = [
+        "regression",
+        "bad-gfx942",
+        TEST,
+        "AssertionError: 2 of 80 rows are off",
+        "max_abs_err 0.5, 2 of 80 rows off",
+        "shape 5x16x64, dtype float16, arch gfx942",
+        "passed at bbbbbbbbbbbb",
+        "tests/kernels/test_x.py:67",
+        "mi300-07",
+        "VRAM 312 MiB before, 318 MiB after",
+        "hilgate run bad-gfx942 -- -k",
+        "docker run",
+        DIGEST,
+        "assert not True",
+        "second",
+        "sick-cpu",
+        "GPU reset begin!",
+    ]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
 
@@ -146,9 +162,19 @@ def test_the_terminal_says_it_too(capsys):
     agents = plan.model_copy(update={"profile": "pr"})
     terminal.print_verdict(Judged(agents, recorded, verdict, Path("report.html"), facts))
     out = capsys.readouterr().out
-    order = ["✗ fail: regression: bad-gfx942", TEST, "error: max_abs_err 0.5", "case: shape", "merge base: passed at b",
-             "node: mi300-07", "reproduce: hilgate run bad-gfx942", "○ did not run: infra: sick-cpu", "quarantined in",
-             "1 step regressed, 1 step stopped by the machine", "changes its own gate: needs"]  # fmt: skip
+    order = [
+        "✗ fail: regression: bad-gfx942",
+        TEST,
+        "error: max_abs_err 0.5",
+        "case: shape",
+        "merge base: passed at b",
+        "node: mi300-07",
+        "reproduce: hilgate run bad-gfx942",
+        "○ did not run: infra: sick-cpu",
+        "quarantined in",
+        "1 step regressed, 1 step stopped by the machine",
+        "changes its own gate: needs",
+    ]
     places = [out.index(words) for words in order]
     assert places == sorted(places)
     terminal.print_verdict(Judged(plan, recorded, verdict, Path("report.html")))  # a desk says nothing of what it is

@@ -18,8 +18,21 @@ from hilgate.report.write import Judged
 from hilgate.text import MARKS, STYLES, duration
 
 FRUITS = [f"granite-hybrid-{number}" for number in range(18)]
-TESTS = ["prefill", "chunked-prefill", "decode", "mixed-batch", "prefix-caching", "preemption", "state-reuse", "graphs",
-         "fp8-cache", "interleaved", "shuffle", "speculative", "tensor-parallel"]  # fmt: skip
+TESTS = [
+    "prefill",
+    "chunked-prefill",
+    "decode",
+    "mixed-batch",
+    "prefix-caching",
+    "preemption",
+    "state-reuse",
+    "graphs",
+    "fp8-cache",
+    "interleaved",
+    "shuffle",
+    "speculative",
+    "tensor-parallel",
+]
 
 
 def text(*checks, width=80):

@@ -145,21 +145,31 @@ def test_damaged_junit_is_a_problem(tmp_path, text, why):
 FILE = TEST.partition("::")[0]
 CASE = '<testcase classname="t" name="a"/>'
 CONTRADICTIONS = {
-    "announced failures": (f'<testsuite tests="1" failures="2" errors="1">{CASE}</testsuite>',
-                           "announces 3 failures and holds 0"),
+    "announced failures": (
+        f'<testsuite tests="1" failures="2" errors="1">{CASE}</testsuite>',
+        "announces 3 failures and holds 0",
+    ),
     "an announced error": (f'<testsuite tests="1" errors="1">{CASE}</testsuite>', "announces 1 failures and holds 0"),
-    "an error of the suite": (f'<testsuite tests="1">{CASE}<error message="m"/></testsuite>',
-                              "has <error> in a testsuite"),
-    "an inner suite": (f'<testsuite><testsuite tests="9">{CASE}</testsuite></testsuite>',
-                       "announces 9 tests and holds 1"),
+    "an error of the suite": (
+        f'<testsuite tests="1">{CASE}<error message="m"/></testsuite>',
+        "has <error> in a testsuite",
+    ),
+    "an inner suite": (
+        f'<testsuite><testsuite tests="9">{CASE}</testsuite></testsuite>',
+        "announces 9 tests and holds 1",
+    ),
     "inner failures": (f'<testsuite><testsuite failures="1">{CASE}</testsuite></testsuite>', "announces 1 failures"),
     "of all suites": (f'<testsuites tests="3"><testsuite>{CASE}</testsuite></testsuites>', "announces 3 tests"),
-    "a rerun that failed": (f'<testsuite>{CASE[:-2]}><rerunFailure message="m"/></testcase></testsuite>',
-                            "has <rerunFailure> in a testcase"),
-    "a flaky failure": (f'<testsuite>{CASE[:-2]}><flakyFailure message="m"/></testcase></testsuite>',
-                        "has <flakyFailure> in a testcase"),
+    "a rerun that failed": (
+        f'<testsuite>{CASE[:-2]}><rerunFailure message="m"/></testcase></testsuite>',
+        "has <rerunFailure> in a testcase",
+    ),
+    "a flaky failure": (
+        f'<testsuite>{CASE[:-2]}><flakyFailure message="m"/></testcase></testsuite>',
+        "has <flakyFailure> in a testcase",
+    ),
     "no number": (f'<testsuite failures="-1">{CASE}</testsuite>', "announces failures=-1"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)

@@ -29,21 +29,42 @@ EXAMPLES = [
     (facts(), Outcome.PASS, "1 passed"),
     # A check that was skipped: its step did not run, unless what it needs is declared and not here.
     (facts(checks=[PASS, MLA], **NO_AMX), Outcome.PASS, "1 check passed, 1 cannot run here: the prefix cache of MLA n"),
-    (facts(checks=[PASS, MLA, MLA, TWO_GPUS], minimum=4, **NEITHER), Outcome.PASS,
-     "1 check passed, 3 cannot run here: 2: the prefix cache of MLA needs AMX; 1: two ranks need two GPUs"),
-    (facts(checks=[PASS, SKIP], **NO_AMX), Outcome.DID_NOT_RUN,
-     "s did not run, and it names no condition that the step may lack (may_lack): needs gfx950"),
-    (facts(checks=[PASS, MLA], may_lack=AMX), Outcome.DID_NOT_RUN,
-     "s did not run, and it needs cpu:amx_tile, which is here: needs gfx950"),
-    (facts(checks=[PASS, MLA], lacked=frozenset({"cpu:amx_tile"})), Outcome.DID_NOT_RUN,
-     "s did not run, and it needs cpu:amx_tile, which the step does not declare (may_lack)"),
-    (facts(checks=[PASS, MLA, SKIP, SKIP], **NO_AMX), Outcome.DID_NOT_RUN,
-     "2 checks that must run did not; the first: s did not run"),
-    (facts(checks=[PASS, RAN], **NO_AMX), Outcome.FAIL,
-     "p ran, and it is declared to need cpu:amx_tile, which is not here: remove the declaration"),
+    (
+        facts(checks=[PASS, MLA, MLA, TWO_GPUS], minimum=4, **NEITHER),
+        Outcome.PASS,
+        "1 check passed, 3 cannot run here: 2: the prefix cache of MLA needs AMX; 1: two ranks need two GPUs",
+    ),
+    (
+        facts(checks=[PASS, SKIP], **NO_AMX),
+        Outcome.DID_NOT_RUN,
+        "s did not run, and it names no condition that the step may lack (may_lack): needs gfx950",
+    ),
+    (
+        facts(checks=[PASS, MLA], may_lack=AMX),
+        Outcome.DID_NOT_RUN,
+        "s did not run, and it needs cpu:amx_tile, which is here: needs gfx950",
+    ),
+    (
+        facts(checks=[PASS, MLA], lacked=frozenset({"cpu:amx_tile"})),
+        Outcome.DID_NOT_RUN,
+        "s did not run, and it needs cpu:amx_tile, which the step does not declare (may_lack)",
+    ),
+    (
+        facts(checks=[PASS, MLA, SKIP, SKIP], **NO_AMX),
+        Outcome.DID_NOT_RUN,
+        "2 checks that must run did not; the first: s did not run",
+    ),
+    (
+        facts(checks=[PASS, RAN], **NO_AMX),
+        Outcome.FAIL,
+        "p ran, and it is declared to need cpu:amx_tile, which is not here: remove the declaration",
+    ),
     (facts(checks=[RAN], may_lack=AMX), Outcome.PASS, "1 passed"),
-    (facts(checks=[PASS, MLA], minimum=3, **NO_AMX), Outcome.DID_NOT_RUN,
-     "1 check ran, 1 cannot run here: the prefix cache of MLA needs AMX; at least 3 must be reported"),
+    (
+        facts(checks=[PASS, MLA], minimum=3, **NO_AMX),
+        Outcome.DID_NOT_RUN,
+        "1 check ran, 1 cannot run here: the prefix cache of MLA needs AMX; at least 3 must be reported",
+    ),
     (facts(0, [PASS, FAIL]), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001"),
     (facts(1, [PASS, FAIL]), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001"),
     (facts(None, [FAIL], stopped="timed out after 60 s"), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001"),
@@ -62,7 +83,7 @@ EXAMPLES = [
     (facts(0, [PASS, OPEN]), Outcome.INCONCLUSIVE, "o: n=50"),
     (facts(6, [PASS]), Outcome.INCONCLUSIVE, "exit 6 (inconclusive) and no check that says why"),
     (facts(6, [OPEN], minimum=2), Outcome.DID_NOT_RUN, "1 check ran; at least 2 must be reported"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("given_facts", "outcome", "why"), EXAMPLES)

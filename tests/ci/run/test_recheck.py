@@ -20,7 +20,7 @@ from support.jobs import (
     finished,
     gpu_step,
     passed,
-)  # fmt: skip
+)
 from support.plans import failing, plan, python, results_of, step, writes_findings
 
 from hilgate.judge.verdict import judge
@@ -130,17 +130,18 @@ def fails(jobs, *lines):
 PENDING = {
     "failed-once": (fails, True),
     "passed-again-here": (lambda jobs: fails(jobs, again()), True),
-    "ran-elsewhere": (
-        lambda jobs: [fails(jobs), jobs.job(f"{GATHER.key}.recheck", again(host=ELSEWHERE))], False),
+    "ran-elsewhere": (lambda jobs: [fails(jobs), jobs.job(f"{GATHER.key}.recheck", again(host=ELSEWHERE))], False),
     "claims-to-have-run-elsewhere": (
         lambda jobs: [
             fails(jobs),
             jobs.job(f"{GATHER.key}.recheck", again(host=ELSEWHERE).model_copy(update={"host": NODE})),
-        ], True),
+        ],
+        True,
+    ),
     "passed": (lambda _: None, False),
     "did-not-run": (lambda jobs: jobs.path().unlink(), False),
     "damaged": (lambda jobs: [fails(jobs), jobs.path().write_bytes(jobs.path().read_bytes()[:-9])], False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PENDING)

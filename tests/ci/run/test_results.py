@@ -112,7 +112,8 @@ DAMAGE = {
     "binary": (forged(lambda _: [b"\x00\xff\n"]), "not a record"),
     "another-schema": (
         forged(lambda found: [found[0].replace(b'_version":3', b'_version":1'), *found[1:]]),
-        "not a record: schema 1, this reads 2 or 3"),
+        "not a record: schema 1, this reads 2 or 3",
+    ),
     "a-check-lost": (forged(lambda found: [found[0], *found[2:]]), "announces 2 checks and 1 are here"),
     "no-build-record": (forged(lambda found: found[1:]), "its first record is not the build's"),
     "two-builds": (forged(lambda found: [found[0], *found]), "two builds"),
@@ -125,11 +126,15 @@ DAMAGE = {
     "health-is-garbage": (health_text("{"), "health-after.json: not a health record"),
     "health-is-empty": (health_text("", "before"), "health-before.json: not a health record"),
     "health-of-the-other-moment": (
-        health_text(health("before").model_dump_json()), "health-after.json: it is of gather-gfx942, before it ran"),
+        health_text(health("before").model_dump_json()),
+        "health-after.json: it is of gather-gfx942, before it ran",
+    ),
     "health-of-another-step": (
-        health_text(health("after", WRITE.key).model_dump_json()), "health-after.json: it is of write-gfx942"),
+        health_text(health("after", WRITE.key).model_dump_json()),
+        "health-after.json: it is of write-gfx942",
+    ),
     "a-note-of-restored-files-that-is-none": (note("{}"), "restored.json: not a note"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -218,8 +223,9 @@ def test_jobs_of_agents_are_read_together_and_one_that_left_nothing_did_not_run(
         runner(a_plan, tmp_path / "jobs" / key, only=frozenset({key}), job=key).run()
     (tmp_path / "jobs" / "c-cpu").mkdir()
     for folder, expected in (
-        ("jobs", [Outcome.PASS, Outcome.FAIL, Outcome.DID_NOT_RUN]), ("none", [Outcome.DID_NOT_RUN] * 3)
-    ):  # fmt: skip
+        ("jobs", [Outcome.PASS, Outcome.FAIL, Outcome.DID_NOT_RUN]),
+        ("none", [Outcome.DID_NOT_RUN] * 3),
+    ):
         recorded = results.read_all(tmp_path, tmp_path / folder, a_plan, plan_digest(a_plan))
         assert [one.outcome for one in verdict_of(a_plan, recorded).steps] == expected
 

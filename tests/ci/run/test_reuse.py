@@ -180,8 +180,12 @@ def edited(path):
     path.write_bytes(path.read_bytes().replace(b'"id":"a"', b'"id":"b"'))
 
 
-DAMAGE = {"edited": edited, "cut off": lambda path: path.write_bytes(path.read_bytes()[:-9]),
-          "other JSON": lambda path: path.write_text("{}\n"), "empty": lambda path: path.write_bytes(b"")}  # fmt: skip
+DAMAGE = {
+    "edited": edited,
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "other JSON": lambda path: path.write_text("{}\n"),
+    "empty": lambda path: path.write_bytes(b""),
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -204,8 +208,16 @@ def test_evidence_of_another_step_or_state_is_not_taken_for_it(repository):
     assert gate(repository)[0]
 
 
-@pytest.mark.parametrize("command", [("gate", "--steps", "a", "--fresh"), ("run", "a"), ("run", "a", "--", "-x"),
-                                     ("run", "a-cpu", "--plan", "results/plan.json")], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("gate", "--steps", "a", "--fresh"),
+        ("run", "a"),
+        ("run", "a", "--", "-x"),
+        ("run", "a-cpu", "--plan", "results/plan.json"),
+    ],
+    ids=" ".join,
+)
 def test_a_failed_run_takes_the_pass_away_whoever_started_it(command, repository, state):
     gate(repository)
     state.write_text("bad")

@@ -144,23 +144,28 @@ def ended_well(_, attempt):
 
 
 MUTANTS = {
-    "another plan is as good": (
-        reading("build", plan_digest=lambda _, plan, __: plan_digest(plan)), {Kind.OTHER_PLAN}),
+    "another plan is as good": (reading("build", plan_digest=lambda _, plan, __: plan_digest(plan)), {Kind.OTHER_PLAN}),
     "another commit is as good": (reading("build", commit=lambda _, plan, __: plan.commit), {Kind.OTHER_COMMIT}),
     "another tree is as good": (reading("build", tree=lambda *_: "t" * 64), {Kind.OTHER_TREE}),
     "packages of another tree are as good": (
-        reading("step", imported=lambda _, plan, __: plan.packages), {Kind.OTHER_PACKAGES}),
+        reading("step", imported=lambda _, plan, __: plan.packages),
+        {Kind.OTHER_PACKAGES},
+    ),
     "another command is as good": (reading("step", command=planned_command), {Kind.OTHER_COMMAND}),
     "another image is as good": (reading("step", environment=built_image), {Kind.OTHER_IMAGE}),
     "an image of anything is as good": (
-        reading("image", content=lambda record, plan, _: plan.images[record["image"]]), {Kind.IMAGE_OTHER_CONTENT}),
+        reading("image", content=lambda record, plan, _: plan.images[record["image"]]),
+        {Kind.IMAGE_OTHER_CONTENT},
+    ),
     "lost lines are not counted": (before_reading(counts_no_lines), {Kind.LINE_REMOVED}),
     "every node is well": (before_reading(believes_every_node_is_well), {Kind.SICK_AFTERWARDS}),
     "no preflight is well": (before_reading(believes_every_node_is_well), {Kind.PREFLIGHT_MISSING}),
     "a missing step is forgotten": (forgiving(lambda _, attempt: attempt is None), {Kind.SKIPPED}),
     "a network loss is forgotten": (forgiving(lambda _, attempt: attempt is None), {Kind.NETWORK_LOSS}),
     "the record is trusted": (
-        forgiving(lambda _, attempt: attempt and attempt.record.outcome is Outcome.PASS), {Kind.FALSE_CLAIM}),
+        forgiving(lambda _, attempt: attempt and attempt.record.outcome is Outcome.PASS),
+        {Kind.FALSE_CLAIM},
+    ),
     "exit 0 is enough": (forgiving(ended_well), {Kind.NO_EVIDENCE}),
     "exit 0 is enough, skips or not": (forgiving(ended_well), {Kind.ALL_SKIPPED}),
     "flaky is a pass": (forgiving(lambda step, _: step.ruling is Ruling.FLAKY), {Kind.FLAKY}),
@@ -172,7 +177,7 @@ MUTANTS = {
     "a pass of any machine is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_COPIED}),
     "a pass of any versions is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_OF_OTHER_VERSIONS}),
     "agents may reuse": ((judge_step, "DESK", {"pr"}), {Kind.REUSED_BY_AGENT}),
-}  # fmt: skip
+}
 
 
 def false_passes(kinds):

@@ -210,8 +210,11 @@ def test_right_wrong_and_broken_answers_are_told_apart():
     assert [s.strict_correct for s in samples] == [False, False, False, True]
     assert [(s.lines_right, s.lines) for s in samples] == [(3, 4), (0, 5), (0, 2), (4, 4)]
     assert [[flag.value for flag in s.flags] for s in samples] == [
-        [], ["empty"], ["repeat", "no number", "truncated", "non-finite"], []
-    ]  # fmt: skip
+        [],
+        ["empty"],
+        ["repeat", "no number", "truncated", "non-finite"],
+        [],
+    ]
     assert samples[3].flexible in samples[3].target.split(" / ")
     assert samples[1].flexible == "[invalid]"
     ((prompts, arguments),) = questions.engine.asked

@@ -10,9 +10,17 @@ from hilgate.errors import NothingSelectedError
 
 N = 200
 RULE = Rule(
-    questions=N, seed=1, look_every=25, first_look=50, alpha=0.01, margin=0.05, beta=0.03, baseline_runs=5,
-    extensions=1, unresolved="flag",
-)  # fmt: skip
+    questions=N,
+    seed=1,
+    look_every=25,
+    first_look=50,
+    alpha=0.01,
+    margin=0.05,
+    beta=0.03,
+    baseline_runs=5,
+    extensions=1,
+    unresolved="flag",
+)
 
 
 class Planted:
@@ -115,11 +123,16 @@ def test_a_line_cut_short_is_asked_again(journal):
 @pytest.mark.parametrize(
     "change",
     [
-        {"code": "d"}, {"engine": "transformers"}, {"gate": "h"}, {"arguments": {"kv_cache_dtype": "fp8"}},
-        {"environment": {"PAGEDKV_PACKING": "shuffle"}}, {"versions": {"vllm": "0.33"}}, {"attention_backend": "vllm"},
+        {"code": "d"},
+        {"engine": "transformers"},
+        {"gate": "h"},
+        {"arguments": {"kv_cache_dtype": "fp8"}},
+        {"environment": {"PAGEDKV_PACKING": "shuffle"}},
+        {"versions": {"vllm": "0.33"}},
+        {"attention_backend": "vllm"},
     ],
     ids=lambda change: next(iter(change)),
-)  # fmt: skip
+)
 def test_answers_of_something_else_are_set_aside(journal, change):
     assert journal(**change)[0].resumed == 0
     assert len(journal.path.with_name("journal.jsonl.before").read_text().splitlines()) == 51

@@ -186,16 +186,24 @@ def faulty(fault, rng):
 
 
 FAULTS = {
-    "softmax scale x1.01": {"scale": 1.01}, "softmax scale x1.05": {"scale": 1.05},
+    "softmax scale x1.01": {"scale": 1.01},
+    "softmax scale x1.05": {"scale": 1.05},
     "softmax scale x1.25": {"scale": 1.25},
-    "V scale x1.02": {"values": 1.02}, "V scale x1.10": {"values": 1.1}, "V scale x2": {"values": 2.0},
-    "noise 3 % of sd": {"noise": 0.03}, "noise 10 %": {"noise": 0.1}, "noise 30 %": {"noise": 0.3},
-    "P in FP8": {"weights": True}, "KV in FP8, undeclared": {"codes": True},
+    "V scale x1.02": {"values": 1.02},
+    "V scale x1.10": {"values": 1.1},
+    "V scale x2": {"values": 2.0},
+    "noise 3 % of sd": {"noise": 0.03},
+    "noise 10 %": {"noise": 0.1},
+    "noise 30 %": {"noise": 0.3},
+    "P in FP8": {"weights": True},
+    "KV in FP8, undeclared": {"codes": True},
     "first token not read": {"lost": "first"},
-    "one slot stale, K and V": {"stale": 0}, "one slot stale, V": {"stale": 1},
-    "one key in the last 4 skipped": {"lost": "recent"}, "block of 16 overwritten": {"block": True},
+    "one slot stale, K and V": {"stale": 0},
+    "one slot stale, V": {"stale": 1},
+    "one key in the last 4 skipped": {"lost": "recent"},
+    "block of 16 overwritten": {"block": True},
     "block of 16 overwritten, 1 of 50 sequences": {"block": True, "every": 50},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -276,10 +284,16 @@ def test_another_backend_on_either_side_did_not_run():
     rows = [[{0: math.log(0.9), 1: math.log(0.1)}] * 5] * 2
     changed = [[{0: math.log(0.1), 1: math.log(0.9)}] * 2] * 2
     good = sides.Side(
-        name="x", served=Check(id="g/served-by-vllm", outcome=Outcome.PASS, message="m"), read=rows, wrote=rows,
-        asked=[[1]] * 2, written=[[2]] * 2, read_again=dict.fromkeys(("ours", "second", "peer"), rows), read_alone=rows,
+        name="x",
+        served=Check(id="g/served-by-vllm", outcome=Outcome.PASS, message="m"),
+        read=rows,
+        wrote=rows,
+        asked=[[1]] * 2,
+        written=[[2]] * 2,
+        read_again=dict.fromkeys(("ours", "second", "peer"), rows),
+        read_alone=rows,
         changed=changed,
-    )  # fmt: skip
+    )
     assert {check.outcome for check in sides.compare_sides("g", good, good, FLOOR)} == {Outcome.PASS}
     bad = good.model_copy(update={"served": good.served.model_copy(update={"outcome": Outcome.DID_NOT_RUN})})
     for pair in ((bad, good), (good, bad)):
@@ -292,9 +306,16 @@ def a_side(row, name="x"):
     changed = [[{0: math.log(0.1), 1: math.log(0.9)}] * 2] * 2
     served = Check(id=f"g/served-by-{name}", outcome=Outcome.PASS, message="m", labels={"backend": name})
     return sides.Side(
-        name=name, served=served, read=rows, wrote=rows, asked=[[1]] * 2, written=[[2]] * 2,
-        read_again=dict.fromkeys(("ours", "second", "peer"), rows), read_alone=rows, changed=changed,
-    )  # fmt: skip
+        name=name,
+        served=served,
+        read=rows,
+        wrote=rows,
+        asked=[[1]] * 2,
+        written=[[2]] * 2,
+        read_again=dict.fromkeys(("ours", "second", "peer"), rows),
+        read_alone=rows,
+        changed=changed,
+    )
 
 
 def test_what_a_second_trusted_attention_differs_is_rounding():

@@ -52,9 +52,13 @@ def test_a_gsm8k_config_keeps_its_promise_as_the_floor(read):
     assert gate.floor == pytest.approx(0.93 - 0.08)
     assert (gate.filter, gate.gpus, gate.num_fewshot) == ("flexible", 4, 5)
     assert gate.engine_args == {
-        "enforce_eager": True, "max_model_len": 4096, "enable_expert_parallel": True, "mamba_backend": "triton",
-        "speculative_config": '{"method":"mtp","num_speculative_tokens":5}', "tensor_parallel_size": 4,
-    }  # fmt: skip
+        "enforce_eager": True,
+        "max_model_len": 4096,
+        "enable_expert_parallel": True,
+        "mamba_backend": "triton",
+        "speculative_config": '{"method":"mtp","num_speculative_tokens":5}',
+        "tensor_parallel_size": 4,
+    }
     assert structured(gate.engine_args["speculative_config"]) == {"method": "mtp", "num_speculative_tokens": 5}
     assert gate.env == {"VLLM_ROCM_USE_AITER": "1"}
     assert gate.published[0].value == 0.93

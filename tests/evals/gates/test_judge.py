@@ -47,8 +47,11 @@ def test_a_kv_fault_fails_accuracy_and_floor(plant, judged):
     """7 % exact match, answers well formed: V shifted by one block reads other people's numbers."""
     checks, status = judged(plant.run([i % 14 == 0 for i in range(N)]))
     assert {name: check.outcome for name, check in checks.items()} == {
-        "served-by-pagedkv": PASS, "broken-output": PASS, "accuracy": FAIL, "floor": FAIL,
-    }  # fmt: skip
+        "served-by-pagedkv": PASS,
+        "broken-output": PASS,
+        "accuracy": FAIL,
+        "floor": FAIL,
+    }
     assert status is Exit.FAIL
 
 
@@ -121,8 +124,10 @@ def test_the_level_of_an_interval_and_of_a_bound_stand_beside_them(plant, judged
 def test_without_a_baseline_only_the_floor_holds_and_it_says_so(plant, judged):
     blocked, _ = judged(plant.run(GOOD), None, None)
     assert {name: check.outcome for name, check in blocked.items()} == {
-        "broken-output": PASS, "accuracy": INCONCLUSIVE, "floor": PASS,
-    }  # fmt: skip
+        "broken-output": PASS,
+        "accuracy": INCONCLUSIVE,
+        "floor": PASS,
+    }
     flagged = judged(plant.run(GOOD), None, None, unresolved="flag")[0]["accuracy"]
     assert flagged.outcome is PASS
     assert "no baseline yet" in flagged.message
@@ -196,9 +201,14 @@ def test_a_model_that_always_breaks_some_answers_is_not_failed_for_it_at_any_of_
         drawn = rng.random((6, questions)) < share
         stored = plant.baseline([True] * questions)
         digits = ["".join(str(int(bit)) for bit in column) for column in drawn[:5].T]
-        stored = stored.model_copy(update={"questions": tuple(
-            question.model_copy(update={"broken": digit, "flags": tuple(cut) if "1" in digit else ()})
-            for question, digit in zip(stored.questions, digits, strict=True))})  # fmt: skip
+        stored = stored.model_copy(
+            update={
+                "questions": tuple(
+                    question.model_copy(update={"broken": digit, "flags": tuple(cut) if "1" in digit else ()})
+                    for question, digit in zip(stored.questions, digits, strict=True)
+                )
+            }
+        )
         now = [flagged[i] if broken else healthy[i] for i, broken in enumerate(drawn[5])]
         failed += any(broken_beyond_doubt(gate, stored, now[:look], len(looks)) for look in looks)
     assert failed <= 2

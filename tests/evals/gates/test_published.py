@@ -41,15 +41,23 @@ def test_fp8_cache_with_285_degenerate_answers_is_broken_output_and_a_drop(plant
     ("share", "n", "text", "rule", "broken"),
     [
         pytest.param(
-            0.96, N, "and " * 72, "release", Outcome.FAIL,
+            0.96,
+            N,
+            "and " * 72,
+            "release",
+            Outcome.FAIL,
             id="Qwen3.5-397B with the SHUFFLE layout: 0.0038 flexible, 0 strict (vllm#39192)",
         ),
         pytest.param(
-            0.3563, 100, None, "pre-merge", Outcome.PASS,
+            0.3563,
+            100,
+            None,
+            "pre-merge",
+            Outcome.PASS,
             id="Bamba-9B, 0.0 and 0.0 of --limit 100 (vllm#14848): nothing is degenerate, everything is wrong",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_model_that_gets_nothing_right(plant, gate, share, n, text, rule, broken):
     rng = np.random.default_rng(39192)
     texts = dict.fromkeys(range(n), text) if text else {}

@@ -61,9 +61,12 @@ def test_a_run_holds_each_question_once(plant):
 def arguments(plant):
     planted = plant.baseline([True])
     return {
-        "floor": 0.95, "setting": Setting(engine="vllm 0.32.0", attention_backend="CPU_ATTN"),
-        "environment": planted.environment, "reason": "first", "by": "somebody",
-    }  # fmt: skip
+        "floor": 0.95,
+        "setting": Setting(engine="vllm 0.32.0", attention_backend="CPU_ATTN"),
+        "environment": planted.environment,
+        "reason": "first",
+        "by": "somebody",
+    }
 
 
 def test_outcomes_come_back_run_by_run_in_the_asked_order(plant, arguments):

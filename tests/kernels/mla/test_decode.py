@@ -101,9 +101,15 @@ def test_mla_decode_takes_strided_queries_outputs_and_lse(device, record_propert
     data.query = wide[:, 1]
     out, lse = (torch.full(shape, float("nan"), device=device) for shape in ((4, 8, 64), (4, 8)))
     mla_decode(
-        data.query, data.cache, out[:, ::2], **data.metadata, max_query_len=3, scale=data.scale, lse=lse[:, ::2],
+        data.query,
+        data.cache,
+        out[:, ::2],
+        **data.metadata,
+        max_query_len=3,
+        scale=data.scale,
+        lse=lse[:, ::2],
         programs=4,
-    )  # fmt: skip
+    )
     check((out[:, ::2], lse[:, ::2]), golden, record_property)
     assert out[:, 1::2].isnan().all()
     assert lse[:, 1::2].isnan().all()

@@ -67,11 +67,17 @@ class Case:
         gate = z if skip != "none" else None
         self.golden = [
             reference.scan(
-                x[part], dt[part], A, B[part], C[part], D=D, z=None if gate is None else gate[part],
+                x[part],
+                dt[part],
+                A,
+                B[part],
+                C[part],
+                D=D,
+                z=None if gate is None else gate[part],
                 initial=None if states is None else states[number],
             )
             for number, part in enumerate(slice(*pair) for pair in itertools.pairwise(ends))
-        ]  # fmt: skip
+        ]
         # What nobody may read: behind the tokens of a chunk, above the diagonal, and states that end a sequence.
         products, laid_dt, sums, behind = (each.clone() for each in made)
         position = torch.arange(chunk)
