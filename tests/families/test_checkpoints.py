@@ -24,6 +24,8 @@ RESOLVED = dict.fromkeys(FAMILIES, 1000) | {"qwen3-moe-fp8": 20}
 Codes of an FP8 cache that round the other way move a distribution by up to 0.02. Of such a family the least of 16 rows
 and of 44 is 21 and 25 times the worst error that is admissible; the median of the 44 is 101 times the typical one.
 """
+SAME = 1e-12
+"""In float64; a library's product of the same numbers may round otherwise in another batch of rows, by 2e-15."""
 BLOCK = range(48, 96)
 RESUMED = 100
 
@@ -52,7 +54,7 @@ def test_answers_depend_on_their_context(name, oracle_of):
     assert len(set(answers.tolist())) > len(TOKENS) / 8
     other = [*TOKENS[:4], (TOKENS[4] + 7) % 100 + 3, *TOKENS[5:]]
     moved = (oracle_of(name).log_probs(other) - exact(oracle_of(name))).abs().amax(-1)
-    assert moved[:4].max() == 0
+    assert moved[:4].max() < SAME
     assert moved[4:20].min() > RESOLVED[name] * oracle_of(name).tolerance(TOKENS).worst
 
 
@@ -69,7 +71,7 @@ def test_tolerance_resolves_a_lost_block(name, oracle_of):
         for hidden in (range(0), BLOCK)
     )
     assert none.max() < 1e-9, "it measures another attention, not a lost block"
-    assert lost[: BLOCK.stop].max() == 0
+    assert lost[: BLOCK.stop].max() < SAME
     assert lost[BLOCK.stop :].min() > RESOLVED[name] * oracle_of(name).tolerance(TOKENS).worst
 
 

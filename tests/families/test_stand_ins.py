@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from mamba import oracle
 
-from families import delta_rule, selective_scan
+from families import delta_rule, selective_scan, stand_ins
+from families.oracle import _round_states
 
 CHANNELS, GROUPS, STATES = 6, 2, 3
 SLOTS, NULL = 9, 0
@@ -164,3 +166,27 @@ def test_delta_rule():
                 want[t, h, i] = sum(S[h, i, j] * query[j] for j in range(channels)) / math.sqrt(channels)
     close(out, torch.from_numpy(want))
     close(state, torch.from_numpy(S))
+
+
+def test_how_vllm_rounds_states_is_asked_of_its_operator():
+    """A thousand states, each the nearest bfloat16 or each cut towards zero, as one number of the probe has said."""
+    pytest.importorskip("vllm", reason="needs package:vllm")
+    from vllm import _custom_ops
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        assert not stand_ins.states_are_cut()
+        return
+    cut = stand_ins.states_are_cut()
+    state, ones = torch.zeros(1, 4, 16, 16, dtype=torch.bfloat16), torch.ones(1, 4, 16)
+    added, x = drawn(1, 1, 16, seed=21), drawn(1, 4, 16, seed=22)
+    a, b = torch.zeros(4, 16, 16), ones[:, :1]
+    _custom_ops.selective_state_update_cpu(
+        state, x, ones, a, added, b, *[None] * 3, False, None, None, -1, x.clone(), None, None
+    )
+    exact = x[..., None] * added[:, :, None]
+    towards_zero = torch.from_numpy((exact.numpy().view(np.uint32) & 0xFFFF0000).view(np.float32))
+    assert torch.equal(state.float(), towards_zero if cut else exact.bfloat16().float())
+    kept = SimpleNamespace(layers=[SimpleNamespace(recurrent_states={0: exact.double(), 1: None})])
+    _round_states(kept, torch.bfloat16, cut=cut)
+    assert torch.equal(kept.layers[0].recurrent_states[0], state.double()), "the reference rounds as the engine does"

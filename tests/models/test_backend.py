@@ -268,6 +268,7 @@ COMPANIES = {
 
 
 @pytest.mark.device
+@pytest.mark.usefixtures("products_of_any_place")
 @pytest.mark.parametrize("company", COMPANIES)
 @pytest.mark.parametrize("window", [None, 600])
 def test_batch_invariant_mode_gives_the_same_bits_in_any_step(monkeypatch, builder_of, device, company, window):

@@ -35,6 +35,8 @@ def test_a_flag_counts_that_every_processor_has(cpuinfo, tmp_path):
     assert not holds("cpu:amx_tile", Where(cpuinfo=cpuinfo))
     cpuinfo.write_text("flags : avx2 amx_tile amx_int8\n")
     assert holds("cpu:amx_tile", Where(cpuinfo=cpuinfo))
+    assert holds("cpu:!avx512_bf16", Where(cpuinfo=cpuinfo))
+    assert not holds("cpu:!amx_tile", Where(cpuinfo=cpuinfo))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +20,6 @@ from support.pools import Batch, assert_same_bits
 from pagedkv.arch import ARCHES, limits
 from pagedkv.attention import launch
 from pagedkv.attention.launch import FIXED_SPLITS
-from pagedkv.device import INTERPRETED
 
 pytestmark = pytest.mark.device
 
@@ -109,22 +107,6 @@ def test_batch_invariant_attention(phase, options, pool, device, record_property
         record_property,
         kind if pool == "codes" or "softcap" in options else "attention",
     )
-
-
-@pytest.fixture
-def products_of_any_place(monkeypatch):
-    """Products whose rows round alike wherever they stand, as those of a GPU; a CPU's library for AVX2 has others."""
-    if not INTERPRETED:
-        return
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    def dot(_self, a, b, d, *_):
-        total = np.zeros_like(d.data)
-        for term in range(a.data.shape[-1]):
-            total += a.data[..., :, term, None].astype(total.dtype) * b.data[..., None, term, :].astype(total.dtype)
-        return TensorHandle(total + d.data, d.dtype.scalar)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
 
 
 @pytest.mark.usefixtures("products_of_any_place")
