@@ -29,7 +29,7 @@ from support.executor import REAL_AGENT
 from support.nodes import ROOT
 from support.plans import git
 
-from hilgate.agent import host
+from hilgate.agent import declared, host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,8 +183,12 @@ class Night:
         self.repository = folder / "repository"
         (self.repository / "ci").mkdir(parents=True)
         (self.repository / "file").write_text("content\n")
+        for name in (declared.AGENTS_FILE, declared.PROJECT_FILE):
+            shutil.copy(ROOT / name, self.repository / name)
         for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "all"]):
             git(self.repository, *words)
+        served = folder / "served"  # the agent's own clone: it says from when on a change of this repository may begin
+        git(folder, "clone", "-q", str(self.repository), str(served))
         self.plan()
         settings = (ROOT / "ci/agent/buildkite-agent.cfg").read_text()
         settings = settings.replace("/opt/hilgate", str(ROOT)).replace("/var/lib/buildkite-agent", str(folder))
@@ -193,6 +197,7 @@ class Night:
             "PATH": f"{self.bin}:{ROOT / 'ci/bin'}:{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": self.home,
             "TMPDIR": str(self.tmp),
+            "HILGATE_REPOSITORY": str(served),
             "HILGATE_STATE": str(folder / "state"),
             "HILGATE_MIN_DISK_GIB": "0",
             "HILGATE_MIN_ROOM_MIB": "0",
@@ -321,6 +326,17 @@ class Night:
         """The default branch moves on."""
         git(self.repository, "commit", "-q", "--allow-empty", "-m", "more")
         self.plan()
+
+    def link(self) -> str:
+        """The commit of pull request 7, which adds a link."""
+        git(self.repository, "checkout", "-q", "-b", "pull-7")
+        (self.repository / "link").symlink_to("/etc/passwd")
+        git(self.repository, "add", "-A")
+        git(self.repository, "commit", "-q", "-m", "a link")
+        commit = git(self.repository, "rev-parse", "HEAD")
+        git(self.repository, "update-ref", "refs/pull/7/head", commit)  # as GitHub offers it
+        git(self.repository, "checkout", "-q", "main")
+        return commit
 
     def reap(self) -> subprocess.CompletedProcess[str]:
         """The reaper, as the service starts it before the agent and a timer does."""

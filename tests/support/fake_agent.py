@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,11 +78,18 @@ class Executor:
         os.chdir(place)
         self.env["BUILDKITE_BUILD_CHECKOUT_PATH"] = str(place)
         repository, commit = self.env["BUILDKITE_REPO"], self.env["BUILDKITE_COMMIT"]
-        made = Path(".git").exists() or self.shell(f"git clone -q -- {repository} .") == 0
-        return not (made and self.shell(f"git clean -ffxdq && git fetch -q origin && git checkout -qf {commit}") == 0)
+        for _ in range(2):  # what git cannot use is made anew, once
+            made = Path(".git").exists() or self.shell(f"git clone -q -- {repository} .") == 0
+            if made and self.shell(f"git clean -ffxdq && git fetch -q origin && git checkout -qf {commit}") == 0:
+                return 0
+            os.chdir(place.parent)
+            shutil.rmtree(place)
+            place.mkdir()
+            os.chdir(place)
+        return 128
 
     def run(self):
-        status = self.hook("environment") or (self.checkout() and 128) or self.hook("post-checkout")
+        status = self.hook("environment") or self.checkout() or self.hook("post-checkout")
         status = status or self.hook("pre-command")
         if not status and not self.cancelled:
             status = self.shell(self.env["BUILDKITE_COMMAND"])

@@ -57,13 +57,15 @@ class _Budget:
         self.refused.append(host.printable(f"{name}: {why}"))
 
 
-def collect(source: Path, target: Path, *, reserved: frozenset[str] = HOOKS_OWN) -> list[str]:
+def collect(
+    source: Path, target: Path, *, reserved: frozenset[str] = HOOKS_OWN, most_files: int = MOST_FILES
+) -> list[str]:
     """Copy plain files of a finished job from `source` into `target`; returns what was left behind, and why.
 
     Nobody writes to `source` any more, so what is looked at is what is copied. `reserved` are names at the top that are
     left behind whatever they are. The texts are printable.
     """
-    budget = _Budget(MOST_FILES, MOST_BYTES)
+    budget = _Budget(most_files, MOST_BYTES)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:

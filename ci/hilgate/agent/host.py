@@ -55,11 +55,6 @@ JOB_LABEL = "hilgate.job"
 STATE = "HILGATE_STATE"
 """Of the agent: a folder that outlives jobs."""
 
-LOCK_SECONDS = 10.0
-"""Git holds the lock of a reference for milliseconds; one that is older was left by a git that was killed."""
-
-_LOCK = re.compile(r"Unable to create '([^'\n]+\.lock)': File exists")
-
 ZOMBIE = "Z"
 GRACE_SECONDS, CANCELLED_GRACE_SECONDS = 5.0, 2.0
 """Between SIGTERM and SIGKILL; as the runner gives its steps. All hooks and uploads of a cancelled job share the
@@ -172,36 +167,11 @@ def git(folder: str | Path, *arguments: str) -> str:
     words = ("git", *(word for setting in safe for word in ("-c", setting)), *arguments)
     env = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     ran = run(words, GIT_SECONDS, cwd=Path(folder), env=env)
-    if ran.failure and (lock := _LOCK.search(ran.err)):
-        _break_lock(Path(folder), Path(folder, lock[1]))
-        ran = run(words, GIT_SECONDS, cwd=Path(folder), env=env)
     if ran.failure:
         raise CannotRunHereError(
             f"git {arguments[0]} failed: {ran.failure}", where=str(folder), remedy="see git on this agent"
         )
     return ran.out
-
-
-def _break_lock(folder: Path, lock: Path) -> None:
-    """Remove a lock of this repository that a killed git has left; one that is young is waited for first.
-
-    Raises:
-        SickNodeError: It cannot be removed.
-    """
-    inside = run(("git", "rev-parse", "--absolute-git-dir"), 20.0, cwd=folder).out.strip()
-    if not inside or not lock.resolve().is_relative_to(Path(inside).resolve()):
-        return
-    try:
-        age = time.time() - lock.stat().st_mtime
-        time.sleep(min(LOCK_SECONDS, max(0.0, LOCK_SECONDS - age)))
-        lock.unlink()
-    except FileNotFoundError:
-        return  # whoever held it is done
-    except OSError as error:
-        raise SickNodeError(
-            f"git left a lock that cannot be removed: {error.strerror}", where=str(lock), remedy="remove this checkout"
-        ) from error
-    sys.stderr.write(f"removed a lock that a killed git has left: {lock}\n")
 
 
 def state_file(env: Mapping[str, str], what: str) -> Path:

@@ -12,9 +12,12 @@ import functools
 import hashlib
 import json
 import random
+import shutil
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from hilgate.agent.collect import collect
+from hilgate.agent.endings import Endings
 from hilgate.conditions import NEEDS
 from hilgate.errors import Exit
 from hilgate.model import (
@@ -144,6 +147,15 @@ _VALID_DAYS = 10
 
 VRAM_MIB = 196_592
 """Of an MI300X as its driver reports it: 192 GiB less what the firmware keeps."""
+
+TERABYTE = 2**40
+MOST_FILES = 100
+"""Budgets of a simulated agent, smaller than a real one's (`agent.collect`), so that a build is quick."""
+
+HOSTILE = frozenset({Kind.NAMES_OF_OTHERS, Kind.HOLES, Kind.MANY_FILES})
+"""What a container may leave beside its results, to harm whoever takes them."""
+
+FAST_MINUTES, FAILS_FAST = 0.05, "its agent fails fast"
 
 IDLE_MIB = 285
 RESET = "amdgpu 0000:05:00.0: amdgpu: GPU reset begin!"
@@ -342,6 +354,10 @@ class _Job:
 
     def run(self) -> JobEnd:
         half, struck = self.minutes / 2, self.struck
+        if Kind.FAST_FAILING in struck and self.host.endings is None:
+            self.host.endings = Endings()
+        if self.host.endings is not None:
+            return self._fails_fast(self.host.endings)
         if Kind.SICK_NODE in struck:  # preflight finds it: the agent pauses, and the step moves elsewhere
             self._health("before", self.minute, trouble="uncorrectable ECC: 3")
             self.host.paused = True
@@ -356,6 +372,17 @@ class _Job:
             return self._ended(LOST, half, wrong="the agent was stopped", reason="agent_stop")
         self._health("before", self.minute, trouble="uncorrectable ECC: 3" if Kind.PREFLIGHT_IGNORED in struck else "")
         return self._cut_short() or self._work()
+
+    def _fails_fast(self, known: Endings) -> JobEnd:
+        """The agent ends each job at once and without a verdict, until its own hooks take it out."""
+        status, now = int(Exit.SICK_NODE), self.minute * 60
+        job = f"{self.step.key}.{self.attempt}"
+        known.begin(job, now)
+        facts = {"BUILDKITE_JOB_ID": job, "BUILDKITE_PULL_REQUEST": "false"}
+        known.end(facts | {"BUILDKITE_COMMAND_EXIT_STATUS": str(status)}, now + FAST_MINUTES * 60)
+        self.host.paused = bool(known.black_hole)
+        self.deed.wrong.append(FAILS_FAST)
+        return JobEnd(status, FAST_MINUTES)
 
     def _cut_short(self) -> JobEnd | None:
         """The job ends before its step has a record; what was uploaded by then is the preflight's."""
@@ -407,10 +434,15 @@ class _Job:
         status = self._write(facts, image)
         self.deed.recorded = True
         self._damage(self.folder / results.RESULTS_FILE)
+        if HOSTILE & self.struck.keys():
+            self._collect()
         self._look_after()
         if self.struck.get(Kind.AGENT_STOPPED, 1) % 2 == 0:
             return self._ended(LOST, self.minutes, wrong="the agent was stopped", reason="agent_stop")
         status = int(Exit.BUG) if Kind.DISK_FULL in self.struck else status
+        if HOSTILE & self.struck.keys() and self._endless():
+            self.deed.arrives = self.minute + self.minutes
+            return JobEnd(int(Exit.SICK_NODE), self.minutes)
         if Kind.RESULTS_LOST in self.struck:  # ci/hooks/pre-exit: only a job that passed is run again for it
             self.deed.wrong.append("its results were not uploaded")
             return JobEnd(status or int(Exit.SICK_NODE), self.minutes)
@@ -556,6 +588,49 @@ class _Job:
         if Kind.IMAGE_NOT_RECORDED in self.struck:
             return []
         return [ImageRecord(step=self.step.key, image=image, content=content, digest=digest)]
+
+    def _collect(self) -> None:
+        """The container leaves more than its results, and the job takes of it what an agent takes."""
+        inside = self.site.folder / f"inside.{self.command.folder}.{self.attempt}"
+        inside.mkdir()
+        (self.folder / results.RESULTS_FILE).rename(inside / results.RESULTS_FILE)
+        if Kind.NAMES_OF_OTHERS in self.struck:
+            for step in self.site.plan.steps:
+                if step.key != self.step.key and step.step.provides is None:
+                    self._forge(step, inside)
+        if Kind.HOLES in self.struck:
+            with (inside / "holes").open("wb") as file:
+                file.truncate(TERABYTE)
+        for number in range(2 * MOST_FILES if Kind.MANY_FILES in self.struck else 0):
+            (inside / f"many-{number}").touch()
+        collect(inside, self.folder, most_files=MOST_FILES)
+        shutil.rmtree(inside)
+
+    def _forge(self, step: PlannedStep, inside: Path) -> None:
+        """A pass of another step, as one writes it who knows all about the build, under a name that leads there."""
+        deed = self.site.ledger.last(step.key)
+        host = Host(deed.host) if deed else self.host
+        build = self.site.opening(step, host, self.site.images.get(step.image or "", ""), self.minute)
+        checks = tuple(_check(test, PASSED) for test in self.site.tests(step))
+        record = StepRecord(
+            key=step.key,
+            started=build.started,
+            seconds=60.0,
+            exit_status=0,
+            outcome=Outcome.PASS,
+            checks=len(checks),
+            command=step.step.command,
+            imported=self.site.plan.packages,
+            environment=build.environment,
+        )
+        results.write(inside / "forged", build, [*(CheckRecord(step=step.key, check=one) for one in checks), record])
+        name = f"x\\..\\..\\{step.key}\\{results.RESULTS_FILE}"
+        (inside / "forged" / results.RESULTS_FILE).rename(inside / name)
+
+    def _endless(self) -> bool:
+        """Whether the agent would upload what was collected until the job's time is over."""
+        sizes = [path.stat().st_size for path in self.folder.iterdir()]
+        return len(sizes) > 2 * MOST_FILES or sum(sizes) >= TERABYTE
 
     def _damage(self, path: Path) -> None:
         whole = path.read_bytes()

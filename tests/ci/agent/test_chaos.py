@@ -137,14 +137,18 @@ def test_a_dead_docker_takes_the_agent_out_at_its_first_job(chaos: Night) -> Non
     assert note.startswith("the Docker daemon does not answer: docker ended with status 1: Cannot connect")
 
 
-def test_a_stale_git_lock_is_removed_and_the_job_runs(chaos: Night) -> None:
+@pytest.mark.parametrize(
+    "lock", ["index.lock", "refs/remotes/origin/main.lock", "refs/hilgate/base.lock", "config.lock"]
+)
+def test_a_lock_that_a_killed_git_left_in_a_checkout_stops_no_job(chaos: Night, lock: str) -> None:
+    """The agent makes a checkout anew where git fails in it; what decides asks a repository of its own."""
     assert chaos.runs() == "0"
-    lock = chaos.builds / "host-1/org/pipeline/.git/refs/hilgate/base.lock"
-    lock.touch()
-    os.utime(lock, (1, 1))
+    left = chaos.builds / "host-1/org/pipeline/.git" / lock
+    left.parent.mkdir(exist_ok=True)
+    left.touch()
     chaos.commit()
     assert chaos.runs() == "0"
-    assert not lock.exists()
+    assert chaos.buildkite.pauses == []
 
 
 def test_three_fast_endings_without_a_verdict_take_the_agent_out_and_say_why(chaos: Night) -> None:
@@ -169,8 +173,11 @@ def test_failures_of_changes_and_what_a_fork_brings_pause_nothing(chaos: Night) 
     fork = {"BUILDKITE_PULL_REQUEST": "7", "BUILDKITE_PULL_REQUEST_REPO": "https://example.invalid/fork/hilgate"}
     for status in ("1", "6", "3", "4"):
         assert chaos.runs(f"exit {status}") == status
-    for _ in range(3):  # refused by the guard: a pull request without a base branch
-        assert chaos.runs("true", **fork) == "5"
+    commit = chaos.link()
+    for _ in range(3):  # refused by the guard
+        job = chaos.offer("true", BUILDKITE_COMMIT=commit, **fork)
+        assert chaos.ends(job)["exit_status"] == "5"
+        assert "changes what runs on the agents' hosts: 'link'" in chaos.log(job)
     chaos.inside("exit 75")
     for _ in range(3):  # what a container says is the change's
         assert chaos.runs() == "75"

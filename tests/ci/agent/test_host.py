@@ -217,47 +217,6 @@ def test_a_cancelled_job_gets_less_time() -> None:
     assert host.grace({"BUILDKITE_JOB_CANCELLED": "true"}) == host.CANCELLED_GRACE_SECONDS
 
 
-def repository(folder: Path) -> Path:
-    for words in (
-        ["init", "-q"],
-        ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "-q", "--allow-empty", "-m", "t"],
-    ):
-        subprocess.run(["git", *words], cwd=folder, check=True)
-    return folder
-
-
-def test_a_lock_that_a_killed_git_left_is_removed_and_the_command_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lock = repository(tmp_path) / ".git/refs/hilgate/base.lock"
-    lock.parent.mkdir()
-    lock.touch()
-    os.utime(lock, (1, 1))
-    host.git(tmp_path, "update-ref", "refs/hilgate/base", "HEAD")
-    assert not lock.exists()
-    assert "removed a lock that a killed git has left" in capsys.readouterr().err
-
-
-def test_a_young_lock_is_waited_for_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "LOCK_SECONDS", 1.0)
-    lock = repository(tmp_path) / ".git/refs/hilgate/base.lock"
-    lock.parent.mkdir()
-    lock.touch()
-    began = time.monotonic()
-    host.git(tmp_path, "update-ref", "refs/hilgate/base", "HEAD")
-    assert time.monotonic() - began >= 0.8
-
-
-def test_a_lock_outside_of_the_repository_is_left_alone(tmp_path: Path) -> None:
-    """The text of git's message comes from paths that a change may choose."""
-    (tmp_path / "inner").mkdir()
-    outer = tmp_path / "outer.lock"
-    outer.touch()
-    os.utime(outer, (1, 1))
-    host._break_lock(repository(tmp_path / "inner"), outer)
-    assert outer.exists()
-
-
 def test_a_program_can_be_asked_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk an agent must still be able to say that it is full."""
     for folder in (tmp_path / "missing", Path("/proc")):

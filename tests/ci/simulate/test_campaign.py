@@ -18,7 +18,7 @@ from hilgate.errors import Exit
 from hilgate.judge import verdict
 from hilgate.model import Outcome
 from hilgate.simulate.campaign import Campaign, Wrong, problems, run_build, shrink
-from hilgate.simulate.job import DAMAGING, damage
+from hilgate.simulate.job import DAMAGING, FAILS_FAST, damage
 from hilgate.simulate.scenarios import Fault, Kind, draw, possible, scenarios_of
 
 ROOT = Path(__file__).parents[3]
@@ -37,6 +37,9 @@ RECOVERED = {
     Kind.CANNOT_RUN,
     Kind.UNEXPECTED_PASS,
     Kind.RECHECK_SAME_NODE,
+    Kind.NAMES_OF_OTHERS,
+    Kind.HOLES,
+    Kind.MANY_FILES,
 }
 """Kinds after which a build may still deserve to pass."""
 
@@ -83,6 +86,23 @@ def test_each_kind_of_fault_bites_and_deceives_nobody(kind):
     else:
         assert tally.deserved["must not pass"] > 0
     assert tally.verdicts["pass"] <= tally.deserved["must pass"] + tally.deserved["may pass"]
+
+
+def lost_to_a_fast_failing_agent():
+    """Jobs of each build whose agent had begun to fail every one of them at once."""
+    runs = Campaign(ROOT, 12, "tests", rate=1.0, kinds=frozenset({Kind.FAST_FAILING}))
+    found = []
+    for number in range(runs.builds):
+        scenario, faults = runs.drawn(scenarios(), number)
+        deeds = built(scenario, f"tests:{number}", faults).site.ledger.deeds.values()
+        found.append(sum(FAILS_FAST in deed.wrong for tries in deeds for deed in tries))
+    return found
+
+
+def test_an_agent_that_fails_fast_takes_three_jobs_and_no_more(monkeypatch):
+    assert max(lost_to_a_fast_failing_agent()) == 3
+    monkeypatch.setattr("hilgate.agent.endings.IN_A_ROW", 10**6)
+    assert max(lost_to_a_fast_failing_agent()) > 3
 
 
 def test_the_same_seed_is_the_same_series():

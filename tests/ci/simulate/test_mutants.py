@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from hilgate.agent import collect
 from hilgate.judge import step as judge_step
 from hilgate.judge import verdict
 from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import outcome, results, reuse
 from hilgate.run.results import with_digest
+from hilgate.simulate import job
 from hilgate.simulate.buildkite import NEVER, Build
 from hilgate.simulate.campaign import Campaign, Wrong
 from hilgate.simulate.job import EPOCH, write_health
@@ -176,6 +178,7 @@ MUTANTS = {
     "nobody looks whether a pass is whole": ((reuse, "parse", without_looking), {Kind.EVIDENCE_EDITED}),
     "a pass of any machine is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_COPIED}),
     "a pass of any versions is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_OF_OTHER_VERSIONS}),
+    "any name of a result is taken": ((collect, "_misnamed", lambda _: ""), {Kind.NAMES_OF_OTHERS, Kind.REGRESSION}),
     "agents may reuse": ((judge_step, "DESK", {"pr"}), {Kind.REUSED_BY_AGENT}),
 }
 
@@ -221,6 +224,31 @@ def test_a_judge_who_believes_a_record_about_its_device_is_seen(monkeypatch):
 def test_what_a_machine_cannot_run_holds_nothing_up():
     campaign = Campaign(ROOT, 16, "tests", rate=1.0, kinds=frozenset({Kind.CANNOT_RUN})).run()
     assert not any(campaign.problems.values())
+
+
+def lost_results(kind):
+    return Campaign(ROOT, 6, "tests", rate=1.0, kinds=frozenset({kind})).run().problems[Wrong.LOST_RESULT]
+
+
+def linked(source, target, inner, _):
+    """Take a file whatever it claims to hold; by its name alone, as nobody has a terabyte."""
+    (target / inner).hardlink_to(source / inner)
+
+
+def believed(source, target, **_):
+    """Take everything."""
+    for path in source.iterdir():
+        linked(source, target, path.name, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"), [(Kind.HOLES, (collect, "_take", linked)), (Kind.MANY_FILES, (job, "collect", believed))]
+)
+def test_an_agent_without_a_budget_for_what_a_container_leaves_is_seen(kind, place, monkeypatch):
+    """What is uploaded without end never arrives, and a build that deserves to pass does not."""
+    assert lost_results(kind) == 0
+    monkeypatch.setattr(*place)
+    assert lost_results(kind) > 0
 
 
 def test_a_flow_that_waits_for_nobody_is_seen(monkeypatch):
