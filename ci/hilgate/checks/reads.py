@@ -52,8 +52,8 @@ SYSTEM: Final = ("/bin/", "/dev/", "/etc/", "/lib/", "/lib32/", "/lib64/", "/pro
 """Folders of the system that a machine is known by (`run.reuse.machine_digest`)."""
 
 _READS = TypeAdapter(dict[str, tuple[str, ...]])
-_NO_INPUT: Final = ".pytest_cache/"
-"""What pytest remembers from run to run: it orders and chooses tests by options alone that no step has."""
+_NO_INPUT: Final = frozenset({".pytest_cache", "__pycache__"})
+"""Folders of what pytest remembers, which chooses tests by options alone that no step has, and of bytecode."""
 _LISTENS: Final = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 _TEST_FILE = re.compile(r"(?:.*/)?test_[^/]*\.py")
@@ -184,7 +184,8 @@ def record(root: Path, key: Key) -> Seen:
 
 def _held(root: Path, step: PlannedStep, site: Path, folders: Collection[str]) -> tuple[str, ...]:
     """The folders of the system and of the import path, which the key of a pass holds; none with files of the tree."""
-    path = [Path(part) for part in step.env.get("PYTHONPATH", "").split(os.pathsep) if part]
+    given = (step.env.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))
+    path = [Path(part) for one in given for part in one.split(os.pathsep) if part]
     paths = (Path(sys.prefix), Path(sys.base_prefix), site, *path, *own_path())
     places = {f"{os.path.realpath(root / place)}/" for place in paths}
     top = f"{os.path.realpath(root)}/"
@@ -199,7 +200,7 @@ def _is_outside(note: str, root: Path, held: tuple[str, ...], began: int, servin
     if note.startswith("/"):
         return True  # the hook itself knows which
     path = Path(os.path.realpath(root)) / note
-    if note.startswith(_NO_INPUT):
+    if _NO_INPUT.intersection(path.parts):
         return False
     return not f"{path}/".startswith(held) and path.exists() and path.lstat().st_ctime_ns < began
 

@@ -194,12 +194,12 @@ def outside(tmp_path):
         ("import json.tool, pydantic, tempfile; open('/etc/hostname'); os.listdir('/usr/lib')", ""),
         ("p = pathlib.Path(tempfile.mkdtemp(), 'own'); p.write_text('x'); p.read_text(); os.listdir(p.parent)", ""),
         ("p = pathlib.Path('ignored/own'); p.write_text('x'); p.read_text()", ""),
-        ("os.listdir('.'), os.listdir('inside')", ""),
+        ("os.listdir('.'), os.listdir('inside'), os.listdir('inside/__pycache__')", ""),
     ],
 )
 def test_what_a_step_rests_on_outside_of_the_repository_is_named(code, rests_on, outside, tmp_path):
     root = tmp_path / "clone"
-    (root / "inside").mkdir(parents=True)
+    (root / "inside/__pycache__").mkdir(parents=True)
     (root / "inside/file").write_text("x")
     for name, value in outside.items():
         code, rests_on = code.replace(name, value), rests_on.replace(name, value)

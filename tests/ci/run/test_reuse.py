@@ -265,7 +265,9 @@ pathlib.Path(os.environ["HILGATE_OUT"], "findings.jsonl").write_text('{{"id": "a
 
 @pytest.mark.parametrize("options", [(), ("--resume",), ("--fresh",)], ids=" ".join)
 def test_a_timeout_that_passes_the_second_time_is_no_pass_and_is_said(options, tmp_path, state, monkeypatch):
-    code = CODE.replace("good =", "import time\nif not state.exists(): state.write_text('good'); time.sleep(60)\ngood =")
+    code = CODE.replace(
+        "good =", "import time\nif not state.exists(): state.write_text('good'); time.sleep(60)\ngood ="
+    )
     root = write_repository(tmp_path / "clone", {"a": python(code)})
     with monkeypatch.context() as patch:
         patch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 1)
