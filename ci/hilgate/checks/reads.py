@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hilgate.checks.watch import CONNECTION
+from hilgate.checks.watch import CONNECTION, GIT
 from hilgate.declare import imports
 from hilgate.declare.load import find_root, load
 from hilgate.errors import CannotRunHereError, DeclarationError, Exit, HilgateError, RecordsError, ending
@@ -52,8 +52,9 @@ SYSTEM: Final = ("/bin/", "/dev/", "/etc/", "/lib/", "/lib32/", "/lib64/", "/pro
 """Folders of the system that a machine is known by (`run.reuse.machine_digest`)."""
 
 _READS = TypeAdapter(dict[str, tuple[str, ...]])
-_NO_INPUT: Final = frozenset({".pytest_cache", "__pycache__"})
-"""Folders of what pytest remembers, which chooses tests by options alone that no step has, and of bytecode."""
+_NO_INPUT: Final = ("*.pytest_cache/*", "*__pycache__/*", ".hypothesis/constants/*", f"{GIT}ls-files")
+"""What chooses tests by options alone that no step has; bytecode; constants of a module, by the hash of its text; and
+the names of all files, which the key of a pass holds."""
 _LISTENS: Final = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 _TEST_FILE = re.compile(r"(?:.*/)?test_[^/]*\.py")
@@ -137,7 +138,7 @@ class Seen:
     Attributes:
         files: Tracked files that its Python processes read, sorted.
         outside: What else they read or listed that was there before, below the repository's root by their names there,
-            and where they connected to; sorted.
+            and where they connected to, and what they asked git; sorted.
     """
 
     files: tuple[str, ...]
@@ -194,14 +195,14 @@ def _held(root: Path, step: PlannedStep, site: Path, folders: Collection[str]) -
 
 def _is_outside(note: str, root: Path, held: tuple[str, ...], began: int, serving: Collection[int]) -> bool:
     """Whether a note of a step is of something that is neither its own nor of the environment."""
+    if any(fnmatch.fnmatchcase(note, glob) for glob in _NO_INPUT):
+        return False
     if note.startswith(CONNECTION):
         host, _, port = note.removeprefix(CONNECTION).rpartition(":")
         return not _is_of_this_machine(host) or int(port) in serving
-    if note.startswith("/"):
+    if note.startswith(("/", GIT)):
         return True  # the hook itself knows which
     path = Path(os.path.realpath(root)) / note
-    if _NO_INPUT.intersection(path.parts):
-        return False
     return not f"{path}/".startswith(held) and path.exists() and path.lstat().st_ctime_ns < began
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Note what a Python process rests on, by an audit hook: the `sitecustomize` of a watched step.
 
-Noted are the files below a folder that it opens, what it opens or lists elsewhere that was there before it began, and
-where it connects to. One file for each process: each note once, ended by a NUL. A compiled module counts as its source.
-Not seen: what other programs read, and what libraries read without Python's help. Processes end without notice, so
-nothing is kept for their end. Imports os and sys alone.
+Noted are the files below a folder that it opens, what it opens or lists elsewhere that was there before it began,
+where it connects to, and what it asks git about that folder. One file for each process: each note once, ended by a NUL.
+A compiled module counts as its source. Not seen: what other programs read, and what libraries read without Python's
+help. Processes end without notice, so nothing is kept for their end. Imports os and sys alone.
 """
 
 import os
@@ -14,6 +14,8 @@ LOADS = {"ctypes.dlopen": 0, "sqlite3.connect": 0, "os.link": 0, "import": 1}
 """Event -> which of its arguments names the file; an import names one for an extension module alone."""
 
 FOLDERS = frozenset({"os.listdir", "os.scandir"})
+GIT = "git://"
+"""How the note of a git command begins that was asked of the repository."""
 STREAM = 1
 """`socket.SOCK_STREAM`."""
 CONNECTION = "tcp://"
@@ -51,6 +53,8 @@ def _hook(event: str, arguments: tuple[object, ...]) -> None:
         _read(arguments[0] if arguments[0] is not None else ".", folder=True)
     elif event == "socket.connect":
         _connect(*arguments)
+    elif event == "subprocess.Popen":
+        _git(arguments[1], arguments[2])
 
 
 def _connect(own: object, address: object) -> None:
@@ -59,6 +63,23 @@ def _connect(own: object, address: object) -> None:
         _read(address)
     elif isinstance(address, tuple) and len(address) > 1 and getattr(own, "type", STREAM) == STREAM:
         _once(f"{CONNECTION}{address[0]}:{address[1]}")
+
+
+def _git(command: object, place: object) -> None:
+    """Note a git command over the repository: its answer rests on refs, the index or the configuration."""
+    if not isinstance(command, list | tuple) or not command:
+        return
+    words = [os.fsdecode(word) for word in command if isinstance(word, str | bytes | os.PathLike)]
+    if os.path.basename(words[0]) != "git":
+        return
+    where = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else os.getcwd()
+    at = 1
+    while at < len(words) and words[at].startswith("-"):  # options of git itself, some with a value
+        if words[at] == "-C" and at + 1 < len(words):
+            where = os.path.join(where, words[at + 1])
+        at += 2 if words[at] in {"-C", "-c"} else 1
+    if f"{os.path.realpath(where)}/".startswith(f"{_root}/") and at < len(words):
+        _once(f"{GIT}{words[at]}")
 
 
 def _read(place: object, *, folder: bool = False) -> None:

@@ -188,6 +188,10 @@ def outside(tmp_path):
         ("socket.create_connection(('127.0.0.1', PORT))", "tcp://127.0.0.1:PORT"),
         ("socket.socket(socket.AF_UNIX).connect('OUT/socket')", "OUT/socket"),
         ("s = socket.socket(); s.settimeout(0.01); s.connect_ex(('192.0.2.1', 80))", "tcp://192.0.2.1:80"),
+        ("subprocess.run(['git', 'tag'])", "git://tag"),
+        ("subprocess.run(['git', '-c', 'a.b=c', '-C', os.getcwd() + '/inside', 'log'], cwd='/')", "git://log"),
+        ("subprocess.run(['git', '--version']), subprocess.run(['git', 'ls-files'])", ""),
+        ("subprocess.run(['git', 'init', tempfile.mkdtemp()], cwd='/')", ""),
         # What is the step's own, of the system, of the environment, or sends nothing.
         (f"{SERVES} create_connection(('127.0.0.1', PORT))".replace("PORT", "port"), ""),
         ("socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 80))", ""),
