@@ -3,8 +3,9 @@
 
 An independent check of the selection, which is declared: a step must be selected by every file that it was seen to
 read. `ci/reads.json` has what was seen, and the step `selection` holds every name of it against the plan. The nightly
-step `reads` runs every step of a desk with the hook of `hilgate.checks.watch`, is red where one reads a file that does
-not select it, and leaves the new `reads.json`. What other programs read (git, a compiler) is not seen.
+step `reads` runs every step of a local gate with the hook of `hilgate.checks.watch`, is red where one reads a file that
+does not select it, and leaves the new `reads.json`. It is red as well where a step rests on something outside of the
+repository and does not say `reuse: false`. What other programs read (git, a compiler) is not seen.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import fnmatch
 import json
 import os
 import re
+import socket
 import sys
 import tempfile
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from hilgate.checks.watch import CONNECTION, GIT
 from hilgate.declare import imports
 from hilgate.declare.load import find_root, load
 from hilgate.errors import CannotRunHereError, DeclarationError, Exit, HilgateError, RecordsError, ending
@@ -30,24 +34,33 @@ from hilgate.model import CPU, Check, Noun, Outcome, first_problem
 from hilgate.plan.make import plan_alone
 from hilgate.plan.select import select
 from hilgate.run.evidence import KINDS
+from hilgate.run.reuse import may_be_reused, own_path
 from hilgate.run.runner import run_plan
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from hilgate.declare.load import Declarations
-    from hilgate.model import Area, Key, Step
+    from hilgate.model import Area, Key, PlannedStep, Step
 
 READS_FILE: Final = "ci/reads.json"
 RECORD_IT: Final = "record it with `python -m hilgate.checks.reads {}`"
 SHOWN: Final = 5
 """Files that a message names."""
 
+SYSTEM: Final = ("/bin/", "/dev/", "/etc/", "/lib/", "/lib32/", "/lib64/", "/proc/", "/sbin/", "/sys/", "/usr/")
+"""Folders of the system that a machine is known by (`run.reuse.machine_digest`)."""
+
 _READS = TypeAdapter(dict[str, tuple[str, ...]])
+_NO_INPUT: Final = ("*.pytest_cache/*", "*__pycache__/*", ".hypothesis/constants/*", f"{GIT}ls-files")
+"""What chooses tests by options alone that no step has; bytecode; constants of a module, by the hash of its text; and
+the names of all files, which the key of a pass holds."""
+_LISTENS: Final = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
 _TEST_FILE = re.compile(r"(?:.*/)?test_[^/]*\.py")
 _SITE: Final = """{watch}
 
-watch({folder!r}, {root!r})
+watch({folder!r}, {root!r}, {held!r}, {began!r})
 # The next sitecustomize of the path, which this file stands before.
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -88,22 +101,27 @@ def main(arguments: list[str] | None = None) -> int:
     target = folder / path.name if folder else path
     target.parent.mkdir(parents=True, exist_ok=True)
     failed: list[Check] = []
+    seen: dict[Key, Seen] = {}
     for key in chosen:
         try:
-            known[key] = record(root, key)
+            seen[key] = record(root, key)
         except HilgateError as error:
             if not folder:
                 raise
             failed.append(Check(id=f"reads of {key}", outcome=Outcome.DID_NOT_RUN, message=error.what))
             known.pop(key, None)
             continue
+        known[key] = seen[key].files
         target.write_text(text_of(known), encoding="utf-8")
         sys.stdout.write(f"{key}: {len(known[key])} files\n")
         sys.stdout.flush()
+    reused = list(rests(root, declarations, seen))
     if folder is None:
-        return Exit.PASS
+        wrong = [check for check in reused if check.outcome is Outcome.FAIL]
+        sys.stderr.writelines(f"{check.id}: {check.message}\n" for check in wrong)
+        return Exit.FAIL if wrong else Exit.PASS
     lost = {check.id for check in failed}
-    found = [*failed, *(check for check in held(root, declarations, known) if check.id not in lost)]
+    found = [*failed, *(check for check in held(root, declarations, known) if check.id not in lost), *reused]
     Check.write_all(folder, found)
     return Exit.FAIL if any(check.outcome is Outcome.FAIL for check in found) else Exit.PASS
 
@@ -113,22 +131,45 @@ def is_recorded(area: Area, step: Step) -> bool:
     return not area.always and "gate" in step.profiles and CPU in step.devices
 
 
-def record(root: Path, key: Key) -> tuple[str, ...]:
-    """Run one declared step on this machine and return the tracked files that its Python processes read, sorted.
+@dataclass(frozen=True)
+class Seen:
+    """What one run of a step was seen to rest on.
+
+    Attributes:
+        files: Tracked files that its Python processes read, sorted.
+        outside: What else they read or listed that was there before, below the repository's root by their names there,
+            and where they connected to, and what they asked git; sorted.
+    """
+
+    files: tuple[str, ...]
+    outside: tuple[str, ...]
+
+
+def record(root: Path, key: Key) -> Seen:
+    """Run one declared step on this machine and return what it rests on.
 
     Raises:
         MisuseError: There is no such step.
         CannotRunHereError: It cannot run here, or did not pass, or a note was lost: not all that it reads is known.
     """
+    tracked = set(tracked_files(root))
+    folders = {f"{parent}/" for file in tracked for parent in Path(file).parents}
     with tempfile.TemporaryDirectory(prefix="hilgate-reads-") as name:
         site = Path(name).resolve() / "path"
         (site / "lists").mkdir(parents=True)
         (site / "whole").touch()
-        hook = Path(__file__).with_name("watch.py").read_text(encoding="utf-8")
-        text = _SITE.format(watch=hook, folder=str(site), root=os.path.realpath(root))
-        (site / "sitecustomize.py").write_text(text, encoding="utf-8")
+        began = (site / "whole").stat().st_ctime_ns
         plan = plan_alone(root, key, site)
-        last = run_plan(plan, root, Path(name, "results")).last(plan.steps[0].key)
+        # A temporary folder of its own, in which nothing is older than the step.
+        (temporary := Path(name, "tmp")).mkdir()
+        step = plan.steps[0].model_copy(update={"env": plan.steps[0].env | {"TMPDIR": str(temporary)}})
+        plan = plan.model_copy(update={"steps": (step,)})
+        held = _held(root, step, site, folders)
+        hook = Path(__file__).with_name("watch.py").read_text(encoding="utf-8")
+        text = _SITE.format(watch=hook, folder=str(site), root=os.path.realpath(root), held=held, began=began)
+        (site / "sitecustomize.py").write_text(text, encoding="utf-8")
+        serving = _serving()
+        last = run_plan(plan, root, Path(name, "results")).last(step.key)
         if last is None or last.record.outcome is not Outcome.PASS:
             raise CannotRunHereError(
                 f"step {key!r} did not pass, so it may not have read all that it reads",
@@ -137,7 +178,70 @@ def record(root: Path, key: Key) -> tuple[str, ...]:
         if not (site / "whole").exists():
             raise CannotRunHereError(f"not all that {key!r} reads could be noted", remedy="free disk space, try again")
         notes = {os.fsdecode(note) for path in (site / "lists").iterdir() for note in path.read_bytes().split(b"\0")}
-    return tuple(sorted(set(tracked_files(root)).intersection(notes)))
+    left = notes - tracked - folders - {""}
+    outside = (note for note in left if _is_outside(note, root, held, began, serving))
+    return Seen(tuple(sorted(tracked & notes)), tuple(sorted(outside)))
+
+
+def _held(root: Path, step: PlannedStep, site: Path, folders: Collection[str]) -> tuple[str, ...]:
+    """The folders of the system and of the import path, which the key of a pass holds; none with files of the tree."""
+    given = (step.env.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))
+    path = [Path(part) for one in given for part in one.split(os.pathsep) if part]
+    paths = (Path(sys.prefix), Path(sys.base_prefix), site, *path, *own_path())
+    places = {f"{os.path.realpath(root / place)}/" for place in paths}
+    top = f"{os.path.realpath(root)}/"
+    return (*SYSTEM, *sorted(place for place in places if place != top and place.removeprefix(top) not in folders))
+
+
+def _is_outside(note: str, root: Path, held: tuple[str, ...], began: int, serving: Collection[int]) -> bool:
+    """Whether a note of a step is of something that is neither its own nor of the environment."""
+    if any(fnmatch.fnmatchcase(note, glob) for glob in _NO_INPUT):
+        return False
+    if note.startswith(CONNECTION):
+        host, _, port = note.removeprefix(CONNECTION).rpartition(":")
+        return not _is_of_this_machine(host) or int(port) in serving
+    if note.startswith(("/", GIT)):
+        return True  # the hook itself knows which
+    path = Path(os.path.realpath(root)) / note
+    return not f"{path}/".startswith(held) and path.exists() and path.lstat().st_ctime_ns < began
+
+
+def _is_of_this_machine(host: str) -> bool:
+    """Whether an address is one of this machine's own."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as one:
+            one.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def _serving() -> frozenset[int]:
+    """The ports on which somebody listens now."""
+    tables = [path for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.exists()]
+    lines = [line.split() for path in tables for line in path.read_text("ascii").splitlines()[1:]]
+    return frozenset(int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == _LISTENS)
+
+
+def rests(root: Path, declarations: Declarations, seen: Mapping[Key, Seen]) -> Iterator[Check]:
+    """One check per step that may be reused: that it rests on nothing outside of the repository.
+
+    Raises:
+        DeclarationError: The reads that decide nothing are not declared as they should be.
+    """
+    outside = weighty(root, {key: one.outside for key, one in seen.items()})
+    for _, step in declarations.steps():
+        if step.key not in seen or not may_be_reused(step):
+            continue
+        names = list(outside[step.key])
+        problem = f"it rests on {_some(names)}, outside of what a reused pass holds for; say `reuse: false` in its area"
+        yield Check(
+            id=f"reuse of {step.key}",
+            outcome=Outcome.FAIL if names else Outcome.PASS,
+            message=problem if names else "it rests on nothing outside of the repository and its environment",
+            numbers={"outside": len(names)},
+        )
 
 
 def held(root: Path, declarations: Declarations, reads: Mapping[Key, Collection[str]]) -> Iterator[Check]:

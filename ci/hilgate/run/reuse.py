@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Collection, Mapping
 
-    from hilgate.model import Plan, PlannedStep
+    from hilgate.model import Plan, PlannedStep, Step
     from hilgate.plan.machine import Machine
     from hilgate.plan.select import Basis
 
@@ -212,13 +212,13 @@ class Store:
     def key(self, step: PlannedStep, env: Mapping[str, str]) -> str:
         """What a pass or a failure of a step in this environment holds for."""
         path = [Path(part) for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
-        installed = {str(folder): self._importable(folder) for folder in (*path, *_own_path())}
+        installed = {str(folder): self._importable(folder) for folder in (*path, *own_path())}
         told = {"machine": self._here.machine, "installed": installed, "variables": variables_of(env)}
         return key_of(identity(step, self._plan), self._here.digest(step.step.key), _digest(told))
 
     def surroundings(self) -> str:
         """sha256 of what the command itself runs in: the machine, what is installed, the variables."""
-        installed = {str(folder): self._importable(folder) for folder in _own_path()}
+        installed = {str(folder): self._importable(folder) for folder in own_path()}
         told = {"machine": self._here.machine, "installed": installed, "variables": variables_of(os.environ)}
         return _digest(told)
 
@@ -274,8 +274,12 @@ _NAMES: Final = {Outcome.PASS: "pass", Outcome.FAIL: "fail"}
 
 def reusable(step: PlannedStep) -> bool:
     """Whether a pass of it may ever stand for another: it is whole, and rests on nothing that no key can hold."""
-    unsure = step.step.network or step.step.secrets or step.step.provides
-    return step.as_declared and not unsure and step.step.reuse
+    return step.as_declared and may_be_reused(step.step)
+
+
+def may_be_reused(step: Step) -> bool:
+    """Whether a declared step says that its outcome rests on its files and its environment alone."""
+    return step.reuse and not (step.network or step.secrets or step.provides)
 
 
 def packed(kept: Kept) -> bytes:
@@ -320,7 +324,7 @@ def machine_digest(machine: Machine) -> str:
     return _digest(told)
 
 
-def _own_path() -> list[Path]:
+def own_path() -> list[Path]:
     """Where this interpreter imports from, without the folder that the command itself put first."""
     return [Path(part) for part in sys.path[not sys.flags.safe_path :] if part]
 

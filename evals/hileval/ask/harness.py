@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +174,12 @@ def _load(config: dict[str, Any]) -> Any:
     datasets.disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
-        return TaskManager(include_defaults=False).load([config])["tasks"][config["task"]]
+        # What `datasets` keeps in the home folder goes by a file's name and time, so nothing is taken from there.
+        with tempfile.TemporaryDirectory(prefix="hileval-") as folder:
+            kwargs = {**config["dataset_kwargs"], "cache_dir": folder, "keep_in_memory": True}
+            return TaskManager(include_defaults=False).load([config | {"dataset_kwargs": kwargs}])["tasks"][
+                config["task"]
+            ]
     except Exception as error:
         raise TaskError(
             f"lm-eval cannot load it: {type(error).__name__}: {error}",

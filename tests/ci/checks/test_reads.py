@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import socket
 
 import pytest
 from support.plans import AGENTS, git, python, write_repository
@@ -46,10 +47,10 @@ def repository(tmp_path):
 
 def test_files_that_a_step_and_its_children_read(repository, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    assert reads.record(repository, "good") == READ
+    assert reads.record(repository, "good").files == READ
     # The second run finds the compiled module, which counts as its source.
     assert list((repository / "inside" / "__pycache__").glob("module.*.pyc"))
-    assert reads.record(repository, "good") == READ
+    assert reads.record(repository, "good").files == READ
 
 
 def test_step_that_does_not_pass_is_not_recorded(repository):
@@ -63,10 +64,11 @@ def test_command_keeps_what_other_steps_read_and_drops_steps_that_are_gone(repos
     )
     (repository / reads.READS_FILE).write_text('{"bad": ["kept"], "gone": ["dropped"]}')
     with contextlib.chdir(repository):
-        assert reads.main(["good"]) == 0
+        assert reads.main(["good"]) == 1
         assert reads.main(["godo"]) == 2
     streams = capsys.readouterr()
     assert streams.out == "good: 5 files\n"
+    assert "reuse of good: it rests on untracked, outside of what a reused pass holds for" in streams.err
     assert "did you mean 'good'" in streams.err
     assert reads.read(repository / reads.READS_FILE) == {"bad": ("kept",), "good": READ}
 
@@ -146,11 +148,73 @@ def test_the_nightly_check_leaves_the_new_record_and_names_what_was_not_recorded
     area.write_text(area.read_text().replace('"always": true', '"always": false'))
     monkeypatch.setenv("HILGATE_OUT", str(tmp_path / "out"))
     with contextlib.chdir(repository):
-        assert reads.main(["--check"]) == 0
+        assert reads.main(["--check"]) == 1
     found = {line["id"]: line for line in map(json.loads, (tmp_path / "out/findings.jsonl").read_text().splitlines())}
     assert {name: one["outcome"] for name, one in found.items()} == {
         "reads of good": "pass",
         "reads of bad": "did not run",
+        "reuse of good": "fail",
     }
     assert reads.read(tmp_path / "out" / "reads.json") == {"good": READ}
     assert not (repository / reads.READS_FILE).exists()
+
+
+END = 'pathlib.Path(os.environ[\'HILGATE_OUT\'], \'findings.jsonl\').write_text(\'{"id": "a", "outcome": "pass"}\')'
+SERVES = "from socket import *; s = socket(); s.bind(('127.0.0.1', 0)); s.listen(); PORT = s.getsockname()[1]; "
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A folder, a file in it, a service and a socket that were there before the step."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/file").write_text("x")
+    server, local = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
+    with server, local:
+        local.bind(str(tmp_path / "out/socket"))
+        local.listen()
+        yield {"OUT": str(tmp_path / "out"), "PORT": str(server.getsockname()[1])}
+
+
+@pytest.mark.parametrize(
+    ("code", "rests_on"),
+    [
+        ("open('OUT/file')", "OUT/file"),
+        ("os.listdir('OUT')", "OUT/"),
+        ("list(os.scandir('OUT'))", "OUT/"),
+        ("sys.path.insert(0, 'OUT')\ntry:\n import absent\nexcept ImportError: pass\n", "OUT/"),
+        ("subprocess.run([sys.executable, '-c', 'open(\"OUT/file\")'], cwd='/')", "OUT/file"),
+        ("open('ignored/file')", "ignored/file"),
+        ("os.listdir('ignored')", "ignored/"),
+        ("socket.create_connection(('127.0.0.1', PORT))", "tcp://127.0.0.1:PORT"),
+        ("socket.socket(socket.AF_UNIX).connect('OUT/socket')", "OUT/socket"),
+        ("s = socket.socket(); s.settimeout(0.01); s.connect_ex(('192.0.2.1', 80))", "tcp://192.0.2.1:80"),
+        ("subprocess.run(['git', 'tag'])", "git://tag"),
+        ("subprocess.run(['git', '-c', 'a.b=c', '-C', os.getcwd() + '/inside', 'log'], cwd='/')", "git://log"),
+        ("subprocess.run(['git', '--version']), subprocess.run(['git', 'ls-files'])", ""),
+        ("subprocess.run(['git', 'init', tempfile.mkdtemp()], cwd='/')", ""),
+        # What is the step's own, of the system, of the environment, or sends nothing.
+        (f"{SERVES} create_connection(('127.0.0.1', PORT))".replace("PORT", "port"), ""),
+        ("socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 80))", ""),
+        ("import json.tool, pydantic, tempfile; open('/etc/hostname'); os.listdir('/usr/lib')", ""),
+        ("p = pathlib.Path(tempfile.mkdtemp(), 'own'); p.write_text('x'); p.read_text(); os.listdir(p.parent)", ""),
+        ("p = pathlib.Path('ignored/own'); p.write_text('x'); p.read_text()", ""),
+        ("os.listdir('.'), os.listdir('inside'), os.listdir('inside/__pycache__')", ""),
+    ],
+)
+def test_what_a_step_rests_on_outside_of_the_repository_is_named(code, rests_on, outside, tmp_path):
+    root = tmp_path / "clone"
+    (root / "inside/__pycache__").mkdir(parents=True)
+    (root / "inside/file").write_text("x")
+    for name, value in outside.items():
+        code, rests_on = code.replace(name, value), rests_on.replace(name, value)
+    write_repository(root, {"a": python(f"import os, pathlib, socket, subprocess, sys, tempfile\n{code}\n{END}")})
+    (root / ".gitignore").write_text("results/\nignored/\n")
+    (root / "ignored").mkdir()
+    (root / "ignored/file").write_text("x")
+    seen = reads.record(root, "a")
+    assert seen.outside == ((rests_on,) if rests_on else ())
+    [found] = reads.rests(root, load(root), {"a": seen})
+    assert (found.outcome is Outcome.FAIL) is bool(rests_on)
+    area = root / "ci/areas/samples.yaml"
+    area.write_text(area.read_text().replace('"devices"', '"reuse": false, "devices"', 1))
+    assert list(reads.rests(root, load(root), {"a": seen})) == []

@@ -263,6 +263,24 @@ pathlib.Path(os.environ["HILGATE_OUT"], "findings.jsonl").write_text('{{"id": "a
         assert hilgate(root, "gate", *options).returncode == outcome
 
 
+@pytest.mark.parametrize("options", [(), ("--resume",), ("--fresh",)], ids=" ".join)
+def test_a_timeout_that_passes_the_second_time_is_no_pass_and_is_said(options, tmp_path, state, monkeypatch):
+    code = CODE.replace(
+        "good =", "import time\nif not state.exists(): state.write_text('good'); time.sleep(60)\ngood ="
+    )
+    root = write_repository(tmp_path / "clone", {"a": python(code)})
+    with monkeypatch.context() as patch:
+        patch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 1)
+        first = hilgate(root, "gate")
+    assert (first.returncode, state.exists()) == (Exit.NOTHING_RAN, True)
+    assert "timed out after 1" in " ".join(first.stdout.split())
+    for again in (options, ()):  # nor is any later one, until a file changes
+        second = hilgate(root, "gate", *again)
+        assert second.returncode == Exit.INCONCLUSIVE, second.stdout
+        said = " ".join(second.stdout.split())
+        assert ("before: did not run" if again == ("--resume",) else "over these files") in said
+
+
 def test_a_run_is_not_resumed_in_another_environment(repository, state):
     state.write_text("bad")
     gate(repository, status=Exit.FAIL)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """lm-eval's own task, prompts and filters around engines made of a dict."""
 
+import json
 import math
+import os
 from unittest import mock
 
 import pytest
@@ -49,6 +51,21 @@ def test_right_wrong_and_broken_answers_are_told_apart(gate):
     assert samples[1].strict == "[invalid]"
     assert [[f.value for f in s.flags] for s in samples[1:3]] == [["empty"], ["truncated", "non-finite"]]
     assert [s.target for s in samples] == [str(row.number) for row in list(KNOWN.values())[:5]]
+
+
+def test_questions_are_those_of_the_file_though_its_size_and_time_are_the_same(gate, tmp_path):
+    """What `datasets` keeps in the home folder goes by the name and the time of a file."""
+    key = tmp_path / "key.jsonl"
+    config = resolve_task(gate.path(gate.task), 0, key=_written(key, "1"))
+    assert [row["answer"] for row in harness._load(config).eval_docs] == ["#### 1"]
+    _written(key, "2")
+    assert [row["answer"] for row in harness._load(config).eval_docs] == ["#### 2"]
+
+
+def _written(path, answer):
+    path.write_text(json.dumps({"question": "How many?", "answer": f"#### {answer}"}) + "\n")
+    os.utime(path, (1e9, 1e9))
+    return path
 
 
 def test_prompts_do_not_depend_on_the_subset_nor_answers_on_their_order(gate):
