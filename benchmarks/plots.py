@@ -140,9 +140,11 @@ def render(source: Path, readme: Path) -> dict[Path, str]:
 def main(arguments: list[str] | None = None) -> int:
     """Read the command line, write or check, return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__.splitlines()[0])
-    parser.add_argument("source", nargs="?", type=Path, default=FOLDER / "results" / "h200.jsonl", help="results file")
-    parser.add_argument("--readme", type=Path, default=FOLDER / "README.md", help="the file whose table is replaced")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file would change")
+    parser.add_argument(
+        "source", nargs="?", type=Path, default=FOLDER / "results" / "h200.jsonl", help="results file to plot"
+    )
+    parser.add_argument("--readme", type=Path, default=FOLDER / "README.md", help="page whose table is replaced")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file would change")
     given = parser.parse_args(arguments)
     try:
         files = render(given.source, given.readme)

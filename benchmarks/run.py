@@ -171,10 +171,14 @@ def _run(chosen: list[Case], out: Path, commit: str) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Read the command line, run, return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds TEXT")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "benchmarks.jsonl", help="results (JSON lines)")
-    parser.add_argument("--commit", help="what is measured, where there is no git checkout")
-    parser.add_argument("--smoke", action="store_true", help="tiny cases without a GPU: both sides right? No times")
+    parser.add_argument("--only", metavar="TEXT", default="", help="run only cases whose name contains TEXT")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "results" / "benchmarks.jsonl", help="file for the results (JSON lines)"
+    )
+    parser.add_argument("--commit", help="commit to record where there is no git checkout")
+    parser.add_argument(
+        "--smoke", action="store_true", help="run tiny cases without a GPU; check correctness, measure no times"
+    )
     given = parser.parse_args(arguments)
     chosen = [case for case in data.CASES if given.only in case.name]
     if not chosen:

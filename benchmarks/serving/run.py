@@ -110,12 +110,18 @@ def _require(both: list[LLM]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Read the command line, run, return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.run", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", action="append", choices=list(MODELS), help="only this one; may be repeated")
-    parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="only this one")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "serving.jsonl", help="results (JSON lines)")
-    parser.add_argument("--commit", help="what is measured, where there is no git checkout")
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="run only this model; may be repeated")
     parser.add_argument(
-        "--smoke", action="store_true", help="tiny models on a CPU: the same answers? Times mean nothing"
+        "--case", action="append", choices=[case.name for case in CASES], help="run only this case; may be repeated"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "results" / "serving.jsonl", help="file for the results (JSON lines)"
+    )
+    parser.add_argument("--commit", help="commit to record where there is no git checkout")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="serve tiny models on a CPU and compare the answers; the times mean nothing",
     )
     given = parser.parse_args(arguments)
     import torch

@@ -57,13 +57,13 @@ COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "ye
 JOURNALS = Path("results/journals")
 """Where answers are kept until their gate has spoken."""
 When = Annotated[
-    Occasion | None, typer.Option("--when", help="Which of the gate's rules applies; by default what the plan is for.")
+    Occasion | None, typer.Option("--when", help="Rule of the gate to apply (default: the one for the current plan).")
 ]
-Limit = Annotated[int | None, typer.Option(help="Ask only the first N questions; too few are inconclusive.")]
+Limit = Annotated[int | None, typer.Option(help="Ask only the first N questions. Too few make the gate inconclusive.")]
 Of = Annotated[
-    int, typer.Option(min=1, envvar="HILEVAL_GATES", help="How many gates decide together; they share alpha.")
+    int, typer.Option(min=1, envvar="HILEVAL_GATES", help="Number of gates that decide together and share alpha.")
 ]
-Out = Annotated[Path, typer.Option(envvar="HILGATE_OUT", help="Folder of findings.jsonl and samples.jsonl.")]
+Out = Annotated[Path, typer.Option(envvar="HILGATE_OUT", help="Folder for findings.jsonl and samples.jsonl.")]
 
 
 @app.command("gates")
@@ -81,21 +81,24 @@ def list_gates() -> None:
 
 @app.command("import")
 def import_config(
-    files: Annotated[list[Path], typer.Argument(help="Accuracy configurations of vLLM (either format).")],
-    gpus: Annotated[int, typer.Option(min=1, help="Tensor-parallel size where a file does not say.")] = 1,
+    files: Annotated[list[Path], typer.Argument(help="Accuracy configurations of vLLM, in either of its formats.")],
+    gpus: Annotated[int, typer.Option(min=1, help="Tensor-parallel size for files that name none.")] = 1,
 ) -> None:
-    """Print them as entries of gates.yaml."""
+    """Print accuracy configurations of vLLM as entries of gates.yaml."""
     for file in files:
         typer.echo(as_yaml(*read_foreign(file, gpus)), nl=False)
 
 
 @app.command("gate")
 def run_gate(
-    name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml, or an accuracy configuration of vLLM.")],
+    name: Annotated[str, typer.Argument(help="Gate of evals/gates.yaml, or an accuracy configuration of vLLM.")],
     when: When = None,
     limit: Limit = None,
     of: Of = 1,
-    engine: Annotated[EngineName | None, typer.Option(help="Another engine than declared: never a pass.")] = None,
+    engine: Annotated[
+        EngineName | None,
+        typer.Option(help="Use another engine than the declared one. The result is then never a pass."),
+    ] = None,
     out: Out = Path("results/evals"),
 ) -> None:
     """Run a gate and judge it against its baseline."""
@@ -175,13 +178,13 @@ def changes(gate: Gate, engine: str, baseline: Baseline) -> tuple[str, ...]:
 
 @app.command("judge")
 def judge_again(
-    name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml.")],
-    folder: Annotated[Path, typer.Argument(help="What `gate` left: answers, and who served them.")],
+    name: Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `gate` wrote: answers, and the engine that gave them.")],
     when: When = None,
     limit: Limit = None,
     of: Of = 1,
 ) -> None:
-    """Judge the stored answers of a gate once more, without an engine; nothing is written."""
+    """Judge the stored answers of a gate again. Starts no engine and writes nothing."""
     declared = load_gates()
     if name in declared.drifts:
         if when is not None or limit is not None:
@@ -203,21 +206,26 @@ def trend(
     ] = Path("results/history"),
     out: Out = Path("results/evals"),
 ) -> None:
-    """Whether the stored nights of each accuracy step have drifted down, each too little for its gate."""
+    """Report accuracy steps that slowly got worse over the stored nights, by too little each night to fail a gate."""
     finish("trend", out, lambda: judge_nights(read_nights(history)))
 
 
 @app.command("compare")
 def compare_runs(
     before: Annotated[
-        Path, typer.Argument(help="Stored answers: samples.jsonl of a gate, or lm-eval's samples_*.jsonl.")
+        Path,
+        typer.Argument(
+            help="Stored answers of the trusted run: samples.jsonl of a gate, or samples_*.jsonl of lm-eval."
+        ),
     ],
-    after: Annotated[Path, typer.Argument(help="The same of the run in question.")],
-    which: Annotated[Filter, typer.Option("--filter", help="The score that counts.")] = "flexible",
-    margin: Annotated[float, typer.Option(min=0.001, max=0.5, help="Drop that a pass excludes.")] = 0.02,
-    alpha: Annotated[float, typer.Option(min=1e-6, max=0.2, help="How often equal runs may fail.")] = 0.01,
+    after: Annotated[Path, typer.Argument(help="Stored answers of the run to judge, in the same format.")],
+    which: Annotated[Filter, typer.Option("--filter", help="Score to compare.")] = "flexible",
+    margin: Annotated[
+        float, typer.Option(min=0.001, max=0.5, help="Largest drop that may pass, as a share of the questions.")
+    ] = 0.02,
+    alpha: Annotated[float, typer.Option(min=1e-6, max=0.2, help="Probability that two equal runs fail.")] = 0.01,
 ) -> None:
-    """Judge two stored runs of the same questions, and show each question that flipped with both answers."""
+    """Judge two stored runs of the same questions. Shows both answers of each question whose result changed."""
     check, flips = compare(before, after, which, alpha=alpha, margin=margin)
     typer.echo(f"{check.outcome.value:<12} {check.message}")
     if flips:
@@ -227,14 +235,20 @@ def compare_runs(
 
 @app.command("view")
 def view(
-    run: Annotated[Path, typer.Argument(help="What `gate` left, or stored answers (samples.jsonl, lm-eval's).")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="Folder that `gate` wrote, or stored answers (samples.jsonl of a gate or of lm-eval)."),
+    ],
     against: Annotated[
-        Path | None, typer.Option(help="A baseline (.json) or another run; by default the baseline of the gate.")
+        Path | None,
+        typer.Option(help="Baseline (.json) or another run to compare with (default: the baseline of the gate)."),
     ] = None,
-    which: Annotated[Filter | None, typer.Option("--filter", help="The score that counts; the gate's own.")] = None,
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("results/evals/view.html"),
+    which: Annotated[
+        Filter | None, typer.Option("--filter", help="Score to show (default: the score of the gate).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Page to write.")] = Path("results/evals/view.html"),
 ) -> None:
-    """Write one static page of a run: questions, answers, what flipped, filters."""
+    """Write one static page with the questions and answers of a run, and what changed against the baseline."""
     checks = read_findings(run) if run.is_dir() else []
     name = checks[0].id.partition("/")[0] if checks else ""
     gate = load_gates().gates.get(name)
@@ -265,12 +279,14 @@ def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:
 
 @app.command("drift-side", hidden=True)
 def drift_side(
-    name: Annotated[str, typer.Argument(help="A drift gate.")],
-    which: Annotated[SideName, typer.Argument(help="Whom to ask.")],
-    file: Annotated[Path, typer.Option(help="Where the answers go.")],
-    given: Annotated[list[str] | None, typer.Option(help="SIDE=FILE: what another side said, for the peer.")] = None,
+    name: Annotated[str, typer.Argument(help="Drift gate.")],
+    which: Annotated[SideName, typer.Argument(help="Engine to ask.")],
+    file: Annotated[Path, typer.Option(help="File for the answers.")],
+    given: Annotated[
+        list[str] | None, typer.Option(help="SIDE=FILE: answers of another engine, which the peer reads.")
+    ] = None,
 ) -> None:
-    """One of the engines of a drift gate."""
+    """Run one of the engines of a drift gate (internal)."""
     declared = load_gates()
     drift = declared.drifts[name]
     sides = {side: Side.unpack(Path(path)) for side, _, path in (one.partition("=") for one in given or ())}
@@ -327,32 +343,35 @@ def run(command: typer.Typer) -> NoReturn:
     sys.exit(Exit.PASS)
 
 
-baseline_app = typer.Typer(no_args_is_help=True, help="Stored runs that later runs are paired with.")
+baseline_app = typer.Typer(
+    no_args_is_help=True, help="Record, show and accept the stored runs that later runs are compared with."
+)
 app.add_typer(baseline_app, name="baseline")
 Trusted = Annotated[
-    str, typer.Option("--attention-backend", help="Which attention to trust, by vLLM's name; vllm is its own choice.")
+    str,
+    typer.Option(
+        "--attention-backend", help="Trusted attention backend by vLLM's name; `vllm` means vLLM's own choice."
+    ),
 ]
-Alternative = Annotated[
-    EngineName | None, typer.Option("--engine", help="Another engine, where vLLM cannot serve the class.")
-]
-Name = Annotated[str, typer.Argument(help="A gate of evals/gates.yaml.")]
+Alternative = Annotated[EngineName | None, typer.Option("--engine", help="Engine for models that vLLM cannot serve.")]
+Name = Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")]
 
 
 @baseline_app.command("record")
 def record(
     name: Name,
-    reason: Annotated[str, typer.Option(help="Why: it is stored in the baseline and read in review.")],
-    runs: Annotated[int, typer.Option(min=1, help="K: how often all questions are asked.")] = 5,
+    reason: Annotated[str, typer.Option(help="Why the baseline is recorded. Stored in it for review.")],
+    runs: Annotated[int, typer.Option(min=1, help="K: number of times that all questions are asked.")] = 5,
     attention_backend: Trusted = "vllm",
     second: Annotated[
-        str | None, typer.Option(help="Another attention of vLLM that is trusted, by its name: the last run is its.")
+        str | None, typer.Option(help="Second trusted attention backend by vLLM's name. The last run uses it.")
     ] = None,
     engine: Alternative = None,
 ) -> None:
-    """Ask all questions of a gate K times on an attention that is trusted, and leave a proposal.
+    """Ask all questions of a gate K times on a trusted attention backend, and write a proposal.
 
-    Each run has a process, an order and batches of its own; K runs of one process are one run, copied. Finished runs
-    and answers are kept: the same command goes on after a crash.
+    Each run has its own process, order and batches: K runs of one process would only repeat one run. Finished runs and
+    answers are kept, so the same command continues after a crash.
     """
     gate = find_gate(name, load_gates())
     if second is not None and runs < 2:
@@ -393,11 +412,11 @@ def record(
 @baseline_app.command("ask", hidden=True)
 def ask_once(
     name: Name,
-    number: Annotated[int, typer.Option(min=0, help="Which of the K runs.")],
+    number: Annotated[int, typer.Option(min=0, help="Number of the run, from 0 to K - 1.")],
     attention_backend: Trusted = "vllm",
     engine: Alternative = None,
 ) -> None:
-    """One run of `record`; it is asked again only if something else would answer."""
+    """Make one run of `record`; a finished run is reused if the same model and setting answer (internal)."""
     declared = load_gates()
     gate = find_gate(name, declared)
     chosen = engine or gate.engine
@@ -451,11 +470,11 @@ def fingerprint() -> str:
 @app.command("control")
 def control(
     name: Name,
-    by: Annotated[str, typer.Option(help="Who runs this job and answers for it.")],
+    by: Annotated[str, typer.Option(help="Person who runs this job and answers for it.")],
     attention_backend: Trusted = "vllm",
-    runs: Annotated[int, typer.Option(min=1, help="K: how often all questions are asked.")] = 3,
+    runs: Annotated[int, typer.Option(min=1, help="K: number of times that all questions are asked.")] = 3,
 ) -> None:
-    """Ask the trusted attention in this job, for a gate with drawn weights: its answer key, then K stored runs."""
+    """Record the answer key and K runs of a gate with random weights on the trusted attention, within this job."""
     gate = find_gate(name, load_gates())
     if gate.weights != "drawn":
         raise MisuseError("its weights are not drawn", where=name, remedy="use baseline record")
@@ -468,7 +487,7 @@ def control(
 
 @app.command("drawn-key", hidden=True)
 def make_key(name: Name, attention_backend: Trusted = "vllm") -> None:
-    """The answer key of a gate with drawn weights."""
+    """Record the answer key of a gate with random weights (internal)."""
     from hileval.ask.drawn import write_key
 
     declared = load_gates()
@@ -477,8 +496,10 @@ def make_key(name: Name, attention_backend: Trusted = "vllm") -> None:
 
 
 @baseline_app.command("accept")
-def accept(name: Name, by: Annotated[str, typer.Option(help="Who looked at the proposal and answers for it.")]) -> None:
-    """Make the proposal the baseline."""
+def accept(
+    name: Name, by: Annotated[str, typer.Option(help="Person who reviewed the proposal and answers for it.")]
+) -> None:
+    """Accept the proposal as the baseline."""
     gate = find_gate(name, load_gates())
     if not by.strip():
         raise MisuseError("--by is empty", where=name, remedy="name a person or a team that can be asked")
@@ -491,7 +512,7 @@ def accept(name: Name, by: Annotated[str, typer.Option(help="Who looked at the p
 
 @baseline_app.command("show")
 def show_baseline(name: Name) -> None:
-    """What the baseline of a gate holds."""
+    """Show the baseline of a gate."""
     gate = find_gate(name, load_gates())
     baseline = Baseline.read(gate.path(gate.baseline))
     where = baseline.environment
@@ -504,7 +525,7 @@ def show_baseline(name: Name) -> None:
 
 @baseline_app.command("diff")
 def diff(name: Name) -> None:
-    """What accepting the proposal would change: identity, setting, exact match, and which questions."""
+    """Show what the proposal changes: identity, setting, exact match and single questions."""
     gate = find_gate(name, load_gates())
     now, proposed = Baseline.read(gate.path(gate.baseline)), Baseline.read(proposal_path(gate))
     for line in proposed.identity.differences(now.identity):
@@ -564,20 +585,28 @@ class PowerRow(Power):
 
 @app.command("power")
 def print_power(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[GATE]...", help="By default every gate.")] = None,
-    replays: Annotated[int, typer.Option(min=10, help="Simulated merges per figure.")] = 1000,
-    d: Annotated[float | None, typer.Option(min=0, max=0.5, help="Assume this d, not the baseline's.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the simulation.")] = 1,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[GATE]...", help="Gates to simulate (default: all).")
+    ] = None,
+    replays: Annotated[int, typer.Option(min=10, help="Number of simulated merges behind each number.")] = 1000,
+    d: Annotated[
+        float | None,
+        typer.Option(min=0, max=0.5, help="Assume this share of disputed questions (d) instead of the baseline's."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 1,
     of: Annotated[
         int | None,
-        typer.Option(min=1, help="How many gates share alpha; by default as in CI: those of hubs."),
+        typer.Option(
+            min=1, help="Number of gates that share alpha (default: as in CI, the gates of models from a hub)."
+        ),
     ] = None,
     stress: Annotated[
-        bool, typer.Option(help="Each rule where stored runs share their noise, and under churn.")
+        bool,
+        typer.Option(help="Also simulate stored runs that share their noise, and answers that change from run to run."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Share of merges that each rule fails, passes or leaves open, and how many answers that takes."""
+    """Simulate each rule: how many merges it fails, passes or leaves open, and how many answers it needs."""
     declared = load_gates()
     rows: list[PowerRow] = []
     if stress:

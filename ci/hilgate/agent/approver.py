@@ -68,8 +68,8 @@ def approver(env: Mapping[str, str], authors: Iterable[str]) -> str:
 def main(words: list[str] | None = None) -> int:
     """Print who approved; 0, or the status of the refusal."""
     parser = argparse.ArgumentParser(prog="hilgate approver", description="Say who approved a change.")
-    parser.add_argument("--repository", metavar="DIR", type=Path, required=True, help="a repository with the change")
-    parser.add_argument("--base", metavar="SHA", required=True, help="what the change begins at")
+    parser.add_argument("--repository", metavar="DIR", type=Path, required=True, help="repository that has the change")
+    parser.add_argument("--base", metavar="SHA", required=True, help="merge base of the change")
     asked = parser.parse_args(words)
     authors = host.git(asked.repository, "log", "--format=%ae%n%ce", f"{asked.base}..HEAD", "--").splitlines()
     sys.stdout.write(f"{host.printable(approver(os.environ, authors))}\n")

@@ -243,12 +243,16 @@ HOOKS = ("admit", "started", "preflight", "postflight", "upload", "ended")
 @ending
 def main(words: list[str] | None = None) -> int:
     """Run a hook; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="hilgate.agent.hooks", description="Look at this node around a job.")
+    parser = argparse.ArgumentParser(prog="hilgate.agent.hooks", description="Check this node before and after a job.")
     parser.add_argument("hook", choices=HOOKS)
-    parser.add_argument("--checkout", type=Path, default=Path.cwd(), help="the job's files (here)")
-    parser.add_argument("--process", type=int, default=os.getppid(), help="started: of which process (the caller)")
     parser.add_argument(
-        "--queue", default="", help="preflight for this queue and not the agent's own: by hand, which pauses nothing"
+        "--checkout", type=Path, default=Path.cwd(), help="checkout of the job (default: the current folder)"
+    )
+    parser.add_argument(
+        "--process", type=int, default=os.getppid(), help="for `started`: id of the process (default: the caller)"
+    )
+    parser.add_argument(
+        "--queue", default="", help="check the node for this queue instead of the agent's own; pauses nothing"
     )
     arguments = parser.parse_args(words)
     env = {**os.environ, health.QUEUE: arguments.queue} if arguments.queue else dict(os.environ)

@@ -430,7 +430,9 @@ def main(words: list[str] | None = None) -> int:
     """End what a job left; 0 also when there was nothing, 75 when something does not end."""
     parser = argparse.ArgumentParser(prog="hilgate.agent.host", description="End what a job left on this host.")
     parser.add_argument("command", choices=["cleanup"])
-    parser.add_argument("--job", default=os.environ.get("BUILDKITE_JOB_ID", ""), help="id of the job (this one)")
+    parser.add_argument(
+        "--job", default=os.environ.get("BUILDKITE_JOB_ID", ""), help="id of the job (default: the current job)"
+    )
     job = parser.parse_args(words).job
     done = end_job(job, grace_seconds=grace(os.environ))
     for folder in left_folders(temporary(os.environ), job) if job else ():

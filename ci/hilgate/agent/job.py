@@ -260,7 +260,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("key", metavar="KEY", help="planned key of the step")
     parser.add_argument("--plan", metavar="FILE", required=True, type=lambda text: Path(text).absolute())
     parser.add_argument("--results", metavar="DIR", required=True, type=lambda text: Path(text).absolute())
-    parser.add_argument("--recheck", action="store_true", help="run only what failed in results/jobs/KEY")
+    parser.add_argument("--recheck", action="store_true", help="run only the checks that failed in results/jobs/KEY")
     arguments = Arguments(**vars(parser.parse_args(words)))
     # Until the container runs, a signal only has to leave nothing behind: SystemExit passes every `finally`.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.INTERRUPTED))

@@ -203,7 +203,7 @@ class Position:
 def main(words: list[str] | None = None) -> int:
     """Show the trouble that counts for this agent; with --accept it no longer does. 0 without any, else 75."""
     parser = argparse.ArgumentParser(prog="hilgate.agent.kernel_log", description="GPU trouble in the kernel's log.")
-    parser.add_argument("--accept", action="store_true", help="the node was repaired: none of this counts any more")
+    parser.add_argument("--accept", action="store_true", help="the node was repaired: ignore everything logged so far")
     arguments = parser.parse_args(words)
     position = Position(os.environ, host.PROC / BOOT_ID)
     log = read(os.environ)

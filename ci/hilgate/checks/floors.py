@@ -302,7 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hilgate.checks.floors", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--write", action="store_true", help="write the numbers that do not fit into ci/areas")
+    parser.add_argument("--write", action="store_true", help="write corrected numbers into ci/areas")
     options = parser.parse_args(arguments)
     root, began = find_root(Path.cwd()), time.monotonic()
     declarations = load(root)

@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     With `--check` the record goes to `$HILGATE_OUT`, and findings say what does not select its reader.
     """
     parser = argparse.ArgumentParser(prog="python -m hilgate.checks.reads", description=__doc__)
-    parser.add_argument("steps", nargs="*", metavar="STEP", help="declared steps; the others keep what is recorded")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="steps to record; the others keep their record")
     parser.add_argument("--check", action="store_true", help="write findings and the record to $HILGATE_OUT")
     options = parser.parse_args(arguments)
     root = find_root(Path.cwd())

@@ -59,20 +59,24 @@ Base = Annotated[
     typer.Option(
         metavar="REF",
         envvar="HILGATE_BASE",
-        help="What differs from the merge base with this branch or commit; at a desk by default the default branch.",
+        help="Compare against the merge base with this branch or commit. Locally the default is the default branch.",
     ),
 ]
-Everything = Annotated[bool, typer.Option("--all", help="Everything, whatever changed.")]
+Everything = Annotated[bool, typer.Option("--all", help="Run every step, whatever changed.")]
 History = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", envvar="HILGATE_HISTORY", file_okay=False, help="Judged builds; by default results/history/."
+        metavar="DIR",
+        envvar="HILGATE_HISTORY",
+        file_okay=False,
+        help="Folder of judged builds (default: results/history/).",
     ),
 ]
 JobsFolder = Annotated[
-    Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
+    Path | None,
+    typer.Option("--jobs", metavar="DIR", help="Read results from this folder of CI jobs instead of the local run."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def _of_ours(results: Path | None) -> Path | None:
@@ -88,7 +92,9 @@ def _of_ours(results: Path | None) -> Path | None:
 
 Results = Annotated[
     Path | None,
-    typer.Option("--results", metavar="DIR", callback=_of_ours, help="Folder of results; by default in results/."),
+    typer.Option(
+        "--results", metavar="DIR", callback=_of_ours, help="Folder for results (default: a folder in results/)."
+    ),
 ]
 
 
@@ -103,9 +109,9 @@ class Settings:
 def choice_of(
     ctx: typer.Context, root: Path, *, base: str | None, everything: bool, smoke: bool, named: tuple[str, ...] = ()
 ) -> Choice:
-    """What a desk runs: as its options say, else by what there is to decide.
+    """Choose what a local command runs: what its options name, else what the state of the checkout calls for.
 
-    Whatever it runs is compared with the default branch, or with `base`: a change excuses itself in none of them.
+    Every choice is compared with the default branch, or with `base`, so that no change can excuse itself.
 
     Raises:
         MisuseError: Two options that contradict each other. HILGATE_BASE contradicts none.

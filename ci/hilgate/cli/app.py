@@ -35,11 +35,21 @@ def options(
     ctx: typer.Context,
     root: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Repository to work on.", envvar="HILGATE_ROOT", file_okay=False, exists=True),
+        typer.Option(
+            metavar="DIR",
+            help="Repository to work on (default: the one around the current folder).",
+            envvar="HILGATE_ROOT",
+            file_okay=False,
+            exists=True,
+        ),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", envvar="HILGATE_DEBUG")] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="As NO_COLOR=1.")] = False,
-    version: Annotated[bool, typer.Option("--version", "-V", help="Show the version and this machine.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show Python tracebacks of errors.", envvar="HILGATE_DEBUG")
+    ] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Print no colors, as with NO_COLOR=1.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", help="Show the version and what this machine has.")
+    ] = False,
 ) -> None:
     """Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."""
     settings: Settings = ctx.obj

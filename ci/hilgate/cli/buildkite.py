@@ -27,20 +27,25 @@ def pipeline(
     *,
     base: Base = None,
     plan_file: Annotated[
-        Path | None, typer.Option("--plan", metavar="FILE", help="Steps of this plan, instead of a new one.")
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Print the steps of this plan instead of making a new one."),
     ] = None,
     recheck: Annotated[
-        bool, typer.Option("--recheck", help="Print reruns of the checks that failed; nothing when none did.")
+        bool,
+        typer.Option("--recheck", help="Print steps that run the failed checks again; print nothing when none failed."),
     ] = False,
-    jobs: Annotated[Path | None, typer.Option(metavar="DIR", help="With --recheck: results, a folder per job.")] = None,
+    jobs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --recheck: read results from this folder of CI jobs.")
+    ] = None,
     required: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Print the step that posts the verdict, if --plan holds all of this one; else nothing."
+            metavar="FILE",
+            help="Print the step that posts the verdict if --plan contains all steps of this plan; else print nothing.",
         ),
     ] = None,
 ) -> None:
-    """Print Buildkite steps (YAML) of a change or of a plan."""
+    """Print the Buildkite steps (YAML) of a change or of a plan."""
     from hilgate.buildkite.steps import pipeline_yaml
     from hilgate.declare.load import load
     from hilgate.plan.limits import plan_within_limits
@@ -98,7 +103,8 @@ def watch(
     ctx: typer.Context,
     *,
     branch: Annotated[
-        str, typer.Option(metavar="NAME", envvar="BUILDKITE_PIPELINE_DEFAULT_BRANCH", help="The default branch.")
+        str,
+        typer.Option(metavar="NAME", envvar="BUILDKITE_PIPELINE_DEFAULT_BRANCH", help="Name of the default branch."),
     ] = "main",
     organization: Organization = "",
     pipeline_slug: PipelineSlug = "",
@@ -108,13 +114,17 @@ def watch(
     ] = "",
     heartbeat: Annotated[
         str,
-        typer.Option(metavar="URL", envvar="HILGATE_HEARTBEAT_URL", help="Call it at the end: silence is an alarm."),
+        typer.Option(
+            metavar="URL",
+            envvar="HILGATE_HEARTBEAT_URL",
+            help="Call this URL at the end; the service behind it raises an alarm when no call comes.",
+        ),
     ] = "",
 ) -> None:
     """Name paused or lost nodes, red builds, long queues.
 
-    And what of GitHub's settings is not as ci/agent/github declares it. Exit status 1 when there is anything to say.
-    BUILDKITE_API_TOKEN has the scopes read_agents and read_builds, HILGATE_GITHUB_TOKEN the permission Metadata: read
+    Also names settings of GitHub that differ from ci/agent/github. Exit status 1 when there is anything to report.
+    BUILDKITE_API_TOKEN needs the scopes read_agents and read_builds, HILGATE_GITHUB_TOKEN the permission Metadata: read
     (a public repository needs none). With HILGATE_TEXTFILE, a folder of Prometheus' node exporter, the queues' numbers
     are written there.
     """
@@ -156,18 +166,20 @@ def rerun(
     ctx: typer.Context,
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL", autocompletion=declared("models"), help="Models that steps run, or: all."),
+        typer.Argument(metavar="MODEL", autocompletion=declared("models"), help="Models that steps run, or `all`."),
     ],
     *,
-    pull_request: Annotated[int, typer.Option("--pr", min=1, metavar="N", help="The pull request.")],
-    branch: Annotated[str, typer.Option(metavar="NAME", help="Only a build of this branch.")] = "",
-    commit: Annotated[str, typer.Option(metavar="SHA", help="Only a build of this commit, in full.")] = "",
-    profile: Annotated[Literal["pr", "nightly", "release"], typer.Option(help="Plan to take steps from.")] = "pr",
+    pull_request: Annotated[int, typer.Option("--pr", min=1, metavar="N", help="Number of the pull request.")],
+    branch: Annotated[str, typer.Option(metavar="NAME", help="Refuse a build of another branch.")] = "",
+    commit: Annotated[str, typer.Option(metavar="SHA", help="Refuse a build of another commit (40 digits).")] = "",
+    profile: Annotated[
+        Literal["pr", "nightly", "release"], typer.Option(help="Take the steps from the plan of this profile.")
+    ] = "pr",
     organization: Organization = "",
     pipeline_slug: PipelineSlug = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests and send none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests and send nothing.")] = False,
 ) -> None:
-    """Build some models of a pull request again on Buildkite.
+    """Run the steps of some models of a pull request again.
 
     They run in the images of its last build. The token comes from BUILDKITE_API_TOKEN. A part of the plan never changes
     the required status.
@@ -220,17 +232,17 @@ _MEANINGS = {
 @program.command()
 def simulate(
     ctx: typer.Context,
-    builds: Annotated[int, typer.Option(min=1, metavar="N", help="How many builds.")] = 1000,
+    builds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of builds to replay.")] = 1000,
     seed: Annotated[str, typer.Option(metavar="S", help="Seed of the series; S:17 is build 17 of series S.")] = "1",
     rate: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, metavar="P", help="Probability of each kind of fault in a build.")
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep every build's files here.", file_okay=False)
+        Path | None, typer.Option(metavar="DIR", help="Keep the files of every build in this folder.", file_okay=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Replay whole builds with faults.
+    """Replay whole builds with injected faults.
 
     Each verdict is compared with what really happened. Exit status 1 when a build passed that must not, or when a
     result was lost.

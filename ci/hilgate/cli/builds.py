@@ -30,18 +30,21 @@ if TYPE_CHECKING:
 Step = Annotated[
     str,
     typer.Option(
-        "--step", metavar="KEY", autocompletion=declared("steps"), help="Only this step, on one device or on all."
+        "--step",
+        metavar="KEY",
+        autocompletion=declared("steps"),
+        help="Only this step: its name, or its key on one device.",
     ),
 ]
 Since = Annotated[
     dt.datetime | None,
     typer.Option(
-        "--since", metavar="DATE", formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Builds from then on, UTC."
+        "--since", metavar="DATE", formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Only builds since this date (UTC)."
     ),
 ]
 
 
-builds = typer.Typer(help="Accuracy, kernel times, flakes and minutes over builds.")
+builds = typer.Typer(help="Show accuracy, kernel times, flaky checks and minutes over many builds.")
 program.add_typer(builds, name="history", no_args_is_help=True)
 
 
@@ -51,7 +54,8 @@ def add(
     results: Results = None,
     jobs: JobsFolder = None,
     branch: Annotated[
-        str, typer.Option("--branch", metavar="NAME", envvar="BUILDKITE_BRANCH", help="Noted with the build.")
+        str,
+        typer.Option("--branch", metavar="NAME", envvar="BUILDKITE_BRANCH", help="Branch to record with the build."),
     ] = "",
     history: History = None,
 ) -> None:
@@ -80,15 +84,15 @@ def add(
 def show(
     ctx: typer.Context,
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="accuracy, kernels, flakes or minutes; by default all.")
+        str, typer.Option("--metric", metavar="NAME", help="One of accuracy, kernels, flakes, minutes (default: all).")
     ] = "",
     step: Step = "",
     since: Since = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Lines of each table.")] = 20,
+    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Number of lines of each table.")] = 20,
     as_json: Json = False,
     history: History = None,
 ) -> None:
-    """Tables over builds, the newest value last in each line of bars."""
+    """Print tables over builds. Bars run from the oldest to the newest build."""
     from hilgate.history import queries, store
     from hilgate.report.terminal import stdout
 
@@ -112,13 +116,14 @@ def show(
 def report(
     ctx: typer.Context,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="By default history.html beside the history.")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Page to write (default: history.html beside the history)."),
     ] = None,
     step: Step = "",
     since: Since = None,
     history: History = None,
 ) -> None:
-    """Write one HTML page with small plots."""
+    """Write the history as one HTML page with small plots."""
     from hilgate.history import queries, store
     from hilgate.report.html import render_history
 
@@ -249,10 +254,10 @@ def show_history_tables(out: Console, metric: Metric, rows: Sequence[Row], *, li
 def bundle(
     ctx: typer.Context,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The tar to write.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Tar file to write.")],
     results: Results = None,
 ) -> None:
-    """Write the evidence of a judged build to one file.
+    """Write all evidence of a judged build to one file.
 
     Plan, records, verdict, wheels, lock files, pins, bill of materials and checksums.
     """
@@ -284,7 +289,7 @@ def bundle(
     sys.stderr.write(f"{words}, profile {manifest.profile}\n")
 
 
-Bundle = Annotated[Path, typer.Argument(metavar="FILE", help="What `hilgate bundle` wrote.")]
+Bundle = Annotated[Path, typer.Argument(metavar="FILE", help="File that `hilgate bundle` wrote.")]
 
 
 @program.command()
@@ -292,9 +297,9 @@ def attest(
     ctx: typer.Context,
     file: Bundle,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The statement to write.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Statement to write.")],
 ) -> None:
-    """Write what the key of releases signs.
+    """Write the statement that a release signs.
 
     Of a bundle that is verified first: an in-toto statement with SLSA provenance, of commit, plan, wheels and images.
     `ssh-keygen -Y sign` signs it.
@@ -321,27 +326,36 @@ def verify_bundle(
     *,
     as_json: Json = False,
     profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="Demand this profile, e.g. release.")
+        str | None,
+        typer.Option(
+            "--profile", metavar="NAME", help="Fail unless the bundle is of this profile, for example release."
+        ),
     ] = None,
-    commit: Annotated[str | None, typer.Option("--commit", metavar="SHA", help="Demand this commit.")] = None,
+    commit: Annotated[
+        str | None, typer.Option("--commit", metavar="SHA", help="Fail unless the bundle is of this commit.")
+    ] = None,
     root: Annotated[
         Path | None,
-        typer.Option("--root", metavar="CLONE", help="A clone that has its commit; a release is held against it."),
+        typer.Option(
+            "--root", metavar="CLONE", help="Clone that has the commit of the bundle; a release is compared with it."
+        ),
     ] = None,
     statement: Annotated[
         Path | None,
-        typer.Option("--statement", metavar="FILE", help="The signed statement of a release; FILE.sig beside it."),
+        typer.Option("--statement", metavar="FILE", help="Signed statement of a release, with FILE.sig beside it."),
     ] = None,
     signers: Annotated[
         Path | None,
-        typer.Option("--signers", metavar="FILE", help="Who may sign; by default ci/allowed_signers of the clone."),
+        typer.Option(
+            "--signers", metavar="FILE", help="Keys that may sign (default: ci/allowed_signers of the clone)."
+        ),
     ] = None,
     unsigned: Annotated[
-        bool, typer.Option("--unsigned", help="Take a release without a statement: before it is signed.")
+        bool, typer.Option("--unsigned", help="Accept a release without a statement, to check it before it is signed.")
     ] = False,
     wheels: Annotated[
         list[Path] | None,
-        typer.Option("--wheel", metavar="FILE", help="A wheel that must be one of it; may be repeated."),
+        typer.Option("--wheel", metavar="FILE", help="Fail unless this wheel is in the bundle; may be repeated."),
     ] = None,
 ) -> None:
     """Check a bundle and derive its verdict again. Exit status: 3 when it is not sound, else that of its verdict."""

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 ProfileName = Annotated[
     Literal["smoke", "gate", "pr", "nightly", "release"] | None,
     typer.Option(
-        help="smoke, gate: this machine (default: what `hilgate gate` would run); the others: the agents, nightly and "
-        "release whatever changed."
+        help="What to plan for. smoke and gate: this machine (default: what `hilgate gate` would run); pr, nightly "
+        "and release: the agents, the last two whatever changed."
     ),
 ]
 
@@ -42,7 +42,9 @@ def plan(
     select: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME", autocompletion=declared("areas", "steps"), help="Areas or steps; else by change."
+            metavar="NAME",
+            autocompletion=declared("areas", "steps"),
+            help="Areas or steps to plan (default: those that the change selects).",
         ),
     ] = None,
     base: Base = None,
@@ -54,15 +56,17 @@ def plan(
             "--models",
             metavar="NAME",
             autocompletion=declared("models"),
-            help="The steps of this model; may be repeated.",
+            help="Plan the steps of this model; may be repeated.",
         ),
     ] = None,
     history: History = None,
-    write: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the plan (JSON) here.")] = None,
-    omitted: Annotated[bool, typer.Option("--omitted", help="List what would not run, and why not.")] = False,
+    write: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the plan to this file (JSON).")] = None,
+    omitted: Annotated[
+        bool, typer.Option("--omitted", help="Also list the steps that would not run, with the reason of each.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what would run, where and why; runs nothing."""
+    """Show which steps would run, where and why. Runs nothing."""
     from hilgate.history.store import images
     from hilgate.plan.estimate import size_of
     from hilgate.plan.limits import plan_within_limits
@@ -96,9 +100,9 @@ def plan(
 
 @program.command()
 def init(ctx: typer.Context) -> None:
-    """Write declarations for another repository.
+    """Write the files that a repository needs to use hilgate.
 
-    What is there is kept. ci/ADOPTING.md of hilgate explains each file.
+    Files that exist are kept. ci/ADOPTING.md of hilgate explains each file.
     """
     from hilgate.declare.init import init as write_all
 
@@ -112,13 +116,16 @@ def init(ctx: typer.Context) -> None:
 def explain(
     ctx: typer.Context,
     step: Annotated[
-        str, typer.Argument(metavar="STEP", autocompletion=declared("steps"), help="A step, or a step on a device.")
+        str,
+        typer.Argument(
+            metavar="STEP", autocompletion=declared("steps"), help="Name of a step, or its key on one device."
+        ),
     ],
     base: Base = None,
     history: History = None,
     as_json: Json = False,
 ) -> None:
-    """Everything about one step and what selects it."""
+    """Show all about one step: what it runs and which files select it."""
     from hilgate import git
     from hilgate.declare import imports
     from hilgate.declare.load import load
@@ -155,7 +162,7 @@ def explain(
 
 @program.command()
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
-    """What this machine is and lacks. Exit status 5 when something that must be here is missing."""
+    """Show what this machine has and lacks. Exit status 5 when something required is missing."""
     from hilgate.model import Outcome
     from hilgate.plan.expand import Diagnosis
     from hilgate.plan.prerequisites import ask
@@ -184,9 +191,9 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
 
 @program.command()
 def schema(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A file or listing; without it, which there are.")] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a file format (default: list the names).")] = "",
 ) -> None:
-    """Print the JSON schema of a file of hilgate."""
+    """Print the JSON schema of a file that hilgate reads or writes."""
     from pydantic import TypeAdapter
 
     from hilgate import model
@@ -269,14 +276,14 @@ def _one_line(machine: Machine) -> str:
 @program.command()
 def replay(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="One list of changed files per line [=> STEP...].")],
-    profile: Annotated[Literal["pr", "nightly", "release"], typer.Option(help="Whose plans.")] = "pr",
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File with one change per line: FILE... [=> STEP...].")],
+    profile: Annotated[Literal["pr", "nightly", "release"], typer.Option(help="Profile to plan for.")] = "pr",
     history: History = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the selection on changes that happened.
+    """Measure the selection of steps on changes of the past.
 
-    It is held against recorded reads as well. Exit status 1 when it misses a step.
+    The selection is also compared with recorded reads of files. Exit status 1 when it misses a step.
     """
     from hilgate.checks import reads
     from hilgate.checks.replay import parse, replay_changes
@@ -385,7 +392,7 @@ ROUTING = "pagedkv.routing"
 # Options, --help among them, are those of the command that is started.
 @program.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def explain_kernel(ctx: typer.Context) -> None:
-    """Which kernel serves each attention layer of a model.
+    """Show which kernel serves each attention layer of a model.
 
     --model config.json --arch gfx942; --help lists all options.
     """

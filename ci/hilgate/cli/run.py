@@ -30,32 +30,42 @@ if TYPE_CHECKING:
     from hilgate.run.reuse import Store
 
 
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Cores to fill; by default all.")]
-FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start no other step after the first that is not green.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Number of cores to use (default: all).")
+]
+FailFast = Annotated[
+    bool, typer.Option("--fail-fast", help="Start no further step after the first one that does not pass.")
+]
 
 
-def _told_to_steps(fresh: bool) -> bool:
+def _pass_on_to_steps(fresh: bool) -> bool:
     if fresh:
         os.environ["HILGATE_FRESH"] = "1"  # for what steps themselves keep from run to run
     return fresh
 
 
 Fresh = Annotated[
-    bool, typer.Option("--fresh", callback=_told_to_steps, help="Run every step: reuse no pass of an earlier run.")
+    bool, typer.Option("--fresh", callback=_pass_on_to_steps, help="Run every step; reuse no pass of an earlier run.")
 ]
 Against = Annotated[
-    Path | None, typer.Option("--against", metavar="DIR", help="Results of the merge base; by default the history.")
+    Path | None,
+    typer.Option("--against", metavar="DIR", help="Results of the merge base to compare with (default: the history)."),
 ]
 ApprovedBy = Annotated[
-    str, typer.Option("--approved-by", metavar="NAME", help="Who approves what the change loosens of its gate.")
+    str, typer.Option("--approved-by", metavar="NAME", help="Person who approves the protected changes.")
 ]
 Approved = Annotated[
     str,
     typer.Option(
-        "--approved-by", metavar="NAME", envvar="HILGATE_APPROVED_BY", help="Run with what the change loosens."
+        "--approved-by",
+        metavar="NAME",
+        envvar="HILGATE_APPROVED_BY",
+        help="Person who approves the protected changes; the steps then run with them.",
     ),
 ]
-PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="By default plan.json of the results.")]
+PlanFile = Annotated[
+    Path | None, typer.Option("--plan", metavar="FILE", help="Plan to judge by (default: plan.json in the results).")
+]
 
 
 ARGUMENTS = "hilgate.arguments"
@@ -85,17 +95,19 @@ def gate(
     *,
     base: Base = None,
     everything: Everything = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="A subset of each area, whatever changed.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Run a small subset of each area, whatever changed.")] = False,
     steps: Annotated[
         list[str] | None,
         typer.Option(
             "--steps",
             metavar="NAME",
             autocompletion=declared("areas", "steps"),
-            help="Only this step or area; may be repeated.",
+            help="Run only this step or area; may be repeated.",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue: repeat only what has not passed.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the last run: run only what has not passed yet.")
+    ] = False,
     fresh: Fresh = False,
     fail_fast: FailFast = False,
     approved_by: ApprovedBy = "",
@@ -104,8 +116,8 @@ def gate(
 ) -> None:
     """Plan, run, judge and report on this machine.
 
-    What is decided is the change against the default branch; where nothing has changed, a smoke run, which stands for
-    no other. The exit status is the verdict.
+    Runs the steps that the change against the default branch selects. Without a change it makes a smoke run, which
+    decides no merge. The exit status is the verdict.
     """
     began = time.monotonic()
     from hilgate.declare import quarantine
@@ -122,7 +134,7 @@ def gate(
     with locked(folder):
         choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=tuple(steps or ()))
         declarations = load(root)
-        quarantine.load_quarantine(root, declarations)  # a mistake in it is told before anything runs
+        quarantine.load_quarantine(root, declarations)  # a mistake in it is reported before anything runs
         plan = plan_within_limits(
             root, base=choice.base, profile=choice.profile, select=tuple(steps or ()), whole=choice.whole
         )
@@ -154,23 +166,26 @@ def run(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="STEP", autocompletion=declared("areas", "steps"), help="Steps or areas; with --plan its keys."
+            metavar="STEP",
+            autocompletion=declared("areas", "steps"),
+            help="Steps or areas to run; with --plan, keys of that plan.",
         ),
     ],
     plan_file: Annotated[
-        Path | None, typer.Option("--plan", metavar="FILE", help="Run these steps of this plan and nothing they need.")
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Run the named steps of this plan, without the steps they need."),
     ] = None,
     fresh: Fresh = False,
     fail_fast: FailFast = False,
     approved_by: Approved = "",
     jobs: Jobs = None,
-    slowest: Annotated[int, typer.Option(metavar="N", min=0, help="Print the N checks that took longest.")] = 0,
+    slowest: Annotated[int, typer.Option(metavar="N", min=0, help="Print the N slowest checks.")] = 0,
     results: Results = None,
 ) -> None:
-    """Run steps by name. What follows -- is added to their commands: hilgate run kernels-cache -- -k hnd.
+    """Run steps by name. Arguments after -- go to their commands: hilgate run kernels-cache -- -k hnd.
 
-    A part of a table is run by its labels: hilgate run models-families -- --family jamba. What is named always runs;
-    what it needs is reused where nothing has changed.
+    Labels run a part of a table: hilgate run models-families -- --family jamba. A named step always runs; passes of the
+    steps that it needs are reused where nothing has changed.
     """
     from hilgate.git import default_base
     from hilgate.model import PLAN_FILE
@@ -233,7 +248,7 @@ def judge(
     against: Against = None,
     as_json: Json = False,
 ) -> None:
-    """Decide on recorded results and write the reports.
+    """Judge recorded results and write the reports.
 
     The exit status is the verdict.
     """
@@ -260,13 +275,13 @@ def selftest(
     ctx: typer.Context,
     bugs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="BUG", autocompletion=declared("bugs"), help="Planted bugs; by default all."),
+        typer.Argument(metavar="BUG", autocompletion=declared("bugs"), help="Known bugs to inject (default: all)."),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Print the bugs and stop.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the bugs and inject none.")] = False,
     as_json: Json = False,
     results: Results = None,
 ) -> None:
-    """Plant known bugs; each must turn a step red."""
+    """Inject known bugs; each must turn a step red."""
     from hilgate.checks import zoo
     from hilgate.model import Check
     from hilgate.report import terminal
@@ -363,12 +378,12 @@ def run_plan(
         root: The repository, at the plan's commit.
         folder: The results folder.
         recorded: What was left by an earlier run, or by the job whose tests are run once more: of the same files.
-        announce: Is told the keys that will run, and answers how long that is thought to take, so that what is left is
+        announce: Called with the keys that will run; returns their forecast, so that what is left is
             shown; None where nobody asked.
         cores: How many to fill; None takes the machine's.
         only: Planned keys to run of the plan; None runs all.
         job: The only step, where `folder` is that of an agent's job.
-        approved_by: Who approved what the change loosens, so that it is measured with its own values.
+        approved_by: Who approved the protected changes, so that the change is measured with its own values.
         only_ids: Failing tests of the one step to run once more, instead of the step.
         fail_fast: Start nothing more after the first step that has not passed.
         fresh: Planned keys that run whatever passed before; None runs all.
@@ -376,7 +391,7 @@ def run_plan(
     Raises:
         RunInterruptedError: Ctrl-C or SIGTERM.
         RecordsError: The files under test are not those of `recorded` or not of the plan's commit.
-        CannotRunHereError: This machine lacks what the repository needs, or what the change loosens cannot be put back
+        CannotRunHereError: This machine lacks what the repository needs, or a protected change cannot be put back
             to the merge base.
     """
     from hilgate import git
@@ -395,7 +410,7 @@ def run_plan(
     require_commit(plan, root)
     if plan.desk:
         prerequisites.demand(root, load_project(root))
-    # An agent takes from the merge base what the change loosens and nobody approved; a desk keeps its own.
+    # Protected changes that nobody approved: an agent takes these files from the merge base, a local run keeps its own.
     foreign = () if plan.desk or approved_by else to_put_back(root, plan)
     for name in foreign:
         terminal.say(terminal.stderr(), f"as at the merge base, because its change is not approved: {name}", whole=True)
@@ -561,16 +576,20 @@ class SameNodeError(HilgateError):
 @program.command()
 def recheck(
     ctx: typer.Context,
-    key: Annotated[str, typer.Argument(metavar="STEP", autocompletion=declared("steps"), help="A key of the plan.")],
+    key: Annotated[
+        str, typer.Argument(metavar="STEP", autocompletion=declared("steps"), help="Key of the step in the plan.")
+    ],
     *,
-    plan_file: Annotated[Path, typer.Option("--plan", metavar="FILE", help="The plan it failed in.")],
-    jobs: Annotated[Path, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job.")],
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="Where the reruns are recorded.")],
+    plan_file: Annotated[Path, typer.Option("--plan", metavar="FILE", help="Plan in which the step failed.")],
+    jobs: Annotated[
+        Path, typer.Option("--jobs", metavar="DIR", help="Folder with the results of CI jobs, one folder per job.")
+    ],
+    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="Folder for the results of the rerun.")],
     approved_by: Approved = "",
 ) -> None:
-    """Run failing tests of a step once more, on another node.
+    """Run the failed tests of a step once more, on another node.
 
-    Exit status 0 when all pass, which is never a pass of the step.
+    Exit status 0 when all pass. That is never a pass of the step.
     """
     from hilgate.model import Outcome
     from hilgate.plan.machine import detect, environment

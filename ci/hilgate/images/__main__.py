@@ -32,15 +32,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status is one of `hilgate.errors.Exit`."""
     parser = argparse.ArgumentParser(prog="python -m hilgate.images", description=__doc__)
     commands = parser.add_subparsers(dest="command")
-    parser.add_argument("--json", action="store_true", help="keys as JSON")
-    listing = commands.add_parser("pins", help="check docker/pins.toml and list what is not read off yet")
-    listing.add_argument("--fill", action="store_true", help="read off what is empty, write it and show the difference")
-    building = commands.add_parser("build", help="build an image, or find it built")
-    building.add_argument("image", help="a name of `images` in ci/project.yaml")
+    parser.add_argument("--json", action="store_true", help="print the keys as JSON")
+    listing = commands.add_parser("pins", help="check docker/pins.toml and list the pins that are still empty")
+    listing.add_argument(
+        "--fill", action="store_true", help="look up the empty pins, write them and show the difference"
+    )
+    building = commands.add_parser("build", help="build an image, unless it is built already")
+    building.add_argument("image", help="name of an image in ci/project.yaml")
     compiling = commands.add_parser("extensions", help="compile the ROCm image's extensions without ROCm's base")
     how = compiling.add_mutually_exclusive_group()
     how.add_argument(
-        "--sample", action="store_true", help="one unit for one architecture, and whether the record is current"
+        "--sample",
+        action="store_true",
+        help="compile one unit for one architecture and check that the record is current",
     )
     how.add_argument("--record", action="store_true", help="write docker/extensions.json instead of comparing with it")
     options = parser.parse_args(arguments)

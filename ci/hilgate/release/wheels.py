@@ -194,7 +194,7 @@ def _fails(words: list[str], folder: Path) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status is one of `hilgate.errors.Exit`."""
     parser = argparse.ArgumentParser(prog="python -m hilgate.release.wheels", description=__doc__)
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="has a pyproject.toml; below the root")
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folder below the root that has a pyproject.toml")
     folders: list[str] = parser.parse_args(arguments).folders
     root = find_root(Path.cwd())
     for folder in folders:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of pocket models: make their questions, train one, measure it intact and under faults, record it."""
+"""Make, train and measure the pocket models: small models that answer the questions of the local gates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEST_QUESTIONS = 400
 
 Name = Annotated[
     Literal["hybrid", "window", "latent", "packed", "speech"],
-    typer.Argument(help="Which pocket model (pocket/models.py)."),
+    typer.Argument(help="Name of a pocket model (pocket/models.py)."),
 ]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -39,7 +39,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pret
 
 @app.command("questions")
 def questions() -> None:
-    """Write the test questions and documents (deterministic)."""
+    """Write the test questions and documents. The same every time."""
     TEST_FILE.parent.mkdir(parents=True, exist_ok=True)
     write_jsonl(TEST_FILE, list(itertools.islice(problems(TEST_SEED), TEST_QUESTIONS)))
     typer.echo(f"{TEST_FILE}: {TEST_QUESTIONS} questions, seed {TEST_SEED}")
@@ -71,10 +71,12 @@ def train_model(name: Name = "hybrid") -> None:
 @app.command("measure")
 def measure(
     name: Name = "hybrid",
-    n: Annotated[int, typer.Option(help="Fresh questions (neither training nor test).")] = 1000,
-    damaged: Annotated[int, typer.Option("--faults", help="Questions per planted fault; 0 leaves them out.")] = 200,
+    n: Annotated[int, typer.Option(help="Number of fresh questions, in neither the training nor the test set.")] = 1000,
+    damaged: Annotated[
+        int, typer.Option("--faults", help="Number of questions per injected fault; 0 measures no faults.")
+    ] = 200,
 ) -> None:
-    """Exact match on fresh questions, intact and under planted cache faults (`hileval.pocket.damage`)."""
+    """Measure exact match on fresh questions: as trained, and with injected cache faults (`hileval.pocket.damage`)."""
     from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
     from hileval.pocket.damage import faults, plant
 
@@ -98,10 +100,12 @@ def measure(
 @app.command("rounding")
 def print_rounding(
     name: Name = "hybrid",
-    replays: Annotated[int, typer.Option(min=1, help="Gates for each of 120 roles.")] = 100,
-    drawn: Annotated[int, typer.Option(min=1, help="Sequences that a gate reads.")] = 10,
+    replays: Annotated[
+        int, typer.Option(min=1, help="Number of simulated gates for each of the 120 assignments of roles.")
+    ] = 100,
+    drawn: Annotated[int, typer.Option(min=1, help="Number of sequences that a gate reads.")] = 10,
 ) -> None:
-    """How often a drift gate fails an attention that is right, by dtype, over all roles of six right attentions."""
+    """Measure how often a drift gate fails a correct attention, by dtype, with six correct ones in all roles."""
     import numpy as np
 
     from hileval.ask.drift import sequences_of
@@ -136,7 +140,9 @@ RUNS: dict[str, tuple[float, float, int]] = {
 
 @app.command("vectors")
 def record_vectors(
-    fresh: Annotated[int, typer.Option(help="Fresh questions that tell how good each really is.")] = 2000,
+    fresh: Annotated[
+        int, typer.Option(help="Number of fresh questions that measure the true accuracy of each.")
+    ] = 2000,
 ) -> None:
     """Record which test questions the hybrid answers right at two temperatures and as two further checkpoints."""
     import torch
