@@ -85,16 +85,16 @@ def high_product_signed(a: Array, b: Array) -> Array:
 
 
 def field(a: Array, start: Array, count: Array) -> Array:
-    """Bits `start` .. `start + count - 1`."""
-    return (a >> (start & U(31))) & ((U(1) << (count & U(31))) - U(1))
+    """Bits `start` .. `start + count - 1`; a count of 32 and more takes all from `start` on."""
+    mask = (Q(1) << np.minimum(count, U(32)).astype(Q)) - Q(1)
+    return (a >> (start & U(31))) & mask.astype(U)
 
 
 def field_signed(a: Array, start: Array, count: Array) -> Array:
-    """The same with the sign of its highest bit."""
-    count = count & U(31)
-    shift = (U(32) - count) & U(31)
-    extended = ((field(a, start, count) << shift).view(I) >> shift.view(I)).view(U)
-    return np.where(count == 0, U(0), extended)
+    """The same with the sign of its highest bit; above bit 31 lies the sign of `a`."""
+    shift = (U(32) - np.minimum(count, U(32))).astype(L)
+    moved = (a.view(I) >> (start & U(31)).astype(I)).astype(L) << (shift + L(32))
+    return np.where(count == 0, L(0), moved >> (shift + L(32))).astype(I).view(U)
 
 
 def field_signed_64(a: Array, packed: Array) -> Array:
@@ -170,24 +170,67 @@ def _multiply_add(a: Array, b: Array, c: Array) -> Array:
     return total
 
 
+def flush(a: Array) -> Array:
+    """Denormals as 0 of their sign: the transcendental unit takes and gives none (LLVM scales around them)."""
+    return np.where(np.abs(a) < F(2.0**-126), np.copysign(F(0), a), a)
+
+
 def reciprocal(a: Array) -> Array:
     """1 / a."""
-    return (1.0 / a.astype(D)).astype(F)
+    return flush((1.0 / flush(a).astype(D)).astype(F))
 
 
 def exp2(a: Array) -> Array:
     """2 to the power a."""
-    return np.exp2(a.astype(D)).astype(F)
+    return flush(np.exp2(a.astype(D)).astype(F))
 
 
 def log2(a: Array) -> Array:
     """Logarithm to base 2."""
-    return np.log2(a.astype(D)).astype(F)
+    return np.log2(flush(a).astype(D)).astype(F)
+
+
+def square_root(a: Array) -> Array:
+    """Square root."""
+    return np.sqrt(flush(a))
+
+
+def reciprocal_root(a: Array) -> Array:
+    """1 / square root of a."""
+    return (1.0 / np.sqrt(flush(a).astype(D))).astype(F)
+
+
+def clamp(a: Array) -> Array:
+    """0 .. 1; NaN becomes 0 (the mode DX10_CLAMP, which HSA kernels have)."""
+    return np.where(a > 0, np.minimum(a, F(1)), F(0))
+
+
+def maximum(a: Array, b: Array) -> Array:
+    """Larger one of two floats of one type: the number beside a quiet NaN, a signalling NaN made quiet, +0 above -0."""
+    return _extreme(a, b, np.fmax, np.bitwise_and)
+
+
+def minimum(a: Array, b: Array) -> Array:
+    """Smaller one, likewise."""
+    return _extreme(a, b, np.fmin, np.bitwise_or)
+
+
+def _extreme(a: Array, b: Array, choose: np.ufunc, of_equal: np.ufunc) -> Array:
+    a, b = np.broadcast_arrays(a, b)
+    kind, quiet = (U, U(0x400000)) if a.dtype == F else (W16, W16(0x200))
+    p, q = np.ascontiguousarray(a).view(kind), np.ascontiguousarray(b).view(kind)
+    found = np.where(a == b, of_equal(p, q), choose(a, b).view(kind))  # equal ones differ by the sign of a zero at most
+    found = np.where(np.isnan(a), q, found)
+    for each, bits in ((b, q), (a, p)):
+        signalling = (each != each) & ((bits & quiet) == 0)
+        if signalling.any():
+            found = np.where(signalling, bits | quiet, found)
+    return found.view(a.dtype)
 
 
 def median(a: Array, b: Array, c: Array) -> Array:
     """Middle one of three; the least of the others where one is NaN."""
-    least = np.fmin(np.fmin(a, b), c)
+    least = minimum(minimum(a, b), c)
     return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), least, np.fmax(np.fmin(a, b), np.fmin(np.fmax(a, b), c)))
 
 

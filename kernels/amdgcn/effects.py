@@ -30,7 +30,7 @@ _TWO_WRITTEN = re.compile(
 )
 _BOTH_WRITTEN = re.compile(r"v_permlane(?:16|32)_swap_b32")
 _DESTINATION_READ = re.compile(
-    r"v_fmac_f32|v_writelane_b32|v_fma_mix(?:lo|hi)_f16|s_(?:addk|mulk)_i32|(?:global|ds|buffer)_\w+_d16(?:_hi)?"
+    r"v_fmac_f32|v_mad_u16|v_bitop3_b16|v_writelane_b32|v_fma_mix(?:lo|hi)_f16|s_(?:addk|mulk)_i32|(?:global|ds|buffer)_\w+_d16(?:_hi)?"
 )
 _ONE_WRITTEN = re.compile(
     r"v_(?!cmpx_|movrel|dot|smfmac)\w+|s_(?:load_dword\w*|(?:and|or|xor|andn2|orn2|nand|nor|xnor)(?:_saveexec)?_b(?:32|64)"

@@ -34,6 +34,8 @@ _MODES = {
     "float_round_mode_16_64": 0,
     "float_denorm_mode_32": 3,
     "float_denorm_mode_16_64": 3,
+    "dx10_clamp": 1,
+    "ieee_mode": 1,
 }
 _SYSTEM = ("user_sgpr_private_segment_size", "system_sgpr_workgroup_info", "uses_dynamic_stack")
 _BEFORE_ARGUMENTS = {"user_sgpr_private_segment_buffer": 4, "user_sgpr_dispatch_ptr": 2, "user_sgpr_queue_ptr": 2}

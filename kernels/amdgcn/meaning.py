@@ -2,7 +2,7 @@
 """What instructions compute, as a table: one line each, an expression in a, b, c over the types of its operands.
 
 Types: u i f are uint32, int32, float32; Q L uint64, int64; h float16; w k uint16, int16. CDNA3 ISA, sections "SALU",
-"VALU"; a 16-bit result clears the upper half of its register. Instructions that are more than an expression are in
+"VALU"; a 16-bit result clears the upper half of its register, but for `v_mad_u16`. Instructions that are more than an expression are in
 translate.py. `MNEMONICS` lists every instruction that is known; each has an oracle (tests/amdgcn/test_oracles.py).
 """
 
@@ -37,8 +37,8 @@ _vector("v_lshl_or_b32", "u", "uuu", "(a << (b & U(31))) | c")
 _vector("v_and_or_b32", "u", "uuu", "(a & b) | c")
 _vector("v_or3_b32", "u", "uuu", "a | b | c")
 _vector("v_xad_u32", "u", "uuu", "(a ^ b) + c")
-_vector("v_bfe_u32", "u", "uuu", "field(a, b, c)")
-_vector("v_bfe_i32", "u", "uuu", "field_signed(a, b, c)")
+_vector("v_bfe_u32", "u", "uuu", "field(a, b, c & U(31))")
+_vector("v_bfe_i32", "u", "uuu", "field_signed(a, b, c & U(31))")
 _vector("v_bfrev_b32", "u", "u", "reverse_bits(a)")
 _vector("v_bfi_b32", "u", "uuu", "(a & b) | (~a & c)")
 _vector("v_perm_b32", "u", "uuu", "permute_bytes(a, b, c)")
@@ -62,7 +62,7 @@ _vector("v_lshrrev_b16", "w", "ww", "b >> (a & W16(15))")
 _vector("v_ashrrev_i16", "w", "wk", "(b >> (a & W16(15)).view(S16)).view(W16)")
 
 _vector("v_mov_b64", "Q", "Q", "a")
-_vector("v_lshl_add_u64", "Q", "QuQ", "(a << (b & U(63)).astype(Q)) + c")
+_vector("v_lshl_add_u64", "Q", "QuQ", "(a << (b & U(7)).astype(Q)) + c")
 _vector("v_lshlrev_b64", "Q", "uQ", "b << (a & U(63)).astype(Q)")
 _vector("v_lshrrev_b64", "Q", "uQ", "b >> (a & U(63)).astype(Q)")
 _vector("v_ashrrev_i64", "L", "uL", "b >> (a & U(63)).astype(L)")
@@ -72,15 +72,15 @@ _vector("v_sub_f32", "f", "ff", "a - b")
 _vector("v_subrev_f32", "f", "ff", "b - a")
 _vector("v_mul_f32", "f", "ff", "a * b")
 _vector("v_fma_f32 v_fmamk_f32 v_fmaak_f32", "f", "fff", "fma(a, b, c)")
-_vector("v_max_f32", "f", "ff", "np.fmax(a, b)")
-_vector("v_min_f32", "f", "ff", "np.fmin(a, b)")
-_vector("v_max3_f32", "f", "fff", "np.fmax(np.fmax(a, b), c)")
-_vector("v_min3_f32", "f", "fff", "np.fmin(np.fmin(a, b), c)")
+_vector("v_max_f32", "f", "ff", "maximum(a, b)")
+_vector("v_min_f32", "f", "ff", "minimum(a, b)")
+_vector("v_max3_f32", "f", "fff", "maximum(maximum(a, b), c)")
+_vector("v_min3_f32", "f", "fff", "minimum(minimum(a, b), c)")
 _vector("v_med3_f32", "f", "fff", "median(a, b, c)")
 _vector("v_mul_f16", "h", "hh", "a * b")
 _vector("v_add_f16", "h", "hh", "a + b")
 _vector("v_sub_f16", "h", "hh", "a - b")
-_vector("v_max_f16", "h", "hh", "np.fmax(a, b)")
+_vector("v_max_f16", "h", "hh", "maximum(a, b)")
 _vector("v_rndne_f32", "f", "f", "np.rint(a)")
 _vector("v_floor_f32", "f", "f", "np.floor(a)")
 _vector("v_trunc_f32", "f", "f", "np.trunc(a)")
@@ -88,8 +88,8 @@ _vector("v_trunc_f32", "f", "f", "np.trunc(a)")
 _vector("v_exp_f32", "f", "f", "exp2(a)")
 _vector("v_log_f32", "f", "f", "log2(a)")
 _vector("v_rcp_f32 v_rcp_iflag_f32", "f", "f", "reciprocal(a)")
-_vector("v_sqrt_f32", "f", "f", "np.sqrt(a)")
-_vector("v_rsq_f32", "f", "f", "reciprocal(np.sqrt(a))")
+_vector("v_sqrt_f32", "f", "f", "square_root(a)")
+_vector("v_rsq_f32", "f", "f", "reciprocal_root(a)")
 _vector("v_ldexp_f32", "f", "fi", "ldexp(a, b)")
 _vector("v_div_fixup_f32", "f", "fff", "div_fixup(a, b, c)")
 
@@ -126,8 +126,8 @@ COMPARED = {"i32": "i", "u32": "u", "f32": "f", "i64": "L", "u64": "Q", "f16": "
 PACKED = {
     "add_f16": ("h", "a + b"),
     "mul_f16": ("h", "a * b"),
-    "max_f16": ("h", "np.fmax(a, b)"),
-    "min_f16": ("h", "np.fmin(a, b)"),
+    "max_f16": ("h", "maximum(a, b)"),
+    "min_f16": ("h", "minimum(a, b)"),
     "ashrrev_i16": ("k", "b >> (a & S16(15))"),
     "lshlrev_b16": ("w", "b << (a & W16(15))"),
     "lshrrev_b16": ("w", "b >> (a & W16(15))"),
@@ -165,9 +165,9 @@ SCALAR: dict[str, tuple[str, str, str]] = {
     "s_mul_hi_u32": ("u", "high_product(a, b)", ""),
     "s_mul_hi_i32": ("i", "high_product_signed(a, b).view(I)", ""),
     "s_min_i32": ("i", "np.minimum(a, b)", "a < b"),
-    "s_max_i32": ("i", "np.maximum(a, b)", "a > b"),
+    "s_max_i32": ("i", "np.maximum(a, b)", "a >= b"),
     "s_min_u32": ("u", "np.minimum(a, b)", "a < b"),
-    "s_max_u32": ("u", "np.maximum(a, b)", "a > b"),
+    "s_max_u32": ("u", "np.maximum(a, b)", "a >= b"),
     "s_lshl_b32": ("u", "a << (b & U(31))", "r != 0"),
     "s_lshr_b32": ("u", "a >> (b & U(31))", "r != 0"),
     "s_ashr_i32": ("i", "a >> (b & I(31))", "r != 0"),

@@ -27,9 +27,9 @@ def dpp_source(modifiers: Mapping[str, str]) -> tuple[Array, Array]:
     if control == "quad_perm":
         order = np.array([int(each) for each in modifiers[control].strip("[]").split(",")])
         return LANE // 4 * 4 + order[LANE % 4], always
+    distance = int(modifiers[control] or 0)
     if control in {"row_mirror", "row_half_mirror"}:
         return LANE ^ (15 if control == "row_mirror" else 7), always
-    distance = int(modifiers[control] or 0)
     if control == "row_shr":
         return LANE - distance, row >= distance
     if control == "row_shl":

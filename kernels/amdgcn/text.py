@@ -23,20 +23,42 @@ class Operand:
     """One operand. Accumulation registers are vector registers from 256 on, as the hardware numbers them."""
 
     kind: Kind
-    register: int = 0
-    """First register."""
+    number: int = 0
+    """Of the first register."""
     count: int = 1
     """Registers."""
-    value: int | float | str = 0
+    constant: int | float | str = 0
     """Of a literal; the name of a label."""
     negated: bool = False
     absolute: bool = False
     extended: bool = False
     """`sext(...)`: an SDWA part is read with its sign."""
 
+    @property
+    def register(self) -> int:
+        """Number of the first register.
+
+        Raises:
+            ValueError: It is no register, so a caller that forgot literals is refused and not given register 0.
+        """
+        if self.kind not in {"v", "s"}:
+            raise ValueError(f"the operand {self.constant or self.kind!r} is no register")
+        return self.number
+
+    @property
+    def value(self) -> int | float | str:
+        """Value of a literal, or the name of a label.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        if self.kind not in {"literal", "label"}:
+            raise ValueError(f"the operand {self.kind}{self.number} is no literal")
+        return self.constant
+
     def registers(self) -> list[tuple[str, int]]:
         """Every register as (kind, number)."""
-        return [(self.kind, self.register + k) for k in range(self.count)] if self.kind in {"v", "s"} else []
+        return [(self.kind, self.number + k) for k in range(self.count)] if self.kind in {"v", "s"} else []
 
 
 @dataclass(frozen=True)
@@ -274,9 +296,9 @@ def _operand(word: str) -> Operand:
     if word == "off":
         return Operand("off")
     if word.startswith(".LBB"):
-        return Operand("label", value=word)
+        return Operand("label", constant=word)
     if _INTEGER.fullmatch(word):
-        return Operand("literal", value=int(word, 0))
+        return Operand("literal", constant=int(word, 0))
     if _FLOAT.fullmatch(word):
-        return Operand("literal", value=float(word))
+        return Operand("literal", constant=float(word))
     raise ValueError(f"the operand {word!r} is not known")

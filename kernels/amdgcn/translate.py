@@ -22,7 +22,7 @@ from .meaning import COMPARE, COMPARED, LOGIC, MNEMONICS, PACKED, SCALAR, SCALAR
 from .text import EXEC, M0, VCC, Operand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import CodeType
 
     from .arithmetic import Array
@@ -43,6 +43,8 @@ _NAMES: dict[str, Any] = {
 } | {name: each for name, each in vars(arithmetic).items() if not name.startswith("_")}
 
 _NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep"}
+_NO_EFFECT = {"sc0", "sc1", "nt", "glc", "slc", "expcnt"}
+"""Modifiers that change no value here: cache policy, and a counter that no known instruction raises."""
 _BRANCHES = {
     "scc0": "~scc",
     "scc1": "scc",
@@ -163,6 +165,32 @@ def _leave(program: Program, index: int) -> str:
     return f"{waits}return {index + 1}"
 
 
+class _Modifiers(dict[str, str]):
+    """Modifiers of an instruction, and which of them somebody has asked for."""
+
+    def __init__(self, modifiers: Mapping[str, str]) -> None:
+        sdwa = {name for name in modifiers if name.endswith("_sel") and modifiers[name] == "DWORD"}
+        whole = sdwa | ({"dst_unused"} if "dst_sel" in sdwa else set())  # a whole register is what it is without them
+        super().__init__({name: value for name, value in modifiers.items() if name not in whole})
+        self.asked: set[object] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(name)
+        return super().__contains__(name)
+
+    def __getitem__(self, name: str) -> str:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of a dictionary."""
+        return self[name] if name in self else default
+
+    def unread(self) -> list[str]:
+        """Those that nobody has asked for and that might change a value."""
+        return sorted(set(self) - self.asked - _NO_EFFECT)
+
+
 class _Writer:
     """Writes the Python of each instruction."""
 
@@ -171,6 +199,19 @@ class _Writer:
         self.constants: dict[str, Any] = {}
 
     def instruction(self, one: Instruction) -> list[str]:
+        """Write an instruction.
+
+        Raises:
+            UnknownInstructionError: Its mnemonic, a form of it or one of its modifiers is not known. A modifier that no
+                code here asked for is not known: what is written in the text and not read would be dropped in silence.
+        """
+        modifiers = _Modifiers(one.modifiers)
+        lines = self._lines(replace(one, modifiers=modifiers))
+        if unread := modifiers.unread():
+            raise UnknownInstructionError(one.text, f"nothing here reads {', '.join(unread)}")
+        return lines
+
+    def _lines(self, one: Instruction) -> list[str]:
         name = one.mnemonic
         if name not in MNEMONICS:
             raise UnknownInstructionError(one.text)
@@ -205,6 +246,11 @@ class _Writer:
     # Operands
 
     @staticmethod
+    def _number(value: Any) -> str:
+        """The float32 whose bits a constant is: `1` is the smallest denormal and `1.0` is one."""
+        return repr(float(value if isinstance(value, float) else np.uint32(int(value) & 0xFFFFFFFF).view(np.float32)))
+
+    @staticmethod
     def _literal(value: Any, kind: str) -> str:
         if isinstance(value, float):
             if kind in "QL":
@@ -232,12 +278,11 @@ class _Writer:
             source: Its number among the sources, for SDWA and DPP.
             word: 1 for the upper half of a register.
         """
-        number = operand.register
         if operand.kind == "literal":
             value = operand.value
-            if word and isinstance(value, int):
-                value >>= 16
-            text = self._literal(value, kind)
+            if word and isinstance(value, float):  # a float constant fills 32 bits, as float16 only the lower 16
+                value = 0 if kind == "h" else int(np.float32(value).view(np.uint32))
+            text = self._literal(int(value) >> 16 if word else value, kind)
         elif operand.kind == "scc":
             text = "scc[:, None].astype(U)"
         elif operand.kind in "vs":
@@ -255,7 +300,7 @@ class _Writer:
                 views = {"u": "{}", "i": "{}.view(I)", "f": "{}.view(F)", "h": "half({})", "w": "{}.astype(W16)"}
                 text = (views | {"k": "{}.astype(W16).view(S16)"})[kind].format(text)
         else:
-            raise UnknownInstructionError(one.text, f"operand {number}")
+            raise UnknownInstructionError(one.text, f"an operand of kind {operand.kind!r}")
         if (operand.absolute or operand.negated) and kind not in "fhu":
             raise UnknownInstructionError(one.text, f"a sign modifier on {kind}")
         if kind == "u":  # v_cndmask takes them as a float's, on the bits
@@ -268,6 +313,12 @@ class _Writer:
     def _register(operand: Operand, k: int) -> str:
         number = operand.register + k
         return f"V[{number}]" if operand.kind == "v" else f"S[{number}][:, None]"
+
+    @staticmethod
+    def _vector_register(operand: Operand) -> str:
+        if operand.kind != "v":
+            raise ValueError(f"an operand of kind {operand.kind!r}")
+        return f"V[{operand.register}]"
 
     def _scalar_read(self, operand: Operand, kind: str = "u") -> str:
         if operand.kind == "literal":
@@ -301,7 +352,7 @@ class _Writer:
         if one.flag("clamp"):
             if kind != "f":
                 raise UnknownInstructionError(one.text, "clamp")
-            text = f"np.clip({text}, F(0), F(1))"
+            text = f"clamp({text})"
         if kind in "QL":
             view = ".view(Q)" if kind == "L" else ""
             return [
@@ -338,7 +389,14 @@ class _Writer:
         name, operands = one.mnemonic, one.operands
         if re.fullmatch(r"s_(?:cmpk_\w+|\w+k)_i32", name):  # a signed 16-bit number, printed as 0xffe8
             number = ((int(operands[1].value) & 0xFFFF) ^ 0x8000) - 0x8000
-            operands = (operands[0], replace(operands[1], value=number))
+            operands = (operands[0], replace(operands[1], constant=number))
+        if found := re.fullmatch(r"s_cmpk?_(\w+)_([iu])(32|64)", name):
+            kind = {"i32": "i", "u32": "u", "u64": "Q"}[found[2] + found[3]]
+            a, b = (self._scalar_read(each, kind) for each in operands)
+            return [f"scc = np.broadcast_to({a} {SCALAR_COMPARE[found[1]]} {b}, n)"]
+        if found := re.fullmatch(r"s_bitcmp([01])_b32", name):
+            a, b = map(self._scalar_read, operands)
+            return [f"scc = np.broadcast_to((({a} >> ({b} & U(31))) & U(1)) == {found[1]}, n)"]
         target = operands[0]
         put, put_next = f"S[{target.register}]", f"S[{target.register + 1}]"
         if found := re.fullmatch(r"s_load_dword(?:x(\d+))?", name):
@@ -366,13 +424,6 @@ class _Writer:
             if len(words) == 1:
                 return [f"{put} = {words[0]}", f"scc = {put} != 0"]
             return [f"{put}, {put_next} = {', '.join(words)}", f"scc = ({put} | {put_next}) != 0"]
-        if found := re.fullmatch(r"s_cmpk?_(\w+)_([iu])(32|64)", name):
-            kind = {"i32": "i", "u32": "u", "u64": "Q"}[found[2] + found[3]]
-            a, b = (self._scalar_read(each, kind) for each in operands)
-            return [f"scc = np.broadcast_to({a} {SCALAR_COMPARE[found[1]]} {b}, n)"]
-        if found := re.fullmatch(r"s_bitcmp([01])_b32", name):
-            a, b = map(self._scalar_read, operands)
-            return [f"scc = np.broadcast_to((({a} >> ({b} & U(31))) & U(1)) == {found[1]}, n)"]
         if name not in SCALAR:
             raise UnknownInstructionError(one.text)
         kinds, text, scc = SCALAR[name]
@@ -460,7 +511,8 @@ class _Writer:
             return f"g.issue({counter!r}, {[('V', target + k) for k in range(registers)]}, r, E)"
 
         if name == "ds_bpermute_b32":
-            return [f"r = [gather(V[{operands[2].register}], V[{operands[1].register}], E)]", arrive("dx", 1)]
+            address = f"V[{operands[1].register}] + U({one.number('offset')})"
+            return [f"r = [gather(V[{operands[2].register}], {address}, E)]", arrive("dx", 1)]
         if name == "ds_swizzle_b32":
             source = self._constant(permute.swizzle_source(one.modifiers["offset"]))
             return [f"r = [swizzle(V[{operands[1].register}], {source}, E)]", arrive("dx", 1)]
@@ -498,17 +550,18 @@ class _Writer:
 
     def _matrix(self, one: Instruction) -> list[str]:
         found = re.fullmatch(r"v_mfma_f32_(16|32)x\1x\d+_(?:(f32|xf32|f16|bf16)|(fp8|bf8)_(fp8|bf8))", one.mnemonic)
-        if not found or one.modifiers:
+        if not found:
             raise UnknownInstructionError(one.text)
         side, kinds = int(found[1]), (found[2] or found[3], found[2] or found[4])
         target, *sources, added = one.operands
         lines = []
         for name, operand, kind in zip("ab", sources, kinds, strict=True):
+            self._vector_register(operand)
             registers = ", ".join(f"V[{operand.register + k}]" for k in range(operand.count))
             lines.append(f"{name} = elements([{registers}], {kind!r}, fnuz={self.fnuz})")
         count = side * side // 64
         start = (
-            repr(added.value)
+            self._number(added.value)
             if added.kind == "literal"
             else "[" + ", ".join(f"V[{added.register + k}]" for k in range(count)) + "]"
         )
@@ -519,16 +572,15 @@ class _Writer:
     def _vector(self, one: Instruction) -> list[str]:
         name, operands, index = one.mnemonic, one.operands, one.index
         target, sources = operands[0], operands[1:]
-        lanes, before = "E", list[str]()
-        if one.encoding == "dpp":
-            lanes, before = self._dpp(one)
 
         def put(text: str, kind: str) -> list[str]:
+            lanes, before = self._dpp(one, text)
             return [*before, *self._put(target, text, kind, one, lanes)]
 
         if found := re.fullmatch(r"v_cmp_(\w+?)_([iuf])(16|32|64)", name):
             kind = COMPARED[found[2] + found[3]]
             a, b = self._read(operands[1], kind, one, 0), self._read(operands[2], kind, one, 1)
+            lanes, before = self._dpp(one, a)
             lines = [*before, f"a = {a}; b = {b}; g.set_mask({target.register}, {COMPARE[found[1]]}, {lanes})"]
             return [*lines, f"E = g.enabled({index})"] if target.register == EXEC else lines
         if name == "v_cndmask_b32":
@@ -547,7 +599,11 @@ class _Writer:
         if name.startswith("v_pk_"):
             return self._packed(one)
         if found := re.fullmatch(r"v_cvt_(scalef32_)?pk_f32_(fp8|bf8)", name):
-            upper = one.modifiers.get("src0_sel") == "WORD_1" or one.numbers("op_sel", [0])[0]
+            upper = {"WORD_0": 0, "WORD_1": 1}[one.modifiers.get("src0_sel", "WORD_0")]
+            select = one.numbers("op_sel", [0])
+            if any(select[1:]):
+                raise UnknownInstructionError(one.text, "op_sel")
+            upper |= select[0]
             scale = f"scale_exponent({self._read(sources[1], 'f', one)})" if found[1] else "F(1)"
             table = f"float8_values({found[2]!r}, {self.fnuz and not found[1]})"
             lines = [f"x = {self._register(sources[0], 0)} >> U({16 if upper else 0}); t = {table}; c = {scale}"]
@@ -556,25 +612,32 @@ class _Writer:
         if name == "v_readlane_b32":
             if sources[1].kind != "literal":
                 raise UnknownInstructionError(one.text, "a lane in a register")
-            return [f"S[{target.register}] = V[{sources[0].register}][:, {sources[1].value}].copy()"]
+            return [f"S[{target.register}] = {self._vector_register(sources[0])}[:, {sources[1].value}].copy()"]
         if name == "v_writelane_b32":
             value = self._scalar_read(sources[0])
             return [
                 f"r = V[{target.register}].copy(); r[:, {int(sources[1].value)}] = {value}; V[{target.register}] = r"
             ]
         if name == "v_readfirstlane_b32":
-            return [f"S[{target.register}] = V[{sources[0].register}][np.arange(n), g.first_lane(E)]"]
+            return [f"S[{target.register}] = {self._vector_register(sources[0])}[np.arange(n), g.first_lane(E)]"]
         if found := re.fullmatch(r"v_permlane(16|32)_swap_b32", name):
             both = f"V[{target.register}], V[{sources[0].register}]"
             return [f"g.all_on({index}, E); {both} = {'swap_rows' if found[1] == '16' else 'swap_halves'}({both})"]
         if found := re.fullmatch(r"v_bitop3_b(16|32)", name):
-            parts = (self._read(each, "u", one) for each in sources)
+            halves = one.numbers("op_sel", [0] * 4) if found[1] == "16" else [0] * 4
+            parts = (self._read(each, "u", one, word=half) for each, half in zip(sources, halves, strict=False))
             text = f"boolean({', '.join(parts)}, {one.number('bitop3')})"
-            return put(text if found[1] == "32" else f"({text}) & U(0xFFFF)", "u")
+            if found[1] == "32":
+                return put(text, "u")
+            unused = "UNUSED_PRESERVE" if halves[3] else "UNUSED_PAD"
+            return put(f"place({text}, 'WORD_{halves[3]}', {unused!r}, V[{target.register}])", "u")
         if name == "v_sub_u32" and one.flag("clamp"):
             a, b = self._read(sources[0], "u", one), self._read(sources[1], "u", one)
             return self._put(target, f"np.where({a} > {b}, {a} - {b}, U(0))", "u", replace(one, modifiers={}))
-        return put(*self._expression(one))
+        text, kind = self._expression(one)
+        if name == "v_mad_u16":  # the one operation on 16 bits that keeps the upper half of its register
+            return put(f"place(({text}).astype(U), 'WORD_0', 'UNUSED_PRESERVE', V[{target.register}])", "u")
+        return put(text, kind)
 
     def _expression(self, one: Instruction) -> tuple[str, str]:
         """An instruction of the table as (expression, type)."""
@@ -596,12 +659,18 @@ class _Writer:
         bound = ", ".join(repeated.values())
         return f"(lambda {', '.join(repeated)}: {filled})({bound})", kind
 
-    def _dpp(self, one: Instruction) -> tuple[str, list[str]]:
+    def _dpp(self, one: Instruction, text: str) -> tuple[str, list[str]]:
+        """Which lanes write, and lines that move the first source, which `text` must use, between lanes."""
+        if one.encoding != "dpp":
+            return "E", []
+        if not re.search(r"\bmoved\b", text):
+            raise UnknownInstructionError(one.text, "nothing here reads its moved source")
         source, exists = permute.dpp_source(one.modifiers)
         lanes = permute.dpp_lanes(one.modifiers)
+        moved = one.operands[2 if "_co_" in one.mnemonic else 1]  # behind the carry
         bounded = one.modifiers.get("bound_ctrl") is not None
         names = f"{self._constant(source)}, {self._constant(exists)}"
-        lines = [f"moved, valid = g.dpp(V[{one.operands[1].register}], E, {names}, {bounded})", "on = both(E, valid)"]
+        lines = [f"moved, valid = g.dpp({self._vector_register(moved)}, E, {names}, {bounded})", "on = both(E, valid)"]
         if not lanes.all():
             lines.append(f"on = both(np.broadcast_to({self._constant(lanes)}, (n, 64)), on)")
         return "on", lines
@@ -625,13 +694,16 @@ class _Writer:
                 f"p = {a} * {b}; q = {added}; r = np.broadcast_to(p + q, (n, 64)); c = {overflow}; {carry}",
                 self._put_two(target, f"low(r{view})", f"high(r{view})"),
             ]
-        a, b = self._read(sources[0], "u", one), self._read(sources[1], "u", one)
+        a, b = (self._read(each, "u", one, k) for k, each in enumerate(sources[:2]))
+        lanes, before = self._dpp(one, a)
         a, b = (b, a) if "rev" in name else (a, b)
         sign = "+" if "add" in name else "-"
         taken = f" {sign} {self._mask(sources[2])}" if len(sources) > 2 else ""
         return [
+            *before,
             f"r = np.broadcast_to({a}, (n, 64)).astype(Q) {sign} {b}{taken}; c = high(r) != 0",
-            f"V[{target.register}] = merge(E, low(r), V[{target.register}]); {carry}",
+            f"V[{target.register}] = merge({lanes}, low(r), V[{target.register}]); "
+            f"g.set_mask({mask.register}, c, {lanes})",
         ]
 
     def _mixed(self, one: Instruction) -> tuple[str, str]:
@@ -653,7 +725,13 @@ class _Writer:
         lower, upper = one.numbers("op_sel", [0, 0, 0]), one.numbers("op_sel_hi", [1, 1, 1])
         negated = one.numbers("neg_lo", [0, 0, 0]), one.numbers("neg_hi", [0, 0, 0])
         if one.mnemonic == "v_pk_mov_b32":
-            parts = (f"np.broadcast_to({self._register(each, lower[k])}, (n, 64))" for k, each in enumerate(sources))
+            if any(map(any, negated)):
+                raise UnknownInstructionError(one.text, "a sign modifier")
+            words = (
+                self._literal(each.value, "u") if each.kind == "literal" else self._register(each, lower[k])
+                for k, each in enumerate(sources)
+            )
+            parts = (f"np.broadcast_to({word}, (n, 64))" for word in words)
             return [f"p, r = {', '.join(parts)}", self._put_two(target, "p", "r")]
         if found := re.fullmatch(r"v_pk_(mul|add|fma)_f32", one.mnemonic):
             form = {"mul": "{} * {}", "add": "{} + {}", "fma": "fma({}, {}, {})"}[found[1]]

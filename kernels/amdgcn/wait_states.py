@@ -157,7 +157,7 @@ def _needs(
         if name == "v_div_fmas_f32":
             demand("valu", {("s", VCC), ("s", VCC + 1)}, 4)
         if instruction.encoding == "dpp":
-            demand("valu", operands[1].registers(), 2)
+            demand("valu", operands[2 if "_co_" in name else 1].registers(), 2)
             demand("valu", exec_, 5)
         demand("wide store", effect.writes, 1 if older else 2)
     if memory:

@@ -67,7 +67,7 @@ def test_operands():
         v_add_u32_sdwa v1, sext(v2), vcc_lo dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_2 src1_sel:DWORD
         s_load_dwordx4 s[4:7], s[0:1], 0x1c
         """).instructions
-    assert one.operands[1] == replace(one.operands[1], kind="v", register=4, negated=True, absolute=True)
+    assert one.operands[1] == replace(one.operands[1], kind="v", number=4, negated=True, absolute=True)
     assert one.operands[2].registers() == [("v", 261), ("v", 262)]
     assert one.operands[3].value == 0.5
     assert program("v_fma_mix_f32 v0, v1, s2, neg(0)").instructions[0].operands[3].negated
