@@ -56,6 +56,31 @@ def test_a_declaration_has_a_size(change: Project, size: str) -> None:
     assert (done.returncode, words in done.stderr) == (3, True), done.stderr
 
 
+NESTED = {
+    "brackets": "[(" * 100_000 + ")]" * 100_000,
+    "open brackets": "[(" * 100_000,
+    "attributes": "a" + ".a" * 100_000,
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("nested", NESTED)
+def test_python_that_is_nested_without_end(tmp_path: Path, nested: str) -> None:
+    """What cannot be read as Python is said once and short: a plan repeats it for each step."""
+    area = AREA.replace("evidence:", "imports: [one], evidence:")
+    own = {"ci/project.yaml": "python_path: [src]\n", "src/one/__init__.py": "", "ci/areas/a.yaml": area}
+    change = project(tmp_path, **own)
+    change.write("src/one/kernel.py", f"x = {NESTED[nested]}\n")
+    change.commit()
+    done = hilgate(change.theirs, *PR, "--json", limited=True)
+    if done.returncode == 3:  # the parser used up its stack, and the process of its own ended
+        assert "ended by signal" in done.stderr
+        return
+    (step,) = json.loads(done.stdout)["steps"]
+    assert "what imports it is not known: Syntax error in " in step["reason"]
+    assert len(done.stdout) < 20_000
+
+
 @pytest.mark.timeout(60)
 def test_there_are_not_thousands_of_declarations(change: Project) -> None:
     for number in range(150):

@@ -138,6 +138,16 @@ class FakeNode:
         path = self.folder / "agent-calls"
         return path.read_text().splitlines() if path.exists() else []
 
+    def another_agent(self, pid: int, **variables: str) -> None:
+        """Put another agent of this machine, or what runs its job, into its /proc."""
+        self.process(pid, "buildkite-agent")
+        for owner in ("self", str(pid)):
+            (self.proc / owner / "ns").mkdir(parents=True, exist_ok=True)
+            if not (self.proc / owner / "ns/pid").is_symlink():
+                (self.proc / owner / "ns/pid").symlink_to("pid:[4026531836]")
+        pairs = "".join(f"{name}={value}\0" for name, value in variables.items())
+        (self.proc / str(pid) / "environ").write_text(pairs)
+
     def process(self, pid: int, name: str, *, state: str = "S", parent: int = 1, opens: tuple[str, ...] = ()) -> None:
         """Put a process into its /proc."""
         folder = self.proc / str(pid)

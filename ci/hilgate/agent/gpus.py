@@ -252,7 +252,7 @@ def own_nodes(env: Mapping[str, str], kfd: Path = host.KFD) -> tuple[RenderNode,
         DeclarationError: The variable names a GPU that the driver does not list, or one twice.
         SickNodeError: The driver's list cannot be read.
     """
-    mine = env.get(RENDER_NODES, "").replace(",", " ").split()
+    mine = _names(env.get(RENDER_NODES, ""))
     listed = {node.name: node for node in topology(kfd)} if mine else {}
     unknown = [name for name in mine if name not in listed]
     if unknown or len(set(mine)) != len(mine):
@@ -264,6 +264,21 @@ def own_nodes(env: Mapping[str, str], kfd: Path = host.KFD) -> tuple[RenderNode,
             remedy="name the render nodes of this agent's GPUs (ls /dev/dri) in its environment hook",
         )
     return tuple(listed[name] for name in mine)
+
+
+def _names(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def shared_problems(env: Mapping[str, str], proc: Path = host.PROC) -> list[str]:
+    """A sentence for each other agent of this machine that has a GPU of this one: both would find it in use."""
+    mine, found = set(_names(env.get(RENDER_NODES, ""))), []
+    for process, text in host.of_other_agents(RENDER_NODES, env.get("BUILDKITE_AGENT_NAME", ""), proc).items():
+        theirs = set(_names(text))
+        if both := sorted(mine & theirs if mine else theirs):
+            names = host.printable(", ".join(both))
+            found.append(f"{names} is another agent's too, by its {RENDER_NODES}: process {process}")
+    return found
 
 
 def find_holders(

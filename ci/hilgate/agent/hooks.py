@@ -128,6 +128,7 @@ def _own_problems(node: NodeContext, promise: QueuePromise, record: health.Healt
             record.problems += health.disk_problems(folder, least)
     record.problems += services.own_problems(promise.image, patience=_patience(node.env))
     if promise.gpus:
+        record.problems += gpus.shared_problems(node.env, node.proc)
         end = _look(node, promise, record, idle=True)
         if not record.problems:  # last, and only on GPUs that nothing else speaks against
             record.problems += _compute(node, promise)

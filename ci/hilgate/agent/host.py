@@ -299,6 +299,25 @@ def live_jobs(proc: Path) -> dict[str, str]:
     return found
 
 
+def of_other_agents(variable: str, own: str, proc: Path) -> dict[Process, str]:
+    """What a variable says in the other agents of this machine that run as this user, and in what runs their jobs.
+
+    `own` is this agent's name. Processes of containers do not count, whatever they call themselves.
+    """
+    known, found = processes(proc), {}
+    mine = untouchable(known)
+    for process in known.values():
+        if process.name != EXECUTOR or process.pid in mine or process.state == ZOMBIE:
+            continue
+        with contextlib.suppress(OSError):
+            if (proc / str(process.pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink():
+                continue
+            values = _environment(proc, process.pid)
+            if values.get("BUILDKITE_AGENT_NAME", "") != own and values.get(variable):
+                found[process] = values[variable]
+    return found
+
+
 def _environment(proc: Path, pid: int) -> dict[str, str]:
     data = (proc / str(pid) / "environ").read_bytes()
     pairs = [pair.decode(errors="replace").partition("=") for pair in data.split(b"\0") if b"=" in pair]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from hilgate.text import line, suggest
+from hilgate.text import line, shorten, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -180,7 +180,8 @@ def build(root: Path, python_path: Iterable[str]) -> Imports:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - what stops it, a panic of Rust too, is "not known", never "not reached"
-        return Imports(packages, problem=line(str(error).splitlines()[0]) if str(error) else type(error).__name__)
+        # It quotes the line that it could not read, and each step would repeat it.
+        return Imports(packages, problem=shorten(line(f"{error}\n".splitlines()[0]), 300) or type(error).__name__)
     finally:
         settings.configure(PACKAGE_FINDER=before)
     for importer, imported in [*_implied(graph), *_flat(graph, packages)]:

@@ -83,6 +83,14 @@ BREAKS: dict[str, tuple[Break, str]] = {
         lambda node: node.process(4242, "python3", opens=("/dev/kfd",)),
         "process 4242 (python3, state S) holds /dev/kfd",
     ),
+    "a holder that no signal ends": (
+        lambda node: node.process(4242, "python3", state="D", opens=("/dev/kfd",)),
+        "process 4242 (python3, state D) holds /dev/kfd",
+    ),
+    "another agent with some of its GPUs": (
+        lambda node: node.another_agent(4242, HILGATE_RENDER_NODES="renderD128"),
+        "renderD128 is another agent's too, by its HILGATE_RENDER_NODES: process 4242 (buildkite-agent, state S)",
+    ),
     "a full disk": (lambda node: node.env.update(HILGATE_MIN_DISK_GIB="99999999"), "GiB free on the disk of"),
     "a GPU that computes wrong integers": (
         lambda node: node.computes(wrong=3),
@@ -268,6 +276,17 @@ def test_a_shared_machine_is_judged_by_the_agents_own_gpu(node: FakeNode) -> Non
     node.computes(1)
     assert node.preflight() == 0
     assert [gpu.bdf for gpu in node.record("before").gpus] == ["0000:26:00.0"]
+    for pid, theirs, name in (
+        (4243, "renderD128", "other"),
+        (4244, "renderD136", "mi300-node7-1"),
+    ):  # a call of its own
+        node.another_agent(pid, HILGATE_RENDER_NODES=theirs, BUILDKITE_AGENT_NAME=name)
+    assert node.preflight() == 0
+    node.another_agent(4245, HILGATE_RENDER_NODES="renderD128,renderD136", BUILDKITE_AGENT_NAME="other")
+    assert node.preflight() == 75
+    (problem,) = node.record("before").problems
+    assert problem.startswith("renderD136 is another agent's too")
+    (node.proc / "4245/environ").write_text("")
     node.env["HILGATE_RENDER_NODES"] = "renderD144"
     assert node.preflight() == 75
     absent = "GPU 0000:ff:00.0 of this agent is not among those that amd-smi lists"
