@@ -235,10 +235,11 @@ def test_right_attention_by_other_arithmetic_is_rounding(asked):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_of_seventeen_faults_is_seen(asked, fault):
+def test_each_of_seventeen_faults_is_seen(asked, fault, record_property):
     read, own = asked
     some = range(50) if "every" in FAULTS[fault] else range(1)
     found = Drift.between(read(FAULTS[fault], some), [own[i] for i in some])
+    record_property("worst_nats", f"{found.worst:.2g}")
     assert not found.within(flat(0.0)), f"{fault}: {found}"
 
 
