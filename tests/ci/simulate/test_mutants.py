@@ -176,7 +176,7 @@ MUTANTS = {
     "nobody looks whether a pass is whole": ((reuse, "parse", without_looking), {Kind.EVIDENCE_EDITED}),
     "a pass of any machine is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_COPIED}),
     "a pass of any versions is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_OF_OTHER_VERSIONS}),
-    "agents may reuse": ((judge_step, "DESK", {"pr"}), {Kind.REUSED_BY_AGENT}),
+    "agents may reuse": ((judge_step, "LOCAL", {"pr"}), {Kind.REUSED_BY_AGENT}),
 }
 
 
