@@ -201,7 +201,7 @@ def _attention(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
 
 
 def _batches(case: Case, metadata: dict[str, Tensor]) -> list[dict]:
-    """Return what our calls are told of their sequences: all, or of a mixed batch its decodes, and the rest."""
+    """Return what our calls know of their sequences: all, or of a mixed batch its decodes, and the rest."""
     batches = [(slice(0, case.num_seqs), case.seq_len, case.query_len)]
     if case.prefill_tokens:
         batches.append((slice(case.num_seqs, case.num_seqs + 1), case.prefill_tokens, case.prefill_tokens))

@@ -2,7 +2,7 @@
 # tests/ci/buildkite/test_static_pipelines.py holds the steps equal to those in .buildkite/README.md.
 variable "repository" { type = string }
 variable "cluster_id" { type = string }
-variable "told" { type = string } # address that hears of a paused node, a red main or night, a long queue
+variable "alert_address" { type = string } # address that hears of a paused node, a red main or night, a long queue
 
 resource "buildkite_pipeline" "rocm" {
   name           = "rocm"
@@ -60,5 +60,5 @@ resource "buildkite_pipeline_schedule" "watch" {
   label       = "nodes, main, the night, queues: red when somebody must look"
   cronline    = "30 * * * * UTC"
   branch      = "main"
-  env         = { HILGATE_FLOW = "watch", HILGATE_TELL = var.told }
+  env         = { HILGATE_FLOW = "watch", HILGATE_TELL = var.alert_address }
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nouns of hilgate: what is declared, planned, found and decided, and how their files are read and written.
+"""The data models of hilgate: what is declared, planned, found and decided, and how their files are read and written.
 
 Every file that one stage hands to the next (`plan.json`, `results.jsonl`, `findings.jsonl`, `verdict.json`) is one of
 these models as JSON. They are frozen and forbid unknown keys, so a misspelt key is an error and never a silent default.
@@ -116,14 +116,14 @@ Profile = Literal["gate", "pr", "nightly", "release"]
 PlanProfile = Literal["smoke"] | Profile
 """What plans are made for: a profile, or the subset of `gate` that no plan but a local one has."""
 
-DESK = frozenset({"gate", "smoke"})
+LOCAL = frozenset({"gate", "smoke"})
 """Profiles of plans for one machine at hand; no other one reuses a pass."""
 
 Number = int | float
 Scalar = str | int | float | bool | None
 
 
-class Noun(BaseModel):
+class StrictModel(BaseModel):
     """Base of every record: frozen, no unknown keys, no NaN or infinity (JSON has neither)."""
 
     model_config = ConfigDict(
@@ -173,7 +173,7 @@ class Outcome(enum.StrEnum):
 
 
 class Ruling(enum.StrEnum):
-    """What the author of a change is told about a step; an `Outcome` says only whether it is green."""
+    """What the author of a change reads about a step; an `Outcome` says only whether it is green."""
 
     PASS = "pass"  # noqa: S105 - a ruling, not a password
     REGRESSION = "regression"
@@ -205,14 +205,14 @@ Evidence = Annotated[str, AfterValidator(_evidence)]
 """What a step must leave in its output folder besides an exit status."""
 
 
-class Device(Noun):
+class Device(StrictModel):
     """Something kernels run on. `cpu` runs them under Triton's interpreter."""
 
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of every step on this device."""
 
 
-class Queue(Noun):
+class Queue(StrictModel):
     """A Buildkite queue: a pool of identical agents."""
 
     device: Key
@@ -234,14 +234,14 @@ class Queue(Noun):
     """How long a job may wait for an agent of it before `hilgate watch` says so."""
 
 
-class Agents(Noun):
+class Agents(StrictModel):
     """`ci/agents.yaml`: the devices that exist and the queues that offer them."""
 
     devices: dict[Key, Device]
     queues: dict[Key, Queue]
 
 
-class Image(Noun):
+class Image(StrictModel):
     """How an image is built. Its key covers every file that its build sees; equal contents are the same image."""
 
     recipe: str
@@ -268,7 +268,7 @@ Place = Annotated[str, AfterValidator(_place)]
 """A file or a folder below the root, as an agent's host and its shell can take it: no '..', no blank."""
 
 
-class Budgets(Noun):
+class Budgets(StrictModel):
     """Minutes that `hilgate gate` may take on 2 idle cores. More is said at its end, and makes nothing red."""
 
     smoke: float | None = Field(default=None, gt=0)
@@ -280,7 +280,7 @@ class Budgets(Noun):
     """Of a change that selects only what always runs, say of a document."""
 
 
-class Project(Noun):
+class Project(StrictModel):
     """`ci/project.yaml`: what hilgate must know of the repository it serves. Without the file, the defaults hold."""
 
     python_path: tuple[Place, ...] = (".",)
@@ -300,10 +300,10 @@ class Project(Noun):
     status: str = "hilgate/required"
     """The one commit status that a merge waits for."""
     approvers: str = "hilgate-approvers"
-    """The team that approves what a change loosens of its own gate."""
+    """The team that approves protected changes."""
 
 
-class Matrix(Noun):
+class Matrix(StrictModel):
     """A table of a step's checks: each check is the cell that two of its labels name."""
 
     rows: LabelName
@@ -342,7 +342,7 @@ def _needs_no_shell(command: str) -> str:
     return command
 
 
-class Smoke(Noun):
+class Smoke(StrictModel):
     """The subset of a step that a local machine runs when nothing has changed (`hilgate gate --smoke`)."""
 
     arguments: Annotated[str, AfterValidator(_needs_no_shell)] = ""
@@ -352,7 +352,7 @@ class Smoke(Noun):
     minutes: float = Field(gt=0)
     """What it usually takes on 2 cores."""
     on_change: bool = False
-    """Whether a desk runs no more of the step when a change selects it; `--all` and agents always run all of it."""
+    """Whether a change that selects the step runs only this subset locally. `--all` and agents always run all of it."""
 
 
 BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
@@ -369,7 +369,7 @@ POSTED_BY = (
 """Builds that post the required status. A build of another branch has no part in it: nobody asked to merge that."""
 
 
-class Step(Noun):
+class Step(StrictModel):
     """One declared unit of work. It becomes one planned step per device."""
 
     key: Key
@@ -426,7 +426,7 @@ class Step(Noun):
     matrix: Matrix | None = None
     """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
     reuse: bool = True
-    """Whether a desk may reuse a pass of it; false where its outcome rests on what no key holds: the clock, a
+    """Whether a local run may reuse a pass of it; false where its outcome rests on what no key holds: the clock, a
     service, refs of git, files outside the tree or ignored in it. One with `network` is never reused."""
 
     @field_validator("command")
@@ -457,7 +457,7 @@ def planned_key(step: Step, device: Key) -> Key:
     return f"{step.key}-{device}"
 
 
-class Area(Noun):
+class Area(StrictModel):
     """`ci/areas/*.yaml`: a family of steps and the files that can break them."""
 
     area: Key
@@ -475,7 +475,7 @@ LONGEST_QUARANTINE = dt.timedelta(days=14)
 """Two weeks: long enough to mend a kernel, and short enough that whoever promised it is still asked."""
 
 
-class Quarantined(Noun):
+class Quarantined(StrictModel):
     """One check that may fail for a while without stopping others, because somebody has promised to mend it."""
 
     test: str = Field(min_length=1)
@@ -508,7 +508,7 @@ class Quarantined(Noun):
         )
 
 
-class Quarantine(Noun):
+class Quarantine(StrictModel):
     """`ci/quarantine.yaml`: quarantined checks still run and are still reported."""
 
     tests: tuple[Quarantined, ...] = ()
@@ -522,7 +522,7 @@ class Quarantine(Noun):
         return tests
 
 
-class PlannedStep(Noun):
+class PlannedStep(StrictModel):
     """A declared step on a device, with where it runs there and the reason it was selected."""
 
     step: Step
@@ -530,9 +530,9 @@ class PlannedStep(Noun):
     area: Key
     device: Key
     queue: Key | None
-    """None where no queue offers the device (a CUDA machine at a desk)."""
+    """None where no queue offers the device (a local CUDA machine)."""
     image: Key | None = None
-    """The image it runs in, a key of `Plan.images`; None runs it on the host (at a desk)."""
+    """The image it runs in, a key of `Plan.images`; None runs it on the host (locally)."""
     depends_on: tuple[Key, ...] = ()
     """Keys of the planned steps that must have passed first."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -586,7 +586,7 @@ slice; no queue offers the device; this machine lacks something or another devic
 out itself."""
 
 
-class Omission(Noun):
+class Omission(StrictModel):
     """A step that is not in the plan, and why not."""
 
     key: Key
@@ -597,7 +597,7 @@ class Omission(Noun):
     """The cause in full, for people."""
 
 
-class Loosening(Noun):
+class ProtectedChange(StrictModel):
     """A change to a protected file, which decides: a tolerance, a budget, a gate, an area, the quarantine, hilgate."""
 
     path: str
@@ -607,7 +607,7 @@ class Loosening(Noun):
     """The beginning of its diff against the merge base."""
 
 
-class Plan(Noun):
+class Plan(StrictModel):
     """`plan.json`: what will run and why, fixed before anything runs."""
 
     schema_version: Literal[3, 4, 5] = 5
@@ -630,8 +630,8 @@ class Plan(Noun):
     """Image -> sha256 of everything it is built from (`docker/`); its digest is known once it is built."""
     digests: dict[Key, ImageDigest] = Field(default_factory=dict)
     """Image -> digest, where a build of the default branch has built the same contents: no step of this one does."""
-    loosened: tuple[Loosening, ...] = ()
-    """What the change loosens of its own gate; needs a named approval."""
+    loosened: tuple[ProtectedChange, ...] = ()
+    """What the change alters in its own gate; needs a named approval."""
     python_path: tuple[str, ...] = (".",)
     """Folders below the root that every step imports from before anything else, as the project declares them."""
     packages: dict[str, str] = Field(default_factory=dict)
@@ -641,9 +641,9 @@ class Plan(Noun):
     omissions: tuple[Omission, ...]
 
     @property
-    def desk(self) -> bool:
+    def local(self) -> bool:
         """Whether it was made for one machine at hand, not for the agents."""
-        return self.profile in DESK
+        return self.profile in LOCAL
 
     def require_whole(self, where: str) -> None:
         """Refuse to let a part of the gate stand for it.
@@ -672,7 +672,7 @@ class Plan(Noun):
         return steps
 
 
-class Environment(Noun):
+class Environment(StrictModel):
     """Where a record was made."""
 
     host: str
@@ -684,10 +684,10 @@ class Environment(Noun):
     versions: dict[str, str]
     """torch, triton, vllm, transformers, lm_eval ... as installed; absent packages are absent keys."""
     image: str = ""
-    """Digest of the image the agent ran; empty at a desk."""
+    """Digest of the image the agent ran; empty locally."""
 
 
-class Check(Noun):
+class Check(StrictModel):
     """One thing that was checked: a test, a code object, a gate. A line of `findings.jsonl`."""
 
     schema_version: Literal[1] = Field(default=SCHEMA_VERSION, exclude=True)
@@ -718,7 +718,7 @@ class Check(Noun):
             (folder / FINDINGS_FILE).write_text("".join(lines), "utf-8")
 
 
-class BuildRecord(Noun):
+class BuildRecord(StrictModel):
     """First line of `results.jsonl`: which plan the following lines answer."""
 
     kind: Literal["build"] = "build"
@@ -734,7 +734,7 @@ class BuildRecord(Noun):
     environment: Environment
 
 
-class CheckRecord(Noun):
+class CheckRecord(StrictModel):
     """One check of one step."""
 
     kind: Literal["check"] = "check"
@@ -742,7 +742,7 @@ class CheckRecord(Noun):
     check: Check
 
 
-class Reused(Noun):
+class Reused(StrictModel):
     """Where a pass is from that was not run again (`hilgate.run.reuse`)."""
 
     of: str
@@ -752,7 +752,7 @@ class Reused(Noun):
     """Fingerprint of the files that it ran over."""
 
 
-class FailedBefore(Noun):
+class FailedBefore(StrictModel):
     """A failure of an earlier run, over the same files and in the same environment (`hilgate.run.reuse`)."""
 
     when: dt.datetime
@@ -760,7 +760,7 @@ class FailedBefore(Noun):
     """Ids that failed; empty for a crash, a timeout or an exit status alone."""
 
 
-class StepRecord(Noun):
+class StepRecord(StrictModel):
     """Last line of a finished step; a step without it did not finish."""
 
     kind: Literal["step"] = "step"
@@ -786,7 +786,7 @@ class StepRecord(Noun):
     """Set where it failed in an earlier run over the same files: a pass is then inconclusive."""
 
 
-class RerunRecord(Noun):
+class RerunRecord(StrictModel):
     """A failing check that was run once more over the same files. It never replaces the first answer."""
 
     kind: Literal["rerun"] = "rerun"
@@ -802,7 +802,7 @@ class RerunRecord(Noun):
     message: str = ""
 
 
-class ImageRecord(Noun):
+class ImageRecord(StrictModel):
     """An image that a step built, or found already built from the same contents."""
 
     kind: Literal["image"] = "image"
@@ -816,7 +816,7 @@ class ImageRecord(Noun):
     reused: bool = False
 
 
-class GpuHealth(Noun):
+class GpuHealth(StrictModel):
     """One GPU as `amd-smi` reports it."""
 
     index: int
@@ -829,7 +829,7 @@ class GpuHealth(Noun):
     temperature_c: float | None = None
 
 
-class Health(Noun):
+class Health(StrictModel):
     """`health-before.json`, `health-after.json` of a job: what the agent's hooks saw; no GPU result counts without."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -837,7 +837,7 @@ class Health(Noun):
     moment: Literal["before", "after"]
     host: str
     agent: str
-    """Buildkite's name of the agent; empty at a desk."""
+    """Buildkite's name of the agent; empty locally."""
     taken: dt.datetime
     seconds: float = Field(ge=0)
     healthy: bool
@@ -853,7 +853,7 @@ Record = Annotated[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageR
 record_adapter: TypeAdapter[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord] = TypeAdapter(Record)
 
 
-class Counts(Noun):
+class Counts(StrictModel):
     """How many checks ended how."""
 
     passed: int = 0
@@ -883,7 +883,7 @@ class Counts(Noun):
         return ", ".join(words)
 
 
-class StepVerdict(Noun):
+class StepVerdict(StrictModel):
     """What was decided about one planned step, and on what evidence."""
 
     key: Key
@@ -917,7 +917,7 @@ class StepVerdict(Noun):
     """When it ran, where a pass of an earlier build stands for it."""
 
 
-class Verdict(Noun):
+class Verdict(StrictModel):
     """`verdict.json`: the one answer, and the answer for each planned step."""
 
     schema_version: Literal[3] = 3
@@ -930,9 +930,9 @@ class Verdict(Noun):
     why: str
     images: dict[Key, str] = Field(default_factory=dict)
     """Image -> digest, as built."""
-    loosened: tuple[Loosening, ...] = ()
+    loosened: tuple[ProtectedChange, ...] = ()
     approved_by: str = ""
-    """Who approved what the change loosens; empty when nothing is loosened or nobody has."""
+    """Who approved the protected changes; empty when there are none or nobody has."""
     notes: tuple[str, ...] = ()
     """What a reader must know besides: that nothing was compared with a merge base."""
     doubts: tuple[str, ...] = ()

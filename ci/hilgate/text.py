@@ -184,9 +184,9 @@ def rounded(seconds: float) -> str:
     return duration(unit * round(seconds / unit)) if seconds >= 9.5 else f"{max(seconds, 1):.0f} s"
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, word: str) -> str:
     """`1 step`, `22 steps`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def shorten(words: str, limit: int) -> str:

@@ -181,10 +181,10 @@ def preempted(bench: Bench) -> Numbers:
     """A pool in which two prompts fit, and one block: who wants to go on takes the other's blocks and states."""
     block = bench.engine.block_size
     if not bench.family.attention:
-        # States do not grow, so the pool is never short in the middle of an answer: the scheduler is told to preempt.
+        # States do not grow, so the pool is never short in the middle of an answer: the scheduler is made to preempt.
         schedule = tuple(bench.request(40, 6, seed=seed) for seed in (1, 2, 3))
         numbers = bench.right(schedule, preempt_at=5)
-        require(bench.engine.probe.counts.preemptions > 0, "nobody was preempted when told to")
+        require(bench.engine.probe.counts.preemptions > 0, "nobody was preempted when made to")
         return numbers | {"preemptions": bench.engine.probe.counts.preemptions}
     length = block * max(1, bench.longest // 2 // block)
     held = bench.blocks(length)

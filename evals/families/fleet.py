@@ -35,7 +35,7 @@ IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 QUIET = {
     "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles small helpers even when told to be eager; 25 s on a cold machine
+    "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles small helpers even when made to be eager; 25 s on a cold machine
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or each of two engines is tied to the same core, and waits for the other
     "NUMBA_NUM_THREADS": "1",  # of n-gram drafting; its threads spin on after the last draft
     "VLLM_NO_USAGE_STATS": "1",

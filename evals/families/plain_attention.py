@@ -49,7 +49,7 @@ def through(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any
 
 
 def register(name: str, attend: Callable[..., Any]) -> str:
-    """Let models be told to attend so: `model.set_attn_implementation(name)`. Returns the name."""
+    """Let models attend so: `model.set_attn_implementation(name)`. Returns the name."""
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, eager_mask)  # without it the mask is None
     return name

@@ -2,8 +2,8 @@
 """Who: a branch, or a fork that an agent has let through. What: files that Python imports by itself, a hilgate of its
 own, a looser list of what is protected, `PYTHON*` variables: planner, judge or a job would run the change's code.
 
-What must happen: on agents `hilgate` is the merge base's, started isolated. Nothing of the change runs; what it loosens
-is in the plan; an honest change is planned by the same command.
+What must happen: on agents `hilgate` is the merge base's, started isolated. Nothing of the change runs; the plan
+lists its protected changes; an honest change is planned by the same command.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def trap(change: Project) -> Path:
     return mark
 
 
-def test_nothing_of_the_change_runs_and_what_it_loosens_is_told(change: Project) -> None:
+def test_nothing_of_the_change_runs_and_what_it_loosens_is_reported(change: Project) -> None:
     mark = trap(change)
     change.write("src/limits.toml", "floor = 0.01\n")
     change.write("ci/protected.yaml", "files:\n  - paths: [nothing]\n")
@@ -59,7 +59,7 @@ def test_nothing_of_the_change_runs_and_what_it_loosens_is_told(change: Project)
     done = run(change, "plan", "--profile", "pr", "--write", "results/plan.json", **variables)
     assert done.returncode == 0, done.stderr
     plan = json.loads((change.theirs / "results/plan.json").read_text())
-    told = {one["path"] for one in plan["loosened"]}
+    reported = {one["path"] for one in plan["loosened"]}
     assert {
         "src/limits.toml",
         "ci/protected.yaml",
@@ -67,7 +67,7 @@ def test_nothing_of_the_change_runs_and_what_it_loosens_is_told(change: Project)
         "pyproject.toml",
         "ci/evil.pth",
         "usercustomize.py",
-    } <= told
+    } <= reported
     judged = run(change, "judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
     assert judged.returncode == 4, "nothing ran, which is no pass"
     assert not mark.exists()

@@ -87,7 +87,7 @@ def test_a_merge_queue_decides_on_its_own_change_and_not_on_those_before_it(host
     assert len(list(host.history.iterdir())) == 1, "what is not merged yet is not remembered"
 
 
-def test_a_fork_whose_image_nobody_has_built_is_told_who_can_start_it(host: Machine) -> None:
+def test_a_fork_whose_image_nobody_has_built_reads_who_can_start_it(host: Machine) -> None:
     (host.folder / "none").mkdir()
     commit = change(host, "src/limits.py", "FLOOR = 1.9 / 2\n")
     found = replace(host, history=host.folder / "none").build(clone(host), commit, **FORK)

@@ -13,7 +13,7 @@ import pytest
 from support.plans import git, hilgate
 
 from hilgate.agent import trust
-from hilgate.declare.protected import loosened
+from hilgate.declare.protected import protected_changes
 from hilgate.errors import CannotRunHereError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_no_secret_of_the_host_is_in_the_plan_or_a_message(
         assert SECRET not in made.stdout + made.stderr
         assert made.returncode == 3 or profile == "gate" or not committed
     base = git(change.ours, "rev-parse", "main")
-    assert SECRET not in repr(loosened(change.theirs, base, [name]))
+    assert SECRET not in repr(protected_changes(change.theirs, base, [name]))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "src/new.md"])

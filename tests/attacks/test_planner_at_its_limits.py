@@ -92,7 +92,7 @@ def test_there_are_not_thousands_of_declarations(change: Project) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_thousands_of_protected_files_are_told_by_a_few_processes(
+def test_thousands_of_protected_files_are_reported_by_a_few_processes(
     change: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"src/file-{number}.toml" for number in range(1500)]
@@ -104,7 +104,7 @@ def test_thousands_of_protected_files_are_told_by_a_few_processes(
     monkeypatch.setattr("subprocess.run", lambda words, **more: started.append(words) or run(words, **more))
     base = git(change.ours, "rev-parse", "main")
     started.clear()
-    found = protected.loosened(change.theirs, base, names, commit)
+    found = protected.protected_changes(change.theirs, base, names, commit)
     assert [one.path for one in found] == sorted(names)
     assert len(started) < 12
 
@@ -168,9 +168,9 @@ def test_the_same_plan_and_the_same_words_as_without_limits(change: Project) -> 
     for wrong in ({"base": "nowhere"}, {"select": ("nothing",)}, {"models": ("none",)}):
         with pytest.raises(make.MisuseError) as plain:
             make.make_plan(change.theirs, **{**asked, **wrong})
-        with pytest.raises(make.MisuseError) as told:
+        with pytest.raises(make.MisuseError) as reported:
             limits.plan_within_limits(change.theirs, **{**asked, **wrong})
-        assert str(told.value) == str(plain.value)
+        assert str(reported.value) == str(plain.value)
 
 
 AGENTS = """\

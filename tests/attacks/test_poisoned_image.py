@@ -30,7 +30,7 @@ BUILDS = {
     "pull request": ({**MAIN, "BUILDKITE_BRANCH": "evil", "BUILDKITE_PULL_REQUEST": "7"}, False),
     "a fork's branch main": ({**MAIN, "BUILDKITE_PULL_REQUEST": "8"}, False),
     "merge queue": ({**MAIN, "BUILDKITE_BRANCH": "gh-readonly-queue/main/pr-7"}, False),
-    "desk": ({}, False),
+    "local": ({}, False),
 }
 
 

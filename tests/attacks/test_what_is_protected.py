@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who: a branch, a fork. What: a file that decides, brought so that nobody is told: under a name that is not UTF-8, in
+"""Who: a branch, a fork. What: a file that decides, brought so that nobody sees it: under a name that is not UTF-8, in
 a folder that is called like a page, or called binary by an attribute, so that its diff is empty.
 
-What must happen: agents plan no change with such a name, and a desk tells of it; a folder called `x.md` is no page; the
+Expected: agents plan no change with such a name, and a local run reports it; a folder called `x.md` is no page; the
 diff is shown whatever attributes the change gives, and the attributes themselves need a name.
 """
 
@@ -21,7 +21,7 @@ from hilgate.declare.yaml import parse
 if TYPE_CHECKING:
     from support.forks import Project
 
-LISTED = parse((ROOT / protected.PROTECTED_FILE).read_bytes(), "list", protected.ProtectedList).noun
+LISTED = parse((ROOT / protected.PROTECTED_FILE).read_bytes(), "list", protected.ProtectedList).value
 assert LISTED is not None
 ENTRIES = (*LISTED.files, protected.Protected(paths=("**",)))
 
@@ -29,7 +29,7 @@ ODD = os.fsdecode(b"tests/report/\xff/conftest.py")
 
 
 @pytest.mark.parametrize("name", [ODD, os.fsdecode(b"src/\xc3\x28.py"), os.fsdecode(b"\xff.md")])
-def test_a_name_that_is_not_utf8_is_planned_for_no_agent_and_told_at_a_desk(change: Project, name: str) -> None:
+def test_a_name_that_is_not_utf8_is_planned_for_no_agent_and_reported_locally(change: Project, name: str) -> None:
     change.write(name, "import pytest\n")
     change.commit()
     made = hilgate(change.theirs, "plan", "--profile", "pr", "--base", "main")
@@ -37,12 +37,12 @@ def test_a_name_that_is_not_utf8_is_planned_for_no_agent_and_told_at_a_desk(chan
     base = git(change.ours, "rev-parse", "main")
     shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
     for commit in ("", git(change.theirs, "rev-parse", "HEAD")):
-        assert [one.path for one in protected.loosened(change.theirs, base, [shown], commit)] == [shown]
+        assert [one.path for one in protected.protected_changes(change.theirs, base, [shown], commit)] == [shown]
 
 
-def test_a_name_of_the_changed_files_that_is_nowhere_is_told(change: Project) -> None:
+def test_a_name_of_the_changed_files_that_is_nowhere_is_reported(change: Project) -> None:
     base = git(change.ours, "rev-parse", "main")
-    (found,) = protected.loosened(change.theirs, base, ["src/what/nobody/has"])
+    (found,) = protected.protected_changes(change.theirs, base, ["src/what/nobody/has"])
     assert found.what == protected.UNREADABLE
 
 
@@ -75,7 +75,7 @@ def test_no_attribute_hides_what_is_loosened(change: Project, attribute: str, co
     base = git(change.ours, "rev-parse", "main")
     commit = change.commit() if committed and "encoding" not in attribute else ""
     names = [".gitattributes", "src/.gitattributes", "src/limits.toml"]
-    found = {one.path: one for one in protected.loosened(change.theirs, base, names, commit)}
+    found = {one.path: one for one in protected.protected_changes(change.theirs, base, names, commit)}
     assert list(found) == names
     if "encoding" not in attribute or commit:
         assert found["src/limits.toml"].what == "changed: 1 lines added, 1 removed"
@@ -90,7 +90,9 @@ def test_a_file_whose_lines_look_like_the_head_of_a_diff_shows_its_own(change: P
     change.write("ci/agents.yaml", "evil\n")
     change.write("tests/test_a.py", "")
     commit = change.commit()
-    found = protected.loosened(change.theirs, base, ["ci/agents.yaml", "src/limits.toml", "tests/test_a.py"], commit)
+    found = protected.protected_changes(
+        change.theirs, base, ["ci/agents.yaml", "src/limits.toml", "tests/test_a.py"], commit
+    )
     assert [one.path for one in found] == ["ci/agents.yaml", "src/limits.toml"]
     assert "+evil" in found[0].hunk
     assert "+diff --git a/x b/x" in found[1].hunk

@@ -93,7 +93,7 @@ def test_base_without_common_history_is_misuse(checkout):
         inspect(checkout, "main")
 
 
-def test_without_base_only_the_state_is_told_and_outside_a_checkout_nothing(checkout, tmp_path_factory):
+def test_without_base_only_the_state_is_reported_and_outside_a_checkout_nothing(checkout, tmp_path_factory):
     found = inspect(checkout, None)
     assert (found.base, found.files, found.dirty, found.merge_base) == (None, None, False, "")
     (checkout / "copy").mkdir()  # a folder inside another checkout is not that checkout
@@ -254,7 +254,7 @@ def test_without_git_nothing_is_compared(checkout, monkeypatch):
     assert default_base(checkout) == ("", "git is not installed")
 
 
-def test_why_git_says_nothing_about_a_tree_is_told_in_its_own_words(clone, monkeypatch, tmp_path_factory):
+def test_why_git_says_nothing_about_a_tree_is_reported_in_its_own_words(clone, monkeypatch, tmp_path_factory):
     assert no_checkout(clone) == ""
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert re.fullmatch(

@@ -125,7 +125,7 @@ def test_a_whole_cache_is_not_asked_again_and_half_of_one_is(tmp_path):
     assert hub.calls == [("cache", 1), ("cache", 4), ("hub", 4)]
 
 
-def test_a_hub_that_does_not_answer_is_told_from_one_that_says_no():
+def test_a_hub_that_does_not_answer_differs_from_one_that_says_no():
     away = Hub(FileNotFoundError(), ConnectionError("no route to the hub"))
     with pytest.raises(published.NotFetchedError, match=r"a/b is not on this machine .*ConnectionError: no route"):
         published.fetch("a/b", weights=True, download=away)

@@ -267,7 +267,7 @@ class Night:
         return self.buildkite.ended[job]
 
     def runs(self, command: str = "", **variables: str) -> str:
-        """Run one job; its exit status as Buildkite is told."""
+        """Run one job; its exit status as Buildkite sees it."""
         return str(self.ends(self.offer(command, **variables))["exit_status"])
 
     def until(self, true: Callable[[], object], seconds: float = 60.0, job: str = "") -> None:

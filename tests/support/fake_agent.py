@@ -102,7 +102,7 @@ class Executor:
 
 
 class Agent:
-    """`buildkite-agent start`: jobs, one at a time, until it is told to stop."""
+    """`buildkite-agent start`: jobs, one at a time, until it is made to stop."""
 
     def __init__(self, words):
         lines = Path(option(words, "--config")).read_text().splitlines()

@@ -223,7 +223,7 @@ def machine(folder: Path, ours: Path, theirs: Path) -> Machine:
     return Machine(folder, ours, folder / "history")
 
 
-# A project of one step in an image that another one builds; agents are told from those that decide.
+# A project of one step in an image that another one builds; agents differ from those that decide.
 AGENTS = """\
 devices:
   cpu: {}

@@ -42,7 +42,7 @@ if words[:2] == ["-m", "pip"]:
 
 
 class Chain:
-    """Fake `python3`, `hipcc`, `git`, `curl` in front of the path, and what they were told."""
+    """Fake `python3`, `hipcc`, `git`, `curl` in front of the path, and their arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hilgate.run import process
 
 ENVIRONMENT = Environment(
-    host="desk", device="a processor", cores=2, memory_gib=8.0, python="3.11.0", versions={"torch": "2.13.0"}
+    host="local", device="a processor", cores=2, memory_gib=8.0, python="3.11.0", versions={"torch": "2.13.0"}
 )
 COMMIT = "c" * 40
 PLACED = frozenset(PlannedStep.model_fields) - {"step"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a result may lie from the float64 reference: one table, the same in CI and at the desk.
+"""How far a result may lie from the float64 reference: one table, the same in CI and locally.
 
 Write and gather move bytes: their results are compared bit by bit and have no tolerance.
 

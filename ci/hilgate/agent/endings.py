@@ -47,7 +47,7 @@ class Endings:
     Attributes:
         job: The last job that began here; empty once its end was noted.
         began: When, in seconds since the epoch.
-        told: Whether the agent was taken out during that job already, for another reason.
+        reported: Whether the agent was taken out during that job already, for another reason.
         row: Fast endings without a verdict since the last job with one.
         why: What each of them ended with, the newest last.
         jobs: How many jobs ended, by `answered`, `without a verdict`, `cancelled`, `of a fork`.
@@ -57,7 +57,7 @@ class Endings:
 
     job: str = ""
     began: float = 0.0
-    told: bool = False
+    reported: bool = False
     row: int = 0
     why: list[str] = field(default_factory=list)
     jobs: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Endings:
         """A job begins. The one before it, if no hook has seen its end, ended without a verdict."""
         if self.job and self.job != job:
             self._count("without a verdict", now, "was killed, or ended before any hook could run")
-        self.job, self.began, self.told = job, now, False
+        self.job, self.began, self.reported = job, now, False
 
     def end(self, env: Mapping[str, str], now: float, *, inside: bool = False) -> None:
         """The last hook of a job runs; the variables are Buildkite's of that job.
@@ -99,7 +99,7 @@ class Endings:
 
     def _count(self, kind: str, now: float, why: str = "") -> None:
         self.jobs[kind] = self.jobs.get(kind, 0) + 1
-        if why and not self.told and now - self.began <= FAST_SECONDS:
+        if why and not self.reported and now - self.began <= FAST_SECONDS:
             self.row += 1
             self.why = [*self.why, f"job {self.job}: {why}"][-IN_A_ROW:]
         self.job = ""

@@ -140,7 +140,7 @@ def _own_problems(node: NodeContext, promise: QueuePromise, record: health.Healt
 def _remember(env: Mapping[str, str], queue: str, problems: Sequence[str]) -> None:
     """Note what the look has found. An unfit agent is taken out for it, so how this job ends counts no more."""
     known = endings.load(env)
-    known.unfit, known.told = list(problems), bool(problems)
+    known.unfit, known.reported = list(problems), bool(problems)
     with contextlib.suppress(OSError):
         endings.save(env, known)
     facts.write_agent(env, known, queue)

@@ -177,7 +177,7 @@ def git(folder: str | Path, *arguments: str) -> str:
 def state_file(env: Mapping[str, str], what: str) -> Path:
     """Where an agent keeps something from one job to the next; each agent of a machine has a file of its own."""
     folder = Path(env.get(STATE) or Path(env.get("XDG_STATE_HOME") or Path.home() / ".local/state", "hilgate"))
-    agent = re.sub(r"[^A-Za-z0-9-]", "-", env.get("BUILDKITE_AGENT_NAME", "") or "desk")
+    agent = re.sub(r"[^A-Za-z0-9-]", "-", env.get("BUILDKITE_AGENT_NAME", "") or "local")
     return folder / f"{what}-{agent}.json"
 
 

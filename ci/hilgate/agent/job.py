@@ -124,7 +124,7 @@ def _flag(value: object, what: str) -> bool:
 def image_digest(planned: PlannedJob, env: Mapping[str, str], folder: Path, *, local: Path) -> str:
     """Digest of the step's image: the plan's, else by the job that built it, here or in `HILGATE_IMAGE_FROM_BUILD`.
 
-    On an agent they are downloaded into `folder`; at a desk they lie in `local`, a folder of job folders.
+    On an agent they are downloaded into `folder`; locally they lie in `local`, a folder of job folders.
 
     Raises:
         CannotRunHereError: No such record arrived, or the image was built from other contents than the plan's.
@@ -163,7 +163,7 @@ def image_digest(planned: PlannedJob, env: Mapping[str, str], folder: Path, *, l
 
 
 def results_of(key: str, env: Mapping[str, str], folder: Path, *, local: Path, build: str = "") -> Path:
-    """Path of the records of another job: of this build (its last retry) or `build`, downloaded; at a desk `local`'s.
+    """Path of the records of another job: of this build (its last retry) or `build`, downloaded; locally `local`'s.
 
     Raises:
         CannotRunHereError: The agent could not download them.
@@ -318,7 +318,7 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
 
 
 def job_id(env: Mapping[str, str]) -> str:
-    """Buildkite's id of this job, by which what it leaves is found; one of its own at a desk."""
+    """Buildkite's id of this job, by which what it leaves is found; one of its own locally."""
     return env.get("BUILDKITE_JOB_ID") or str(uuid.uuid4())
 
 

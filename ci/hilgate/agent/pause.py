@@ -36,9 +36,9 @@ def usual_minutes(env: Mapping[str, str]) -> int:
 def take_out(problems: Sequence[str], env: Mapping[str, str], minutes: int) -> None:
     """Pause the agent that runs this job, and say so in its build: nobody looks at a list of agents."""
     words = _words(problems, env, minutes)
-    told = f"`{env.get('BUILDKITE_AGENT_NAME', '')}` is paused: `{words[2].replace('`', '')}`"
-    shown = ("annotate", "--style", "warning", "--context", f"node-{env.get('BUILDKITE_JOB_ID', '')}", told)
-    for problem, call in (("this agent could not be paused", words), ("nobody is told in the build", shown)):
+    warning = f"`{env.get('BUILDKITE_AGENT_NAME', '')}` is paused: `{words[2].replace('`', '')}`"
+    shown = ("annotate", "--style", "warning", "--context", f"node-{env.get('BUILDKITE_JOB_ID', '')}", warning)
+    for problem, call in (("this agent could not be paused", words), ("the build does not report it", shown)):
         if failure := host.run(("buildkite-agent", *call), AGENT_SECONDS).failure:
             sys.stdout.write(f"also: {problem}: {failure}\n")
 

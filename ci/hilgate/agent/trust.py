@@ -106,7 +106,7 @@ class Trust:
 
 
 def of_build(env: Mapping[str, str]) -> Trust:
-    """The trust in a build, from Buildkite's variables; at a desk there are none: the checkout is the user's."""
+    """The trust in a build, from Buildkite's variables; locally there are none: the checkout is the user's."""
     ours, theirs = env.get("BUILDKITE_REPO", ""), env.get("BUILDKITE_PULL_REQUEST_REPO", "")
     if env.get("HILGATE_FORK", "") not in {"", "0"}:
         return Trust(fork=True, why="HILGATE_FORK is set")

@@ -52,7 +52,7 @@ FLOWS = {
 }
 """The files of `.buildkite` and the steps of each, in order."""
 
-TOLD = {"email": "${HILGATE_TELL?the schedule names who is told}", "if": 'build.state == "failed"'}
+NOTIFIED = {"email": "${HILGATE_TELL?the schedule names who is notified}", "if": 'build.state == "failed"'}
 """The one notice of a whole build, of one that decides nothing; its schedule says to whom, or nothing is uploaded."""
 
 SIGNING = "sign"
@@ -114,7 +114,7 @@ def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator
     shape = tuple("wait" if "wait" in step else str(step.get("key", "?")) for step in steps)
     if shape != FLOWS.get(name):
         yield f"its steps are {', '.join(shape)}, not {', '.join(FLOWS.get(name, ('none',)))}"
-    yield from _build_problems(pipeline, text, [TOLD] if name == "watch.yml" else [])
+    yield from _build_problems(pipeline, text, [NOTIFIED] if name == "watch.yml" else [])
     yield from _key_problems([step["key"] for step in steps if step.get("key")])
     yield from _graph_problems(steps, STATIC_KEYS if name == "approve.yml" else frozenset())
     for step in steps:
@@ -136,13 +136,13 @@ def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator
         yield from (f"step {step.get('key', '?')!r} {problem}" for problem in found)
 
 
-def _build_problems(pipeline: Step, text: str, told: list[dict[str, str]]) -> Iterator[str]:
+def _build_problems(pipeline: Step, text: str, notified: list[dict[str, str]]) -> Iterator[str]:
     """Problems of what stands above the steps, and of the text."""
     if python := [variable for variable in pipeline.get("env") or {} if variable.startswith("PYTHON")]:
         yield f"it sets {python[0]}: what decides is Python"
-    if pipeline.get("notify", []) != told:
-        yield f"notifies {told or 'for the whole build, which a step cannot take back'}"
-    if _LONE_DOLLAR.search(text.replace(TOLD["email"], "")):
+    if pipeline.get("notify", []) != notified:
+        yield f"notifies {notified or 'for the whole build, which a step cannot take back'}"
+    if _LONE_DOLLAR.search(text.replace(NOTIFIED["email"], "")):
         yield "a single '$' is replaced when the file is uploaded; the job's own is '$$'"
 
 

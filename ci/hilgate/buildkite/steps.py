@@ -94,7 +94,7 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
         InvalidPipelineError: It breaks an invariant; says which and where.
         NothingSelectedError: The plan has no steps.
     """
-    if plan.desk:
+    if plan.local:
         raise InvalidPipelineError(
             "the plan is for one machine", where=f"profile {plan.profile}", remedy="make the plan with --profile pr"
         )

@@ -3,9 +3,9 @@
 
 An independent check of the selection, which is declared: a step must be selected by every file that it was seen to
 read. `ci/reads.json` has what was seen, and the step `selection` holds every name of it against the plan. The nightly
-step `reads` runs every step of a local gate with the hook of `hilgate.checks.watch`, is red where one reads a file that
-does not select it, and leaves the new `reads.json`. It is red as well where a step rests on something outside of the
-repository and does not say `reuse: false`. What other programs read (git, a compiler) is not seen.
+step `reads` runs every step of a local run with the hook of `hilgate.checks.watch`. It is red where a step reads a file
+that does not select it, and where a step rests on something outside of the repository and does not say `reuse: false`.
+It writes the new `reads.json`. What other programs read (git, a compiler) is not seen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hilgate.declare import imports
 from hilgate.declare.load import find_root, load
 from hilgate.errors import CannotRunHereError, DeclarationError, Exit, HilgateError, RecordsError, ending
 from hilgate.git import tracked_files
-from hilgate.model import CPU, Check, Noun, Outcome, first_problem
+from hilgate.model import CPU, Check, Outcome, StrictModel, first_problem
 from hilgate.plan.make import plan_alone
 from hilgate.plan.select import select
 from hilgate.run.evidence import KINDS
@@ -70,7 +70,7 @@ if _spec and _spec.loader:
 """
 
 
-class Weightless(Noun):
+class Weightless(StrictModel):
     """Reads that can break no step, with the reason."""
 
     steps: tuple[str, ...] = Field(min_length=1)
@@ -83,7 +83,7 @@ _WEIGHTLESS = TypeAdapter(dict[str, Weightless])
 
 @ending
 def main(arguments: list[str] | None = None) -> int:
-    """Record the named steps, by default all that a desk's gate runs on a cpu and that a change may leave out.
+    """Record the named steps, by default all that the local gate runs on a cpu and that a change may leave out.
 
     With `--check` the record goes to `$HILGATE_OUT`, and findings say what does not select its reader.
     """
@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def is_recorded(area: Area, step: Step) -> bool:
-    """Whether a change may leave a step out of a desk's gate on a machine without a GPU, so that its reads count."""
+    """Whether a change may leave a step out of the local gate on a machine without a GPU, so that its reads count."""
     return not area.always and "gate" in step.profiles and CPU in step.devices
 
 

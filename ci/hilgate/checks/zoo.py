@@ -22,7 +22,7 @@ from hilgate.declare import yaml
 from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.judge.verdict import judge
-from hilgate.model import Check, Key, Noun, Outcome, Verdict
+from hilgate.model import Check, Key, Outcome, StrictModel, Verdict
 from hilgate.plan.make import plan_alone, plan_digest
 from hilgate.run.outcome import first_line, worst
 from hilgate.run.runner import run_plan
@@ -41,7 +41,7 @@ def _is_pattern(text: str) -> str:
     return text
 
 
-class Bug(Noun):
+class Bug(StrictModel):
     """`tests/bugs/<id>/bug.yaml`: a defect that happened, and how it must be caught; `bug.patch` beside it makes it."""
 
     id: Key
@@ -70,12 +70,14 @@ def load_bugs(root: Path, names: tuple[str, ...] = ()) -> tuple[Bug, ...]:
     files = sorted((root / ZOO).glob("*/bug.yaml"))
     documents = [yaml.read(path, root, Bug) for path in files]
     for path, document in zip(files, documents, strict=True):
-        if document.noun and document.noun.id != path.parent.name:
-            document.blame(("id",), f"is {document.noun.id!r} in the folder {path.parent.name!r}", "rename one of them")
+        if document.value and document.value.id != path.parent.name:
+            document.blame(
+                ("id",), f"is {document.value.id!r} in the folder {path.parent.name!r}", "rename one of them"
+            )
     mistakes = [mistake for document in documents for mistake in document.mistakes]
     if mistakes:
         raise InvalidDeclarationsError(mistakes)
-    bugs = {document.noun.id: document.noun for document in documents if document.noun}
+    bugs = {document.value.id: document.value for document in documents if document.value}
     if bugs and not (root / UNDER_TEST).is_dir():
         raise MisuseError(
             "there are no kernels to plant bugs in", where=str(root / UNDER_TEST), remedy="put them there"

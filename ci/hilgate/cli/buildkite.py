@@ -149,7 +149,7 @@ def watch(
         sys.stderr.write("".join(f"not seen: {sentence}\n" for sentence in settings.unseen))
     else:
         sys.stderr.write(f"settings of the forge are not watched: there is no {github.FOLDER}\n")
-    # The address hears that somebody has looked, whatever there was to see: what was seen is told by this build.
+    # The address hears that somebody has looked, whatever there was to see: this build reports what was seen.
     if heartbeat and (unheard := api.beat(heartbeat)):
         found.append(f"{unheard} [gate-down]")
     samples.append(("hilgate_watch_alarms", {}, float(len(found))))

@@ -302,8 +302,8 @@ def replay(
     recorded = root / reads.READS_FILE
     seen = reads.read(recorded) if recorded.exists() else {}
     graph = imports.build(root, declarations.project.python_path)
-    told = reads.weighty(root, seen)
-    found = replay_changes(changes, declarations, graph, told, measured(root, history), profile)
+    weighty = reads.weighty(root, seen)
+    found = replay_changes(changes, declarations, graph, weighty, measured(root, history), profile)
     held = [*reads.held(root, declarations, seen)] if seen else []
     if out := os.environ.get("HILGATE_OUT"):  # set when the replay is itself a step of a gate
         Check.write_all(Path(out), (*map(_check, found.lines), *held))

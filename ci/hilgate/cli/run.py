@@ -408,10 +408,10 @@ def run_plan(
     from hilgate.run.runner import Runner
 
     require_commit(plan, root)
-    if plan.desk:
+    if plan.local:
         prerequisites.demand(root, load_project(root))
     # Protected changes that nobody approved: an agent takes these files from the merge base, a local run keeps its own.
-    foreign = () if plan.desk or approved_by else to_put_back(root, plan)
+    foreign = () if plan.local or approved_by else to_put_back(root, plan)
     for name in foreign:
         terminal.say(terminal.stderr(), f"as at the merge base, because its change is not approved: {name}", whole=True)
     with put_back(root, plan.merge_base, foreign, folder):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check declarations against each other: names that exist and are unique, places that match, dependencies that hold.
 
-What concerns one noun alone is checked by the noun itself (`hilgate.model`).
+What concerns one model alone is checked by the model itself (`hilgate.model`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Declared = tuple[Document[Area], Loc, Step]
 
-DESK = "gate"
+LOCAL = "gate"
 """The profile that runs on the host: images are the agents'."""
 
 
@@ -36,13 +36,13 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], packages: P
     steps = [
         (document, ("steps", index), step)
         for document in areas
-        if document.noun
-        for index, step in enumerate(document.noun.steps)
+        if document.value
+        for index, step in enumerate(document.value.steps)
     ]
-    if agents.noun:
-        _check_agents(agents, agents.noun)
+    if agents.value:
+        _check_agents(agents, agents.value)
         for document, at, step in steps:
-            _check_places(document, at, step, agents.noun)
+            _check_places(document, at, step, agents.value)
     for document in areas:
         _check_globs(document)
     for document, at, step in steps:
@@ -50,7 +50,7 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], packages: P
     _check_names(areas)
     _check_tables(steps)
     # A step or provider may stand in a file that has mistakes of its own; those come first.
-    _check_needs(agents, steps, unread=any(document.noun is None for document in areas))
+    _check_needs(agents, steps, unread=any(document.value is None for document in areas))
 
 
 HOST_READS_ELSE = "an agent's host, which has no YAML, reads something else here"
@@ -63,14 +63,14 @@ def check_queues(document: Document[Agents], root: Path) -> None:
     except DeclarationError as error:
         document.blame(("queues",), error.what, error.remedy)
         return
-    for name, queue in document.noun.queues.items() if document.noun else ():
+    for name, queue in document.value.queues.items() if document.value else ():
         if seen.get(name) != declared.QueuePromise(name, queue.gpus, queue.device, queue.memory_gib, queue.image or ""):
             document.blame(("queues", name), HOST_READS_ELSE, "write it in one line")
 
 
 def check_project(document: Document[Project], root: Path) -> None:
     """What agents' hosts read of the project is what is declared, and nothing that they execute is left to forks."""
-    text, project = declared.read(root, document.name), document.noun or Project()
+    text, project = declared.read(root, document.name), document.value or Project()
     selfcheck = (project.selfcheck,) if project.selfcheck else ()
     for key, value in (("forks_may_change", project.forks_may_change), ("selfcheck", selfcheck)):
         if declared.words(text, key) != value:
@@ -127,7 +127,7 @@ def _check_places(document: Document[Area], at: Loc, step: Step, agents: Agents)
 def check_tools(areas: Sequence[Document[Area]], declarations: Declarations) -> None:
     """What a step asks for by `tools` is where its jobs on agents run: in its image, or on the hosts of its queue."""
     for document in areas:
-        for index, step in enumerate(document.noun.steps if document.noun else ()):
+        for index, step in enumerate(document.value.steps if document.value else ()):
             for device in step.devices:
                 queue, image = declarations.queue_for(step, device), declarations.image_for(step, device)
                 if queue is None:  # no agent offers the device
@@ -147,7 +147,7 @@ def check_tools(areas: Sequence[Document[Area]], declarations: Declarations) -> 
 
 
 def _check_globs(document: Document[Area]) -> None:
-    for index, glob in enumerate(document.noun.paths if document.noun else ()):
+    for index, glob in enumerate(document.value.paths if document.value else ()):
         try:
             globs.parse(glob)
         except ValueError as error:
@@ -171,9 +171,9 @@ def _check_names(areas: Sequence[Document[Area]]) -> None:
     """Area and step keys are unique, and so are the planned keys, which become Buildkite step keys."""
     taken: dict[str, str] = {}
     for document in areas:
-        if document.noun is None:
+        if document.value is None:
             continue
-        area, stem = document.noun, Path(document.name).stem
+        area, stem = document.value, Path(document.name).stem
         if area.area != stem:
             what = f"area {area.area!r} is declared in {stem}.yaml"
             document.blame(("area",), what, f"name the file {area.area}.yaml")
@@ -220,11 +220,11 @@ def _check_needs(agents: Document[Agents], declared: Sequence[Declared], *, unre
                 _check_need(document, (*at, "needs", position), step, steps[need])
             elif not unread:
                 document.blame((*at, "needs", position), f"unknown step {need!r}", suggest(need, steps))
-        for image, device in _images(agents.noun, step):
+        for image, device in _images(agents.value, step):
             if image in providers:
                 graph[step.key].add(providers[image].key)
                 _check_provider(document, at, step, providers[image], device)
-    for name, queue in agents.noun.queues.items() if agents.noun and not unread else ():
+    for name, queue in agents.value.queues.items() if agents.value and not unread else ():
         if queue.image is not None and queue.image not in providers:
             known = suggest(queue.image, providers) if providers else "declare a step with `provides`"
             agents.blame(("queues", name, "image"), f"no step provides the image {queue.image!r}", known)
@@ -280,7 +280,7 @@ def _check_need(document: Document[Area], loc: Loc, step: Step, need: Step) -> N
 
 
 def _check_provider(document: Document[Area], at: Loc, step: Step, provider: Step, device: Key) -> None:
-    absent = [profile for profile in step.profiles if profile != DESK and profile not in provider.profiles]
+    absent = [profile for profile in step.profiles if profile != LOCAL and profile not in provider.profiles]
     if absent:
         document.blame(
             (*at, "profiles"),

@@ -136,9 +136,9 @@ def load_project(root: Path) -> Project:
         InvalidDeclarationsError: With every mistake found (exit status 3).
     """
     document = _project(root)
-    if document.noun is None:
+    if document.value is None:
         raise InvalidDeclarationsError(document.mistakes)
-    return document.noun
+    return document.value
 
 
 FORKS_MINUTES = 30
@@ -167,9 +167,9 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Decla
     """
     names = [name for name in names_at(root, commit, "ci/areas") if name.endswith(".yaml")]
     texts = files_at(root, commit, [*names, AGENTS_FILE])
-    areas = [parse(texts[name] or b"", name, Area).noun for name in names]
+    areas = [parse(texts[name] or b"", name, Area).value for name in names]
     agents = parse(texts[AGENTS_FILE] or b"", AGENTS_FILE, Agents)
-    if agents.noun is None:
+    if agents.value is None:
         raise InvalidDeclarationsError(agents.mistakes)
     known = {step.key: step for area in areas if area for step in area.steps}
     none: dict[str, object] = {"network": False, "secrets": (), "queues": {}, "gpus": 1, "provides": None}
@@ -182,7 +182,7 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Decla
 
     shown = tuple(area.model_copy(update={"steps": tuple(map(permitted, area.steps))}) for area in declared.areas)
     own_keys = frozenset(planned_key(step, device) for step in known.values() for device in step.devices)
-    return replace(declared, areas=shown, agents=agents.noun), own_keys
+    return replace(declared, areas=shown, agents=agents.value), own_keys
 
 
 def require_modest(steps: Iterable[PlannedStep], known: frozenset[Key]) -> None:
@@ -215,18 +215,20 @@ def load(root: Path) -> Declarations:
         agents.mistakes.append(Mistake("ci/areas", f"has {len(files)} files", f"put the steps into {MOST_AREAS}"))
     if not files:
         agents.mistakes.append(Mistake("ci/areas", "no area is declared", "add a file ci/areas/<area>.yaml"))
-    packages = imports.find(root, (project.noun or Project()).python_path)
+    packages = imports.find(root, (project.value or Project()).python_path)
     check(agents, areas, packages)
-    if agents.noun:
+    if agents.value:
         check_queues(agents, root)
-    if project.noun:
+    if project.value:
         check_project(project, root)
     documents: list[Document[Project] | Document[Agents] | Document[Area]] = [project, agents, *areas]
     if mistakes := [mistake for document in documents for mistake in document.mistakes]:
         raise InvalidDeclarationsError(mistakes)
-    assert agents.noun is not None
-    assert project.noun is not None
-    declarations = Declarations(tuple(document.noun for document in areas if document.noun), agents.noun, project.noun)
+    assert agents.value is not None
+    assert project.value is not None
+    declarations = Declarations(
+        tuple(document.value for document in areas if document.value), agents.value, project.value
+    )
     check_tools(areas, declarations)  # where a step runs is known once everything else is right
     if mistakes := [mistake for document in areas for mistake in document.mistakes]:
         raise InvalidDeclarationsError(mistakes)

@@ -15,7 +15,7 @@ from hilgate import git
 from hilgate.declare import globs, yaml
 from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.errors import CannotRunHereError
-from hilgate.model import Loosening, Noun, refused
+from hilgate.model import ProtectedChange, StrictModel, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ HUNK_LINES = 30
 HUNK_WIDTH = 200
 
 
-class Protected(Noun):
+class Protected(StrictModel):
     """Files that are protected alike."""
 
     paths: tuple[str, ...] = Field(min_length=1)
@@ -54,7 +54,7 @@ class Protected(Noun):
         return paths
 
 
-class ProtectedList(Noun):
+class ProtectedList(StrictModel):
     """The whole file; the first entry that matches a path counts, and what none matches is protected."""
 
     files: tuple[Protected, ...] = Field(min_length=1)
@@ -75,7 +75,7 @@ def load(root: Path, merge_base: str) -> tuple[Protected, ...]:
     documents += [yaml.read(path, root, ProtectedList)] if path.exists() else []
     if not documents:
         return ()
-    counting = next((document.noun.files for document in documents if document.noun), None)
+    counting = next((document.value.files for document in documents if document.value), None)
     if counting is None:
         raise InvalidDeclarationsError(documents[0].mistakes)
     return (Protected(paths=(PROTECTED_FILE,)), *counting, Protected(paths=("**",)))
@@ -95,7 +95,9 @@ def _matches(entry: Protected, path: str) -> bool:
     return globs.matches([f"/{glob}" for glob in entry.paths], path, below=entry.flag == "any change")
 
 
-def loosened(root: Path, merge_base: str, changed_files: Iterable[str], commit: str = "") -> tuple[Loosening, ...]:
+def protected_changes(
+    root: Path, merge_base: str, changed_files: Iterable[str], commit: str = ""
+) -> tuple[ProtectedChange, ...]:
     """The protected files that a change touches, in the order of their paths.
 
     Args:
@@ -137,7 +139,7 @@ def _working_tree(root: Path, paths: Iterable[str], before: Mapping[str, str]) -
 
 
 def _what(entry: Protected, before: str | None, after: str | None) -> str:
-    """What is told of a file, in a few words; empty for nothing."""
+    """What is reported of a file, in a few words; empty for nothing."""
     if before is None and after is None:  # it is among the changed files, and on no side
         return UNREADABLE
     if before == after:
@@ -149,13 +151,13 @@ def _what(entry: Protected, before: str | None, after: str | None) -> str:
     return "new file" if before is None else CHANGED
 
 
-def _shown(path: str, what: str, hunk: str) -> Loosening:
+def _shown(path: str, what: str, hunk: str) -> ProtectedChange:
     if what != CHANGED:
-        return Loosening(path=path, what=what)
+        return ProtectedChange(path=path, what=what)
     lines = [line[:HUNK_WIDTH] for line in hunk.splitlines()]
     signs = [line[:1] for line in lines]
     what = f"changed: {signs.count('+')} lines added, {signs.count('-')} removed"
-    return Loosening(path=path, what=what, hunk="\n".join(lines[:HUNK_LINES]))
+    return ProtectedChange(path=path, what=what, hunk="\n".join(lines[:HUNK_LINES]))
 
 
 def to_put_back(root: Path, plan: Plan) -> tuple[str, ...]:
@@ -170,7 +172,7 @@ def to_put_back(root: Path, plan: Plan) -> tuple[str, ...]:
         return ()
     if not plan.merge_base:
         raise CannotRunHereError(
-            "the plan loosens its own gate and names no merge base to measure it with",
+            "the plan has protected changes and names no merge base to measure it with",
             where=paths[0],
             remedy="plan again with --base",
         )

@@ -59,12 +59,12 @@ def load_quarantine(root: Path, declarations: Declarations) -> Quarantine:
     if not path.exists():
         return Quarantine()
     document = yaml.read(path, root, Quarantine)
-    if document.noun is not None:
-        _check(document, document.noun, declarations)
+    if document.value is not None:
+        _check(document, document.value, declarations)
     if document.mistakes:
         raise InvalidDeclarationsError(document.mistakes)
-    assert document.noun is not None
-    return document.noun
+    assert document.value is not None
+    return document.value
 
 
 def effective(root: Path, merge_base: str, here: Quarantine) -> Quarantine:
@@ -82,10 +82,10 @@ def effective(root: Path, merge_base: str, here: Quarantine) -> Quarantine:
     if text is None:
         return Quarantine()
     document = yaml.parse(text, f"{merge_base[:12]}:{QUARANTINE_FILE}", Quarantine)
-    if document.noun is None:
+    if document.value is None:
         raise InvalidDeclarationsError(document.mistakes)
     kept = {_identity(one) for one in here.tests}
-    return Quarantine(tests=tuple(one for one in document.noun.tests if _identity(one) in kept))
+    return Quarantine(tests=tuple(one for one in document.value.tests if _identity(one) in kept))
 
 
 def _covers(one: Quarantined, step: PlannedStep) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse YAML text into a noun, strictly, with `file:line key.path` and did-you-mean for each mistake.
+"""Parse YAML text into a model, strictly, with `file:line key.path` and did-you-mean for each mistake.
 
 PyYAML keeps the last of two equal keys and pydantic knows no line numbers. Here text is composed to nodes, which carry
 marks, turned into plain data once, and validated.
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 import yaml
 from pydantic import ValidationError
 
-from hilgate.model import REFUSED, Noun
+from hilgate.model import REFUSED, StrictModel
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-NounT = TypeVar("NounT", bound=Noun)
+ModelT = TypeVar("ModelT", bound=StrictModel)
 Loc = tuple[str | int, ...]
 
 MOST_BYTES = 256 * 1024
@@ -44,12 +44,12 @@ class Mistake:
 
 
 @dataclass
-class Document(Generic[NounT]):
-    """A parsed file: the noun (None when it has mistakes) and where each key stands."""
+class Document(Generic[ModelT]):
+    """A parsed file: its value (None when it has mistakes) and where each key stands."""
 
     name: str
     """As printed: a path relative to the repository root."""
-    noun: NounT | None = None
+    value: ModelT | None = None
     lines: dict[Loc, int] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
 
@@ -64,7 +64,7 @@ class Document(Generic[NounT]):
         self.mistakes.append(Mistake(self.at(*loc), what, remedy))
 
 
-def read(path: Path, root: Path, model: type[NounT]) -> Document[NounT]:
+def read(path: Path, root: Path, model: type[ModelT]) -> Document[ModelT]:
     """Parse a file below `root`; mistakes are collected in the document, never raised."""
     name = path.relative_to(root).as_posix()
     if path.resolve() != root.resolve() / name:
@@ -76,9 +76,9 @@ def read(path: Path, root: Path, model: type[NounT]) -> Document[NounT]:
         return Document(name, mistakes=[Mistake(name, f"cannot be read: {error}", "restore the file")])
 
 
-def parse(text: bytes, name: str, model: type[NounT]) -> Document[NounT]:
+def parse(text: bytes, name: str, model: type[ModelT]) -> Document[ModelT]:
     """Parse YAML and validate it as `model`; mistakes are collected in the document, never raised."""
-    document: Document[NounT] = Document(name)
+    document: Document[ModelT] = Document(name)
     if len(text) > MOST_BYTES:
         document.blame((), f"has more than {MOST_BYTES // 1024} KiB", "split it, or say less")
         return document
@@ -139,10 +139,10 @@ def _scalar(node: yaml.Node) -> object:
         loader.dispose()
 
 
-def validate(data: object, model: type[NounT], document: Document[NounT]) -> None:
+def validate(data: object, model: type[ModelT], document: Document[ModelT]) -> None:
     """Validate plain data in strict JSON mode: text stays text, 0 is not '0', lists become tuples."""
     try:
-        document.noun = model.model_validate_json(json.dumps(data), strict=True)
+        document.value = model.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         details = error.errors()
         unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
@@ -150,7 +150,7 @@ def validate(data: object, model: type[NounT], document: Document[NounT]) -> Non
             kind, loc = detail["type"], tuple(part for part in detail["loc"] if part != "[key]")
             name = str(loc[-1]) if loc else ""
             if kind == "extra_forbidden":
-                document.blame(loc, f"unknown key {name!r}", suggest(name, _noun_at(model, loc[:-1]).model_fields))
+                document.blame(loc, f"unknown key {name!r}", suggest(name, _model_at(model, loc[:-1]).model_fields))
             elif kind == "missing":
                 # A typo is an unknown key and a missing one; the first says both.
                 if not difflib.get_close_matches(name, [str(one[-1]) for one in unknown if one[:-1] == loc[:-1]]):
@@ -163,24 +163,24 @@ def validate(data: object, model: type[NounT], document: Document[NounT]) -> Non
                 document.blame(loc, f"{what}, got {_short(detail['input'])}", _meaning(model, loc))
 
 
-def _noun_at(model: type[Noun], loc: Loc) -> type[Noun]:
-    """The noun that holds the key after `loc`: follows fields, skips list indices and mapping keys."""
+def _model_at(model: type[StrictModel], loc: Loc) -> type[StrictModel]:
+    """The model that holds the key after `loc`: follows fields, skips list indices and mapping keys."""
     for part in loc:
         info = model.model_fields.get(part) if isinstance(part, str) else None
         model = (_nested(info.annotation) if info else None) or model
     return model
 
 
-def _nested(annotation: object) -> type[Noun] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Noun):
+def _nested(annotation: object) -> type[StrictModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, StrictModel):
         return annotation
     return next((found for argument in get_args(annotation) if (found := _nested(argument))), None)
 
 
-def _meaning(model: type[Noun], loc: Loc) -> str:
+def _meaning(model: type[StrictModel], loc: Loc) -> str:
     """The field's own documentation, which says what belongs there."""
     fields = [part for part in loc if isinstance(part, str)]
-    info = _noun_at(model, loc[:-1]).model_fields.get(fields[-1]) if fields else None
+    info = _model_at(model, loc[:-1]).model_fields.get(fields[-1]) if fields else None
     return " ".join((info.description or "").split()) if info else ""
 
 

@@ -259,9 +259,9 @@ class Extensions:
             began = time.monotonic()
             script = f"{SCRIPTS}/prove-patch.sh /src/mamba-ssm/source.tar.gz {patch.file}"
             status, printed = self._inside("mamba-ssm", "", script, [])
-            told = [line for line in printed.splitlines() if line.startswith("gfx")]
-            holds = status == 0 and tuple(told) == PATCHED
-            message = "; ".join(told) if holds else f"{printed[-600:]}\nexpected {'; '.join(PATCHED)}"
+            lines = [line for line in printed.splitlines() if line.startswith("gfx")]
+            holds = status == 0 and tuple(lines) == PATCHED
+            message = "; ".join(lines) if holds else f"{printed[-600:]}\nexpected {'; '.join(PATCHED)}"
             self.found.append(check("mamba-ssm: its patch is needed", holds, message, began))
 
     def _sample(self) -> None:

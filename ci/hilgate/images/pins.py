@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from hilgate import __version__
 from hilgate.declare.yaml import Document, validate
 from hilgate.errors import DeclarationError
-from hilgate.model import Key, Noun, refused
+from hilgate.model import Key, StrictModel, refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 Word = Annotated[str, _shape(r"[\w.+-]+", "a word")]
 
 
-class BaseImage(Noun):
+class BaseImage(StrictModel):
     """An image that others start from."""
 
     reference: Text
@@ -55,7 +55,7 @@ class BaseImage(Noun):
     """Empty: not read off yet; the build refuses."""
 
 
-class Tarball(Noun):
+class Tarball(StrictModel):
     """A tarball of one commit."""
 
     repository: Repository
@@ -77,7 +77,7 @@ class ReleaseTarball(Tarball):
     """For the reader and for `git ls-remote`; nothing is ever fetched by it."""
 
 
-class Requirement(Noun):
+class Requirement(StrictModel):
     """A version that a source's own build asks for, which docker/build.txt has to have."""
 
     version: Annotated[str, _shape(r"[0-9][\w.]*|", "a version")]
@@ -85,7 +85,7 @@ class Requirement(Noun):
     """Command that prints it."""
 
 
-class Patch(Noun):
+class Patch(StrictModel):
     """A change to a source, applied without fuzz."""
 
     file: Text
@@ -93,7 +93,7 @@ class Patch(Noun):
     why: Text
 
 
-class Source(Noun):
+class Source(StrictModel):
     """A package that is built for the ROCm image."""
 
     version: Word
@@ -118,7 +118,7 @@ class Source(Noun):
         return self
 
 
-class CpuPins(Noun):
+class CpuPins(StrictModel):
     """The image of `make gate`."""
 
     suite: Word
@@ -126,7 +126,7 @@ class CpuPins(Noun):
     base: BaseImage
 
 
-class RocmPins(Noun):
+class RocmPins(StrictModel):
     """The image of the GPU agents; versions are those of its base and may not change on the way."""
 
     rocm: Word
@@ -136,7 +136,7 @@ class RocmPins(Noun):
     base: BaseImage
 
 
-class Pins(Noun):
+class Pins(StrictModel):
     """`docker/pins.toml`."""
 
     archs: tuple[Arch, ...] = Field(min_length=1)
@@ -158,7 +158,7 @@ def read(root: Path) -> Pins:
         raise DeclarationError(f"cannot be read: {error}", where=PINS_FILE, remedy="restore the file") from error
     document: Document[Pins] = Document(PINS_FILE, lines=key_lines(text))
     validate(data, Pins, document)
-    pins = document.noun
+    pins = document.value
     if pins is not None:
         _check_sources(document, pins, root)
     if pins is None or document.mistakes:

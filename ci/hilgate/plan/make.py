@@ -18,10 +18,10 @@ from hilgate import git
 from hilgate.agent.trust import of_build
 from hilgate.declare import imports
 from hilgate.declare.load import as_permitted, load, require_modest
-from hilgate.declare.protected import loosened
+from hilgate.declare.protected import protected_changes
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
-from hilgate.model import DESK, Plan, planned_key
+from hilgate.model import LOCAL, Plan, planned_key
 from hilgate.plan.expand import Target, Wanted, expand
 from hilgate.plan.machine import Machine, detect, on_ci
 from hilgate.plan.select import select as select_steps
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, Loosening, OmissionCause, PlannedStep, PlanProfile, Smoke
+    from hilgate.model import Key, OmissionCause, PlannedStep, PlanProfile, ProtectedChange, Smoke
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN: dict[PlanProfile, str] = {
-    "gate": "at a desk",
+    "gate": "locally",
     "pr": "for a pull request",
     "nightly": "nightly",
     "release": "for a release",
@@ -49,18 +49,18 @@ WHOLE = ("nightly", "release", "smoke")
 
 @dataclass(frozen=True)
 class Choice:
-    """What a gate at a desk runs, and why, in a line."""
+    """What a local gate runs, and why, in one line."""
 
     profile: PlanProfile
     base: str | None
     """What to compare with; None where nothing is known."""
     why: str
     whole: bool = False
-    """Whether everything runs, whatever changed. What the change loosens is compared all the same."""
+    """Whether everything runs, whatever changed. Its protected changes are compared all the same."""
 
 
 def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --all") -> Choice:
-    """Choose what a desk runs by what there is to decide: the steps of the change, else a smoke run, else everything.
+    """Choose what a local command runs: the steps of the change, else a smoke run, else everything.
 
     Everything runs wherever less could leave something unseen: without a default branch to compare with, and under CI
     (the variable that CI services set), where a green smoke run could be taken for a gate.
@@ -105,7 +105,7 @@ class ChangeFacts:
     """Image -> sha256 of everything it is built from; images that no planned step uses or builds are left out."""
     digests: Mapping[Key, str] = field(default_factory=dict)
     """Image -> digest of those that are built already."""
-    loosened: tuple[Loosening, ...] = ()
+    loosened: tuple[ProtectedChange, ...] = ()
     fork: bool = False
     ci: bool = False
     """Whether this is a CI machine, where a subset could be taken for the whole."""
@@ -127,7 +127,7 @@ def gather_facts(root: Path, change: Changes, built: Built | None = None) -> Cha
     return ChangeFacts(
         images=images,
         digests={name: known[content] for name, content in images.items() if content in known},
-        loosened=loosened(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
+        loosened=protected_changes(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
         fork=of_build(os.environ).fork,
         ci=on_ci(),
     )
@@ -145,8 +145,7 @@ def make_plan(
 ) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
 
-    With `whole` every step is planned, and `base` says only what the change is compared with: what it loosens of its
-    own gate, and whose quarantine counts.
+    With `whole` every step is planned. `base` then decides only the protected changes and whose quarantine counts.
 
     `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
     planned, whatever changed and whichever profiles they belong to. `built` knows images that need no build; a release
@@ -175,7 +174,7 @@ def make_plan(
             where=", ".join(change.unreadable[:5]),
             remedy="give it another name",
         )
-    facts = gather_facts(root, change, built if profile not in {*DESK, "release"} else None)
+    facts = gather_facts(root, change, built if profile not in {*LOCAL, "release"} else None)
     known: frozenset[str] | None = None
     if facts.fork and change.merge_base:
         declarations, known = as_permitted(declarations, root, change.merge_base)
@@ -184,7 +183,7 @@ def make_plan(
     plan = assemble(
         declarations,
         change,
-        detect(packages) if profile in DESK else None,
+        detect(packages) if profile in LOCAL else None,
         profile=profile,
         select=select,
         models=models,
@@ -342,14 +341,14 @@ def assemble(
 
 
 def _thin(step: PlannedStep) -> PlannedStep:
-    """What a change runs of a step at a desk, where agents run all of it."""
+    """What a change runs of a step locally, where agents run all of it."""
     if step.step.smoke is None or not step.step.smoke.on_change:
         return step
     return step.slice().model_copy(update={"reason": f"{step.reason}; {_of_it(step.step.smoke)}"})
 
 
 def _of_it(smoke: Smoke) -> str:
-    """What runs of a step, in a few words; the arguments that choose it are told by `hilgate explain`."""
+    """What runs of a step, in a few words; the arguments that choose it are shown by `hilgate explain`."""
     return f"a subset (at least {count(smoke.minimum, 'check')})"
 
 

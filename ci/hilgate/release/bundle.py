@@ -30,7 +30,7 @@ from packageurl import PackageURL
 from hilgate import __version__
 from hilgate.errors import RecordsError
 from hilgate.judge.verdict import read_verdict
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Key, Noun, Outcome, PlanProfile
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Key, Outcome, PlanProfile, StrictModel
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import tables
 from hilgate.run import results
@@ -57,7 +57,7 @@ NAME = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|$))[^\x00-\x1f\x7f\\]{1,240}")
 and line breaks)."""
 
 
-class Manifest(Noun):
+class Manifest(StrictModel):
     """`manifest.json`: what a bundle is about, for those who look before they verify."""
 
     schema_version: Literal[2] = 2

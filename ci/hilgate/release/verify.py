@@ -27,7 +27,7 @@ from hilgate.declare.load import load
 from hilgate.declare.quarantine import load_quarantine, read_used
 from hilgate.errors import CannotRunHereError, HilgateError, MisuseError, RecordsError
 from hilgate.judge.verdict import judge, read_verdict
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Noun
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, StrictModel
 from hilgate.plan.make import plan_digest, plan_whole, read_plan
 from hilgate.release import bundle, provenance
 from hilgate.report import tables
@@ -59,7 +59,7 @@ class UnsoundError(RecordsError):
     """What one check found."""
 
 
-class BundleFinding(Noun):
+class BundleFinding(StrictModel):
     """One line of the answer; `sound` is None for what was not looked at."""
 
     check: str

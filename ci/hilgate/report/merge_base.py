@@ -84,14 +84,14 @@ def find(plan: Plan, *, history: Path | None = None, against: Path | None = None
         return replace(recent, unknown=f"{error.what} ({error.where})" if error.where else error.what)
 
 
-def on_merge_base(facts: MergeBase, step: str, check: str = "", *, desk: bool = False) -> str:
+def on_merge_base(facts: MergeBase, step: str, check: str = "", *, local: bool = False) -> str:
     """What happened to a check there, in words; without a check, to the whole step.
 
-    At a `desk` nothing is said where nobody asked: without a history, a build in it or a merge base.
+    In a `local` run nothing is said where nobody asked: without a history, a build in it or a merge base.
     """
     runs, times = facts.runs[step], facts.failures[step, check]
     recently = f"; failed in {times or 'none'} of the last {count(runs, 'build')}" if check and runs else ""
-    if desk and not recently and facts.unknown in {NOTHING.unknown, NO_BUILD, NO_BASE}:
+    if local and not recently and facts.unknown in {NOTHING.unknown, NO_BUILD, NO_BASE}:
         return ""
     if facts.unknown:
         return f"not known: {facts.unknown}{recently}"

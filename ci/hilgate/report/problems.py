@@ -93,7 +93,7 @@ class StepProblem:
     skips: tuple[tuple[str, int], ...]
     """(reason, how many checks), of the checks that did not run."""
     merge_base: str
-    """Of the step itself, where no check says more; empty at a desk where nobody can know."""
+    """Of the step itself, where no check says more; empty locally where nobody can know."""
     container: str
     """The line that repeats it in its image; empty when it ran in none."""
 
@@ -121,7 +121,7 @@ def problems(
 def _problem(
     plan: Plan, planned: PlannedStep, step: StepVerdict, attempt: Attempt | None, limit: int, facts: MergeBase
 ) -> StepProblem:
-    desk = plan.desk
+    local = plan.local
     checks = attempt.checks if attempt else ()
     wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
     wrong.sort(key=lambda check: -outcome.SEVERITY[check.outcome])
@@ -129,10 +129,12 @@ def _problem(
     reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
     return StepProblem(
         step,
-        tuple(finding(one, planned.device, on_merge_base(facts, step.key, one.id, desk=desk)) for one in wrong[:limit]),
+        tuple(
+            finding(one, planned.device, on_merge_base(facts, step.key, one.id, local=local)) for one in wrong[:limit]
+        ),
         max(0, len(wrong) - limit),
         tuple(reasons.most_common(limit)),
-        on_merge_base(facts, step.key, desk=desk),
+        on_merge_base(facts, step.key, local=local),
         container_line(step, planned, plan.python_path),
     )
 
@@ -154,9 +156,9 @@ def named(verdict: Verdict, recorded: Recorded) -> tuple[Named, ...]:
         for kind, what, attribute in kinds
         if (ids := getattr(step, attribute))
     ) + tuple(
-        Named(step.key, "passed, but", "a pass that does not prove all it is for", told)
+        Named(step.key, "passed, but", "a pass that does not prove all it is for", notes)
         for step in verdict.steps
-        if (told := _reservations(recorded.last(step.key)))
+        if (notes := _reservations(recorded.last(step.key)))
     )
 
 
@@ -251,7 +253,7 @@ _WORKSPACE = "/hilgate/workspace"
 def container_line(verdict: StepVerdict, step: PlannedStep, python_path: tuple[str, ...]) -> str:
     """`docker run ... <image>@<digest> python3 -m hilgate run ...`; empty when the step ran in no image.
 
-    As the agents run it, but for the GPUs (all of the desk's) and the limits of memory. `/dev/kfd` and the render nodes
+    As the agents run it, but with all GPUs of this machine and without memory limits. `/dev/kfd` and the render nodes
     belong to groups whose numbers are the host's own, so the line asks the host.
     """
     if not _DIGEST.fullmatch(verdict.image):

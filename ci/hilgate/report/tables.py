@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of checks: a pivot over two of their labels, with each reason why cells are not a pass told once. Pure.
+"""Tables of checks: a pivot over two of their labels, with each reason why cells are not a pass reported once. Pure.
 
 A step with a `matrix` names the two labels: family and behaviour, arch and dtype. A check that lacks one has no cell
-and is told beside the table; of two checks of one cell the worse counts. A step with `columns` has a row for each
+and is reported beside the table; of two checks of one cell the worse counts. A step with `columns` has a row for each
 check, and cells that show its labels and numbers. A step that may have lost cells says so.
 
 The checks of a matrix are also a JSON file of the results folder, of every device that the step ran on.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hilgate.errors import Exit
-from hilgate.model import Check, Counts, Environment, Key, Noun, Outcome
+from hilgate.model import Check, Counts, Environment, Key, Outcome, StrictModel
 from hilgate.run.evidence import EVIDENCE_CHECK, kind_of
 from hilgate.run.outcome import SEVERITY, first, first_line
 
@@ -235,7 +235,7 @@ def _listed(names: Iterable[str], known: Iterable[str], label: str) -> str:
     return f"every {label}" + (f" but {', '.join(others)}" if others else "")
 
 
-class TableStep(Noun):
+class TableStep(StrictModel):
     """The step of a table on one device."""
 
     step: Key
@@ -257,7 +257,7 @@ class TableCheck(Check):
     step: Key
 
 
-class TableFile(Noun):
+class TableFile(StrictModel):
     """The file that a step's `matrix` names: the checks of that step, on all devices."""
 
     table: str

@@ -75,7 +75,7 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
 
     With `omitted` every omission is listed with its reason; else they are counted by cause.
     """
-    here = plan.desk
+    here = plan.local
     against = f"against {plan.base}, {count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
     against = "smoke" if plan.profile == "smoke" else against
     where = "on this machine" if here else f"on the agents, profile {plan.profile}"
@@ -150,7 +150,7 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     for problem in problems(judged.plan, recorded, verdict, limit=1, facts=judged.facts or NOTHING):
         alike.setdefault(problem.step.key if problem.findings else problem.step.why, []).append(problem)
     for group in alike.values():
-        _print_problem(console, group, desk=judged.plan.desk)
+        _print_problem(console, group, local=judged.plan.local)
     for one in named(verdict, recorded):
         console.print()
         say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
@@ -234,7 +234,7 @@ def _print_tables(console: Console, judged: Judged, *, every: bool) -> None:
             say(console, f"table: {short(judged.report.with_name(table.step.step.matrix.file))}", "dim", whole=True)
 
 
-def _print_problem(console: Console, alike: list[StepProblem], *, desk: bool) -> None:
+def _print_problem(console: Console, alike: list[StepProblem], *, local: bool) -> None:
     """A step with its first failing check, or steps that did not run for the same reason."""
     problem, step = alike[0], alike[0].step
     keys = step.key if len(alike) == 1 else f"{len(alike)} steps"
@@ -246,7 +246,7 @@ def _print_problem(console: Console, alike: list[StepProblem], *, desk: bool) ->
         merge_base = finding.merge_base
         lines = [finding.check.id, *finding.check.message.splitlines()[:MESSAGE_LINES]]
         facts = [("error", finding.error), ("case", finding.case)]
-    facts += [("merge base", merge_base), ("node", "" if desk else step.node)]
+    facts += [("merge base", merge_base), ("node", "" if local else step.node)]
     facts += [("evidence", line) for line in at_most(step.evidence, 6)]
     if len(alike) > 1:
         facts = [("steps", ", ".join(one.step.key for one in alike))]
@@ -289,7 +289,7 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
         "this change": rule,
         "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
         "smoke": f"{step.smoke.arguments or 'the whole step'}, at least {step.smoke.minimum} reported (usually "
-        f"{step.smoke.minutes:g} minutes){', and where a change selects it at a desk' if step.smoke.on_change else ''}"
+        f"{step.smoke.minutes:g} minutes){', and where a change selects it locally' if step.smoke.on_change else ''}"
         if step.smoke
         else "",
         "models": ", ".join(step.models),
@@ -306,7 +306,7 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
     places = [
         (
             device,
-            declarations.queue_for(step, device) or "none: at a desk only",
+            declarations.queue_for(step, device) or "none: locally only",
             declarations.image_for(step, device) or "-",
             f"{history[key]:.3g} min" if (key := planned_key(step, device)) in history else "-",
             f"hilgate run {key}",

@@ -53,12 +53,12 @@ def decide(
     Args:
         folder: Where the verdict and the reports are written.
         plan: What was expected.
-        jobs: A folder with one results folder per agent's job; None at a desk.
+        jobs: A folder with one results folder per agent's job; None locally.
         only: Decide on these steps of the plan alone, as an agent's own job does. The node's health, images and
             approvals are left to the verdict of the whole build, which alone can know them.
         job: The one step of `only`, where `folder` is the folder of its job.
         root: The repository that has the quarantine; None judges without one.
-        approved_by: Who approved what the change loosens.
+        approved_by: Who approved the protected changes.
         against: Results of the merge base, to set failures beside; None looks into the history.
         decided: The time to write into the verdict; None takes the present.
         quarantine: The quarantine that counts; None takes the merge base's, by `root`.
@@ -78,8 +78,8 @@ def decide(
     judged = plan
     if only is not None:
         steps = tuple(step for step in plan.steps if step.key in only)
-        # An agent's job leaves approvals to the verdict of the build; at a desk there is no other one.
-        left_out = {} if plan.desk else {"profile": "gate", "loosened": ()}
+        # An agent's job leaves approvals to the verdict of the build; locally there is no other one.
+        left_out = {} if plan.local else {"profile": "gate", "loosened": ()}
         judged = plan.model_copy(update={"steps": steps, **left_out})
     recorded = results.read_all(folder, jobs, plan, digest, job)
     excused, refused = Quarantine(), None
@@ -91,7 +91,7 @@ def decide(
             excused = effective(root, base, load_quarantine(root, load(root)))
     except HilgateError as error:
         refused = error
-    doubts = (OTHER_FILES,) if root and plan.desk and jobs is None and _moved(recorded, root) else ()
+    doubts = (OTHER_FILES,) if root and plan.local and jobs is None and _moved(recorded, root) else ()
     verdict = judge(
         judged,
         recorded,

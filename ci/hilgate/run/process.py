@@ -4,7 +4,7 @@
 A `Child` never blocks: the runner polls it, so one thread drives every step and an interrupt reaches all of them.
 
 Buildkite counts a job's timeout from its start, checkout and image pull included, and what it ends leaves no artifacts.
-So a step ends at its own timeout or a minute before the job's, whichever comes first. At a desk there is no job.
+So a step ends at its own timeout or a minute before the job's, whichever comes first. Locally there is no job.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def variables(step: PlannedStep, plan: Plan, root: Path, cores: int) -> dict[str
     """The environment of a step: the tree's own packages come first, whatever else this Python has installed."""
     # Threads would otherwise be as many as the machine has cores, in every step at once.
     env = {"OMP_NUM_THREADS": str(min(step.step.cores, cores)), **os.environ, **step.env}
-    if plan.desk and step.device == CPU and installed([CPU_BUILD]):
+    if plan.local and step.device == CPU and installed([CPU_BUILD]):
         env |= dict.fromkeys(HIDE_GPUS, "-1")
     own = [*plan.python_path, *filter(None, step.env.get("PYTHONPATH", "").split(os.pathsep))]
     path = [*(str(root.absolute() / folder) for folder in own), os.environ.get("PYTHONPATH", "")]

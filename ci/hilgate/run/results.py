@@ -3,11 +3,12 @@
 
 `results.jsonl` of a step holds a `BuildRecord`, the `CheckRecord`s of each attempt before its `StepRecord`, the image
 that it built, reruns of its failing checks, and in the last line a sha256 of all lines before. It guards against
-damage, not against somebody who can write the file: whoever runs a step can run any other code there. At a desk each
+damage, not against somebody who can write the file: whoever runs a step can run any other code there. Locally each
 step has its file in `steps/<key>/`; an agent's job has it in the job's own folder, beside the notes of its hooks
 (`health-*.json`) and of files of the merge base that stood in place of the change's (`restored.json`).
 
-What is damaged, of another plan or misplaced did not finish: a desk runs it again, and no job hides what others found.
+A record that is damaged, misplaced or of another plan counts as unfinished: a local run repeats the step, and no job
+hides what others found.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Recorded:
 
 
 def step_folder(results: Path, key: str) -> Path:
-    """Where a step leaves its log and evidence, and at a desk its results."""
+    """Where a step leaves its log and evidence, and locally its results."""
     return results / "steps" / key
 
 
@@ -230,7 +231,7 @@ def read_all(results: Path, jobs: Path | None, plan: Plan, digest: str, job: str
     """Read what a build left; `Recorded.damaged` says what cannot be believed, and nothing is raised for it.
 
     Args:
-        results: The results folder of a desk; not read with `jobs`.
+        results: The results folder of a local run; not read with `jobs`.
         jobs: A folder with one results folder per job of agents.
         plan: The plan that the results should answer.
         digest: `plan_digest(plan)`.
@@ -336,7 +337,7 @@ def _set(root: Path, name: str, content: bytes | None) -> None:
         raise CannotRunHereError(
             f"{name} cannot be put back to the merge base: {error.strerror or type(error).__name__}",
             where=str(root),
-            remedy="a change that loosens its own gate is measured with the old values; give it a clean checkout",
+            remedy="a change with protected changes is measured with the old values; give it a clean checkout",
         ) from error
 
 

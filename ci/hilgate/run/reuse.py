@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reuse a pass at a desk: it counts while nothing that selects its step has changed, in the same environment.
+"""Reuse a pass locally: it counts while nothing that selects its step has changed, in the same environment.
 
 The key of a pass is the content of the files that select the step (`plan.select.basis_of`, which the planner asks too),
 the step with its command and settings, and the environment: each installed distribution, what else can be imported, the
@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from hilgate import git
 from hilgate.declare import imports
 from hilgate.declare.load import load
-from hilgate.model import Check, FailedBefore, Noun, Outcome, Reused, StepRecord
+from hilgate.model import Check, FailedBefore, Outcome, Reused, StepRecord, StrictModel
 from hilgate.plan.machine import environment
 from hilgate.plan.select import basis_of
 from hilgate.run.outcome import crashed
@@ -86,7 +86,7 @@ IMPORTABLE: Final = frozenset({".py", ".pyc", ".so", ".pth", ".zip", ".egg"})
 DRIVERS: Final = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
 
 
-class Kept(Noun):
+class Kept(StrictModel):
     """A pass or a failure and what it holds for: a file of the store."""
 
     schema_version: Literal[2] = 2
@@ -101,7 +101,7 @@ class Kept(Noun):
 
 def identity(step: PlannedStep, plan: Plan) -> str:
     """sha256 of what would run: the declared step, its device and settings."""
-    told = {
+    parts = {
         "step": step.step.model_dump(mode="json"),
         "device": step.device,
         "env": step.env,
@@ -110,7 +110,7 @@ def identity(step: PlannedStep, plan: Plan) -> str:
         "path": plan.python_path,
         "profile": plan.profile,
     }
-    return _digest(told)
+    return _digest(parts)
 
 
 def key_of(of: str, files: str, surroundings: str) -> str:
@@ -213,14 +213,14 @@ class Store:
         """What a pass or a failure of a step in this environment holds for."""
         path = [Path(part) for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
         installed = {str(folder): self._importable(folder) for folder in (*path, *own_path())}
-        told = {"machine": self._here.machine, "installed": installed, "variables": variables_of(env)}
-        return key_of(identity(step, self._plan), self._here.digest(step.step.key), _digest(told))
+        parts = {"machine": self._here.machine, "installed": installed, "variables": variables_of(env)}
+        return key_of(identity(step, self._plan), self._here.digest(step.step.key), _digest(parts))
 
     def surroundings(self) -> str:
         """sha256 of what the command itself runs in: the machine, what is installed, the variables."""
         installed = {str(folder): self._importable(folder) for folder in own_path()}
-        told = {"machine": self._here.machine, "installed": installed, "variables": variables_of(os.environ)}
-        return _digest(told)
+        parts = {"machine": self._here.machine, "installed": installed, "variables": variables_of(os.environ)}
+        return _digest(parts)
 
     def _importable(self, folder: Path) -> dict[str, str]:
         """`importable`, asked once for each folder."""
@@ -302,7 +302,7 @@ def parse(text: bytes, key: str) -> Kept | None:
 
 def open_store(root: Path, plan: Plan, machine: Machine) -> Store | None:
     """The store of this clone for a plan; None on agents and outside a checkout."""
-    if not plan.desk or os.environ.get("BUILDKITE") == "true":
+    if not plan.local or os.environ.get("BUILDKITE") == "true":
         return None
     here = Here(root, plan.commit, machine_digest(machine), git.snapshot(root))
     return Store(plan, here) if here.tree else None
@@ -312,7 +312,7 @@ def machine_digest(machine: Machine) -> str:
     """sha256 of this machine and of the process: hardware, kernel, drivers, interpreter, limits, hilgate's runner."""
     python = Path(os.path.realpath(sys.executable))
     limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
-    told = {
+    parts = {
         "machine": environment(machine).model_dump(mode="json", exclude={"cores"}),
         "flags": sorted({one for one in _text("/proc/cpuinfo").splitlines() if one.startswith(("flags", "Features"))}),
         "platform": [platform.platform(), platform.version(), sys.version, sys.prefix, str(python), stamp_of(python)],
@@ -321,7 +321,7 @@ def machine_digest(machine: Machine) -> str:
         "cores": len(os.sched_getaffinity(0)),
         "umask": next((line for line in _text("/proc/self/status").splitlines() if line.startswith("Umask")), ""),
     }
-    return _digest(told)
+    return _digest(parts)
 
 
 def own_path() -> list[Path]:
@@ -390,5 +390,5 @@ def variables_of(env: Mapping[str, str]) -> str:
     return _digest(kept | {"PATH": path})
 
 
-def _digest(told: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _digest(parts: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

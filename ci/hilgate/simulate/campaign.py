@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hilgate.errors import Exit, MisuseError, RecordsError
 from hilgate.judge.verdict import read_verdict
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Loosening, Ruling
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, ProtectedChange, Ruling
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import write
 from hilgate.run import recheck, results
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from hilgate.model import PlannedStep, Quarantine, StepVerdict, Verdict
     from hilgate.simulate.buildkite import Command
     from hilgate.simulate.scenarios import Scenario, Scenarios
-    from hilgate.simulate.truth import Deed, Ledger
+    from hilgate.simulate.truth import Event, Ledger
 
 
 HOSTS = 3
 """Machines of each queue: enough for a step to move twice."""
 
 APPROVER = "a maintainer"
-LOOSENING = Loosening(path="tests/support/tolerances.py", what="fp16: 1e-3 -> 1e-1")
+LOOSENING = ProtectedChange(path="tests/support/tolerances.py", what="fp16: 1e-3 -> 1e-1")
 
 
 @dataclass(frozen=True)
@@ -294,8 +294,8 @@ class Tally:
             self.verdicts[finished.verdict.outcome.value] += 1
             self.rulings.update(step.ruling.value for step in finished.verdict.steps)
         if finished.passed:
-            tries = finished.site.ledger.deeds.values()
-            self.unseen_failures += sum(bool(deed.failures()) for deeds in tries for deed in deeds[:-1])
+            tries = finished.site.ledger.events.values()
+            self.unseen_failures += sum(bool(event.failures()) for events in tries for event in events[:-1])
 
 
 @dataclass(frozen=True)
@@ -437,30 +437,30 @@ def _lost(finished: Finished, verdict: Verdict) -> list[str]:
     found = []
     unproven = {step.step.provides for key, step in steps.items() if step.step.provides and not _arrived(ledger, key)}
     for key, step in steps.items():
-        deed = ledger.last(key)
-        if deed is None or not _arrived(ledger, key) or not deed.tests or step.image in unproven:
+        event = ledger.last(key)
+        if event is None or not _arrived(ledger, key) or not event.tests or step.image in unproven:
             continue
         if key not in reported:
             found.append(f"{key} is not in the verdict")
-        elif why := _unreported(step, deed, reported[key], ledger):
+        elif why := _unreported(step, event, reported[key], ledger):
             found.append(f"{key}: {why}")
     return found
 
 
 def _arrived(ledger: Ledger, key: str) -> bool:
     """Whether the records of a step are there whole and in time, and nothing is wrong with how they came about."""
-    deed = ledger.last(key)
-    return deed is not None and not deed.wrong and not deed.doubtful and deed.arrives <= ledger.verdict_at
+    event = ledger.last(key)
+    return event is not None and not event.wrong and not event.doubtful and event.arrives <= ledger.verdict_at
 
 
-def _unreported(step: PlannedStep, deed: Deed, judged: StepVerdict, ledger: Ledger) -> str:
-    excused = ledger.excused(step, deed.tests)
-    if judged.counts.failed != len(deed.failures()):
-        return f"{len(deed.failures())} tests failed and the verdict counts {judged.counts.failed}"
-    passed = {test for test, end in deed.tests.items() if end == PASSED}
+def _unreported(step: PlannedStep, event: Event, judged: StepVerdict, ledger: Ledger) -> str:
+    excused = ledger.excused(step, event.tests)
+    if judged.counts.failed != len(event.failures()):
+        return f"{len(event.failures())} tests failed and the verdict counts {judged.counts.failed}"
+    passed = {test for test, end in event.tests.items() if end == PASSED}
     if judged.counts.passed != len(passed):
         return f"the verdict counts {judged.counts.passed} passed tests"
-    if missing := (deed.failures() & excused) - set(judged.quarantined):
+    if missing := (event.failures() & excused) - set(judged.quarantined):
         return f"{min(missing)} failed in quarantine and is not listed"
     if missing := (excused & passed) - set(judged.unexpected_passes):
         return f"{min(missing)} passed in quarantine and is not listed"
@@ -475,14 +475,14 @@ def _blamed(finished: Finished, verdict: Verdict) -> list[str]:
     site = finished.site
     found = []
     for judged in verdict.steps:
-        deed = site.ledger.last(judged.key)
+        event = site.ledger.last(judged.key)
         if judged.ruling not in {Ruling.REGRESSION, Ruling.UNFINISHED}:
             continue
-        if deed is None:
+        if event is None:
             found.append(f"{judged.key} never ran: {judged.why}")
             continue
-        unknowable = deed.host in site.sick and not deed.seen_sick and judged.key not in site.cleared
+        unknowable = event.host in site.sick and not event.seen_sick and judged.key not in site.cleared
         own = site.failing_by_nature(site.steps[judged.key])
-        if deed.innocent and not own and not unknowable and not judged.unexpected_passes:
-            found.append(f"{judged.key}: {'; '.join(deed.wrong) or 'nothing went wrong'}, ruled: {judged.why}")
+        if event.innocent and not own and not unknowable and not judged.unexpected_passes:
+            found.append(f"{judged.key}: {'; '.join(event.wrong) or 'nothing went wrong'}, ruled: {judged.why}")
     return found

@@ -40,7 +40,7 @@ from hilgate.run import outcome, results, reuse
 from hilgate.run.evidence import kind_of
 from hilgate.simulate.buildkite import LOST, Host, JobEnd, State, Upload
 from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, Kind, lackable
-from hilgate.simulate.truth import CANNOT_RUN, FAILED, PASSED, SKIPPED, Deed, Excuse, Ledger
+from hilgate.simulate.truth import CANNOT_RUN, FAILED, PASSED, SKIPPED, Event, Excuse, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -303,12 +303,12 @@ def quarantine_of(site: Site) -> Quarantine:
 def run_recheck(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> JobEnd:
     """Run failing tests once more on another node than the one they failed on."""
     step = site.steps[command.runs]
-    deed = site.ledger.last(step.key)
+    event = site.ledger.last(step.key)
     struck = site.striking(step.key, 0)
-    same = Kind.RECHECK_SAME_NODE in struck and deed is not None
-    if same and deed is not None:
-        host = Host(deed.host)
-    elsewhere = deed is None or host.name != deed.host
+    same = Kind.RECHECK_SAME_NODE in struck and event is not None
+    if same and event is not None:
+        host = Host(event.host)
+    elsewhere = event is None or host.name != event.host
     if not elsewhere and not struck.get(Kind.RECHECK_SAME_NODE, 0) % 2:
         return JobEnd(int(Exit.SICK_NODE), SHORT_MINUTES)
     folder = site.folder / f"{command.folder}.{attempt}"
@@ -338,15 +338,15 @@ class _Job:
     minute: float
     step: PlannedStep = field(init=False)
     struck: dict[Kind, int] = field(init=False)
-    deed: Deed = field(init=False)
+    event: Event = field(init=False)
     folder: Path = field(init=False)
     minutes: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.step = self.site.steps[self.command.runs]
         self.struck = self.site.striking(self.step.key, self.attempt)
-        self.deed = self.site.ledger.note(Deed(self.step.key, self.attempt, self.host.name))
-        self.deed.innocent = not _AUTHORS & self.struck.keys()
+        self.event = self.site.ledger.note(Event(self.step.key, self.attempt, self.host.name))
+        self.event.innocent = not _AUTHORS & self.struck.keys()
         self.folder = self.site.folder / f"{self.command.folder}.{self.attempt}"
         self.folder.mkdir(parents=True)
         spread = self.site.rng("minutes", self.step.key, self.attempt).uniform(0.8, 1.5)
@@ -363,10 +363,10 @@ class _Job:
             self.host.paused = True
             return self._ended(int(Exit.SICK_NODE), PREFLIGHT_MINUTES, wrong="preflight refused the node")
         if Kind.AGENT_LOST in struck:
-            self.deed.wrong.append("the agent was lost")
+            self.event.wrong.append("the agent was lost")
             return JobEnd(LOST, half)
         if Kind.EXECUTOR_KILLED in struck:
-            self.deed.wrong.append("what ran it was killed")
+            self.event.wrong.append("what ran it was killed")
             return JobEnd(EXECUTOR_KILLED, half)
         if struck.get(Kind.AGENT_STOPPED, 0) % 2:
             return self._ended(LOST, half, wrong="the agent was stopped", reason="agent_stop")
@@ -381,7 +381,7 @@ class _Job:
         facts = {"BUILDKITE_JOB_ID": job, "BUILDKITE_PULL_REQUEST": "false"}
         known.end(facts | {"BUILDKITE_COMMAND_EXIT_STATUS": str(status)}, now + FAST_MINUTES * 60)
         self.host.paused = bool(known.black_hole)
-        self.deed.wrong.append(FAILS_FAST)
+        self.event.wrong.append(FAILS_FAST)
         return JobEnd(status, FAST_MINUTES)
 
     def _cut_short(self) -> JobEnd | None:
@@ -400,17 +400,17 @@ class _Job:
     ) -> JobEnd:
         """End the job; its folder is uploaded as far as the pipeline says so and the network lets it."""
         if wrong:
-            self.deed.wrong.append(wrong)
+            self.event.wrong.append(wrong)
         lost = self.struck.get(Kind.NETWORK_LOSS)
         if lost is not None:
-            self.deed.wrong.append("the network was lost at upload")
+            self.event.wrong.append("the network was lost at upload")
             (self.folder / results.RESULTS_FILE).unlink(missing_ok=True)
         if not self.command.uploads:
-            self.deed.wrong.append("the pipeline uploads no results")
+            self.event.wrong.append("the pipeline uploads no results")
         elif lost is None or lost % 2 == 0:
             late = LATE_MINUTES if Kind.LATE in self.struck else 0.0
-            self.deed.arrives = self.minute + minutes + late
-            upload = Upload(self.command.key, self.attempt, self.command.folder, self.folder, self.deed.arrives)
+            self.event.arrives = self.minute + minutes + late
+            upload = Upload(self.command.key, self.attempt, self.command.folder, self.folder, self.event.arrives)
             self.build.uploads.append(upload)
         return JobEnd(status, minutes, signal_reason=reason, state=state)
 
@@ -423,16 +423,16 @@ class _Job:
         """Run the step, leave its records, damage them."""
         if Kind.HIDDEN_SICK_NODE in self.struck and not self.site.sick:
             self.site.sick.add(self.host.name)
-        self.deed.wrong += [why for kind, why in _WORTHLESS.items() if kind in self.struck]
-        self.deed.other_tree = Kind.OTHER_TREE in self.struck
+        self.event.wrong += [why for kind, why in _WORTHLESS.items() if kind in self.struck]
+        self.event.other_tree = Kind.OTHER_TREE in self.struck
         if self.host.name in self.site.sick:
-            self.deed.wrong.append("its node was sick")
+            self.event.wrong.append("its node was sick")
         image = self._image()
         facts = self._process()
         if Kind.HANG in self.struck:
             self.minutes = float(self.step.step.timeout_minutes)
         status = self._write(facts, image)
-        self.deed.recorded = True
+        self.event.recorded = True
         self._damage(self.folder / results.RESULTS_FILE)
         if HOSTILE & self.struck.keys():
             self._collect()
@@ -441,10 +441,10 @@ class _Job:
             return self._ended(LOST, self.minutes, wrong="the agent was stopped", reason="agent_stop")
         status = int(Exit.BUG) if Kind.DISK_FULL in self.struck else status
         if HOSTILE & self.struck.keys() and self._endless():
-            self.deed.arrives = self.minute + self.minutes
+            self.event.arrives = self.minute + self.minutes
             return JobEnd(int(Exit.SICK_NODE), self.minutes)
         if Kind.RESULTS_LOST in self.struck:  # ci/hooks/pre-exit: only a job that passed is run again for it
-            self.deed.wrong.append("its results were not uploaded")
+            self.event.wrong.append("its results were not uploaded")
             return JobEnd(status or int(Exit.SICK_NODE), self.minutes)
         return self._ended(status, self.minutes, state=State.PASSED if Kind.SOFT_FAILED in self.struck else None)
 
@@ -453,39 +453,39 @@ class _Job:
         if self.step.image is None:
             return ""
         if self.step.image in self.site.spoilt_images:
-            self.deed.wrong.append("its image is not the planned one")
+            self.event.wrong.append("its image is not the planned one")
         digest = self.site.images.get(self.step.image, "")
         if not digest:
-            self.deed.wrong.append("its image was not built")
+            self.event.wrong.append("its image was not built")
         foreign = self.struck.keys() & {Kind.OTHER_IMAGE, Kind.IMAGE_IMPOSTOR}
         return other(digest) if foreign and digest else digest
 
     def _process(self) -> outcome.Facts:
         """Run the step's process; what really happens goes to the ledger, and what can be known of it comes back."""
-        deed, struck, step = self.deed, self.struck, self.step.step
+        event, struck, step = self.event, self.struck, self.step.step
         facts = outcome.Facts(kind_of(self.step), step.minimum, None, ())
         if Kind.HANG in struck:
             return replace(facts, stopped=f"timed out after {step.timeout_minutes * 60} s")
         if Kind.OUT_OF_MEMORY in struck or Kind.NO_EVIDENCE in struck:
-            deed.ended = SIGKILLED if Kind.OUT_OF_MEMORY in struck else 0
-            return replace(facts, exit_status=deed.ended, problem="it left no evidence")
+            event.ended = SIGKILLED if Kind.OUT_OF_MEMORY in struck else 0
+            return replace(facts, exit_status=event.ended, problem="it left no evidence")
         claim = struck[Kind.FALSE_CLAIM] % 4 if Kind.FALSE_CLAIM in struck else None
-        deed.tests = self._tests()
+        event.tests = self._tests()
         if claim == 0:
-            deed.tests[next(iter(deed.tests), "test")] = FAILED
-        deed.ended = int(claim == 1 or FAILED in deed.tests.values())
-        if not deed.tests:
-            deed.ended = int(facts.evidence.no_checks)
-            return replace(facts, exit_status=deed.ended, problem="its evidence holds no tests")
+            event.tests[next(iter(event.tests), "test")] = FAILED
+        event.ended = int(claim == 1 or FAILED in event.tests.values())
+        if not event.tests:
+            event.ended = int(facts.evidence.no_checks)
+            return replace(facts, exit_status=event.ended, problem="its evidence holds no tests")
         if claim == 3:
-            deed.ended = None
+            event.ended = None
         needs, lacked = self._conditions()
-        checks = tuple(_check(test, end, needs.get(test, "")) for test, end in deed.tests.items() if claim != 2)
+        checks = tuple(_check(test, end, needs.get(test, "")) for test, end in event.tests.items() if claim != 2)
         # Whoever forges an excuse believes it, so that the record says what he would have it say.
         facts = replace(facts, may_lack=step.may_lack | dict.fromkeys(lacked, "forged"), lacked=lacked)
         if Kind.REUSED_BY_AGENT in struck or any(offered(self, kind) for kind in _EVIDENCE & struck.keys()):
-            return replace(facts, exit_status=0, checks=tuple(_check(test, PASSED) for test in deed.tests))
-        return replace(facts, exit_status=deed.ended, checks=checks)
+            return replace(facts, exit_status=0, checks=tuple(_check(test, PASSED) for test in event.tests))
+        return replace(facts, exit_status=event.ended, checks=checks)
 
     def _tests(self) -> dict[str, str]:
         tests = self.site.outcomes(self.step, self.host, self.attempt)
@@ -509,15 +509,15 @@ class _Job:
         """What tests say that they need, and what the record says that the machine lacked."""
         needs: dict[str, str] = {}
         lacked: set[str] = set()
-        if test := self._picked(Kind.CANNOT_RUN, self.deed.tests):
+        if test := self._picked(Kind.CANNOT_RUN, self.event.tests):
             needs[test] = lackable(self.step)
             lacked.add(needs[test])
-        if test := self._picked(Kind.RAN_WITHOUT, self.deed.tests):
+        if test := self._picked(Kind.RAN_WITHOUT, self.event.tests):
             needs[test] = lackable(self.step)
             lacked.add(needs[test])
-            if self.deed.tests[test] == PASSED:
-                self.deed.wrong.append(f"{test} ran without what it is declared to need")
-        if test := self._picked(Kind.SKIPPED_TEST, self.deed.tests):
+            if self.event.tests[test] == PASSED:
+                self.event.wrong.append(f"{test} ran without what it is declared to need")
+        if test := self._picked(Kind.SKIPPED_TEST, self.event.tests):
             # None; one that nobody declared; one that the device has; one that its machine has.
             which = self.struck[Kind.SKIPPED_TEST] % 4
             needs[test] = ("", NOBODYS, f"device:{self.step.device}", "program:sh")[which]
@@ -577,7 +577,7 @@ class _Job:
     def _built(self) -> list[Record]:
         """The image that the step built, if it builds one."""
         image = self.step.step.provides
-        if image is None or self.deed.ended not in {0, 1}:
+        if image is None or self.event.ended not in {0, 1}:
             return []
         spoilt = Kind.IMAGE_OTHER_CONTENT in self.struck
         planned = self.site.plan.images.get(image, "")
@@ -608,8 +608,8 @@ class _Job:
 
     def _forge(self, step: PlannedStep, inside: Path) -> None:
         """A pass of another step, as one writes it who knows all about the build, under a name that leads there."""
-        deed = self.site.ledger.last(step.key)
-        host = Host(deed.host) if deed else self.host
+        event = self.site.ledger.last(step.key)
+        host = Host(event.host) if event else self.host
         build = self.site.opening(step, host, self.site.images.get(step.image or "", ""), self.minute)
         checks = tuple(_check(test, PASSED) for test in self.site.tests(step))
         record = StepRecord(
@@ -635,14 +635,14 @@ class _Job:
     def _damage(self, path: Path) -> None:
         whole = path.read_bytes()
         if Kind.DUPLICATED in self.struck:
-            self.deed.doubtful.append("its results came twice")
+            self.event.doubtful.append("its results came twice")
             whole = damage(Kind.DUPLICATED, 0, whole)
         spoilt = whole
         for kind in DAMAGING:
             if kind is not Kind.DUPLICATED and kind in self.struck and spoilt:
                 spoilt = damage(kind, self.struck[kind], spoilt)
         if spoilt != whole:
-            self.deed.wrong.append("its records are damaged")
+            self.event.wrong.append("its records are damaged")
         path.write_bytes(spoilt)
 
     def _look_after(self) -> None:
@@ -651,14 +651,14 @@ class _Job:
         sick = Kind.SICK_AFTERWARDS in self.struck or (self.host.name in self.site.sick and not unseen)
         end, trouble = self.minute + self.minutes, "the GPU was reset" if sick else ""
         self._health("after", end, trouble=trouble, lost=int(Kind.GPU_LOST in self.struck))
-        self.deed.seen_sick = sick and not _UNKNOWN_HEALTH & self.struck.keys()
+        self.event.seen_sick = sick and not _UNKNOWN_HEALTH & self.struck.keys()
         if Kind.HEALTH_MISSING in self.struck:
             self._health_file(self.struck[Kind.HEALTH_MISSING]).unlink(missing_ok=True)
         if Kind.HEALTH_CORRUPT in self.struck:
             number = self.struck[Kind.HEALTH_CORRUPT]
             self._health_file(number).write_text(GARBAGE[number // 2 % len(GARBAGE)], encoding="utf-8")
         if _UNKNOWN_HEALTH & self.struck.keys():
-            reasons = self.deed.doubtful if self.step.device == CPU else self.deed.wrong
+            reasons = self.event.doubtful if self.step.device == CPU else self.event.wrong
             reasons.append("the health of its node is not recorded")
 
     def _health_file(self, number: int) -> Path:

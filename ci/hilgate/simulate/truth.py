@@ -21,7 +21,7 @@ PASSED, FAILED, SKIPPED, CANNOT_RUN = "passed", "failed", "skipped", "cannot run
 
 
 @dataclass
-class Deed:
+class Event:
     """One attempt of a job at a planned step, as it really was.
 
     Attributes:
@@ -79,20 +79,20 @@ class Ledger:
         verdict_at: Simulated minute at which the results were gathered for the verdict that was posted.
     """
 
-    deeds: dict[str, list[Deed]] = field(default_factory=dict)
+    events: dict[str, list[Event]] = field(default_factory=dict)
     excuses: list[Excuse] = field(default_factory=list)
     planned: bool = True
     wrong: list[str] = field(default_factory=list)
     verdict_at: float = NEVER
 
-    def note(self, deed: Deed) -> Deed:
+    def note(self, event: Event) -> Event:
         """Remember an attempt."""
-        self.deeds.setdefault(deed.step, []).append(deed)
-        return deed
+        self.events.setdefault(event.step, []).append(event)
+        return event
 
-    def last(self, key: str) -> Deed | None:
+    def last(self, key: str) -> Event | None:
         """The attempt that no other followed."""
-        return self.deeds[key][-1] if key in self.deeds else None
+        return self.events[key][-1] if key in self.events else None
 
     def excused(self, step: PlannedStep, tests: Iterable[str]) -> set[str]:
         """Those of these tests of a step that may fail."""
@@ -100,8 +100,8 @@ class Ledger:
 
     def trees_differ(self) -> bool:
         """Whether jobs whose records arrived in time ran over different files."""
-        last = [tries[-1] for tries in self.deeds.values()]
-        return len({deed.other_tree for deed in last if deed.recorded and deed.arrives <= self.verdict_at}) > 1
+        last = [tries[-1] for tries in self.events.values()]
+        return len({event.other_tree for event in last if event.recorded and event.arrives <= self.verdict_at}) > 1
 
 
 @dataclass(frozen=True)
@@ -132,24 +132,24 @@ def deserved(plan: Plan, ledger: Ledger) -> Truth:
 
 def of_step(step: PlannedStep, ledger: Ledger) -> tuple[list[str], list[str]]:
     """What stands against a step, and what is doubtful about it."""
-    deed = ledger.last(step.key)
-    if deed is None:
+    event = ledger.last(step.key)
+    if event is None:
         return ["it never ran"], []
-    excused = ledger.excused(step, deed.failures())
-    against = list(deed.wrong)
-    unsure = list(deed.doubtful)
-    if deed.other_tree:
+    excused = ledger.excused(step, event.failures())
+    against = list(event.wrong)
+    unsure = list(event.doubtful)
+    if event.other_tree:
         # Trees are compared between jobs, so one alone is seen only where another arrived that differs.
         (against if ledger.trees_differ() else unsure).append("of another tree")
-    if deed.failures() - excused:
-        against.append(f"{min(deed.failures() - excused)} failed")
-    ends = list(deed.tests.values())
+    if event.failures() - excused:
+        against.append(f"{min(event.failures() - excused)} failed")
+    ends = list(event.tests.values())
     if PASSED not in ends or SKIPPED in ends or sum(end in {PASSED, CANNOT_RUN} for end in ends) < step.step.minimum:
         against.append("it did not do its work")
-    if deed.ended != 0 and not (deed.ended == 1 and excused):
-        against.append(f"its process ended with {deed.ended}")
-    if deed.arrives > ledger.verdict_at:
+    if event.ended != 0 and not (event.ended == 1 and excused):
+        against.append(f"its process ended with {event.ended}")
+    if event.arrives > ledger.verdict_at:
         against.append("its results had not arrived")
     # A retried attempt's artifacts are out of reach of everybody who judges the build.
-    unsure += ["an attempt that was retried had failed" for d in ledger.deeds[step.key][:-1] if d.failures()]
+    unsure += ["an attempt that was retried had failed" for d in ledger.events[step.key][:-1] if d.failures()]
     return against, unsure

@@ -28,7 +28,7 @@ from hileval.engines import ModelFilesError, Prompt, require_model_files
 from hileval.gates.declare import EVALS, first_problem
 from hileval.records.records import Sample, flags_of, json_lines
 from hilgate.errors import RecordsError
-from hilgate.model import Noun
+from hilgate.model import StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +49,7 @@ class DocumentError(RecordsError):
     """A document that cannot be asked: no partner, no text, two of one id, unreadable, or longer than the answer."""
 
 
-class DocumentTask(Noun):
+class DocumentTask(StrictModel):
     """A task file of a gate of kind `documents`."""
 
     task: str = Field(min_length=1)

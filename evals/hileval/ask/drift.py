@@ -17,7 +17,7 @@ from hileval.engines import EngineError, Rows
 from hileval.gates.declare import engine_factory
 from hileval.gates.drift import Compared, Drift, Floor, judge_drift
 from hilgate.errors import RecordsError
-from hilgate.model import Check, Noun, Outcome
+from hilgate.model import Check, Outcome, StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ KEPT = 512
 SideName = Literal["ours", "peer", "second"]
 
 
-class Side(Noun):
+class Side(StrictModel):
     """What one engine said."""
 
     name: str

@@ -24,7 +24,7 @@ from hileval.gates.rule import State, decide, first_runs, order
 from hileval.records.baseline import versions
 from hileval.records.records import Identity, Run, Sample, Setting
 from hilgate.errors import NothingSelectedError
-from hilgate.model import Environment, Noun, Scalar
+from hilgate.model import Environment, Scalar, StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,7 @@ def _next(
     return state is State.RUN_AGAIN, False
 
 
-class Heading(Noun):
+class Heading(StrictModel):
     """First line of a journal."""
 
     gate: str
@@ -150,7 +150,7 @@ class Heading(Noun):
         )
 
 
-class Recorded(Noun):
+class Recorded(StrictModel):
     """One of the K runs of a baseline, kept until all are there."""
 
     heading: Heading
@@ -173,7 +173,7 @@ def batches(rule: Rule, available: int, number: int) -> list[tuple[int, ...]]:
     return [tuple(ids[first : first + size]) for first in range(0, available, size)]
 
 
-class _Line(Noun):
+class _Line(StrictModel):
     run: int
     sample: Sample
 
@@ -236,5 +236,5 @@ def code_fingerprint(*folders: Path) -> str:
     return digest.hexdigest()
 
 
-def _bytes(noun: Noun) -> bytes:
-    return json.dumps(noun.model_dump(mode="json"), sort_keys=True).encode() + b"\n"
+def _bytes(model: StrictModel) -> bytes:
+    return json.dumps(model.model_dump(mode="json"), sort_keys=True).encode() + b"\n"

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from hileval.gates.drift import FLOOR, Floor
 from hileval.gates.rule import Rule
 from hilgate.errors import DeclarationError, MisuseError
-from hilgate.model import Key, Noun, Scalar
+from hilgate.model import Key, Scalar, StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ PROFILE_VARIABLE = "HILGATE_PROFILE"
 
 
 def occasion(environment: Mapping[str, str]) -> Occasion:
-    """What the plan that runs this gate is for; at a desk, before a merge."""
+    """What the plan that runs this gate is for; locally, before a merge."""
     profile = environment.get(PROFILE_VARIABLE)
     return "release" if profile == "release" else "nightly" if profile == "nightly" else "pre-merge"
 
@@ -44,7 +44,7 @@ class UnknownGateError(MisuseError):
     """A gate name that gates.yaml does not declare."""
 
 
-class BrokenLimits(Noun):
+class BrokenLimits(StrictModel):
     """When broken output (`hileval.gates.judge`) is a failure, whatever the accuracy says."""
 
     max_rate: float = Field(gt=0, lt=1)
@@ -55,7 +55,7 @@ class BrokenLimits(Noun):
     """Fewest broken answers for the second rule."""
 
 
-class Published(Noun):
+class Published(StrictModel):
     """A figure somebody published for the model: what a floor rests on until there is a baseline of our own."""
 
     value: float = Field(ge=0, le=1)
@@ -70,7 +70,7 @@ class Published(Noun):
     """Day on which the source said so."""
 
 
-class Gate(Noun):
+class Gate(StrictModel):
     """One accuracy gate."""
 
     title: str
@@ -139,7 +139,7 @@ class Gate(Noun):
         return EVALS / relative
 
 
-class DriftGate(Noun):
+class DriftGate(StrictModel):
     """A gate on log-probabilities (`hileval.gates.drift`) of the model of another gate, served as that declares."""
 
     kind: Literal["drift"]
@@ -162,7 +162,7 @@ class DriftGate(Noun):
     """Nats of median, 90 % and worst that count as rounding at least, whatever the peer differs from itself."""
 
 
-class Gates(Noun):
+class Gates(StrictModel):
     """The file."""
 
     rules: dict[Key, Rule] = Field(min_length=1)

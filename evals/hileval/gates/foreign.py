@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from hileval.gates.declare import BrokenLimits, Gate, Published, first_problem
 from hilgate.errors import DeclarationError
-from hilgate.model import Noun, Scalar
+from hilgate.model import Scalar, StrictModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ class ForeignConfigError(DeclarationError):
     """Not one of the two formats, or one that asks for something that a gate here cannot do."""
 
 
-class _Gsm8k(Noun):
+class _Gsm8k(StrictModel):
     """`tests/evals/gsm8k/configs/*.yaml`; its scorer takes the last number of the text (our flexible filter)."""
 
     model_name: str
@@ -48,17 +48,17 @@ class _Gsm8k(Noun):
     rocm_request_timeout_seconds: float | None = Field(default=None, gt=0)
 
 
-class _Metric(Noun):
+class _Metric(StrictModel):
     name: str
     value: float = Field(gt=0, le=1)
 
 
-class _Task(Noun):
+class _Task(StrictModel):
     name: str
     metrics: tuple[_Metric, ...] = Field(min_length=1)
 
 
-class _LmEval(Noun):
+class _LmEval(StrictModel):
     """`.buildkite/lm-eval-harness/configs/*.yaml`."""
 
     model_name: str

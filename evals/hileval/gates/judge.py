@@ -86,18 +86,18 @@ def _with_reservations(check: Check, gate: Gate) -> Check:
     """A pass of accuracy with what it does not prove: reports list such passes (`passed_but`)."""
     if check.outcome is not Outcome.PASS or not check.id.endswith("/accuracy"):
         return check
-    labels, told = check.labels, []
+    labels, notes = check.labels, []
     if labels["state"] == State.UNRESOLVED.value:
-        told.append("undecided after the last question and run")
+        notes.append("undecided after the last question and run")
     if labels["state"] == NO_BASELINE:
-        told.append("no baseline yet, so only the floor holds")
+        notes.append("no baseline yet, so only the floor holds")
     if labels.get("churn") == "yes":
-        told.append("answers churn")
+        notes.append("answers churn")
     if unpinned := _unpinned(gate):
-        told.append(unpinned.removeprefix("; "))
+        notes.append(unpinned.removeprefix("; "))
     if "changed" in labels:
-        told.append(f"changed since the baseline: {labels['changed']}")
-    return check.model_copy(update={"labels": labels | {"passed_but": "; ".join(told)}}) if told else check
+        notes.append(f"changed since the baseline: {labels['changed']}")
+    return check.model_copy(update={"labels": labels | {"passed_but": "; ".join(notes)}}) if notes else check
 
 
 def exit_status(checks: Sequence[Check]) -> Exit:

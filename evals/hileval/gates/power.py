@@ -18,7 +18,7 @@ from scipy.stats import norm
 from hileval.gates import statistics
 from hileval.gates.rule import State, decide
 from hilgate.errors import MisuseError
-from hilgate.model import Noun
+from hilgate.model import StrictModel
 
 if TYPE_CHECKING:
     from hileval.gates.rule import Rule
@@ -27,7 +27,7 @@ CHUNK = 100
 """Replays drawn at once."""
 
 
-class Noise(Noun):
+class Noise(StrictModel):
     """How the answers of an unchanged model scatter."""
 
     accuracy: float = Field(gt=0, lt=1)
@@ -47,7 +47,7 @@ STRESS = (
 """What a rule must not cry wolf at: independent runs, copies of one run, all between, and answers that churn."""
 
 
-class Power(Noun):
+class Power(StrictModel):
     """Shares of simulated merges that end so, and what they cost."""
 
     failed: float

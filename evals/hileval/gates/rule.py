@@ -20,13 +20,13 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hileval.gates import statistics
-from hilgate.model import Noun
+from hilgate.model import StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Rule(Noun):
+class Rule(StrictModel):
     """`gates.yaml: rules`: how many questions, how sure, and what an undecided gate means."""
 
     questions: int | None = Field(default=None, ge=1)

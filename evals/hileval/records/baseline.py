@@ -18,7 +18,7 @@ from hileval.gates import statistics
 from hileval.gates.declare import first_problem
 from hileval.records.records import Filter, Flag, Identity, Run, Setting, Sha, refuse_duplicates
 from hilgate.errors import RecordsError
-from hilgate.model import Environment, Key, Noun
+from hilgate.model import Environment, Key, StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ class UnfitBaselineError(RecordsError):
     """The runs are not good enough to be a baseline: what they get wrong could never be reported as lost."""
 
 
-class Question(Noun):
+class Question(StrictModel):
     """One question of a baseline: enough to pair, to compare and to see what changed."""
 
     doc_id: int = Field(ge=0)
@@ -62,7 +62,7 @@ class Question(Noun):
     """Of all runs."""
 
 
-class Baseline(Noun):
+class Baseline(StrictModel):
     """The file."""
 
     schema_version: Literal[2] = 2

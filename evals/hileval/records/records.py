@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of an evaluation: answers, signs of broken output in them, and the identity of what answered.
 
-Broken output is told apart from wrong answers: it needs no statistics in gross cases, and it names the cause. A wrong
+Broken output is counted apart from wrong answers: gross cases need no statistics, and it names the cause. A wrong
 stride, a NaN or a stale block seldom makes a model reason worse; it makes it repeat, stop or babble. Real cases that
 looked like accuracy loss: vllm#51011 (74 % instead of 97 %, with 285 of 1319 answers degenerate), vllm#39192 (0.4 %),
 vllm#14848 (0 %).
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from hilgate.errors import RecordsError
-from hilgate.model import Noun, Scalar
+from hilgate.model import Scalar, StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ class DuplicateQuestionError(RecordsError):
     """A question occurs twice: it would count twice, and pairing would be ambiguous."""
 
 
-class Identity(Noun):
+class Identity(StrictModel):
     """What must be equal for two runs to be comparable. Engine, kernels and hardware are not: they are under test."""
 
     model: str
@@ -75,7 +75,7 @@ class Identity(Noun):
         return _differences(self.model_dump(), other.model_dump())
 
 
-class Setting(Noun):
+class Setting(StrictModel):
     """What the comparison is about: it may differ, and the report says how."""
 
     engine: str
@@ -154,7 +154,7 @@ def _garbage(text: str) -> bool:
     return printable / len(text) < 0.8
 
 
-class Sample(Noun):
+class Sample(StrictModel):
     """One answered question, both filters."""
 
     doc_id: int = Field(ge=0)
@@ -185,7 +185,7 @@ class Sample(Noun):
         return self.strict_correct if which == "strict" else self.flexible_correct
 
 
-class Run(Noun):
+class Run(StrictModel):
     """One evaluation: who answered, how, and every answer."""
 
     identity: Identity

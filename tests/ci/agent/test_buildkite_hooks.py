@@ -175,7 +175,7 @@ def test_a_forks_job_sees_no_secret_of_its_agent(node: FakeNode) -> None:
     assert "HF_TOKEN=hf_abc" in (node.folder / "env").read_text().splitlines()
 
 
-def test_a_fork_whose_changes_cannot_be_told_is_refused_after_checkout(node: FakeNode) -> None:
+def test_a_fork_whose_changes_is_unknown_is_refused_after_checkout(node: FakeNode) -> None:
     assert run(node, "post-checkout").returncode == 0
     done = run(node, "post-checkout", **FORK)
     assert done.returncode == 5

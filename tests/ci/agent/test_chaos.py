@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bad night, one event a test: what the job is told, what is left, and whether the host heals by itself.
+"""A bad night, one event a test: what the job reports, what is left, and whether the host heals by itself.
 
 With `HILGATE_REAL_AGENT` a real buildkite-agent runs the jobs, from `start` to the last hook.
 """

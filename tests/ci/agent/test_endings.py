@@ -74,7 +74,7 @@ def test_an_agent_that_its_preflight_took_out_is_not_taken_out_twice() -> None:
     known = Endings()
     for number in range(3):
         known.begin(f"j{number}", 10.0 * number)
-        known.told = True
+        known.reported = True
         hook = {**OURS, "BUILDKITE_JOB_ID": f"j{number}", "BUILDKITE_LAST_HOOK_EXIT_STATUS": "75"}
         known.end(hook, 10.0 * number + 1)
     assert (known.row, known.jobs) == (0, {"without a verdict": 3})
@@ -147,9 +147,9 @@ def test_an_agent_without_room_or_memory_of_its_jobs_takes_none(
     assert endings.load(node.env).job == node.env["BUILDKITE_JOB_ID"]
     assert node.agent_calls() == []
     assert admit(node, HILGATE_MIN_ROOM_MIB="999999999") == 75
-    (pause, told) = node.agent_calls()
+    (pause, reported) = node.agent_calls()
     assert "MiB free for the job's own files in" in pause
-    assert told.startswith("annotate --style warning")
+    assert reported.startswith("annotate --style warning")
     (node.folder / "a-file").touch()
     assert admit(node, HILGATE_STATE=str(node.folder / "a-file/state")) == 75
     assert "what this agent remembers cannot be written: Not a directory" in capsys.readouterr().out

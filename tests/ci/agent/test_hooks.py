@@ -120,8 +120,8 @@ def test_an_unfit_node_says_why_and_is_taken_out(name: str, node: FakeNode, caps
     out = capsys.readouterr().out
     assert out.startswith("+++ this node is unfit for amd_mi300_8\n")
     assert problem in out
-    upload, pause, told = node.agent_calls()
-    assert told.startswith("annotate --style warning --context node-")
+    upload, pause, reported = node.agent_calls()
+    assert reported.startswith("annotate --style warning --context node-")
     assert upload == "artifact upload results/jobs/kernels-gfx942/health-before.json"
     assert pause.startswith("pause --note ")
     assert pause.endswith(f"(hilgate, job {JOB}) --timeout-in-minutes 240")

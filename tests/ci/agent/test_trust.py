@@ -94,7 +94,7 @@ def test_everything_else_is_a_fork(spelling):
         ({"BUILDKITE_BRANCH": "main"}, True),
     ],
     ids=[
-        "desk",
+        "local",
         "declared not",
         "declared",
         "in a trusted build",
@@ -107,7 +107,7 @@ def test_everything_else_is_a_fork(spelling):
         "a part of Buildkite",
     ],
 )
-def test_what_cannot_be_told_is_a_fork(env, fork):
+def test_what_is_unknown_is_a_fork(env, fork):
     assert trust.of_build(env).fork is fork
 
 

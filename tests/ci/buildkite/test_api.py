@@ -31,7 +31,7 @@ from hilgate.buildkite.api import (
 )
 from hilgate.declare.load import load
 from hilgate.errors import Exit, MisuseError
-from hilgate.model import Loosening
+from hilgate.model import ProtectedChange
 
 PATH = "/v2/organizations/acme/pipelines/rocm/builds"
 
@@ -86,7 +86,7 @@ PAUSED = agent("node-7", paused=True, paused_note="GPU 2 has 41000 MiB\nin use")
 
 
 @pytest.mark.parametrize(
-    ("agents", "unfinished", "finished", "told"),
+    ("agents", "unfinished", "finished", "reported"),
     [
         ([agent("node-1")], running(job(60), job(500, state="running")), WELL, []),
         ([PAUSED], [], WELL, ["node-7 (amd_mi300_1) is paused: GPU 2 has 41000 MiB"]),
@@ -105,25 +105,25 @@ PAUSED = agent("node-7", paused=True, paused_note="GPU 2 has 41000 MiB\nin use")
         ([], [], [], ["main: none", "the nightly build: none", "the release build: none"]),
     ],
 )
-def test_an_operator_hears_of_paused_nodes_red_builds_and_long_queues(agents, unfinished, finished, told):
+def test_an_operator_hears_of_paused_nodes_red_builds_and_long_queues(agents, unfinished, finished, reported):
     found = alarms(agents, unfinished, finished, QUEUES, NOW)
-    assert len(found) == len(told)
-    assert all(one.startswith(words) and "\n" not in one for one, words in zip(found, told, strict=True)), found
+    assert len(found) == len(reported)
+    assert all(one.startswith(words) and "\n" not in one for one, words in zip(found, reported, strict=True)), found
 
 
 @pytest.mark.parametrize(
-    ("up", "told"),
+    ("up", "reported"),
     [
         (0, ["amd-gate: 0 of 2 agents work (0 are connected) [gate-down]"]),
         (1, ["amd-gate: 1 of 2 agents work (1 are connected) [gate-down]"]),
         (2, []),
     ],
 )
-def test_agents_that_are_expected_and_not_there_are_missed(up, told):
+def test_agents_that_are_expected_and_not_there_are_missed(up, reported):
     """A lost agent is in no list: only a number tells of it."""
     queues = {**QUEUES, "amd-gate": DECLARED["amd-gate"]}
     agents = [agent(f"gate-{number}", "amd-gate") for number in range(up)]
-    assert alarms(agents, [], WELL, queues, NOW) == told
+    assert alarms(agents, [], WELL, queues, NOW) == reported
     assert all(queue.agents >= 1 for queue in DECLARED.values())
 
 
@@ -447,7 +447,7 @@ ITSELF = "the change edits its own gate, which needs an approval"
     [
         ({"changed_files": ("README.md", "ci/hilgate/judge/verdict.py")}, ITSELF),
         ({"changed_files": (".buildkite/approve.yml",)}, ITSELF),
-        ({"loosened": (Loosening(path="evals/gates.yaml", what="margin: 1 -> 2"),)}, ITSELF),
+        ({"loosened": (ProtectedChange(path="evals/gates.yaml", what="margin: 1 -> 2"),)}, ITSELF),
         ({"profile": "nightly"}, "a plan of profile nightly is not what a merge needs"),
     ],
     ids=["gate", "flow", "loosened", "profile"],

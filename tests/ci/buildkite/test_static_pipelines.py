@@ -46,8 +46,8 @@ def test_the_real_uploader_takes_each_file_and_leaves_the_shells_own_dollars():
         if name == "watch.yml":
             assert json.loads(done.stdout)["notify"][0]["email"] == env.pop("HILGATE_TELL")
             done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-            assert "the schedule names who is told" in done.stderr
-            assert done.returncode != 0, "nobody would be told"
+            assert "the schedule names who is notified" in done.stderr
+            assert done.returncode != 0, "nobody would be notified"
 
 
 @pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)

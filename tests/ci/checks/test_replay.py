@@ -117,8 +117,8 @@ def test_reads_are_of_declared_steps_and_of_enough_of_them():
 
 def test_every_planted_bug_is_among_the_changes():
     changes = parse(CHANGES.read_text(encoding="utf-8"), "f", STEPS)
-    told = {(frozenset(change.files), change.broke) for change in changes}
+    reported = {(frozenset(change.files), change.broke) for change in changes}
     for bug in sorted((REPOSITORY / "tests" / "bugs").glob("*/bug.yaml")):
         patch = bug.with_name("bug.patch").read_text(encoding="utf-8")
         files = frozenset(re.findall(r"^\+\+\+ b/(\S+)", patch, re.MULTILINE))
-        assert (files, (yaml.safe_load(bug.read_text(encoding="utf-8"))["turns_red"],)) in told, bug
+        assert (files, (yaml.safe_load(bug.read_text(encoding="utf-8"))["turns_red"],)) in reported, bug

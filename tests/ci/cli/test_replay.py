@@ -112,8 +112,8 @@ def test_replay_counts_and_ends_red_when_a_step_is_missed(repository, tmp_path):
     ]
     assert findings[2]["message"].startswith("nobody has recorded what it reads")
     assert findings[3]["message"].startswith("it reads kernels/pagedkv/other.py, which does not select it")
-    told = json.loads(hilgate(repository, "replay", "changes.txt", "--json").stdout)
-    assert (told["missed"], told["lines"][1]["missed"][0]["step"]) == (1, "reader")
+    reported = json.loads(hilgate(repository, "replay", "changes.txt", "--json").stdout)
+    assert (reported["missed"], reported["lines"][1]["missed"][0]["step"]) == (1, "reader")
 
 
 @pytest.mark.parametrize(

@@ -404,8 +404,8 @@ def test_without_git_the_first_line_names_the_steps_that_cannot_run(unpacked, op
         assert done.returncode == Exit.PASS
         return
     assert done.returncode == Exit.NOTHING_RAN
-    told = " ".join(done.stdout.split())
-    assert "○ did not run: infra: asks-cpu needs a git checkout, and this is no git checkout: clone the" in told
+    reported = " ".join(done.stdout.split())
+    assert "○ did not run: infra: asks-cpu needs a git checkout, and this is no git checkout: clone the" in reported
     assert "will not run here, this is no git checkout" in said
 
 

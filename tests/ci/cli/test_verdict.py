@@ -33,7 +33,7 @@ JUDGE = ("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--re
 
 @pytest.fixture
 def loosened(tmp_path):
-    """A change that loosens its own tolerance until its failing test passes, planned for agents."""
+    """A change that raises its own tolerance until its failing test passes, planned for agents."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "ci").mkdir()
     (tmp_path / "tests" / "tolerances.py").write_text(TOLERANCES)
@@ -48,11 +48,11 @@ def loosened(tmp_path):
 
 
 def plan(root, base):
-    """Write the plan of a change for agents, with what it loosens."""
+    """Write the plan of a change for agents, with its protected changes."""
     assert hilgate(root, "plan", "--write", "results/plan.json").returncode == 0
     path = root / "results" / "plan.json"
     made = Plan.model_validate_json(path.read_text())
-    found = protected.loosened(root, base, ["tests/tolerances.py"])
+    found = protected.protected_changes(root, base, ["tests/tolerances.py"])
     changes = {"profile": "pr", "base": "main", "merge_base": base, "loosened": found}
     path.write_text(made.model_copy(update=changes).model_dump_json())
 
@@ -172,7 +172,7 @@ def test_a_quarantined_failure_at_a_desk_passes_and_is_named(tmp_path):
 
 
 EVERY_WAY = (("gate",), ("gate", "--all"), ("gate", "--steps", "a"), ("run", "a"), ("run", "a", "--", "-q"))
-"""Commands that decide on a change at a desk."""
+"""Commands that decide on a change locally."""
 
 
 @pytest.mark.parametrize("command", EVERY_WAY, ids=" ".join)
@@ -233,7 +233,7 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-def test_a_file_that_git_was_told_to_overlook_is_a_change(name, tmp_path):
+def test_a_file_that_git_was_set_to_overlook_is_a_change(name, tmp_path):
     (tmp_path / "step.py").write_text("")
     root = write_repository(tmp_path, {"a": writes_findings(passing())})
     git(root, "branch", "-M", "main")

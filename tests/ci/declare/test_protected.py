@@ -15,7 +15,7 @@ from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.declare.yaml import parse
 from hilgate.errors import CannotRunHereError
 from hilgate.git import tracked_files
-from hilgate.model import Loosening
+from hilgate.model import ProtectedChange
 
 ROOT = Path(__file__).parents[3]
 AT = "tests/support/tolerances.py"
@@ -55,9 +55,9 @@ def checkout(tmp_path):
 @pytest.mark.parametrize("name", BEFORE)
 def test_edits_and_deletions(checkout, name):
     root, sha = checkout
-    assert protected.loosened(root, sha, [name]) == ()  # only touched
+    assert protected.protected_changes(root, sha, [name]) == ()  # only touched
     (root / name).write_text(BEFORE[name] + "# more\n")
-    edited = protected.loosened(root, sha, [name])
+    edited = protected.protected_changes(root, sha, [name])
     assert [one.path for one in edited] == ([] if name in REVIEWED | FREE else [name])
     assert all(
         "+# more" in one.hunk and one.what == "changed: 1 lines added, 0 removed"
@@ -65,8 +65,8 @@ def test_edits_and_deletions(checkout, name):
         if "json" not in name
     )
     (root / name).unlink()
-    gone = (Loosening(path=name, what="deleted"),)
-    assert protected.loosened(root, sha, [name]) == (() if name in FREE else gone)
+    gone = (ProtectedChange(path=name, what="deleted"),)
+    assert protected.protected_changes(root, sha, [name]) == (() if name in FREE else gone)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,14 @@ def test_edits_and_deletions(checkout, name):
 def test_a_new_file_is_flagged_where_it_decides_by_itself(checkout, name, flagged):
     root, sha = checkout
     (root / name).write_text("x")
-    assert protected.loosened(root, sha, [name]) == ((Loosening(path=name, what="new file"),) if flagged else ())
+    assert protected.protected_changes(root, sha, [name]) == (
+        (ProtectedChange(path=name, what="new file"),) if flagged else ()
+    )
 
 
 def entries():
     """Those of the working tree's list, as they count once it is merged."""
-    listed = parse((ROOT / protected.PROTECTED_FILE).read_bytes(), "list", protected.ProtectedList).noun
+    listed = parse((ROOT / protected.PROTECTED_FILE).read_bytes(), "list", protected.ProtectedList).value
     return (*listed.files, protected.Protected(paths=("**",)))
 
 
@@ -148,7 +150,7 @@ def test_what_influences_a_verdict_is_protected_and_so_is_what_nobody_has_though
 def test_a_long_diff_is_cut_and_its_size_is_said(checkout):
     root, sha = checkout
     (root / AT).write_text("".join(f"A{number} = {'x' * 999}\n" for number in range(99)))
-    (found,) = protected.loosened(root, sha, [AT])
+    (found,) = protected.protected_changes(root, sha, [AT])
     assert found.what == "changed: 99 lines added, 2 removed"
     assert len(found.hunk.splitlines()) == protected.HUNK_LINES
     assert max(map(len, found.hunk.splitlines())) <= protected.HUNK_WIDTH
@@ -160,16 +162,16 @@ def test_the_diff_is_of_the_file_and_runs_no_configured_command(checkout):
     git(root, "config", "diff.evil.textconv", "false")
     git(root, "config", "diff.external", "false")
     (root / AT).write_text('ROW = {"fp16": 4.0}\nLSE = 1\n')
-    assert protected.loosened(root, sha, ["README.md", AT]) == (
-        Loosening(
+    assert protected.protected_changes(root, sha, ["README.md", AT]) == (
+        ProtectedChange(
             path=AT,
             what="changed: 1 lines added, 1 removed",
             hunk='@@ -1 +1 @@\n-ROW = {"fp16": 2.0}\n+ROW = {"fp16": 4.0}',
         ),
     )
-    assert protected.loosened(root, "", [AT]) == ()
+    assert protected.protected_changes(root, "", [AT]) == ()
     with pytest.raises(CannotRunHereError):
-        protected.loosened(root, "0" * 40, [AT])
+        protected.protected_changes(root, "0" * 40, [AT])
 
 
 def test_a_change_cannot_take_a_file_off_the_list(checkout):
@@ -177,7 +179,7 @@ def test_a_change_cannot_take_a_file_off_the_list(checkout):
     (root / AT).write_text("")
     for text in ("files:\n  - {paths: [nothing]}\n", "files: nonsense\n"):
         (root / protected.PROTECTED_FILE).write_text(text)
-        found = protected.loosened(root, sha, [protected.PROTECTED_FILE, AT])
+        found = protected.protected_changes(root, sha, [protected.PROTECTED_FILE, AT])
         assert [one.path for one in found] == [protected.PROTECTED_FILE, AT]
 
 
@@ -188,7 +190,7 @@ def test_a_list_of_another_version_leaves_the_other_one_and_is_flagged_itself(ch
     (root / protected.PROTECTED_FILE).write_text("files:\n  - {paths: [evals/gates.yaml]}\n")
     names = [protected.PROTECTED_FILE, "evals/gates.yaml"]
     (root / "evals/gates.yaml").write_text("")
-    found = protected.loosened(root, git(root, "rev-parse", "HEAD"), names)
+    found = protected.protected_changes(root, git(root, "rev-parse", "HEAD"), names)
     assert [one.path for one in found] == names
 
 
@@ -197,13 +199,13 @@ def test_an_invalid_list_without_another_is_refused(checkout):
     (root / protected.PROTECTED_FILE).write_text("files: nonsense\n")
     git(root, "commit", "-qam", "bad")
     with pytest.raises(InvalidDeclarationsError):
-        protected.loosened(root, git(root, "rev-parse", "HEAD"), [AT])
+        protected.protected_changes(root, git(root, "rev-parse", "HEAD"), [AT])
 
 
 def test_only_data_is_put_back(checkout):
     root, sha = checkout
     names = (AT, "evals/gates.yaml", "ci/hilgate/x.py", "ci/areas/k.yaml", "tests/bugs/x/bug.yaml")
-    found = tuple(Loosening(path=path, what="changed") for path in names)
+    found = tuple(ProtectedChange(path=path, what="changed") for path in names)
     a_plan = plan(merge_base=sha, loosened=found, profile="pr")
     assert protected.to_put_back(root, a_plan) == ("evals/gates.yaml", "tests/bugs/x/bug.yaml", AT)
     assert protected.to_put_back(root, plan(merge_base=sha)) == ()

@@ -163,8 +163,8 @@ def test_a_forecast_counts_what_is_left_at_the_pace_so_far():
         {"unit": "b", "reused": False, "seconds": 400, "cpu_seconds": 200},
     ]
     recorded = {"a": 300.0, "b": 200.0, "c": 600.0}
-    told = forecast(facts, recorded, 400)
-    assert told == "b: compiled in 400 s (200 s of a core); 2 of 3 units, about 20 min left"
+    reported = forecast(facts, recorded, 400)
+    assert reported == "b: compiled in 400 s (200 s of a core); 2 of 3 units, about 20 min left"
     assert forecast(facts[:1], recorded, 1) == "a: kept; 1 of 3 units, about 13 min left"
     assert "no record to forecast from" in forecast(facts, {}, 400)
 
@@ -239,7 +239,7 @@ def outcomes(checks) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "outcome"),
+    ("status", "reported", "outcome"),
     [
         (0, extensions.PATCHED, "pass"),
         (0, ("gfx950 without=64 with=64",), "fail"),
@@ -248,8 +248,8 @@ def outcomes(checks) -> dict[str, str]:
     ],
     ids=["needed", "not-needed", "does-not-apply", "nothing"],
 )
-def test_a_patch_is_there_for_what_it_changes(run, status, told, outcome):
-    run.engine.printed = (status, "\n".join(("unpack.sh: a.patch", *told)))
+def test_a_patch_is_there_for_what_it_changes(run, status, reported, outcome):
+    run.engine.printed = (status, "\n".join(("unpack.sh: a.patch", *reported)))
     run.recorded = {}
     checks = outcomes(run.run(sample=True, record=False))
     assert checks["mamba-ssm: its patch is needed"] == outcome

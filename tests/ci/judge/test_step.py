@@ -246,7 +246,7 @@ def test_findings_that_say_exit_5_are_infrastructure(tmp_path):
 PLAIN = gpu_step(key=GATHER.key, device="cpu", image=None)
 
 
-@pytest.mark.parametrize("a_plan", [agents_plan(PLAIN), agents_plan(profile="gate")], ids=["cpu", "desk"])
+@pytest.mark.parametrize("a_plan", [agents_plan(PLAIN), agents_plan(profile="gate")], ids=["cpu", "local"])
 def test_a_cpu_step_of_an_agent_and_a_desk_need_no_health_and_no_image(tmp_path, a_plan):
     jobs = Jobs(tmp_path, a_plan)
     without("health-before.json", "health-after.json")(jobs)
@@ -405,7 +405,7 @@ def test_the_lines_show_memory_and_what_was_left_running():
         ({"queue": None}, "pr", False),
         ({"device": "cpu"}, "pr", False),
     ],
-    ids=["pr", "nightly", "desk", "smoke", "no-queue", "cpu"],
+    ids=["pr", "nightly", "local", "smoke", "no-queue", "cpu"],
 )
 def test_where_it_is_demanded(changes, profile, demanded):
     assert step.is_demanded(GATHER.model_copy(update=changes), plan(profile=profile)) is demanded

@@ -15,7 +15,7 @@ from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
 from hilgate.judge.verdict import exit_status, judge, read_verdict
-from hilgate.model import BuildRecord, Check, Loosening, Outcome, Quarantine, Quarantined, StepRecord
+from hilgate.model import BuildRecord, Check, Outcome, ProtectedChange, Quarantine, Quarantined, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
 from hilgate.run.evidence import kind_of
@@ -66,8 +66,8 @@ def reused(a_plan, one=A, *checks, **changes):
 
 
 def test_an_earlier_pass_stands_for_a_step_at_a_desk_alone():
-    desk = plan(A)
-    (found,) = verdict_of(desk, reused(desk)).steps
+    local = plan(A)
+    (found,) = verdict_of(local, reused(local)).steps
     assert (found.outcome, found.reused) == (Outcome.PASS, NOW)
     assert verdict_of(plan(A), record(A)).steps[0].reused is None
     agents = plan(A.model_copy(update={"queue": None}), profile="pr")
@@ -79,23 +79,27 @@ def test_an_earlier_pass_stands_for_a_step_at_a_desk_alone():
 @pytest.mark.parametrize(
     ("one", "attempts", "why"),
     [
-        (A, lambda desk: [reused(desk, mark={"of": "a" * 64})], "is of another command, device or setting"),
-        (A.redeclared(network=True), lambda desk: [reused(desk, desk.steps[0])], "is of another command"),
-        (A, lambda desk: [reused(desk, A, FAIL, exit_status=1)], "what stands for it is no clean pass"),
-        (A, lambda desk: [reused(desk, exit_status=None, claims=Outcome.PASS)], "what stands for it is no clean pass"),
-        (A, lambda desk: [record(A, (FAIL,), exit_status=1), reused(desk)], "what stands for it is no clean pass"),
+        (A, lambda local: [reused(local, mark={"of": "a" * 64})], "is of another command, device or setting"),
+        (A.redeclared(network=True), lambda local: [reused(local, local.steps[0])], "is of another command"),
+        (A, lambda local: [reused(local, A, FAIL, exit_status=1)], "what stands for it is no clean pass"),
+        (
+            A,
+            lambda local: [reused(local, exit_status=None, claims=Outcome.PASS)],
+            "what stands for it is no clean pass",
+        ),
+        (A, lambda local: [record(A, (FAIL,), exit_status=1), reused(local)], "what stands for it is no clean pass"),
     ],
 )
 def test_what_must_not_stand_for_a_step_did_not_run(one, attempts, why):
-    desk = plan(one)
-    (found,) = verdict_of(desk, *attempts(desk)).steps
+    local = plan(one)
+    (found,) = verdict_of(local, *attempts(local)).steps
     assert found.outcome is Outcome.DID_NOT_RUN
     assert why in found.why
 
 
 def test_the_judge_derives_a_reused_pass_from_its_checks():
-    desk = plan(A)
-    (found,) = verdict_of(desk, reused(desk, A, PASS, FAIL, claims=Outcome.PASS)).steps
+    local = plan(A)
+    (found,) = verdict_of(local, reused(local, A, PASS, FAIL, claims=Outcome.PASS)).steps
     assert (found.outcome, found.why.startswith("f: max_abs_err")) == (Outcome.FAIL, True)
 
 
@@ -233,8 +237,8 @@ def test_an_expired_entry_is_red_even_where_its_step_is_not_planned(tmp_path):
     assert exit_status(verdict, jobs.plan) == Exit.FAIL
 
 
-LOOSER = Loosening(path="tests/support/tolerances.py", what="fp16: 0.001 -> 0.1")
-MORE = Loosening(path="evals/gates.yaml", what="deleted")
+LOOSER = ProtectedChange(path="tests/support/tolerances.py", what="fp16: 0.001 -> 0.1")
+MORE = ProtectedChange(path="evals/gates.yaml", what="deleted")
 
 
 @pytest.mark.parametrize(

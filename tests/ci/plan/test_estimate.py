@@ -134,7 +134,7 @@ def passes(folder, *taken, key="head-cpu", command="x", host=ENVIRONMENT.host, c
 
 
 @pytest.fixture
-def desk(monkeypatch):
+def local(monkeypatch):
     monkeypatch.setattr(estimating.socket, "gethostname", lambda: ENVIRONMENT.host)
     monkeypatch.setattr(estimating, "slowness", lambda: 3.0)
     monkeypatch.setattr(estimating, "detect", lambda: ENVIRONMENT)
@@ -150,7 +150,7 @@ def desk(monkeypatch):
         ({"command": "x -k y"}, 0, (4, 20)),  # a part of it tells the pace and not the minutes
     ],
 )
-@pytest.mark.usefixtures("desk")
+@pytest.mark.usefixtures("local")
 def test_a_desk_forecasts_by_what_it_measured_itself(tmp_path, kept, of, minutes):
     if kept is not None:
         passes(tmp_path, 4.0, 9.0, 2.0, **kept)
@@ -161,7 +161,7 @@ def test_a_desk_forecasts_by_what_it_measured_itself(tmp_path, kept, of, minutes
 
 
 @pytest.mark.parametrize("damage", [None, "{", '{"schema_version": 2}', '{"schema_version": 1, "passes": [{}]}'])
-@pytest.mark.usefixtures("desk")
+@pytest.mark.usefixtures("local")
 def test_passes_are_kept_once_and_the_last_few_only_whatever_was_there(tmp_path, damage):
     """A file that was edited by hand stops nothing and is believed in nothing."""
     (tmp_path / "results").mkdir()
@@ -188,7 +188,7 @@ def test_passes_are_kept_once_and_the_last_few_only_whatever_was_there(tmp_path,
         ({}, "pr", 0),
     ],
 )
-@pytest.mark.usefixtures("desk")
+@pytest.mark.usefixtures("local")
 def test_a_part_that_was_run_by_hand_tells_no_pace(tmp_path, changes, profile, kept):
     (tmp_path / "results").mkdir()
     a_plan, recorded, _ = built((step("s", "x", **changes), [passed()]), profile=profile)
@@ -221,7 +221,7 @@ def test_the_pace_is_the_least_of_three_samples(monkeypatch):
         ((4.5,), "nightly", "", 1.0),
     ],
 )
-@pytest.mark.usefixtures("desk")
+@pytest.mark.usefixtures("local")
 def test_timeouts_stretch_with_the_pace_and_never_in_ci(tmp_path, monkeypatch, taken, profile, ci, stretched):
     monkeypatch.setenv("CI", ci)
     passes(tmp_path, *taken)

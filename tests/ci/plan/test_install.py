@@ -54,7 +54,7 @@ BASE_PYTHON = sys._base_executable
 
 
 class Clone:
-    """A checkout with the installer, and its environment whose Python records what pip is told."""
+    """A checkout with the installer, and its environment whose Python records the arguments of pip."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.venv, self.record = folder / "clone", folder / "clone/.venv", folder / "record"
@@ -86,7 +86,7 @@ class Clone:
 
     @property
     def installed(self) -> list[str]:
-        """The last words of what pip was told: a file of pins, or our own sources."""
+        """The last words of the arguments of pip: a file of pins, or our own sources."""
         return [Path(words[-1]).name for words, _ in map(json.loads, self.record.read_text().splitlines())]
 
 
@@ -143,9 +143,9 @@ def test_a_second_triton_that_was_removed_comes_back(clone):
 
 def test_a_users_pip_configuration_does_not_decide_where(clone):
     clone.make(PIP_USER="1", PIP_PREFIX="/elsewhere")
-    told = [json.loads(line) for line in clone.record.read_text().splitlines()]
-    assert {kept["PIP_USER"] for _, kept in told} == {"0"}
-    assert {kept["PIP_PREFIX"] for words, kept in told if "--target" not in words} == {str(clone.venv)}
+    reported = [json.loads(line) for line in clone.record.read_text().splitlines()]
+    assert {kept["PIP_USER"] for _, kept in reported} == {"0"}
+    assert {kept["PIP_PREFIX"] for words, kept in reported if "--target" not in words} == {str(clone.venv)}
 
 
 def test_the_index_of_torch_can_be_named(clone):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for a desk and for the agents: dependencies, omissions with reasons, profiles, images, forks, and the file."""
+"""Plans for local runs and for agents: dependencies, omissions with reasons, profiles, images, forks, and the file."""
 
 import datetime as dt
 import json
@@ -17,7 +17,7 @@ from hilgate.declare.imports import build
 from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.git import tracked_files
-from hilgate.model import Agents, Loosening, Plan
+from hilgate.model import Agents, Plan, ProtectedChange
 from hilgate.plan import make
 from hilgate.plan.make import ChangeFacts, assemble, by_model, gather_facts, make_plan, plan_digest, read_plan
 
@@ -40,7 +40,7 @@ def test_agents_take_every_device_with_a_queue():
         ("s-cpu", "amd-cpu"),
         ("s-gfx942", "amd_mi300_1"),
     ]
-    assert reasons(plan) == {"s-cuda": "no queue offers cuda; run it at a desk that has one"}
+    assert reasons(plan) == {"s-cuda": "no queue offers cuda; run it on a machine that has one"}
 
 
 def test_step_without_a_place_is_omitted_and_so_is_what_needs_it():
@@ -219,14 +219,14 @@ def test_step_of_other_profiles_is_omitted_and_says_when_it_runs():
         a=[
             step("always"),
             step("night", profiles=("nightly", "release")),
-            step("desk", profiles=("gate",)),
+            step("local", profiles=("gate",)),
             step("change", profiles=("pr", "nightly")),
         ]
     )
     plan = assemble(declared, change("a/x"), None, profile="pr")
     assert keys(plan) == ["always-cpu", "change-cpu"]
-    assert reasons(plan) == {"night": "runs nightly and for a release", "desk": "runs at a desk"}
-    assert keys(assemble(declared, EVERYTHING, LAPTOP, profile="gate")) == ["always-cpu", "desk-cpu"]
+    assert reasons(plan) == {"night": "runs nightly and for a release", "local": "runs locally"}
+    assert keys(assemble(declared, EVERYTHING, LAPTOP, profile="gate")) == ["always-cpu", "local-cpu"]
 
 
 @pytest.mark.parametrize("profile", ["nightly", "release"])
@@ -295,10 +295,10 @@ def test_gpus_choose_the_smallest_queue_that_has_them():
 def test_more_gpus_than_there_are():
     declared = declare(a=[step("s", ("cpu", "gfx942"), gpus=2), step("g", ("gfx942",), gpus=2), step("t")])
     plan = assemble(declared, EVERYTHING, None, profile="pr")
-    assert reasons(plan)["s-gfx942"] == "no queue offers 2 x gfx942; run it at a desk that has them"
-    desk = assemble(declared, EVERYTHING, MI300X.model_copy(update={"gpus": 1}), profile="gate")
-    assert keys(desk) == ["s-cpu", "t-cpu"]
-    assert reasons(desk)["g-gfx942"] == "needs 2 x gfx942; this machine has 1"
+    assert reasons(plan)["s-gfx942"] == "no queue offers 2 x gfx942; run it on a machine that has them"
+    local = assemble(declared, EVERYTHING, MI300X.model_copy(update={"gpus": 1}), profile="gate")
+    assert keys(local) == ["s-cpu", "t-cpu"]
+    assert reasons(local)["g-gfx942"] == "needs 2 x gfx942; this machine has 1"
     assert keys(assemble(declared, EVERYTHING, MI300X, profile="gate")) == ["s-gfx942", "g-gfx942", "t-cpu"]
 
 
@@ -337,12 +337,12 @@ def test_an_image_that_the_default_branch_has_built_needs_no_step(profile):
     assert keys(asked) == ["image-rocm-cpu"]
 
 
-def test_a_fork_is_told_what_it_cannot_run_and_who_can():
+def test_a_fork_reads_what_it_cannot_run_and_who_can():
     declared = declare(WITH_IMAGE, a=[step("s", ("cpu", "gfx942"), network=True)], images=IMAGES["images"])
-    for digests, told in (({}, {"image-rocm-cpu", "s-cpu", "s-gfx942"}), ({"rocm": "sha256:" + "d" * 64}, None)):
+    for digests, reported in (({}, {"image-rocm-cpu", "s-cpu", "s-gfx942"}), ({"rocm": "sha256:" + "d" * 64}, None)):
         plan = assemble(declared, change("a/x"), None, profile="pr", facts=replace(FACTS, fork=True, digests=digests))
         who = f"{declared.project.approvers} may push the commit to a branch here"
-        assert {one.key for one in plan.steps if who in one.reason} == told or {"s-cpu", "s-gfx942"}
+        assert {one.key for one in plan.steps if who in one.reason} == reported or {"s-cpu", "s-gfx942"}
 
 
 def test_only_devices_that_were_asked_for_need_their_image():
@@ -370,7 +370,7 @@ def test_fork_gets_no_secrets_and_the_plan_says_so():
 
 
 def test_plan_records_what_is_loosened_and_the_merge_base():
-    loosened = (Loosening(path="tests/support/tolerances.py", what="1e-3 -> 1e-1"),)
+    loosened = (ProtectedChange(path="tests/support/tolerances.py", what="1e-3 -> 1e-1"),)
     at = replace(change("a/x"), merge_base="b" * 40)
     plan = assemble(declare(a=[step("s")]), at, LAPTOP, profile="gate", facts=ChangeFacts(loosened=loosened))
     assert (plan.loosened, plan.merge_base) == (loosened, "b" * 40)
@@ -449,7 +449,7 @@ def test_make_test_runs_every_step_that_is_tests_without_engines_and_compilers_a
             wanted = "-m pytest " in one.command and not re.search("tests/(models|families)|--amdgcn", one.command)
             assert bool({area.area, one.key} & named) is wanted, one.key
         else:
-            assert area.area not in named, f"{one.key} is no step of a desk, and a named area runs whole"
+            assert area.area not in named, f"{one.key} is no step of a local run, and a named area runs whole"
     # As a newcomer types them, and then what neither of the two runs.
     assert ".ci/bare-machine 'make gate && make test && make gate ARGS=--all && " in ci
     assert "hilgate run floors tests-in-steps" in ci

@@ -176,7 +176,7 @@ def test_the_bill_names_what_was_locked_installed_pinned_and_built(sound):
     assert torch["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
     assert {(p["name"], p["value"]) for p in torch["properties"]} == {
         ("hilgate:locked-in", "a.txt"),
-        ("hilgate:installed-on", "desk"),
+        ("hilgate:installed-on", "local"),
     }
     assert {
         "pkg:pypi/py-yaml@6.0",

@@ -106,7 +106,7 @@ def test_a_wheel_that_does_not_work_is_found(tmp_path, monkeypatch, changes, wor
     assert words in found["works where nothing else of ours is"]["message"]
 
 
-def test_what_cannot_be_built_is_told_with_the_words_of_pip(tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_built_is_reported_with_the_words_of_pip(tmp_path, monkeypatch, capsys):
     status, found, _ = run(
         distribution(tmp_path, **{"pyproject.toml": ABOUT.replace("version", "vision")}), monkeypatch
     )

@@ -69,7 +69,7 @@ def ran(*checks):
 )
 def test_what_is_not_known_says_why(facts, check, words):
     assert on_merge_base(facts, "a-cpu", check) == words
-    assert on_merge_base(facts, "a-cpu", check, desk=True) == ("" if facts is merge_base.NOTHING else words)
+    assert on_merge_base(facts, "a-cpu", check, local=True) == ("" if facts is merge_base.NOTHING else words)
 
 
 def test_no_merge_base_and_no_build_are_said(tmp_path):

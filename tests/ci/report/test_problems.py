@@ -13,7 +13,7 @@ from support.builds import Outline, built
 from support.jobs import failed, gpu_step, passed, skipped
 from support.plans import step
 
-from hilgate.model import Check, Loosening, Outcome, Ruling
+from hilgate.model import Check, Outcome, ProtectedChange, Ruling
 from hilgate.report import annotation, problems, terminal
 from hilgate.report.html import render
 from hilgate.report.merge_base import MergeBase
@@ -35,7 +35,7 @@ def red(facts=FACTS, **changes):
         (step("kept", "x"), [passed()]),
     )
     steps = {one.key: one for one in verdict.steps}
-    told = {
+    reported = {
         "bad-gfx942": {
             "image": DIGEST,
             "node": "mi300-07",
@@ -44,7 +44,7 @@ def red(facts=FACTS, **changes):
         "sick-cpu": {"ruling": Ruling.INFRA, "node": "mi355-02", "evidence": ("GPU reset begin!",)},
         "kept-cpu": {"quarantined": ("q1",), "unexpected_passes": ("u1",), "flaky": tuple(f"f{n}" for n in range(25))},
     }
-    updated = tuple(steps[key].model_copy(update=values) for key, values in told.items())
+    updated = tuple(steps[key].model_copy(update=values) for key, values in reported.items())
     return plan, recorded, verdict.model_copy(update={"steps": updated} | changes), facts
 
 
@@ -122,7 +122,7 @@ def test_a_pass_that_does_not_prove_all_it_is_for_is_listed(capsys):
     ids=["nobody yet", "somebody"],
 )
 def test_a_loosened_gate_is_said_before_what_broke(show, approved, words):
-    loosened = (Loosening(path="tests/support/tolerances.py", what="changed", hunk="-A = 2 * U\n+A = 4 * U"),)
+    loosened = (ProtectedChange(path="tests/support/tolerances.py", what="changed", hunk="-A = 2 * U\n+A = 4 * U"),)
     text = below_the_headline(show(*red(loosened=loosened, approved_by=approved)).replace("&gt;", ">"))
     assert text.index(words) < text.index("tests/support/tolerances.py") < text.index("bad-gfx942")
     assert "+A = 4 * U" in text
@@ -158,7 +158,7 @@ def test_the_line_of_the_image_follows_the_step(image, planned, missing, present
 
 
 def test_the_terminal_says_it_too(capsys):
-    plan, recorded, verdict, facts = red(loosened=(Loosening(path="p", what="w"),))
+    plan, recorded, verdict, facts = red(loosened=(ProtectedChange(path="p", what="w"),))
     agents = plan.model_copy(update={"profile": "pr"})
     terminal.print_verdict(Judged(agents, recorded, verdict, Path("report.html"), facts))
     out = capsys.readouterr().out
@@ -177,7 +177,9 @@ def test_the_terminal_says_it_too(capsys):
     ]
     places = [out.index(words) for words in order]
     assert places == sorted(places)
-    terminal.print_verdict(Judged(plan, recorded, verdict, Path("report.html")))  # a desk says nothing of what it is
+    terminal.print_verdict(
+        Judged(plan, recorded, verdict, Path("report.html"))
+    )  # a local run says nothing of what it is
     assert not re.search("merge base|node:", capsys.readouterr().out)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of cells: what a cell is told of, what has no place, and that a table which lost cells never looks whole."""
+"""Tables of cells: what a cell reports, what has no place, and that a table which lost cells never looks whole."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_of_two_checks_of_a_cell_the_worse_wins_and_both_are_named(order):
         assert words in found.reason
 
 
-def test_a_check_without_a_label_is_told_and_is_no_cell():
+def test_a_check_without_a_label_is_reported_and_is_no_cell():
     found = table(cell("fig", "a"), cell("", "a", "did not run", id="t.py::x"), cell("", "", id="t.py::y"))
     assert set(found.grid) == {("fig", "a")}
     assert [words for _, words in tables.notes(found)] == [
@@ -150,7 +150,7 @@ def test_names_that_no_file_of_cells_may_have_are_those_of_builds():
     assert theirs < RESERVED_FILES
 
 
-def test_each_reason_is_told_once_with_the_cells_it_holds_for():
+def test_each_reason_is_reported_once_with_the_cells_it_holds_for():
     fruits = [f"f{number}" for number in range(6)]
 
     def outcome(row, column):
@@ -168,10 +168,10 @@ def test_many_reasons_are_counted():
     many = tables.NOTES + 5
     checks = [cell(f"f{n}", "a", "fail", f"off by {n}") for n in range(many)]
     checks += [cell("", "a", id=f"t.py::x{n}") for n in range(many)]
-    told = [words for _, words in tables.notes(table(*checks))]
-    assert len(told) == 2 * (tables.NOTES + 1)
-    assert "and 5 more reasons" in told
-    assert told[-1] == "and 5 more that are not in the table"
+    reported = [words for _, words in tables.notes(table(*checks))]
+    assert len(reported) == 2 * (tables.NOTES + 1)
+    assert "and 5 more reasons" in reported
+    assert reported[-1] == "and 5 more that are not in the table"
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,6 @@ COMPARED = {
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_a_comparison_that_failed_is_told_with_its_numbers(name):
+def test_a_comparison_that_failed_is_reported_with_its_numbers(name):
     message, words = COMPARED[name]
     assert summary(message) == words

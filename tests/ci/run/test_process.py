@@ -16,7 +16,7 @@ def job(minutes, started=NOW):
 
 
 LEFT = {
-    "desk": ({}, 1800),
+    "local": ({}, 1800),
     "no-timeout": ({TIMEOUT: "false"}, 1800),
     "empty": ({TIMEOUT: ""}, 1800),
     "no-timeout-ignores-start": ({STARTED: "garbage"}, 1800),

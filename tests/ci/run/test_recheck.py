@@ -66,7 +66,7 @@ def test_a_flake_is_found_and_is_not_a_pass(repository):
         ("test_flaky[bs 48]", Outcome.PASS, False),
     ]
     assert (ruled.outcome, ruled.ruling, len(ruled.flaky)) == (Outcome.INCONCLUSIVE, Ruling.FLAKY, 2)
-    assert ruled.evidence == ("again on the same node, desk: 2 checks: pass",)
+    assert ruled.evidence == ("again on the same node, local: 2 checks: pass",)
     assert recorded.last("samples-cpu").record.outcome is Outcome.FAIL
     assert "2 passed" in (folder / "log.txt").read_text()  # and nothing but what failed
 
@@ -113,7 +113,7 @@ def test_a_rerun_that_hangs_is_ended_and_clears_nothing(repository, monkeypatch)
     ids = ("tests/test_samples.py::test_fine",)
     with Watchdog() as watchdog:
         rerun = recheck.start(slow, ids, repository / "again", RunContext(repository, 1, plan(slow), watchdog), 0.2)
-        while (records := rerun.poll("desk", elsewhere=False)) is None:
+        while (records := rerun.poll("local", elsewhere=False)) is None:
             time.sleep(0.02)
     assert [(one.outcome, one.message) for one in records] == [(Outcome.DID_NOT_RUN, "timed out after 0.2 s")]
 

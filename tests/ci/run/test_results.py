@@ -210,7 +210,7 @@ def test_a_folder_of_no_planned_step_is_named_and_a_file_beside_them_is_no_job(j
     assert jobs.verdict().outcome is Outcome.PASS
 
 
-def test_what_a_job_put_back_is_told(jobs):
+def test_what_a_job_put_back_is_reported(jobs):
     note('{"merge_base": "b", "files": ["tests/support/tolerances.py"]}')(jobs)
     assert "with these files of the merge base: tests/support/tolerances.py" in jobs.ruled().evidence
 

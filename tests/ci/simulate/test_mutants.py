@@ -179,7 +179,7 @@ MUTANTS = {
     "a pass of any machine is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_COPIED}),
     "a pass of any versions is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_OF_OTHER_VERSIONS}),
     "any name of a result is taken": ((collect, "_misnamed", lambda _: ""), {Kind.NAMES_OF_OTHERS, Kind.REGRESSION}),
-    "agents may reuse": ((judge_step, "DESK", {"pr"}), {Kind.REUSED_BY_AGENT}),
+    "agents may reuse": ((judge_step, "LOCAL", {"pr"}), {Kind.REUSED_BY_AGENT}),
 }
 
 

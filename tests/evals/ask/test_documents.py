@@ -200,7 +200,7 @@ def test_a_gate_says_of_which_kind_its_questions_are(gate):
     assert isinstance(questions_of(gate, object), TaskQuestions)
 
 
-def test_right_wrong_and_broken_answers_are_told_apart():
+def test_right_wrong_and_broken_answers_are_distinguished():
     spoil = {
         0: Answer("Cem 1 books\nIan 5 pens\nLeo 8 cards", "stop", 15, 0),
         1: Answer("", "stop", 1, 0),

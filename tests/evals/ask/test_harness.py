@@ -36,7 +36,7 @@ class Canned:
         return None
 
 
-def test_right_wrong_and_broken_answers_are_told_apart(gate):
+def test_right_wrong_and_broken_answers_are_distinguished(gate):
     """Question 0 wrong, 1 empty, 2 right by the last number only."""
     row = list(KNOWN.values())[2]
     spoil = {
