@@ -52,9 +52,9 @@ SYSTEM: Final = ("/bin/", "/dev/", "/etc/", "/lib/", "/lib32/", "/lib64/", "/pro
 """Folders of the system that a machine is known by (`run.reuse.machine_digest`)."""
 
 _READS = TypeAdapter(dict[str, tuple[str, ...]])
-_NO_INPUT: Final = ("*.pytest_cache/*", "*__pycache__/*", ".hypothesis/constants/*", f"{GIT}ls-files")
-"""What chooses tests by options alone that no step has; bytecode; constants of a module, by the hash of its text; and
-the names of all files, which the key of a pass holds."""
+_NO_INPUT: Final = ("*.pytest_cache/*", "*__pycache__/*", ".hypothesis/constants/*", ".git", f"{GIT}ls-files")
+"""What chooses tests by options alone that no step has; bytecode; constants of a module, by the hash of its text;
+the link of a worktree; and the names of all files, which the key of a pass holds."""
 _LISTENS: Final = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 _TEST_FILE = re.compile(r"(?:.*/)?test_[^/]*\.py")

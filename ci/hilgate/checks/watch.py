@@ -96,7 +96,7 @@ def _read(place: object, *, folder: bool = False) -> None:
         if source.startswith(f"{_root}/"):
             if folder or os.path.isfile(source):
                 _once(source[len(_root) + 1 :] + end)
-        elif source != _root and not source.startswith(_held) and _is_older(source):
+        elif source != _root and not f"{source}{end}".startswith(_held) and _is_older(source):
             _once(source + end)
 
 

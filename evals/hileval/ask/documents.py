@@ -24,7 +24,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from hileval.ask.task import INVALID, ScoreError, TaskError, data_folder, identify, model_folder
-from hileval.engines import ModelFilesError, Prompt, require_model_files
+from hileval.engines import ModelFilesError, Prompt, bounded, require_model_files
 from hileval.gates.declare import EVALS, first_problem
 from hileval.records.records import Sample, flags_of, json_lines
 from hilgate.errors import RecordsError
@@ -307,7 +307,8 @@ class DocumentQuestions:
         """
         self.engine = self.engine or self._start()
         prompts = [self._prompt(self._documents[one]) for one in ids]
-        answers = self.engine.answer(prompts, max_tokens=self._gate.max_gen_toks, stop=[])
+        given = self.engine.answer(prompts, max_tokens=self._gate.max_gen_toks, stop=[])
+        answers = bounded(given, self._gate.max_gen_toks)
         if len(answers) != len(ids):
             raise ScoreError(f"{len(answers)} answers to {len(ids)} documents", remedy="repeat the run")
         return [_sample(one, self._documents[one], self._task, got) for one, got in zip(ids, answers, strict=True)]

@@ -18,7 +18,7 @@ import yaml
 from lm_eval.api.model import LM
 
 from hileval.ask.task import INVALID, ScoreError, TaskError, drawn_key, identify, model_folder
-from hileval.engines import require_model_files
+from hileval.engines import bounded, require_model_files
 from hileval.gates.declare import EVALS
 from hileval.records.records import Sample, flags_of
 from hilgate.errors import HilgateError
@@ -65,6 +65,7 @@ class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
 
         Raises:
             TaskError: The task wants arguments that are not passed on, or answers that are not greedy.
+            EngineError: An answer is longer than was asked for.
         """
         prompts = [request.args[0] for request in requests]
         arguments = requests[0].args[1]
@@ -75,7 +76,8 @@ class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
         if arguments.get("do_sample") or arguments.get("temperature", 0):
             raise TaskError("the gate compares greedy answers", remedy="set do_sample: false, temperature: 0")
         shown = [self._chat.tokens(prompt) for prompt in prompts] if self._chat else prompts
-        answers = self._engine.answer(shown, max_tokens=self._max_tokens, stop=arguments.get("until", []))
+        given = self._engine.answer(shown, max_tokens=self._max_tokens, stop=arguments.get("until", []))
+        answers = bounded(given, self._max_tokens)
         self.answers = dict(zip(map(_sha, prompts), answers, strict=True))
         return [answer.text for answer in answers]
 
@@ -244,7 +246,8 @@ def chat_of(gate: Gate) -> Chat:
     """
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder(gate))
+    trusted = bool(gate.engine_args.get("trust_remote_code", False))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder(gate), trust_remote_code=trusted)
     if not tokenizer.chat_template:
         raise TaskError("the model has no chat template", where=gate.model, remedy="use protocol: completions")
     return Chat(

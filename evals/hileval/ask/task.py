@@ -126,6 +126,20 @@ def sha256_files(*files: Path) -> str:
     return digest.hexdigest()
 
 
+def _require_decided(gate: Gate, folder: Path) -> None:
+    """A tokenizer with code of its own is replaced by another one, in silence, where that code may not run."""
+    try:
+        told = json.loads((folder / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return  # whoever loads the tokenizer says what is wrong with it
+    if isinstance(told, dict) and "auto_map" in told and "trust_remote_code" not in gate.engine_args:
+        raise TaskError(
+            "the model's tokenizer has code of its own, and the gate does not say whether it runs",
+            where=gate.model,
+            remedy="read that code, pin `revision`, and write `trust_remote_code: true` (or false) into `engine_args`",
+        )
+
+
 def identify(
     gate: Gate, *, task: dict[str, Any], tokenizer: Iterable[str], generation: dict[str, Any], **of_harness: str
 ) -> Identity:
@@ -137,8 +151,13 @@ def identify(
         tokenizer: Names of the files that turn questions into the model's input.
         generation: Arguments of generation.
         of_harness: `lm_eval`, its version, and `fewshot` where it is not the default.
+
+    Raises:
+        TaskError: The tokenizer has code of its own, and the gate does not say whether that runs.
     """
     folder = model_folder(gate)
+    if gate.weights == "hub":
+        _require_decided(gate, folder)
     also = sorted(file for pattern in ALSO for file in folder.glob(pattern))
     drawn = EVALS / "hileval/engines/worker.py"
     weights = [drawn] if gate.weights == "drawn" else sorted(folder.glob("*.safetensors"))

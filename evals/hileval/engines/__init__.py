@@ -7,8 +7,9 @@ One that fails raises `EngineError`: an empty answer would be scored as wrong.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
 
@@ -66,6 +67,27 @@ class Answer:
     """Generated tokens, the end-of-sequence token included."""
     non_finite: int
     """How many of them had a NaN or infinite log-probability."""
+
+
+_LONE: Final = re.compile("[\ud800-\udfff]")
+MOST_CHARACTERS: Final = 128
+"""Of one token, in the mean of an answer: the longest tokens of a vocabulary are runs of spaces of that size."""
+
+
+def bounded(answers: Sequence[Answer], max_tokens: int) -> list[Answer]:
+    """The answers, with U+FFFD for what no file can hold (half a surrogate pair): they are flagged as garbage then.
+
+    Raises:
+        EngineError: One is longer than was asked for: the expressions that read a number would take hours over it.
+    """
+    for answer in answers:
+        if answer.n_tokens > max_tokens or len(answer.text) > MOST_CHARACTERS * max_tokens:
+            raise EngineError(
+                f"an answer of {answer.n_tokens} tokens and {len(answer.text):,} characters, where {max_tokens} tokens "
+                "were asked for",
+                remedy="the engine does not stop where it should: see its log",
+            )
+    return [replace(answer, text=_LONE.sub("\N{REPLACEMENT CHARACTER}", answer.text)) for answer in answers]
 
 
 class Engine(Protocol):

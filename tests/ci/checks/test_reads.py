@@ -190,6 +190,7 @@ def outside(tmp_path):
         ("s = socket.socket(); s.settimeout(0.01); s.connect_ex(('192.0.2.1', 80))", "tcp://192.0.2.1:80"),
         ("subprocess.run(['git', 'tag'])", "git://tag"),
         ("subprocess.run(['git', '-c', 'a.b=c', '-C', os.getcwd() + '/inside', 'log'], cwd='/')", "git://log"),
+        ("[os.listdir(place) for place in sys.path if os.path.isdir(place)]", ""),
         ("subprocess.run(['git', '--version']), subprocess.run(['git', 'ls-files'])", ""),
         ("subprocess.run(['git', 'init', tempfile.mkdtemp()], cwd='/')", ""),
         # What is the step's own, of the system, of the environment, or sends nothing.

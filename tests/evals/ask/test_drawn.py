@@ -125,6 +125,19 @@ def test_what_was_not_asked_so_is_refused(stored, gate, rule, change, why):
         read_evaluation(folder, gate, rule, baseline, None)
 
 
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
+def test_stored_answers_may_hold_what_ends_a_line_of_text(stored, gate, rule, end):
+    folder, baseline = stored
+    path = folder / "samples.jsonl"
+    first, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    odd = json.dumps(json.loads(first) | {"text": f"one{end}two"}, ensure_ascii=False)
+    path.write_text(f"{odd}\n{rest}\n", encoding="utf-8")
+    asked, served = read_evaluation(folder, gate, rule, baseline, None)
+    assert asked.runs[0].samples[0].text == f"one{end}two"
+    assert [len(run.samples) for run in asked.runs] == [200, 200]
+    assert served is not None
+
+
 def test_answers_of_which_nobody_says_who_served_them_are_refused(stored, gate, rule):
     folder, baseline = stored
     (folder / "findings.jsonl").write_text("")

@@ -11,10 +11,11 @@ import pytest
 from hileval.ask import harness
 from hileval.ask.harness import Chat, TaskQuestions, chat_of, read_samples, resolve_task
 from hileval.ask.task import ScoreError, TaskError
-from hileval.engines import Answer, EngineError
+from hileval.engines import MOST_CHARACTERS, Answer, EngineError
 from hileval.gates.declare import load_gates
 from hileval.pocket.cli import TEST_FILE
 from hileval.pocket.data import read_jsonl
+from hileval.records.records import Sample
 from hilgate.errors import Exit
 
 KNOWN = {f"Question: {row.question}\nAnswer:": row for row in read_jsonl(TEST_FILE)}
@@ -60,6 +61,37 @@ def test_questions_are_those_of_the_file_though_its_size_and_time_are_the_same(g
     assert [row["answer"] for row in harness._load(config).eval_docs] == ["#### 1"]
     _written(key, "2")
     assert [row["answer"] for row in harness._load(config).eval_docs] == ["#### 2"]
+
+
+MOST = 32 * MOST_CHARACTERS
+ODD = {
+    "half a surrogate pair": "\ud800 #### 99",
+    "a NUL and an escape": "\x00\x1b[2J #### 99",
+    "letters": "x" * MOST,
+    "digits": "#### " + "9" * (MOST - 5),
+    "lines": "\n" * MOST,
+    "brackets": "[" * MOST,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_broken_output_is_a_wrong_answer_that_is_kept(name, gate):
+    gate = gate.model_copy(update={"max_gen_toks": 32})
+    spoilt = Canned({0: Answer(ODD[name], "length", 32, 0)})
+    (sample,) = TaskQuestions(gate, lambda: spoilt).ask([0], 0)
+    assert not sample.strict_correct
+    assert not sample.flexible_correct
+    assert sample.flags
+    assert sample.text == ODD[name].replace("\ud800", "\N{REPLACEMENT CHARACTER}")
+    assert Sample.model_validate_json(sample.model_dump_json()) == sample
+
+
+@pytest.mark.parametrize("answer", [Answer("9" * (MOST + 1), "length", 32, 0), Answer(" #### 9", "stop", 33, 0)])
+def test_an_answer_longer_than_was_asked_for_is_no_answer(answer, gate):
+    """lm-eval's expression takes five minutes and more over a million digits."""
+    gate = gate.model_copy(update={"max_gen_toks": 32})
+    with pytest.raises(EngineError, match="where 32 tokens were asked for"):
+        TaskQuestions(gate, lambda: Canned({0: answer})).ask([0], 0)
 
 
 def _written(path, answer):
@@ -190,7 +222,7 @@ def test_a_template_that_writes_the_first_token_is_not_given_a_second_one(gate, 
     tokenizer = mock.Mock(chat_template="x")
     tokenizer.apply_chat_template.return_value = "<s>2 + 2?"
     tokenizer.side_effect = lambda _, add_special_tokens=True: {"input_ids": [1] * add_special_tokens + [1, 7]}
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: tokenizer)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _, **__: tokenizer)
     talk = chat_of(gate)
     assert talk.tokens(talk.text([{"role": "user", "content": "2 + 2?"}])) == [1, 7]
 

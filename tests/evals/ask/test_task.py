@@ -4,7 +4,7 @@
 import pytest
 
 from hileval.ask import task
-from hileval.ask.task import snapshot, weights_sha
+from hileval.ask.task import TaskError, snapshot, weights_sha
 from hilgate.errors import CannotRunHereError
 
 
@@ -56,3 +56,23 @@ def test_whatever_turns_a_question_into_tokens_or_ends_an_answer_is_identified(g
         (tmp_path / name).write_text(content)
         found.append(identity())
     assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize("trusted", [None, True, False])
+def test_a_tokenizer_with_code_of_its_own_is_not_replaced_in_silence(trusted, gate, monkeypatch, tmp_path):
+    monkeypatch.setattr(task, "model_folder", lambda _: tmp_path)
+    said = {} if trusted is None else {"trust_remote_code": trusted}
+    hub = gate.model_copy(update={"weights": "hub", "engine_args": said})
+
+    def identity():
+        return task.identify(hub, task={}, tokenizer=(), generation={}, lm_eval="0")
+
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Own"}')
+    assert identity()
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}')
+    if trusted is None:
+        with pytest.raises(TaskError, match="code of its own") as caught:
+            identity()
+        assert "trust_remote_code" in caught.value.remedy
+    else:
+        assert identity()
