@@ -313,6 +313,21 @@ def test_a_damaged_launch_is_not_known_and_is_deleted(name, tmp_path):
     assert not path.exists()
 
 
+def test_tensors_that_share_memory_are_another_launch():
+    """`add_one(x, y)` copies and `add_one(a, a)` overwrites: the same bytes, names and code."""
+
+    def key(*starts):
+        memory, data = Memory(), np.zeros(64, np.uint8)
+        apart = [data, np.zeros(64, np.uint8)]
+        for k, start in enumerate(starts):
+            memory.add("xy"[k], (apart[k] if start is None else data[start : start + 32])[:32])
+        return Known(Path("nowhere")).key(program("s_nop 0"), memory, ())
+
+    keys = [key(None, None), key(0, 0), key(0, 16), key(16, 0)]
+    assert len(set(keys)) == 4
+    assert key(0, 32) == key(None, None), "side by side is apart"
+
+
 def test_passes_follow_the_flops():
     rate = {"f16": 512, "f32": 64, "xf32": 256}  # per cycle and SIMD: MI300X data sheet / 304 compute units / 4 SIMDs
     for name, kind in (
