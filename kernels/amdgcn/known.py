@@ -47,6 +47,20 @@ def machine_code(program: Program) -> str:
     return hashlib.sha256(repr((program.arch, code, sorted(program.descriptor.items()))).encode()).hexdigest()
 
 
+def _aliases(memory: Memory) -> list[tuple[int, int]]:
+    """Of each region, with which it shares memory (the first of them all) and where in that it begins."""
+    order = sorted(range(len(memory.regions)), key=lambda number: memory.regions[number].base)
+    found, group, end = {}, list[int](), -1
+    for number in order:
+        region = memory.regions[number]
+        if region.base >= end:
+            group = []
+        group.append(number)
+        found[number] = group
+        end = max(end, region.base + region.views[1].size)
+    return [(min(found[k]), each.base - memory.regions[found[k][0]].base) for k, each in enumerate(memory.regions)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Known:
     """A folder with a file for each launch."""
@@ -58,8 +72,8 @@ class Known:
         if sum(region.views[1].size for region in memory.regions) > LARGEST:
             return ""
         digest = hashlib.sha256(_executor() + repr((machine_code(program), settings)).encode())
-        for region in memory.regions:
-            about = (region.name, region.start, region.end, region.readonly, region.steps, region.run)
+        for region, alias in zip(memory.regions, _aliases(memory), strict=True):
+            about = (region.name, region.start, region.end, region.readonly, region.steps, region.run, alias)
             digest.update(repr((about, region.views[1].size)).encode())
             digest.update(np.ascontiguousarray(region.views[1]).data)
         return digest.hexdigest()

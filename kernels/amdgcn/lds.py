@@ -13,20 +13,24 @@ import numpy as np
 
 from .arithmetic import Array, L, U
 
-JUNK = (0x7FB1A5ED, 0xDB3C0F17)
-"""What is undefined holds the first in one twin and the second in the other: a NaN, a large negative number."""
+JUNK = {"gfx942": (0x7FB1A5ED, 0xDB3C0F17), "gfx950": (0x7F7FFFFF, 0)}
+"""What is undefined holds the first in one twin and the second in the other.
+
+A NaN and a large negative number differ in arithmetic; the largest number and 0 differ in a maximum, a mask, beside a
+bound and where something is compared with 0. Each arch has a pair, as what one of them compiles the other does too.
+"""
 
 
 class Lds:
     """LDS of `rows` workgroups of `size` bytes; the second half of the rows is that of the twins."""
 
-    def __init__(self, rows: int, size: int, element: int, twins: int) -> None:
+    def __init__(self, rows: int, size: int, element: int, twins: int, junk: tuple[int, int]) -> None:
         self.size, self.element, self.first = size, element, rows // twins
         self.pitch = (size + 15) // 16 * 16
         self.bytes = np.empty(max(rows * self.pitch, 16), np.uint8)
         words = self.bytes.view(U)
-        words[:] = JUNK[0]
-        words[self.first * self.pitch // 4 :] = JUNK[twins - 1]
+        words[:] = junk[0]
+        words[self.first * self.pitch // 4 :] = junk[twins - 1]
         self.views: dict[int, Array] = {1: self.bytes, 2: self.bytes.view(np.uint16), 4: words}
         count = rows * self.pitch // element + 1
         self.written, self.read, self.readers = (np.full(count, -1, np.int32) for _ in range(3))

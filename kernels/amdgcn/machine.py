@@ -15,7 +15,7 @@ import numpy as np
 
 from .arithmetic import Array, U
 from .errors import LaunchError, ProgramFault
-from .lds import Lds
+from .lds import JUNK, Lds
 from .memory import Sharing
 from .text import EXEC
 from .waves import LANES, Waves
@@ -52,6 +52,7 @@ class Machine:
         twins: 2 looks for undefined values, 1 does not.
         races: Whether to look for races in LDS, and between workgroups in memory.
         banks: Of the LDS, to count conflicts; 0 counts none.
+        junk: What is undefined in a wave and in its twin; None takes the pair of the arch.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class Machine:
         twins: int = 2,
         races: bool = True,
         banks: int = 0,
+        junk: tuple[int, int] | None = None,
     ) -> None:
         self.translated, self.program, self.memory = translated, translated.program, memory
         self.lds_bytes, self.twins, self.races, self.banks = lds_bytes, twins, races, banks
+        self.junk = junk or JUNK.get(self.program.arch, JUNK["gfx942"])
         self.steps = self.interval = self.wave_instructions = self.conflicts = 0
         self.traffic: Counter[tuple[str, int]] = Counter()
         """(global or lds, bytes of an access) -> accesses of lanes."""
@@ -136,7 +139,7 @@ class Machine:
 
     def _together(self, workgroups: Array, num_waves: int, kernarg: int) -> None:
         self.interval = 0
-        self.lds = Lds(len(workgroups) * self.twins, self.lds_bytes, self.translated.lds_element, self.twins)
+        self.lds = Lds(len(workgroups) * self.twins, self.lds_bytes, self.translated.lds_element, self.twins, self.junk)
         live = [self._start(workgroups, num_waves, kernarg)]
         while live:
             ready = [group for group in live if not group.waiting]

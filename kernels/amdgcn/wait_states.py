@@ -7,6 +7,10 @@ for scalars, transcendentals and parts of registers itself, and its matrix instr
 instruction is one wait state, `s_nop N` is N + 1. A forward dataflow keeps, for each register and kind of writer, the
 fewest wait states since it was written.
 
+LLVM's recogniser adds: a lane swap of gfx950 behind a VALU write, a load into LDS behind a write of M0, a load into the
+C of a running product, and, because a page fault may repeat them together (XNACK), consecutive scalar loads of which
+one overwrites another's address.
+
 Where LLVM's code and these rules differ, the rules are the same and LLVM's count is not: its recogniser walks back over
 a whole block, so on the path of a taken branch it counts the `s_branch` behind it too, which does not run there. Such
 a path is one wait state short. Whether a taken branch costs so much that it does not matter, only a GPU can say. The
@@ -19,7 +23,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Literal
 
-from .effects import Register, effects
+from .effects import Effects, Register, effects
 from .errors import LaunchError
 from .text import EXEC, M0, VCC
 from .waits import Hazard
@@ -27,11 +31,11 @@ from .waits import Hazard
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .effects import Effects
     from .text import Instruction, Program
 
-Writer = Literal["valu", "trans", "shifted", "matrix", "matrix source", "wide store"]
-"""`shifted`: a result whose place in the register SDWA or op_sel chose; `wide store`: data of a store above 8 bytes."""
+Writer = Literal["valu", "trans", "shifted", "matrix", "matrix source", "wide store", "salu"]
+"""`shifted`: a result whose place in the register SDWA or op_sel chose; `wide store`: data of a store above 8 bytes;
+`salu`: M0 by a scalar instruction."""
 
 ARCHES = ("gfx90a", "gfx942", "gfx950")
 _WINDOW = 24
@@ -40,6 +44,7 @@ _WINDOW = 24
 _TRANSCENDENTAL = re.compile(r"v_(?:exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_f(?:16|32)")
 _MATRIX = re.compile(r"v_mfma_f32_(16x16|32x32)x\d+_?(\w+)")
 _WIDE_STORE = re.compile(r"(?:global|buffer|scratch)_store_dwordx[34]")
+_NARROWED = re.compile(r"v_cvt_scalef32_\w*pk\w*_(?:fp4|fp6|bf6|fp8|bf8)_\w+")
 _LANE_SELECT = ("v_readlane_b32", "v_writelane_b32")
 _LANE_READ = ("v_readlane_b32", "v_readfirstlane_b32")
 _MEMORY = ("global_", "buffer_", "scratch_", "ds_")
@@ -73,34 +78,68 @@ def check_wait_states(program: Program, *, as_llvm: bool = False) -> list[Hazard
     """
     if program.arch not in ARCHES:
         raise LaunchError(f"wait states of {program.arch} are not written down; those of {', '.join(ARCHES)} are")
-    newer, older = program.arch == "gfx950", program.arch == "gfx90a"
+    _, found = _entries(program, as_llvm=as_llvm)
+    return [found[index] for index in sorted(found)]
+
+
+def _entries(program: Program, *, as_llvm: bool) -> tuple[dict[int, _State], dict[int, Hazard]]:
+    """State in front of each block that can be reached, and the hazards by instruction."""
     entry: dict[int, _State] = {0: {}}
-    work, found = [0], {}
+    work, found = [0], dict[int, Hazard]()
     while work:
         block = work.pop()
-        state: _State = {key: (-age, count, xdl) for key, (age, count, xdl) in entry[block].items()}
-        now = 0
-        for instruction in program.blocks[block].instructions:
-            effect = effects(instruction)
-            for (writer, register), need in _needs(instruction, effect, newer=newer, older=older, state=state):
-                since = now - state[writer, register][0]
-                if since < need:
-                    why = f"{register[0]}{register[1]} of a {writer} {since} wait states before, {need} are needed"
-                    found[instruction.index] = Hazard(instruction, why)
-            now += int(instruction.operands[0].value) + 1 if instruction.mnemonic == "s_nop" else 1
-            for writer, register in _writes(instruction, effect, older=older):
-                state[writer, register] = (now, *_length(instruction, older=older))
-        ages: _State = {k: (now - at, count, xdl) for k, (at, count, xdl) in state.items() if now - at < _WINDOW}
-        behind = program.blocks[block + 1 : block + 2]
-        skipped = as_llvm and behind and [one.mnemonic for one in behind[0].instructions] == ["s_branch"]
-        for successor in program.successors(block):
-            old, more = entry.get(successor, {}), bool(skipped and successor != block + 1)
+        ages, hazards = _through(program, block, entry[block], -1)
+        found |= {each.instruction.index: each for each in hazards}
+        for successor, more in _successors(program, block, as_llvm=as_llvm):
+            old = entry.get(successor, {})
             aged = {key: (age + more, count, xdl) for key, (age, count, xdl) in ages.items()}
             new = old | {key: each for key, each in aged.items() if key not in old or each[0] < old[key][0]}
             if successor not in entry or new != old:
                 entry[successor] = new
                 work.append(successor)
-    return [found[index] for index in sorted(found)]
+    return entry, found
+
+
+def _through(program: Program, block: int, entry: _State, without: int) -> tuple[_State, list[Hazard]]:
+    """State behind a block and the hazards in it; the instruction `without` is left out."""
+    newer, older = program.arch == "gfx950", program.arch == "gfx90a"
+    state: _State = {key: (-age, count, xdl) for key, (age, count, xdl) in entry.items()}
+    now, clause, found = 0, list[Effects](), list[Hazard]()
+    for instruction in program.blocks[block].instructions:
+        if instruction.index == without:
+            continue
+        effect = effects(instruction)
+        for (writer, register), need in _needs(instruction, effect, newer=newer, older=older, state=state):
+            since = now - state[writer, register][0]
+            if since < need:
+                why = f"{register[0]}{register[1]} of a {writer} {since} wait states before, {need} are needed"
+                found.append(Hazard(instruction, why))
+        clause = [*clause, effect] if effect.counter == "sm" else []
+        if why := _unsafe_to_repeat(clause):
+            found.append(Hazard(instruction, why))
+        now += int(instruction.operands[0].value) + 1 if instruction.mnemonic == "s_nop" else 1
+        for writer, register in _writes(instruction, effect, older=older):
+            state[writer, register] = (now, *_length(instruction, older=older))
+    return {k: (now - at, count, xdl) for k, (at, count, xdl) in state.items() if now - at < _WINDOW}, found
+
+
+def _unsafe_to_repeat(clause: list[Effects]) -> str:
+    """Why scalar loads that follow each other may not be executed again from the first of them."""
+    if len(clause) < 2:
+        return ""
+    loaded = set[Register]().union(*(each.writes for each in clause))
+    reads = set[Register]().union(*(each.reads for each in clause))
+    if common := sorted(loaded & reads):
+        return f"{common[0][0]}{common[0][1]} is an address of loads that overwrite it, which a page fault may repeat"
+    return ""
+
+
+def _successors(program: Program, block: int, *, as_llvm: bool) -> Iterator[tuple[int, int]]:
+    """Blocks that may follow, and wait states on the way to them."""
+    behind = program.blocks[block + 1 : block + 2]
+    skipped = as_llvm and behind and [one.mnemonic for one in behind[0].instructions] == ["s_branch"]
+    for successor in program.successors(block):
+        yield successor, int(bool(skipped and successor != block + 1))
 
 
 def _length(instruction: Instruction, *, older: bool) -> tuple[int, bool]:
@@ -118,12 +157,21 @@ def _writes(instruction: Instruction, effect: Effects, *, older: bool) -> Iterat
             yield "valu", register
             if _TRANSCENDENTAL.fullmatch(name):
                 yield "trans", register
-            if instruction.modifiers.get("dst_sel", "DWORD") != "DWORD" or "mixhi" in name:
+            if _shifts(instruction):
                 yield "shifted", register
+    elif name.startswith("s_"):
+        yield from (("salu", register) for register in effect.writes if register == ("s", M0))
     elif _WIDE_STORE.fullmatch(name):
         data = instruction.operands[0 if name.startswith("buffer") else 1]
         scalar = name.startswith("buffer") and instruction.operands[3].kind == "s"
         yield from (() if scalar else (("wide store", register) for register in data.registers()))
+
+
+def _shifts(instruction: Instruction) -> bool:
+    """Whether SDWA or op_sel put the result at a place in its register."""
+    name, chosen = instruction.mnemonic, instruction.numbers("op_sel", [])
+    upper = bool(chosen[3:] and chosen[3]) or bool(_NARROWED.fullmatch(name) and any(chosen))
+    return upper or instruction.modifiers.get("dst_sel", "DWORD") != "DWORD" or "mixhi" in name
 
 
 def _needs(
@@ -157,11 +205,15 @@ def _needs(
         if name == "v_div_fmas_f32":
             demand("valu", {("s", VCC), ("s", VCC + 1)}, 4)
         if instruction.encoding == "dpp":
-            demand("valu", operands[2 if "_co_" in name else 1].registers(), 2)
+            demand("valu", vectors, 2)  # what it keeps of its destination too
             demand("valu", exec_, 5)
         demand("wide store", effect.writes, 1 if older else 2)
+    if newer and name.startswith("v_permlane"):
+        demand("valu", vectors | effect.writes, 2)
     if memory:
         demand("valu", scalars, 5)
+        if instruction.to_lds:
+            demand("salu", {("s", M0)}, 1)
     if matrix:
         demand("valu", exec_, 4)
         demand("valu", vectors, 2)
@@ -175,7 +227,7 @@ def _needs(
             own_xdl = passes(name, older=older)[1]
             late = count + (not older) + (newer and count != 2) if xdl else count
             need[key] = 0 if same or (own_xdl and not xdl) else late
-    if vector and not matrix:
+    if (vector and not matrix) or memory:
         for key in [key for key in state if key[0] == "matrix source" and key[1] in effect.writes]:
             need[key] = {2: 1, 4: 3, 8: 7, 16: 15}[state[key][1]]
     yield from need.items()

@@ -21,7 +21,7 @@ from . import matrix
 from .arithmetic import Array, L, Q, U, pair, sign_extend
 from .errors import ProgramFault
 from .figures import bank_conflicts
-from .lds import JUNK, offsets
+from .lds import offsets
 from .text import EXEC, M0
 from .waits import HOLDS
 
@@ -98,7 +98,7 @@ class Waves:
 
     def refresh(self) -> None:
         """Junk of this group's size; call after the rows are known."""
-        junk = np.array(JUNK, U)[self.twin]
+        junk = np.array(self.machine.junk, U)[self.twin]
         self.junk, self.scalar_junk = np.broadcast_to(junk[:, None], (self.n, LANES)), junk
         self._masks = {}
 

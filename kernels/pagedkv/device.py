@@ -25,8 +25,8 @@ if INTERPRETED:
     interpreter.hasten()
 
 
-def current() -> Arch:
-    """Return the limits of the device that the kernels are compiled for.
+def current(tensor: torch.Tensor | None = None) -> Arch:
+    """Return the limits of the device that the kernels are compiled for: that of `tensor`, else the current one.
 
     Raises:
         UnsupportedArchError: if it is of an arch without limits and tuning data.
@@ -34,7 +34,10 @@ def current() -> Arch:
     if INTERPRETED:
         return limits("interpreter")
     # Not where the audit compiles for a device that is not there.
-    return _installed(torch.cuda.current_device()) if torch.cuda.is_initialized() else _target()
+    if not torch.cuda.is_initialized():
+        return _target()
+    own = tensor is not None and tensor.is_cuda
+    return _installed(tensor.get_device() if own and tensor is not None else torch.cuda.current_device())
 
 
 @functools.cache
@@ -43,7 +46,9 @@ def _installed(index: int) -> Arch:
 
     Devices of one arch differ in it (gfx942: 304 of an MI300X, 228 of an MI300A, 80 of an MI308X).
     """
-    return dataclasses.replace(_target(), compute_units=torch.cuda.get_device_properties(index).multi_processor_count)
+    with torch.cuda.device(index):
+        target = _target()
+    return dataclasses.replace(target, compute_units=torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 def _target() -> Arch:

@@ -2,14 +2,18 @@
 """Calls that look like an earlier one: their checks, their launch and Triton's look at each argument are done already.
 
 What a launcher checks and chooses, and which machine code Triton takes, follows from dtypes, extents, strides, devices
-and addresses modulo 16 of its tensors and from the values of everything else. So a call of which all this has occurred
-before does what the earlier one did. Under Triton's interpreter, and where the audit compiles for devices that are not
-there, nothing is kept.
+and addresses modulo 16 of its tensors, from the values of everything else, from the device's driver and from Triton's
+settings. So a call of which all this has occurred before does what the earlier one did. Under Triton's interpreter, and
+where the audit compiles for devices that are not there, nothing is kept.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+from triton import knobs
+from triton.runtime import driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -24,7 +28,43 @@ MOST = 4096
 TWO_GIB = 1 << 31
 """Bytes of a tensor's storage above which Triton for AMD addresses it otherwise (buffer operations have 32 bits)."""
 
+_SETTINGS = (b"TRITON_", b"AMDGCN_", b"LLVM_", b"MLIR_")
+"""Beginnings of environment variables that change what Triton makes of a kernel."""
+
 _runs: dict[Hashable, Callable[..., None]] = {}
+
+
+def _driver() -> object:
+    """Triton's driver; None under its interpreter, which has none."""
+    return None if knobs.runtime.interpret else driver.active
+
+
+class _Surroundings:
+    """What Triton compiles with, as a number that is another one once any of it has changed."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[Any, ...] = ()
+        self._known: list[tuple[Any, ...]] = []
+        self._number = 0
+
+    def number(self) -> int:
+        """Return the number of the driver and the settings of this moment; settings that come back have theirs again.
+
+        The environment is compared as bytes, without decoding: that is a microsecond, and a call has a few.
+        """
+        environment = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001
+        now = (_driver(), environment, vars(knobs.amd), vars(knobs.runtime), vars(knobs.compilation))
+        if now != self._seen:
+            self._seen = (now[0], *(dict(each) for each in now[1:]))
+            flags = {name: value for name, value in environment.items() if name.startswith(_SETTINGS)}
+            found = (now[0], flags, *self._seen[2:])
+            if found not in self._known:
+                self._known.append(found)
+            self._number = self._known.index(found)
+        return self._number
+
+
+_surroundings = _Surroundings()
 
 
 def look(tensor: Tensor | None) -> Hashable:
@@ -55,7 +95,7 @@ class Launch:
             self._compiled(*arguments, *self._rest)
             return
         compiled = self._kernel[self._grid](*arguments, **self._constants)
-        if compiled is not None:
+        if compiled is not None and not getattr(self._kernel, "pre_run_hooks", None):  # which want each launch
             # Constants are in the machine code; what is passed in their place is not looked at.
             self._rest = (None,) * (len(self._kernel.arg_names) - len(arguments))
             self._compiled = compiled[(*self._grid, 1, 1)[:3]]
@@ -69,6 +109,8 @@ def call(looks: Hashable, prepare: Callable[[], Prepared | None], *arguments: An
         prepare: Checks the call; None if there is nothing to do.
         arguments: Of what runs the call.
     """
+    if looks is not None:
+        looks = (looks, _surroundings.number())
     run = _runs.get(looks)
     if run is not None:
         run(*arguments)

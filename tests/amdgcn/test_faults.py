@@ -10,7 +10,7 @@ from support.wave import machine, program
 
 from amdgcn.errors import LaunchError, ProgramFault, UnknownInstructionError
 from amdgcn.launch import amdgcn
-from amdgcn.lds import Lds
+from amdgcn.lds import JUNK, Lds
 from amdgcn.memory import Memory, own_steps
 from amdgcn.translate import translate
 
@@ -402,3 +402,48 @@ def test_interpreted_kernels_have_no_machine_code(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(LaunchError, match="TRITON_INTERPRET=0"), amdgcn("gfx942"):
         pass
+
+
+USES = {  # of v9 or s20, which nobody wrote
+    "a maximum": "v_max_f32_e32 v2, v3, v9",
+    "a maximum of three": "v_max3_f32 v2, v3, v3, v9",
+    "a median": "v_med3_f32 v2, 0, 1.0, v9",
+    "a minimum of integers": "v_min_u32_e32 v2, v4, v9",
+    "a mask of one bit": "v_and_b32_e32 v2, 1, v9",
+    "another bit": "v_and_b32_e32 v2, 4, v9",
+    "beside 0": "v_cmp_eq_u32_e32 vcc, 0, v9\nv_cndmask_b32_e32 v2, v3, v4, vcc",
+    "beside a number": "v_cmp_eq_u32_e32 vcc, v9, v4\nv_cndmask_b32_e32 v2, v3, v4, vcc",
+    "a bound": "v_cmp_gt_u32_e32 vcc, 64, v9\nv_cndmask_b32_e32 v2, v3, v4, vcc",
+    "a sign": "v_lshrrev_b32_e32 v2, 31, v9",
+    "whether it is a number": "v_cmp_o_f32_e32 vcc, v9, v9\nv_cndmask_b32_e32 v2, v3, v4, vcc",
+    "a scalar beside 0": "s_cmp_lg_u32 s20, 0\ns_cselect_b32 s21, 1, 2\nv_mov_b32_e32 v2, s21",
+    "a copy": "v_mov_b32_e32 v2, v9",
+    "a sum": "v_add_f32_e32 v2, v3, v9",
+}
+UNSEEN = {"beside a number"}
+"""Neither pair holds the number 7; a third would have to."""
+
+
+def test_one_arch_or_the_other_sees_a_use_of_what_is_undefined():
+    seen = {arch: {name for name, lines in USES.items() if is_seen(lines, arch)} for arch in JUNK}
+    assert seen["gfx942"] | seen["gfx950"] == USES.keys() - UNSEEN
+    assert not seen["gfx942"] >= USES.keys() - UNSEEN, "then one pair would be enough"
+
+
+def is_seen(lines, arch):
+    memory = Memory()
+    base = memory.add("out", np.zeros(256, np.uint8))
+    text = f"""
+        v_lshlrev_b32_e32 v1, 2, v0
+        s_mov_b32 s8, 0
+        s_mov_b32 s9, {base >> 32}
+        v_mov_b32_e32 v3, 2.0
+        v_mov_b32_e32 v4, 7
+        {lines}
+        global_store_dword v1, v2, s[8:9]
+        """
+    try:
+        machine(text, arch=arch, memory=memory, twins=2).run((1, 1, 1), 1, 0)
+    except ProgramFault as fault:
+        return "undefined" in str(fault)
+    return False

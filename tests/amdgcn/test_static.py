@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.nops import kept_for_nothing
 from support.wave import program, run
 
 from amdgcn.effects import effects
@@ -165,6 +166,9 @@ HAZARDS = [  # first, second, wait states that must lie between on gfx942 (CDNA3
     (MFMA, "v_mfma_f32_16x16x16_f16 v[8:11], v[4:5], v[6:7], v[0:3]", 0),
     ("v_mfma_f32_32x32x2_f32 v[0:15], v16, v17, 0", "v_add_f32_e32 v18, v1, v1", 18),
     ("v_mov_b32_e32 v4, 0", MFMA, 2),
+    ("v_mov_b32_e32 v3, v2", "v_add_u32_dpp v3, v1, v2 row_shr:1 row_mask:0xf bank_mask:0xf", 2),
+    ("v_mfma_f32_16x16x16_f16 v[0:3], v[4:5], v[6:7], v[8:11]", "global_load_dword v9, v20, s[2:3]", 3),
+    ("v_mfma_f32_32x32x8_f16 v[0:15], v[16:17], v[18:19], v[20:35]", "ds_read_b32 v22, v40", 7),
 ]
 
 
@@ -205,6 +209,45 @@ OLDER = [  # CDNA2 ISA, 4.5
     ("v_exp_f32_e32 v1, v2", "v_mul_f32_e32 v3, v1, v2", 0),
     ("global_store_dwordx4 v0, v[4:7], s[2:3]", "v_mov_b32_e32 v5, 0", 1),
 ]
+
+
+NEWER = [  # what gfx950 adds: LLVM's checkPermlaneHazards, hasCvtScaleForwardingHazard
+    ("v_mov_b32_e32 v0, v1", "v_permlane32_swap_b32_e32 v0, v2", 2),
+    ("v_mov_b32_e32 v0, v1", "v_permlane16_swap_b32_e32 v2, v0", 2),
+    ("v_cvt_scalef32_pk_fp8_f32 v0, v1, v2, v3 op_sel:[0,0,0,1]", "v_mov_b32_e32 v4, v0", 1),
+    ("v_bitop3_b16 v0, v1, v2, v3 bitop3:0xc0 op_sel:[0,0,0,1]", "v_mov_b32_e32 v4, v0", 1),
+    ("s_mov_b32 m0, s5", "buffer_load_dwordx4 v0, s[8:11], 0 offen lds", 1),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "need"), NEWER)
+def test_wait_states_of_gfx950(first, second, need):
+    def found(states):
+        return check_wait_states(program("\n".join([first, *(["s_nop 0"] * states), second]), "gfx950"))
+
+    assert not found(need)
+    assert str(found(need - 1)[0].instruction).startswith(second.split()[0])
+
+
+def test_scalar_loads_that_a_page_fault_repeats():
+    """LLVM, checkSoftClauseHazards: the second load overwrites the address of the first."""
+    loads = ["s_load_dwordx2 s[4:5], s[2:3], 0x0", "s_load_dwordx2 s[2:3], s[2:3], 0x8"]
+    assert check_wait_states(program("\n".join(loads)))
+    assert not check_wait_states(program("\n".join([loads[0], "s_nop 0", loads[1]])))
+    assert not check_wait_states(program(loads[1]))
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        ([MFMA, "s_nop 6", "v_add_f32_e32 v8, v1, v1"], False),
+        (["v_mov_b32_e32 v1, 0", "s_nop 0", "v_add_f32_e32 v8, v1, v1"], True),
+        (["v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", "s_nop 0", "v_add_f32_e32 v8, v3, v3"], False),
+        (["v_exp_f32_e32 v1, v2", "s_nop 0", ".LBB0_1:", "v_mul_f32_e32 v3, v1, v2", "s_cbranch_scc1 .LBB0_1"], False),
+    ],
+)
+def test_a_nop_that_nothing_demands_is_named(lines, kept):
+    assert bool(kept_for_nothing(program("\n".join(lines)))) == kept
 
 
 @pytest.mark.parametrize(("first", "second", "need"), OLDER)
@@ -268,6 +311,21 @@ def test_a_damaged_launch_is_not_known_and_is_deleted(name, tmp_path):
     path.write_bytes(SPOILT[name](path.read_bytes()))
     assert known.replay("a", memory_of(0)) is None
     assert not path.exists()
+
+
+def test_tensors_that_share_memory_are_another_launch():
+    """`add_one(x, y)` copies and `add_one(a, a)` overwrites: the same bytes, names and code."""
+
+    def key(*starts):
+        memory, data = Memory(), np.zeros(64, np.uint8)
+        apart = [data, np.zeros(64, np.uint8)]
+        for k, start in enumerate(starts):
+            memory.add("xy"[k], (apart[k] if start is None else data[start : start + 32])[:32])
+        return Known(Path("nowhere")).key(program("s_nop 0"), memory, ())
+
+    keys = [key(None, None), key(0, 0), key(0, 16), key(16, 0)]
+    assert len(set(keys)) == 4
+    assert key(0, 32) == key(None, None), "side by side is apart"
 
 
 def test_passes_follow_the_flops():

@@ -51,7 +51,7 @@ def kernels(monkeypatch) -> dict[str, Compiled]:
         scan: ("chunk_scan_kernel",),
     }
     for module, names in places.items():
-        monkeypatch.setattr(module, "current", lambda: limits("sm_90"))
+        monkeypatch.setattr(module, "current", lambda *_: limits("sm_90"))
         for name in names:
             found[name] = Compiled(getattr(module, name))
             monkeypatch.setattr(module, name, found[name])
@@ -234,3 +234,53 @@ def test_what_is_kept_has_a_bound(monkeypatch):
     for length in range(40, 45):
         paged.paged_attention(**_attention(_cache(), max_seq_len=length))
         assert len(prepared._runs) <= 2
+
+
+@pytest.mark.parametrize("side", ["key", "value"])
+def test_a_cache_that_is_pointed_elsewhere_is_looked_at_anew(kernels, side):
+    """As a server does that sleeps and wakes up: the same tensor, other memory, 4 bytes off a 16-byte boundary."""
+    cache = _cache()
+    paged.paged_attention(**_attention(cache))
+    tensor = getattr(cache, side)
+    other = torch.zeros(tensor.numel() + 2, dtype=tensor.dtype)
+    tensor.set_(other.untyped_storage(), 2, tensor.shape, tensor.stride())
+    paged.paged_attention(**_attention(cache))
+    assert [how for how, *_ in kernels["attention_kernel"].launches] == ["compile", "compile"]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_cache_that_is_pointed_at_a_wrong_shape_is_refused():
+    cache = _cache()
+    paged.paged_attention(**_attention(cache))
+    cache.value.set_(torch.zeros(BLOCKS, BLOCK, KV_HEADS, SIZE + 8, dtype=torch.float16))
+    with pytest.raises(ArgumentError, match=r"cache\.value"):
+        paged.paged_attention(**_attention(cache))
+
+
+def test_settings_of_triton_that_change_are_other_calls(kernels, monkeypatch):
+    def call():
+        paged.paged_attention(**_attention(_cache()))
+
+    call()
+    monkeypatch.setenv("TRITON_HIP_USE_ASYNC_COPY", "1")
+    call()
+    monkeypatch.setenv("UNRELATED", "1")
+    call()
+    monkeypatch.delenv("TRITON_HIP_USE_ASYNC_COPY")
+    call()
+    assert [how for how, *_ in kernels["attention_kernel"].launches] == ["compile", "compile", "run", "run"]
+
+
+def test_another_driver_makes_other_calls(kernels, monkeypatch):
+    """Two archs in one process, on tensors of one device: what the first compiled is not run on the second."""
+    for name in ("gfx942", "gfx950", "gfx942"):
+        monkeypatch.setattr(prepared, "_driver", lambda name=name: name)
+        paged.paged_attention(**_attention(_cache()))
+    assert [how for how, *_ in kernels["attention_kernel"].launches] == ["compile", "compile", "run"]
+
+
+def test_hooks_that_want_each_launch_get_each(kernels):
+    kernels["attention_kernel"].pre_run_hooks = [print]
+    for _ in range(2):
+        paged.paged_attention(**_attention(_cache()))
+    assert [how for how, *_ in kernels["attention_kernel"].launches] == ["compile", "compile"]

@@ -4,7 +4,8 @@
     TRITON_INTERPRET=0 PYTHONPATH=tests python -m support.audited --triton 3.6.0 --objects .triton/.codeobjects
 
 What the audit compiles is compiled, or taken from its store, and handed to amdgcn's reader and static checks; gfx942
-and gfx950 are translated too, so every mnemonic has a meaning and with it an oracle (tests/amdgcn/test_oracles.py).
+and gfx950 are translated too, so every mnemonic has a meaning and with it an oracle (tests/amdgcn/test_oracles.py),
+and each `s_nop` is taken out in turn: without it there must be a hazard, or a listed reason (support/nops.py).
 Of a kernel that does not compile the audit says whether that is known; here it is no finding.
 """
 
@@ -31,18 +32,20 @@ from pagedkv.audit.isolation import run_isolated
 from pagedkv.audit.machine import LDS_GRANULES
 from pagedkv.audit.objects import ObjectStore, object_key
 from pagedkv.audit.runner import make_plan
+from support.nops import kept_for_nothing
 
 
 def check(text: str) -> tuple[int, str]:
     """Instructions of a text, and what is wrong with it in words."""
     try:
         program = parse(text)
-        hazards = [*check_waits(program), *check_wait_states(program)]
+        hazards, nops = [*check_waits(program), *check_wait_states(program)], list[str]()
         if program.arch in ARCHES:
             translate(program)
+            nops = kept_for_nothing(program)
     except (UnreadableTextError, UnknownInstructionError) as error:
         return 0, str(error)
-    return len(program.instructions), "; ".join(map(str, hazards))
+    return len(program.instructions), "; ".join(map(str, [*hazards, *nops]))
 
 
 def find_or_check(wanted: Specialisation, store: ObjectStore | None) -> tuple[int, str]:

@@ -38,8 +38,8 @@ def program(lines: str, arch: str = "gfx942") -> Program:
     return parse(_TEXT.format(arch=arch, lines=text))
 
 
-def machine(lines: str, *, arch="gfx942", memory=None, lds_bytes=65536, twins=1, races=True) -> Machine:
-    return Machine(translate(program(lines, arch)), memory or Memory(), lds_bytes, twins=twins, races=races)
+def machine(lines: str, *, arch="gfx942", memory=None, lds_bytes=65536, twins=1, races=True, junk=None) -> Machine:
+    return Machine(translate(program(lines, arch)), memory or Memory(), lds_bytes, twins=twins, races=races, junk=junk)
 
 
 def run(
@@ -63,7 +63,7 @@ def run(
     one = machine(lines, arch=arch, memory=memory, lds_bytes=lds_bytes)
     uses = one.translated
     uses.vectors, uses.scalars = [True] * 512, [True] * 128
-    one.lds = Lds(count, lds_bytes, uses.lds_element, 1)
+    one.lds = Lds(count, lds_bytes, uses.lds_element, 1, one.junk)
     group = one._start(np.array([[k, 0, 0] for k in range(count)]), 1, 0)
     for number, value in vector.items():
         group.V[number] = np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.uint32), (count, 64)))

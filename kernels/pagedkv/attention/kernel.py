@@ -382,6 +382,7 @@ def attention_kernel(
     FORMAT: tl.constexpr,
     NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
     ALIGN: tl.constexpr,  # see strides.alignment
+    EVEN_GROUPS: tl.constexpr,  # of V in PACKING 2: whether the stride of a group is a multiple of X
     ALIKE: tl.constexpr,  # whether blocks and tokens of K and of V are equally far apart
     DEPENDENT: tl.constexpr,  # see merge.follow
     PAIRS: tl.constexpr,  # whether codes are read in pairs; see attend_pairs
@@ -521,6 +522,8 @@ def attention_kernel(
         if WINDOWED and not DECODE:
             whole_begin = tl.maximum(kv_begin, context_len + first_token + TOKENS - window)
         full_begin, full_end = full_tiles(first_tile, end_tile, whole_begin, whole_end, TILE, WINDOWED)
+        if not EVEN_GROUPS:
+            full_end = full_begin  # below a token has a stride, and there it would be a fraction
         last = (kv_end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
         entries = block_table + tl.cast(first_seq, tl.int64) * stride_table
         place = column

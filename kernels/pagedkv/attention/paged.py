@@ -118,7 +118,7 @@ def paged_attention(
         num_seqs, num_kv_heads = block_table.shape[0], cache.num_kv_heads
         if num_tokens == 0 or num_seqs == 0:
             return None
-        arch = current()
+        arch = current(query)
         launch = choose(
             arch,
             head_size=head_size,
@@ -200,6 +200,7 @@ def paged_attention(
             NATIVE=scales.native_on(arch),
             ALIKE=cache.packing == "rows" and cache.key_strides[:2] == cache.value_strides[:2],
             ALIGN=alignment(*query.stride()[:2], *cache.key_strides, *cache.value_strides),
+            EVEN_GROUPS=cache.packing != "shuffle" or cache.value_strides[1] % cache.x == 0,
             num_warps=launch.waves,
             num_stages=launch.stages,
             DEPENDENT=dependent,

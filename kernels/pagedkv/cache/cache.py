@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pagedkv.errors import ArgumentError
@@ -98,19 +97,22 @@ class PagedCache:
         scaled = self.quantisation
         return (self.key, self.value) if scaled is None else (scaled.key_scale, scaled.value_scale)
 
-    @cached_property
+    @property
     def look(self) -> Hashable:
-        """What `pagedkv.prepared.look` says of its tensors, and how it is packed and quantised."""
+        """What `pagedkv.prepared.look` says of its tensors, and how it is packed and quantised.
+
+        Asked at each call: whoever sleeps and wakes up points the same tensors at other memory (`Tensor.set_`).
+        """
         scaled = self.quantisation
         scales = scaled and (scaled.format, look(scaled.key_scale), look(scaled.value_scale))
         return self.packing, look(self.key), look(self.value), scales
 
-    @cached_property
+    @property
     def key_strides(self) -> tuple[int, int, int, int]:
         """Of block, token, head and group of x channels (0 in `rows`), in elements."""
         return _strides(self.key, KEY_AXES[self.packing], "bthC")
 
-    @cached_property
+    @property
     def value_strides(self) -> tuple[int, int, int, int]:
         """Of block, token, head and channel, in elements.
 

@@ -172,7 +172,7 @@ def gather_kv_cache(
     num_rows = token_to_seq.shape[0]
     if num_rows == 0 or max_blocks == 0:
         return
-    arch = current()
+    arch = current(key)
     launch = tuning(arch.name).gather
     scales = kernel_scales(cache)
     strides = (cache.key_strides, cache.value_strides, key.stride()[:2], value.stride()[:2])

@@ -202,7 +202,7 @@ def rotate_and_write(
         checks.within("positions", positions, max_position, "max_position of cos_sin")
     if num_tokens == 0:
         return
-    launch = tuning(current().name).write
+    launch = tuning(current(query).name).write
     scales = kernel_scales(cache)
     strides = (query.stride()[:2], key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
     # Not fewer than lanes: a row that two waves hold would be read by one after the other had stored it.

@@ -126,7 +126,7 @@ def write_kv_cache(
         num_slots = slot_mapping.shape[0]
         if num_slots == 0:
             return None
-        data = tuning(current().name).write
+        data = tuning(current(key).name).write
         scales = kernel_scales(cache)
         strides = (key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
         padded = next_power_of_two(head_size)

@@ -100,7 +100,7 @@ def mla_decode(
             quantised=cache_format is not None,
             programs=programs,
         )
-        arch = current()
+        arch = current(query)
         launch = choose(arch, shape)
         if tables is not None:
             checks.same_step(tables, launch, num_seqs)

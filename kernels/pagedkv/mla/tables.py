@@ -67,7 +67,7 @@ def allocate(like: Tensor, shape: MlaShape, num_seqs: int) -> Tables:
         shape: Of the steps.
         num_seqs: Sequences of a step, those that pad a captured graph included.
     """
-    launch = choose(current(), shape)
+    launch = choose(current(like), shape)
 
     def table(*extents: int) -> Tensor:
         return like.new_empty(extents, dtype=torch.int32)

@@ -79,7 +79,8 @@ def chunk_scan_kernel(
     if first >= length:
         return
     sequence = tl.load(sequences + chunk)
-    continued = tl.load(sequences + chunk - 1, mask=chunk > 0, other=-1) == sequence
+    # The first chunk continues none, whatever its sequence is called: -1 is what a server pads with.
+    continued = (chunk > 0) & (tl.load(sequences + chunk - 1, mask=chunk > 0, other=-1) == sequence)
 
     group = head // HEADS_OF_GROUP
     offset = tl.arange(0, ROWS)

@@ -71,7 +71,7 @@ def chunk_scan(
             return None
         if debug:
             checks.chunks(chunk_starts, sequences, x.shape[0], chunk_size, initial_states)
-        arch = current()
+        arch = current(x)
         data = tuning(arch.name).scan.of(head_size, C.shape[2], chunk_size)
         options: dict[str, int] = {}
         if arch.operand_from_lds_rows == NEVER:

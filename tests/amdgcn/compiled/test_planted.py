@@ -10,6 +10,7 @@ from support import mla_steps
 from support.attending import attend, expected, small
 from support.launches import CASES, wrong
 from support.machine_code import OUTPUTS
+from support.nops import kept_for_nothing
 from support.tolerances import ROW_RELATIVE
 
 from amdgcn.errors import ProgramFault
@@ -150,3 +151,13 @@ def test_a_miscompile_is_caught(arch, monkeypatch):
     golden, _ = reference.attention(data.query, rows, rows[..., :32], **data.metadata, scale=data.scale)
     found = wrong(mla_steps.decode(data, programs=3)[0], golden, ROW_RELATIVE["mla", "float16"])
     assert bool(found) == ((arch, triton.__version__) == ("gfx942", "3.6.0")), found
+
+
+def test_every_nop_of_a_sample_is_demanded(arch):
+    """As many as a gate can afford; `python -m support.audited` takes out each of each audited kernel."""
+    with amdgcn(arch, outputs=OUTPUTS) as session:
+        decode()
+        extend()
+    programs = [parse(text) for text in session.texts.values()]
+    assert sum(one.mnemonic == "s_nop" for each in programs for one in each.instructions) >= 20
+    assert not [why for each in programs for why in kept_for_nothing(each, most=12)]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from types import SimpleNamespace
@@ -141,8 +142,32 @@ def test_compute_units_are_those_of_the_device(units, monkeypatch):
     monkeypatch.setattr(device.torch.cuda, "current_device", lambda: 0)
     found = SimpleNamespace(multi_processor_count=units)
     monkeypatch.setattr(device.torch.cuda, "get_device_properties", lambda _: found)
+    monkeypatch.setattr(device.torch.cuda, "device", contextlib.nullcontext)
     device._installed.cache_clear()
     assert device.current() == dataclasses.replace(limits("gfx942"), compute_units=units)
+    device._installed.cache_clear()
+
+
+def test_the_device_of_a_tensor_is_asked_and_not_the_current_one(monkeypatch):
+    """A host with GPUs of two kinds: the launch of the other one's tensor takes its arch and its compute units."""
+    at = [0]
+
+    @contextlib.contextmanager
+    def on(index):
+        at.append(index)
+        yield
+        at.pop()
+
+    monkeypatch.setattr(device, "INTERPRETED", False)
+    monkeypatch.setattr(device, "_target", lambda: limits(("gfx942", "gfx950")[at[-1]]))
+    monkeypatch.setattr(device.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(device.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(device.torch.cuda, "get_device_properties", lambda k: SimpleNamespace(multi_processor_count=k))
+    monkeypatch.setattr(device.torch.cuda, "device", on)
+    device._installed.cache_clear()
+    found = device.current(SimpleNamespace(is_cuda=True, get_device=lambda: 1))
+    assert (found.name, found.compute_units) == ("gfx950", 1)
+    assert device.current().name == "gfx942"
     device._installed.cache_clear()
 
 
