@@ -161,3 +161,18 @@ def test_every_nop_of_a_sample_is_demanded(arch):
     programs = [parse(text) for text in session.texts.values()]
     assert sum(one.mnemonic == "s_nop" for each in programs for one in each.instructions) >= 20
     assert not [why for each in programs for why in kept_for_nothing(each, most=12)]
+
+
+def test_two_archs_in_one_process(arch):
+    """One after the other, and one inside the other: each runs its own machine code of the same prepared call."""
+    other = {"gfx942": "gfx950", "gfx950": "gfx942"}[arch]
+    names = []
+    for name in (arch, other, arch):
+        with amdgcn(name) as session:
+            assert not decode()
+            with amdgcn({arch: other, other: arch}[name]) as inner:
+                assert not decode()
+            assert not decode()
+        assert (len(session.launches), len(inner.launches)) == (2, 1)
+        names += [{parse(text).arch for text in each.texts.values()} for each in (session, inner)]
+    assert names == [{arch}, {other}, {other}, {arch}, {arch}, {other}]

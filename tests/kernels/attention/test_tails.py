@@ -64,3 +64,17 @@ def test_scores_of_minus_ten_thousand(device, record_property):
     out = attend(data, scale=200.0)  # 64 channels of -1: every score is -12800
     golden = expected(data, scale=200.0)
     check(out, golden, record_property)
+
+
+@pytest.mark.parametrize("more", [1, 2, 4])
+@pytest.mark.parametrize("query_lens", [[1, 1], [5, 20]], ids=["decode", "extend"])
+def test_groups_of_v_any_distance_apart(query_lens, more, device, record_property):
+    """In `shuffle` X tokens are a group: where its stride is no multiple of X, a token has no stride of its own."""
+    data = small(device, query_lens, [100, 70], dtype=HALF, layout_name="shuffle")
+    golden, value = expected(data), data.pool.value
+    shape, group = list(value.shape), value.shape[3] * value.shape[4] + more  # [blocks, heads, groups, channels, X]
+    strides = [shape[1] * shape[2] * group, shape[2] * group, group, shape[4], 1]
+    storage = torch.full((shape[0] * strides[0],), float("nan"), dtype=value.dtype, device=device)
+    data.pool.value = storage.as_strided(shape, strides).copy_(value)
+    assert data.pool.cache.value_strides[1] % data.pool.cache.x
+    check(attend(data, num_splits=1), golden, record_property)

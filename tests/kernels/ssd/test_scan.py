@@ -153,6 +153,19 @@ def test_a_nan_stays_in_its_sequence(device):
     assert given["out"][slice(*case.ends[2:4])].isnan().all()
 
 
+def test_a_first_chunk_that_pads_continues_no_other(device):
+    """-1 is what a server pads with, and is no chunk's neighbour: what lies in front of the states is not read."""
+    case = Case("bamba", "one", "float32", device, initial=False)
+    states = case.arguments["states"]
+    behind = torch.full((2, *states.shape[1:]), float("nan"), device=device)
+    behind[1:] = states
+    case.arguments["states"], case.arguments["sequences"][0] = behind[1:], -1
+    chunk_scan(**case.arguments)
+    golden = case.golden[0]
+    relative = (case.arguments["out"].double().cpu() - golden.y).norm(dim=-1) / golden.scale
+    assert (relative <= ROW_RELATIVE["scan", "float32"]).all()
+
+
 def test_chunk_scan_beyond_int32(device, far_storage):
     """States lie 2^28 elements apart, and 14 chunks do not fit 32 bits."""
     case = Case("odd", "longer", "float16", device, initial=False)
