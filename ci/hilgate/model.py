@@ -552,7 +552,7 @@ class PlannedStep(StrictModel):
         command = f"{self.step.command} {arguments}".rstrip()
         return self.redeclared(command=command, minimum=minimum).model_copy(update={"arguments": arguments})
 
-    def slice(self) -> PlannedStep:
+    def subset(self) -> PlannedStep:
         """Its smoke subset; the step itself where it has none."""
         if self.step.smoke is None:
             return self
@@ -582,7 +582,7 @@ OmissionCause = Literal[
     "not affected", "not asked for", "other profiles", "not in smoke", "no queue", "not here", "need omitted"
 ]
 """Why a step is left out: the change does not select it; others were named; it belongs to other plans; it has no smoke
-slice; no queue offers the device; this machine lacks something or another device of it is taken; what it needs is left
+subset; no queue offers the device; this machine lacks something or another device of it is taken; what it needs is left
 out itself."""
 
 

@@ -2,7 +2,7 @@
 """Who: a branch, a fork. What: a file that decides, brought so that nobody sees it: under a name that is not UTF-8, in
 a folder that is called like a page, or called binary by an attribute, so that its diff is empty.
 
-Expected: agents plan no change with such a name, and a local run reports it; a folder called `x.md` is no page; the
+What must happen: agents plan no change with such a name, a local run reports it; a folder called `x.md` is no page; the
 diff is shown whatever attributes the change gives, and the attributes themselves need a name.
 """
 

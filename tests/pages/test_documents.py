@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages in Markdown: what they link to and what they name is there."""
 
+import json
+import os
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from hilgate.git import tracked_files
+from hilgate.model import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [name for name in tracked_files(ROOT) if name.endswith(".md")]
@@ -45,3 +51,64 @@ def test_every_attack_is_listed_with_what_happens():
         said = path.read_text(encoding="utf-8").split('"""')[1]
         assert said.startswith("Who: "), path
         assert all(word in said for word in (" What: ", "What must happen: ")), path
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def example(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run an example as a reader would, on a CPU."""
+    command = [sys.executable, ROOT / "examples" / name, *arguments]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, env=env)
+
+
+def test_the_readme_is_short_and_shows_the_example_that_runs():
+    assert len(README.splitlines()) <= 80
+    _, _, code = (ROOT / "examples/attend.py").read_text(encoding="utf-8").partition('"""\n\n')
+    shown = code.rpartition("\n\nheads = ")[0]
+    assert textwrap.indent(shown, "    ") in README
+    done = example("attend.py")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.removeprefix("largest difference from torch: ")) < 1e-5
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("pass", 0), ("fail", 1), ("did not run", 1), ("inconclusive", 1)])
+def test_the_example_reads_a_verdict(tmp_path, outcome, status):
+    step = {"key": "a-cpu", "area": "a", "label": "a", "outcome": outcome, "ruling": "pass", "why": "2 checks"}
+    step |= {"counts": {}, "seconds": 1.0, "reproduce": "hilgate run a-cpu"}
+    verdict = {"decided": "2026-01-01T00:00:00Z", "profile": "pr", "commit": "", "plan_digest": "", "outcome": outcome}
+    verdict |= {"why": "1 step", "steps": [step], "omissions": []}
+    path = tmp_path / "verdict.json"
+    path.write_text(Verdict.model_validate_json(json.dumps(verdict)).model_dump_json(), encoding="utf-8")
+    done = example("read_verdict.py", path)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (status, f"{outcome}: 1 step"), done.stderr
+    assert ("repeat it with: hilgate run a-cpu" in done.stdout) == (status == 1)
+
+
+PRIVATE = re.compile(
+    r"\b(?:desks?|nouns?|deeds?|hasten\w*|Loosening|told|(?:it|change) loosens)\b"
+    r"|\b(?:a|the|its|this|each|every|of) rooms?\b(?! (?:for|on|left|is|to)\b)"
+)
+"""Words that this project once used for local runs, data models, events, patches, protected changes and packages."""
+READ = (".py", ".md", ".yaml", ".yml", ".j2", ".tf")
+EXEMPT = (
+    "tests/pages/test_documents.py",
+    "tests/test_tiny.py",
+    "tests/kernels/",
+    "tests/audit/",
+    "tests/amdgcn/",
+    "tests/mamba/",
+    "tests/models/",
+)
+
+
+@pytest.mark.parametrize("folder", ["", "benchmarks", "ci", "docker", "evals", "examples", "tests"])
+def test_the_words_are_those_of_the_field(folder):
+    found = []
+    for name in tracked_files(ROOT):
+        top = name.partition("/")[0] if "/" in name else ""
+        if top == folder and name.endswith(READ) and not name.startswith(EXEMPT):
+            lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+            found += [f"{name}:{at}: {line.strip()}" for at, line in enumerate(lines, 1) if PRIVATE.search(line)]
+    assert found == []

@@ -58,7 +58,7 @@ class Floor:
 
     Attributes:
         step: Key of the declared step.
-        smoke: Whether it is the promise of its smoke slice.
+        smoke: Whether it is the promise of its smoke subset.
         area: Key of its area.
         minimum: As declared.
         environment: Of the step, beyond this process's own.
@@ -114,7 +114,7 @@ def written(collected: int) -> int:
 
 
 def floors(declarations: Declarations) -> Iterator[Floor]:
-    """The promises of each step that pytest runs on the cpu, and of its smoke slice."""
+    """The promises of each step that pytest runs on the cpu, and of its smoke subset."""
     path = list(declarations.project.python_path)
     for area, step in declarations.steps():
         if step.evidence != "junit" or CPU not in step.devices or shlex.split(step.command)[:3] != PYTEST:

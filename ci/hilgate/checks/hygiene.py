@@ -70,7 +70,7 @@ LINTERS = (
     Linter("hadolint", "hadolint", ("Dockerfile",)),
 )
 
-ROOMS = ("kernels", "ci", "evals", "tests", "docker")
+FOLDERS = ("kernels", "ci", "evals", "tests", "docker")
 """Folders that are no packages: `kernels/__init__.py` would shadow the `kernels` package that transformers imports."""
 
 PACKAGES = ("ci/hilgate/", "kernels/pagedkv/", "kernels/amdgcn/", "evals/hileval/")
@@ -97,11 +97,11 @@ FORBIDDEN = {
 _CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
 
 
-def room_packages(texts: Mapping[str, str]) -> list[str]:
-    """`__init__.py` directly in a room, or anywhere under tests/."""
+def folder_packages(texts: Mapping[str, str]) -> list[str]:
+    """`__init__.py` directly in a top folder, or anywhere under tests/."""
     paths = [PurePosixPath(name) for name in texts if name.endswith("__init__.py")]
-    packages = [path for path in paths if str(path.parent) in ROOMS or path.parts[0] == "tests"]
-    return [f"{path}: makes a package of a room; delete it" for path in packages]
+    packages = [path for path in paths if str(path.parent) in FOLDERS or path.parts[0] == "tests"]
+    return [f"{path}: makes a package of a top folder; delete it" for path in packages]
 
 
 def class_names(texts: Mapping[str, str]) -> list[str]:
@@ -150,7 +150,7 @@ def local_hooks(texts: Mapping[str, str]) -> list[str]:
 
 
 RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
-    "no-room-package": room_packages,
+    "no-folder-package": folder_packages,
     "class-names": class_names,
     "licenses": licenses,
     "pipelines": pipelines,

@@ -44,7 +44,7 @@ Since = Annotated[
 ]
 
 
-builds = typer.Typer(help="Show accuracy, kernel times, flaky checks and minutes over many builds.")
+builds = typer.Typer(help="Show accuracy, kernel times and flaky checks over builds.")
 program.add_typer(builds, name="history", no_args_is_help=True)
 
 

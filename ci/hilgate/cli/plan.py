@@ -125,7 +125,7 @@ def explain(
     history: History = None,
     as_json: Json = False,
 ) -> None:
-    """Show all about one step: what it runs and which files select it."""
+    """Show what a step runs and which files select it."""
     from hilgate import git
     from hilgate.declare import imports
     from hilgate.declare.load import load
@@ -193,7 +193,7 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
 def schema(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a file format (default: list the names).")] = "",
 ) -> None:
-    """Print the JSON schema of a file that hilgate reads or writes."""
+    """Print the JSON schema of a file of hilgate."""
     from pydantic import TypeAdapter
 
     from hilgate import model

@@ -305,7 +305,7 @@ def assemble(
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
     promised = 0
     if profile == "smoke":
-        steps = tuple(step.slice() for step in steps)
+        steps = tuple(step.subset() for step in steps)
         everything = {step.key: Wanted("") for _, step in declarations.steps() if "gate" in step.profiles}
         promised = sum(step.step.minimum for step in expand(declarations, everything, target, otherwise=otherwise)[0])
     elif profile == "gate" and change.files is not None and not (whole or select or models or known.ci):
@@ -344,7 +344,7 @@ def _thin(step: PlannedStep) -> PlannedStep:
     """What a change runs of a step locally, where agents run all of it."""
     if step.step.smoke is None or not step.step.smoke.on_change:
         return step
-    return step.slice().model_copy(update={"reason": f"{step.reason}; {_of_it(step.step.smoke)}"})
+    return step.subset().model_copy(update={"reason": f"{step.reason}; {_of_it(step.step.smoke)}"})
 
 
 def _of_it(smoke: Smoke) -> str:

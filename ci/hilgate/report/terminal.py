@@ -60,7 +60,7 @@ def mark_of(outcome: Outcome) -> Text:
 
 
 def table_of(names: Sequence[str], rows: Iterable[Sequence[object]], *, header: bool = True, style: str = "") -> Table:
-    """A table whose last column folds into the room that is left; what is no `Text` yet is text of a change."""
+    """A table whose last column folds into the space that is left; what is no `Text` yet is text of a change."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="bold")
     for position, name in enumerate(names):
         last = position == len(names) - 1

@@ -79,7 +79,7 @@ def run_build(scenario: Scenario, name: str, faults: tuple[Fault, ...], folder: 
     )
     site = Site(name, plan, plan_digest(plan), folder / "attempts", faults)
     if Kind.LOOSENED in loosened:
-        site.ledger.wrong.append("the gate is loosened and nobody approved")
+        site.ledger.wrong.append("a protected change has no approval")
     approved_by = APPROVER if loosened == {Kind.LOOSENED_APPROVED} else ""
     flow = _Flow(site, scenario, folder, quarantine_of(site), approved_by)
     flow.build.run()

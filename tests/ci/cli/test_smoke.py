@@ -23,7 +23,7 @@ SLICE = {"smoke": {"arguments": "--part", "minimum": 1, "minutes": 0.1}, "minimu
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory):
-    """A repository with a step that has a slice and one that has none."""
+    """A repository with a step that has a subset and one that has none."""
     root = tmp_path_factory.mktemp("origin")
     (root / "ci").mkdir()
     (root / "ci" / "project.yaml").write_text("budgets: {smoke: 4, all: 0.0001}\n")
@@ -105,7 +105,7 @@ def test_a_change_runs_a_slice_of_a_step_that_says_so_and_that_is_said(clone):
     assert "✓ pass: a subset of sliced-cpu: 4 of at least 5 checks; `hilgate gate --all` runs" in said
     assert "a run of a part of sliced-cpu decides about" in hilgate(clone, "bundle", "--out", "e.tar").stderr
     again = gate(clone)
-    assert "started" not in again.stderr, "a slice that passed is reused"
+    assert "started" not in again.stderr, "a subset that passed is reused"
     assert "a subset of sliced-cpu: 4 of at least 5 checks" in again.stdout
     for options in (["--all"], ["--steps", "sliced"]):
         assert "of at least" not in gate(clone, *options).stdout
@@ -211,6 +211,6 @@ def test_a_gates_own_passes_are_the_next_forecast(clone):
     assert "about 2 min 30 s on" in gate(clone, command="plan").stdout
     assert "measured for 1 of 1" in " ".join(gate(clone, command="plan").stdout.split())
     whole = " ".join(gate(clone, "--all", command="plan").stdout.split())
-    assert "(declared minutes, at this machine's pace)" in whole, "a slice says nothing of its whole step's minutes"
+    assert "(declared minutes, at this machine's pace)" in whole, "a subset says nothing of its whole step's minutes"
     (clone / "results" / "passes.json").write_text("{")
     assert "declared minutes" in gate(clone, command="plan").stdout

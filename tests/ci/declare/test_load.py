@@ -217,7 +217,7 @@ DEPENDANT = STEP.replace("key: one", "key: two, needs: [one]")
             "'one-cpu' is taken by ci/areas/a.yaml:6 steps[0].key",
         ),
     ],
-    ids=["no shared device", "not in the same plans", "a slice that needs a whole step", "planned keys collide"],
+    ids=["no shared device", "not in the same plans", "a subset that needs a whole step", "planned keys collide"],
 )
 def test_steps_that_do_not_fit_each_other(tmp_path, steps, expected):
     (found,) = mistakes(write(tmp_path, a=area("a", *steps)))
