@@ -118,7 +118,7 @@ def offered(folder: Path, configuration: str, **variables: str) -> dict[str, str
             stderr=subprocess.DEVNULL,
         ) as agent:
             try:
-                return ended.get(timeout=20)
+                return ended.get(timeout=60)
             finally:
                 agent.terminate()
 

@@ -189,7 +189,7 @@ def test_a_daemon_that_hangs_is_a_sick_node(agent, monkeypatch):
 
 
 def test_a_container_that_outlives_its_step_is_stopped_and_its_results_are_kept(agent, monkeypatch, capsys):
-    monkeypatch.setattr(job.PlannedJob, "seconds", 0.5)
+    monkeypatch.setattr(job.PlannedJob, "seconds", 3.0)
     agent.docker(seconds=60)
     assert agent.run(monkeypatch) == 75
     assert [call[0] for call in agent.calls()][-2:] == ["stop", "rm"]
@@ -229,11 +229,11 @@ def test_a_signal_stops_the_container_and_keeps_its_results(agent, number):
     words = [sys.executable, "-m", "hilgate.agent.job", KEY, *where]
     env = {**agent.env, "PYTHONPATH": "ci", "TMPDIR": str(agent.bin.parent)}
     with subprocess.Popen(words, cwd=agent.checkout, env=env, stderr=subprocess.PIPE, text=True) as child:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not (agent.bin / "started").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         child.send_signal(number)
-        assert child.wait(20) == 130
+        assert child.wait(60) == 130
         assert f"ended: {number.name}" in child.stderr.read()
     assert [call[0] for call in agent.calls()][-2:] == ["stop", "rm"]
     assert (agent.results / "results.jsonl").exists()
