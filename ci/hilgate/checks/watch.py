@@ -89,14 +89,15 @@ def _read(place: object, *, folder: bool = False) -> None:
     if name + end in _looked:
         return
     _looked.add(name + end)
-    for path in {name, os.path.realpath(name)}:
+    real = os.path.realpath(name)
+    for path in {name, real}:
         above, _, file = path.rpartition("/")
         compiled = file.endswith(".pyc") and above.endswith("/__pycache__")  # <module>.<whoever compiled it>.pyc
         source = f"{above[:-12]}/{file.partition('.')[0]}.py" if compiled else path
         if source.startswith(f"{_root}/"):
             if folder or os.path.isfile(source):
                 _once(source[len(_root) + 1 :] + end)
-        elif source != _root and not f"{source}{end}".startswith(_held) and _is_older(source):
+        elif path == real and source != _root and not f"{source}{end}".startswith(_held) and _is_older(source):
             _once(source + end)
 
 
