@@ -3,16 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 TORCH_INDEX ?=
-# Where it is set, every process compiles what it imports once more; .gitignore has what is written.
+# Unset, so that Python caches compiled files (git ignores them).
 export PYTHONDONTWRITEBYTECODE =
-# Else each step would get it, and no pass of `make test` would count for `make gate ARGS=--all`.
+# ARGS is not exported: it would change the environment of every step, and no earlier pass could be reused.
 unexport ARGS
 .PHONY: gate test image extensions setup lock clean
 
 gate: setup  ## plan, run, judge, report: what changed, else a smoke run; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
 
-# Steps that are tests, start no engine and compile for no AMD GPU. What passes here the next `make gate` of this clone reuses.
+# Tests that start no engine and compile for no AMD GPU. The next `make gate` of this clone reuses their passes.
 TESTS := pages units images-units kernels amdgcn-oracles routing mamba-kernels
 
 test: setup  ## the tests that start no engine, and the ten slowest of them; ARGS names files for plain pytest
@@ -28,7 +28,7 @@ image: setup  ## build the CPU image, or find it built (docker buildx, or root w
 extensions: setup  ## compile the ROCm image's extensions for AMD without ROCm, and compare; ARGS=--sample, --record
 	@"$(VENV)/bin/python" -m hilgate.images extensions $(ARGS)
 
-# In a tenth of a second where everything is installed: what decides is a digest of the pins and not the times of files.
+# Takes a tenth of a second when all is installed: it compares a digest of the pins, not the times of files.
 setup:  ## make the environment, or find it made; TORCH_INDEX=URL names the index that torch comes from
 	@TORCH_INDEX="$(TORCH_INDEX)" requirements/install.sh "$(VENV)" "$(PYTHON)"
 

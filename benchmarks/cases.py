@@ -54,7 +54,7 @@ class Goal:
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """One row of the table. The sequences of a case are alike, but for the prefill of a mixed batch."""
 
     name: str
@@ -148,13 +148,13 @@ class Case:
         return 2 * pairs * self.num_q_heads * (self.head_size + (self.latent_size or self.head_size))
 
 
-def _decode(name: str, num_seqs: int, seq_len: int, goal: Goal, **more: object) -> Case:
-    return Case(name=f"decode {name}", op="decode", num_seqs=num_seqs, seq_len=seq_len, goal=goal, **more)
+def _decode(name: str, num_seqs: int, seq_len: int, goal: Goal, **more: object) -> BenchmarkCase:
+    return BenchmarkCase(name=f"decode {name}", op="decode", num_seqs=num_seqs, seq_len=seq_len, goal=goal, **more)
 
 
-def _mla(num_seqs: int, num_heads: int, block_size: int = 16, scales: Scales = "none", **goal: float) -> Case:
+def _mla(num_seqs: int, num_heads: int, block_size: int = 16, scales: Scales = "none", **goal: float) -> BenchmarkCase:
     name = f"mla {num_heads} heads bs{num_seqs} 8k" + (f" block {block_size}" if block_size != 16 else "")
-    return Case(
+    return BenchmarkCase(
         name + " fp8" * (scales != "none"),
         "mla",
         num_seqs,
@@ -170,9 +170,9 @@ def _mla(num_seqs: int, num_heads: int, block_size: int = 16, scales: Scales = "
     )
 
 
-def _scan(num_heads: int, head_size: int, state_size: int, num_groups: int = 1, chunk: int = 256) -> Case:
+def _scan(num_heads: int, head_size: int, state_size: int, num_groups: int = 1, chunk: int = 256) -> BenchmarkCase:
     name = f"scan 16 x 512 {num_heads} heads d{head_size} n{state_size}"
-    return Case(
+    return BenchmarkCase(
         name,
         "scan",
         16,
@@ -187,18 +187,20 @@ def _scan(num_heads: int, head_size: int, state_size: int, num_groups: int = 1, 
     )
 
 
-def _write(name: str, layout: str = "nhd", peer: str = WRITE, **more: object) -> Case:
-    return Case(f"write 262k {name}", "write", 32, 8192, layout=layout, peer=peer, goal=Goal(fraction=0.85), **more)
+def _write(name: str, layout: str = "nhd", peer: str = WRITE, **more: object) -> BenchmarkCase:
+    return BenchmarkCase(
+        f"write 262k {name}", "write", 32, 8192, layout=layout, peer=peer, goal=Goal(fraction=0.85), **more
+    )
 
 
-def _host(case: Case, name: str) -> Case:
+def _host(case: BenchmarkCase, name: str) -> BenchmarkCase:
     """Return a case of the host's time: one that the device is done with sooner than the host."""
     return dataclasses.replace(case, name=f"host {name}", host=True, goal=Goal())
 
 
 SIXTY_FOUR = Goal(like="decode bs64 8k")
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[BenchmarkCase, ...] = (
     _decode("bs1 2k", 1, 2048, Goal()),
     _decode("bs1 8k", 1, 8192, Goal(ratio=3)),
     _decode("bs1 32k", 1, 32768, Goal(ratio=3)),
@@ -250,16 +252,16 @@ CASES: tuple[Case, ...] = (
     _mla(32, 8),
     *(_mla(32, heads, scales="tensor") for heads in (8, 16)),
     *(_mla(num_seqs, 128) for num_seqs in (1, 8, 32, 128)),
-    Case("mixed 32 x 8k + prefill 2k", "mixed", 32, 8192, prefill_tokens=2048),
-    Case("prefill 4 x 4k", "prefill", 4, 4096, 4096),
-    Case("prefill 4 x 4k block 784", "prefill", 4, 4096, 4096, block_size=784, layout="interleaved"),
-    Case("extend 512 on 16k", "prefill", 1, 16384 + 512, 512),
-    Case("extend 512 on 16k block 784", "prefill", 1, 16384 + 512, 512, block_size=784, layout="interleaved"),
+    BenchmarkCase("mixed 32 x 8k + prefill 2k", "mixed", 32, 8192, prefill_tokens=2048),
+    BenchmarkCase("prefill 4 x 4k", "prefill", 4, 4096, 4096),
+    BenchmarkCase("prefill 4 x 4k block 784", "prefill", 4, 4096, 4096, block_size=784, layout="interleaved"),
+    BenchmarkCase("extend 512 on 16k", "prefill", 1, 16384 + 512, 512),
+    BenchmarkCase("extend 512 on 16k block 784", "prefill", 1, 16384 + 512, 512, block_size=784, layout="interleaved"),
     _scan(128, 64, 128),
     _scan(64, 64, 64, num_groups=2),
     _scan(24, 128, 256),
-    Case("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
-    Case(
+    BenchmarkCase("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
+    BenchmarkCase(
         "gather 262k block 784",
         "gather",
         32,
@@ -270,7 +272,9 @@ CASES: tuple[Case, ...] = (
         goal=Goal(fraction=0.85),
     ),
     *(
-        Case(f"gather 262k {packing}", "gather", 32, 8192, layout=packing, peer=GATHER, goal=Goal(fraction=0.85))
+        BenchmarkCase(
+            f"gather 262k {packing}", "gather", 32, 8192, layout=packing, peer=GATHER, goal=Goal(fraction=0.85)
+        )
         for packing in ("native", "shuffle")
     ),
     _write("random slots"),
@@ -282,7 +286,7 @@ CASES: tuple[Case, ...] = (
     _write("shuffle runs", "shuffle", SHUFFLE_WRITE, runs=True),
     _host(_decode("", 8, 256, Goal()), "decode"),
     _host(_decode("", 8, 256, Goal(), scales="tensor"), "decode fp8"),
-    _host(Case("", "prefill", 4, 64, query_len=64), "prefill"),
+    _host(BenchmarkCase("", "prefill", 4, 64, query_len=64), "prefill"),
     _host(dataclasses.replace(_mla(8, 16), seq_len=256), "mla"),
     _host(dataclasses.replace(_write(""), num_seqs=8, seq_len=16), "write"),
     _host(dataclasses.replace(_scan(64, 64, 64, num_groups=2), num_seqs=1, seq_len=256, query_len=256), "scan"),
@@ -298,7 +302,7 @@ NOT_MEASURED: tuple[tuple[str, str], ...] = (
 """Goals without a measurement, and why; printed under every table."""
 
 
-def smoke(case: Case) -> Case:
+def smoke(case: BenchmarkCase) -> BenchmarkCase:
     """Return the case shrunk to what Triton's interpreter finishes in a second or two."""
     query_len = {"prefill": 5, "scan": 37}.get(case.op, min(case.query_len, 2))
     return dataclasses.replace(

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from pagedkv.cache.cache import PagedCache
 
-    from .cases import Case
+    from .cases import BenchmarkCase
 
 SOFTCAP = 5.0
 """Of unit-normal scores: low enough to change them."""
 
 
 @dataclasses.dataclass
-class Side:
+class MeasuredSide:
     """Ours or the peer: one `run` covers every set of inputs."""
 
     run: Callable[[], None]
@@ -46,17 +46,17 @@ class Side:
 
 
 @dataclasses.dataclass
-class Work:
+class MeasuredWork:
     """Both sides of a case. `peer` is a function because what stops it must not stop ours."""
 
-    ours: Side
-    peer: Callable[[], Side]
+    ours: MeasuredSide
+    peer: Callable[[], MeasuredSide]
     bound: float
     """Largest error that is right."""
     sets: int
 
 
-def side(sets: list[tuple], call: Callable, outputs: list[Tensor], error: Callable[[], float]) -> Side:
+def side(sets: list[tuple], call: Callable, outputs: list[Tensor], error: Callable[[], float]) -> MeasuredSide:
     """Return the side that calls `call` on every set and writes to `outputs`."""
 
     def run() -> None:
@@ -67,10 +67,10 @@ def side(sets: list[tuple], call: Callable, outputs: list[Tensor], error: Callab
         for out in outputs:
             out.fill_(float("nan"))
 
-    return Side(run, poison, error)
+    return MeasuredSide(run, poison, error)
 
 
-def prepare(case: Case, device: str, dtype: torch.dtype, cache_bytes: int) -> Work:
+def prepare(case: BenchmarkCase, device: str, dtype: torch.dtype, cache_bytes: int) -> MeasuredWork:
     """Return the work of a case over as many sets of unit-normal inputs as it takes to exceed `cache_bytes`."""
     sets = max(1, -(-cache_bytes // case.cache_bytes()))
     make = {"gather": _gather, "write": _write, "mla": _mla, "scan": _scan}.get(case.op, _attention)
@@ -78,7 +78,7 @@ def prepare(case: Case, device: str, dtype: torch.dtype, cache_bytes: int) -> Wo
     return make(case, device, dtype, sets)
 
 
-def _gather(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
+def _gather(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> MeasuredWork:
     num_tokens = case.num_seqs * case.seq_len
     shape = (num_tokens, case.num_kv_heads, case.head_size)
     cu = torch.arange(case.num_seqs + 1, device=device, dtype=torch.int32) * case.seq_len
@@ -87,7 +87,7 @@ def _gather(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
     tables = [pools.block_table(case, device) for _ in range(sets)]
     caches = [pools.new(case, device, dtype, table.numel()) for table in tables]
 
-    def make(call: Callable, read: list[PagedCache]) -> Side:
+    def make(call: Callable, read: list[PagedCache]) -> MeasuredSide:
         outs = [[torch.empty(shape, device=device, dtype=dtype) for _ in range(2)] for _ in read]
 
         def judge() -> float:
@@ -101,21 +101,21 @@ def _gather(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         data = [(cache, *pair, table, cu, seq, begin) for cache, pair, table in zip(read, outs, tables, strict=True)]
         return side(data, call, [out for pair in outs for out in pair], judge)
 
-    def peer() -> Side:
+    def peer() -> MeasuredSide:
         # vLLM gathers rows and shuffle.
         return make(peers.gather(), [pools.packed(c, "shuffle") if c.packing == "native" else c for c in caches])
 
-    return Work(make(gather_kv_cache, caches), peer, 0.0, sets)
+    return MeasuredWork(make(gather_kv_cache, caches), peer, 0.0, sets)
 
 
-def _write(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
+def _write(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> MeasuredWork:
     num_tokens = case.num_seqs * case.seq_len
     num_blocks = -(-num_tokens // case.block_size)
     shape = (num_tokens, case.num_kv_heads, case.head_size)
     new = [[torch.randn(shape, device=device, dtype=dtype) for _ in range(2)] for _ in range(sets)]
     slots = [slots_of(case, device) for _ in range(sets)]
 
-    def make(call: Callable) -> Side:
+    def make(call: Callable) -> MeasuredSide:
         caches = [pools.new(case, device, dtype, num_blocks, poisoned=True) for _ in range(sets)]
 
         def judge() -> float:
@@ -130,10 +130,10 @@ def _write(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         data = [(*pair, cache, slot) for pair, cache, slot in zip(new, caches, slots, strict=True)]
         return side(data, call, [out for cache in caches for out in (cache.key, cache.value)], judge)
 
-    return Work(make(write_kv_cache), lambda: make(peers.write()), 0.0, sets)
+    return MeasuredWork(make(write_kv_cache), lambda: make(peers.write()), 0.0, sets)
 
 
-def slots_of(case: Case, device: str) -> Tensor:
+def slots_of(case: BenchmarkCase, device: str) -> Tensor:
     """Return the slot of each token of a write: no order at all, or blocks in no order filled one after the other."""
     num_tokens = case.num_seqs * case.seq_len
     run = case.block_size if case.runs else 1
@@ -141,13 +141,13 @@ def slots_of(case: Case, device: str) -> Tensor:
     return (first[:, None] + torch.arange(run, device=device)).flatten()[:num_tokens]
 
 
-def _judged(inputs: list[tuple], shape: tuple[int, ...], error: Callable[..., float]) -> Callable[..., Side]:
+def _judged(inputs: list[tuple], shape: tuple[int, ...], error: Callable[..., float]) -> Callable[..., MeasuredSide]:
     """Return a function that makes a side of a call and its data, with outputs of a shape beside the queries.
 
     Its result is judged over `inputs`, whatever copies of them `data` holds for a peer that reads another packing.
     """
 
-    def make(call: Callable[..., None], data: list[tuple]) -> Side:
+    def make(call: Callable[..., None], data: list[tuple]) -> MeasuredSide:
         outs = [query.new_empty(shape) for query, *_ in inputs]
 
         def worst() -> float:
@@ -158,7 +158,7 @@ def _judged(inputs: list[tuple], shape: tuple[int, ...], error: Callable[..., fl
     return make
 
 
-def _attention(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
+def _attention(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> MeasuredWork:
     """Return the work of decode, prefill and mixed batches."""
     num_tokens = sum(query_len for _, query_len in case.lens)
     shape = (num_tokens, case.num_q_heads, case.head_size)
@@ -182,7 +182,7 @@ def _attention(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
 
     make = _judged(inputs, shape, error)
 
-    def peer() -> Side:
+    def peer() -> MeasuredSide:
         if case.peer == PAGED_2D:
             data = [(query, pools.packed(cache, "native"), metadata) for query, cache, metadata in inputs]
             return make(peers.paged_attention_2d(case, inputs[0][0]), data)
@@ -197,10 +197,12 @@ def _attention(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
                 query, cache, out, scale=case.head_size**-0.5, num_splits=case.num_splits, **batch, **options
             )
 
-    return Work(make(ours, [(*each, _batches(case, metadata)) for *each, metadata in inputs]), peer, bound, sets)
+    return MeasuredWork(
+        make(ours, [(*each, _batches(case, metadata)) for *each, metadata in inputs]), peer, bound, sets
+    )
 
 
-def _batches(case: Case, metadata: dict[str, Tensor]) -> list[dict]:
+def _batches(case: BenchmarkCase, metadata: dict[str, Tensor]) -> list[dict]:
     """Return what our calls know of their sequences: all, or of a mixed batch its decodes, and the rest."""
     batches = [(slice(0, case.num_seqs), case.seq_len, case.query_len)]
     if case.prefill_tokens:
@@ -217,7 +219,9 @@ def _batches(case: Case, metadata: dict[str, Tensor]) -> list[dict]:
     ]
 
 
-def _attention_error(case: Case, query: Tensor, cache: PagedCache, metadata: dict, out: Tensor, options: dict) -> float:
+def _attention_error(
+    case: BenchmarkCase, query: Tensor, cache: PagedCache, metadata: dict, out: Tensor, options: dict
+) -> float:
     """Judge by what the case says, not by what was passed to the sides."""
     expected: dict = {"window": case.window}
     if case.capped:
@@ -226,7 +230,7 @@ def _attention_error(case: Case, query: Tensor, cache: PagedCache, metadata: dic
     return oracle.row_error(out, golden)
 
 
-def _mla(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
+def _mla(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> MeasuredWork:
     """Return the work of MLA decode: queries of latent and rope channels over a cache of such rows.
 
     Our tables are filled before the clock starts: they serve all layers of a step, as the peer's lengths and blocks do.
@@ -266,15 +270,15 @@ def _mla(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
             **(quantised or {}),
         )
 
-    def peer() -> Side:
+    def peer() -> MeasuredSide:
         codes = [(query, stored.elements.view(stored.dtype or dtype), table) for query, stored, table in inputs]
         return make(peers.mla_decode(case, inputs[0][0], lens, inputs[0][1].scale), codes)
 
     data = [(query, stored.elements[:, :, 0], table) for query, stored, table in inputs]
-    return Work(make(ours, data), peer, oracle.attention_bound(dtype), sets)
+    return MeasuredWork(make(ours, data), peer, oracle.attention_bound(dtype), sets)
 
 
-def _scan(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
+def _scan(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> MeasuredWork:
     """Return the work of a Mamba-2 prefill's last step, sequences with a state each; the steps before it are inputs."""
     tokens, rows = case.num_seqs * case.seq_len, (case.num_q_heads, case.head_size)
     begins, owners, _ = chunked([case.seq_len * number for number in range(case.num_seqs + 1)], case.block_size)
@@ -292,7 +296,7 @@ def _scan(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         inputs.append((x, *made, C, initial))
         recurrences.append((x, dt, B, C, initial))
 
-    def make(call: Callable[..., None]) -> Side:
+    def make(call: Callable[..., None]) -> MeasuredSide:
         outs = [torch.empty_like(x) for x, *_ in inputs]
 
         def worst() -> float:
@@ -303,4 +307,4 @@ def _scan(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
     def ours(x, products, dt, sums, states, C, initial, out) -> None:
         chunk_scan(products, x, dt, sums, C, states, out, **chunks_there, D=D, initial_states=initial)
 
-    return Work(make(ours), lambda: make(peers.chunk_scan(**chunks_there, D=D)), oracle.scan_bound(dtype), sets)
+    return MeasuredWork(make(ours), lambda: make(peers.chunk_scan(**chunks_there, D=D)), oracle.scan_bound(dtype), sets)

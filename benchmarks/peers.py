@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pagedkv.cache.cache import PagedCache
 
-    from .cases import Case
+    from .cases import BenchmarkCase
 
 _OPS = "vllm.v1.attention.ops"
 SEGMENTS = 16
@@ -72,7 +72,7 @@ def _module(name: str) -> Any:
         raise PeerMissingError(f"{name} cannot be imported: {error}") from error
 
 
-def unified_attention(case: Case, query: Tensor, options: Mapping[str, Any]) -> Callable[..., None]:
+def unified_attention(case: BenchmarkCase, query: Tensor, options: Mapping[str, Any]) -> Callable[..., None]:
     """Return a function (query, cache, metadata, out) for the case's shapes; `options` are those of ours."""
     ops = _module(f"{_OPS}.triton_unified_attention")
     mode = _module("vllm.v1.kv_cache_interface").KVQuantMode
@@ -137,7 +137,7 @@ def _rocm_platform() -> Any:
     return sys.modules.setdefault(name, stand_in)
 
 
-def paged_attention_2d(case: Case, query: Tensor) -> Callable[..., None]:
+def paged_attention_2d(case: BenchmarkCase, query: Tensor) -> Callable[..., None]:
     """Return a function (query, cache, metadata, out); it wants the cache in the native packing."""
     ops = _module(f"{_OPS}.chunked_prefill_paged_decode")
     rocm = _rocm_platform()
@@ -164,7 +164,7 @@ def paged_attention_2d(case: Case, query: Tensor) -> Callable[..., None]:
     return run
 
 
-def mla_decode(case: Case, query: Tensor, seq_lens: Tensor, scale: Tensor | None) -> Callable[..., None]:
+def mla_decode(case: BenchmarkCase, query: Tensor, seq_lens: Tensor, scale: Tensor | None) -> Callable[..., None]:
     """Return a function (query, cache, block_table, out) with the splits and the scratch of the TRITON_MLA backend.
 
     The cache is `[num_blocks, block_size, 1, head_size]`; the scale is that of one of FP8.

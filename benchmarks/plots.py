@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from . import series
 from .cases import CASES
-from .record import RecordsError, Row, environment, read, table
+from .record import BenchmarkRecordError, BenchmarkRow, environment, read, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,20 +64,20 @@ class SectionError(ValueError):
     """A text lacks the place for the rows, or has two."""
 
 
-def left_out(rows: Sequence[Row]) -> str:
+def left_out(rows: Sequence[BenchmarkRow]) -> str:
     """Return which cases have no record in this run, as one sentence."""
     recorded = {row.case.name for row in rows}
     names = [f"`{case.name}`" for case in CASES if case.name not in recorded]
     return f"Not in this run: {', '.join(names)}." if names else "Every case is in this run."
 
 
-def section(rows: Sequence[Row]) -> str:
+def section(rows: Sequence[BenchmarkRow]) -> str:
     """Return what stands between `BEGIN` and `END`."""
     records = [row.record for row in rows]
     return f"{BEGIN}\n{environment(records)}\n\n{table(records)}\n\n{left_out(rows)}\n{END}"
 
 
-def with_section(text: str, rows: Sequence[Row], where: str) -> str:
+def with_section(text: str, rows: Sequence[BenchmarkRow], where: str) -> str:
     """Return the text with its section replaced.
 
     Raises:
@@ -91,7 +91,7 @@ def with_section(text: str, rows: Sequence[Row], where: str) -> str:
     return text[: text.index(BEGIN)] + section(rows) + text[text.index(END) + len(END) :]
 
 
-def page(rows: Sequence[Row], charts: Mapping[str, str], source: str, folder: str) -> str:
+def page(rows: Sequence[BenchmarkRow], charts: Mapping[str, str], source: str, folder: str) -> str:
     """Return the Markdown page: one heading, sentence and picture a chart, then the table.
 
     Args:
@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         files = render(given.source, given.readme)
-    except (RecordsError, SectionError) as error:
+    except (BenchmarkRecordError, SectionError) as error:
         print(error, file=sys.stderr)
         return 3
     except OSError as error:

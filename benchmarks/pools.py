@@ -17,14 +17,14 @@ from .oracle import Stored
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .cases import Case
+    from .cases import BenchmarkCase
 
 KEY_SCALE, VALUE_SCALE = 0.25, 0.5
 """Of an FP8 cache with one scale a side. Powers of two: vLLM rounds the scaled K and V to bf16, which is then exact, so
 one bound fits both sides (`oracle.attention_bound`)."""
 
 
-def new(case: Case, device: str, dtype: torch.dtype, num_blocks: int, *, poisoned: bool = False) -> PagedCache:
+def new(case: BenchmarkCase, device: str, dtype: torch.dtype, num_blocks: int, *, poisoned: bool = False) -> PagedCache:
     """Return a cache in the case's layout, unit-normal or all NaN; in the device's FP8 if the case has scales."""
     extents = (num_blocks, case.block_size, case.num_kv_heads, case.head_size)
     quantised = case.scales != "none"
@@ -48,7 +48,7 @@ def native() -> FormatName:
     return current().native_fp8 or "e4m3fn"
 
 
-def latent(case: Case, device: str, dtype: torch.dtype, table: Tensor) -> Stored:
+def latent(case: BenchmarkCase, device: str, dtype: torch.dtype, table: Tensor) -> Stored:
     """Return a unit-normal latent cache `[num_blocks, block_size, 1, head_size]` for all blocks of a table."""
     extents = (table.numel(), case.block_size, 1, case.head_size)
     if case.scales == "none":
@@ -113,7 +113,7 @@ def stored(cache: PagedCache) -> tuple[Stored, Stored]:
     return Stored(key, dtype, cache.quantisation.key_scale), Stored(value, dtype, cache.quantisation.value_scale)
 
 
-def block_table(case: Case, device: str) -> Tensor:
+def block_table(case: BenchmarkCase, device: str) -> Tensor:
     """Return a block table `[num_seqs, most blocks of a sequence]` int32 of permuted block ids."""
     most = max(-(-seq_len // case.block_size) for seq_len, _ in case.lens)
     count = len(case.lens)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from .cases import CASES, Case, Op, Yardstick
+from .cases import CASES, BenchmarkCase, Op, Yardstick
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -114,7 +114,7 @@ def finding(record: Record) -> str:
 
 
 def build(
-    case: Case,
+    case: BenchmarkCase,
     ours: Measured,
     peer: Measured,
     *,
@@ -155,7 +155,7 @@ def build(
     )
 
 
-def compared(case: Case, time: float | None, peer_time: float | None, rate: float) -> dict[str, float | None]:
+def compared(case: BenchmarkCase, time: float | None, peer_time: float | None, rate: float) -> dict[str, float | None]:
     """Return what two times (us) and the yardstick's rate say of a case: ratio, gbps, tflops and fraction."""
     if time is None:
         return dict.fromkeys(("ratio", "gbps", "tflops", "fraction"))
@@ -174,7 +174,7 @@ def rates_of_use(records: Sequence[Record]) -> dict[Yardstick, float]:
 
 
 def _missing(
-    case: Case, time: float | None, ratio: float | None, fraction: float | None, earlier: Sequence[Record]
+    case: BenchmarkCase, time: float | None, ratio: float | None, fraction: float | None, earlier: Sequence[Record]
 ) -> list[str]:
     """Return which conditions of the goal do not hold; one that cannot be evaluated does not hold."""
     goal, missing = case.goal, []
@@ -245,7 +245,7 @@ def _goal(record: Record) -> str:
     return f"{said}; {record.trouble}".replace("|", "/") if record.trouble else said
 
 
-class RecordsError(ValueError):
+class BenchmarkRecordError(ValueError):
     """A results file cannot be believed; the message has file, line and what to do."""
 
     def __init__(self, where: str, problem: str) -> None:
@@ -255,14 +255,14 @@ class RecordsError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class BenchmarkRow:
     """A record and the case that it measured."""
 
-    case: Case
+    case: BenchmarkCase
     record: Record
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[BenchmarkRow]:
     """Return the rows of a results file in its order.
 
     Raises:
@@ -273,26 +273,28 @@ def read(path: Path) -> list[Row]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise RecordsError(str(path), f"cannot be read ({error.strerror})") from error
+        raise BenchmarkRecordError(str(path), f"cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise RecordsError(str(path), f"is not UTF-8 ({error.reason})") from error
+        raise BenchmarkRecordError(str(path), f"is not UTF-8 ({error.reason})") from error
     cases = {case.name: case for case in CASES}
-    rows: list[Row] = []
+    rows: list[BenchmarkRow] = []
     lines_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
         record = _parse(line, where)
         if record.case in lines_of:
-            raise RecordsError(where, f"case {record.case!r} is already in line {lines_of[record.case]}")
+            raise BenchmarkRecordError(where, f"case {record.case!r} is already in line {lines_of[record.case]}")
         lines_of[record.case] = number
         if record.case not in cases:
-            raise RecordsError(where, f"got case {record.case!r}; expected the name of one in benchmarks/cases.py")
-        row = Row(cases[record.case], record)
+            raise BenchmarkRecordError(
+                where, f"got case {record.case!r}; expected the name of one in benchmarks/cases.py"
+            )
+        row = BenchmarkRow(cases[record.case], record)
         for problem in itertools.chain(_contradictions(row), _other_runs(record, [row.record for row in rows])):
-            raise RecordsError(where, problem)
+            raise BenchmarkRecordError(where, problem)
         rows.append(row)
     if not rows:
-        raise RecordsError(f"{path}:1", "the file is empty; expected one record a line")
+        raise BenchmarkRecordError(f"{path}:1", "the file is empty; expected one record a line")
     return rows
 
 
@@ -303,10 +305,10 @@ def _parse(line: str, where: str) -> Record:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
         got = "" if first["type"] in {"missing", "json_invalid"} else f"; got {first['input']!r}"
-        raise RecordsError(where, f"{f'key {key!r}: ' if key else ''}{first['msg']}{got}") from error
+        raise BenchmarkRecordError(where, f"{f'key {key!r}: ' if key else ''}{first['msg']}{got}") from error
 
 
-def _contradictions(row: Row) -> Iterator[str]:
+def _contradictions(row: BenchmarkRow) -> Iterator[str]:
     """Say what in a record contradicts itself or its case."""
     case, record = row.case, row.record
     yield from _differences(record, case, ("op", "peer", "yardstick"), "as benchmarks/cases.py has the case")

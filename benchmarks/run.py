@@ -30,8 +30,8 @@ from .record import Measured, Record, build, environment, finding, table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cases import Case
-    from .operations import Side
+    from .cases import BenchmarkCase
+    from .operations import MeasuredSide
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,14 +43,14 @@ def _guard(step: Callable[[], Measured]) -> Measured:
         return Measured(trouble=f"did not run: {type(error).__name__}: {error}".replace("\n", " ")[:300])
 
 
-def measure(case: Case) -> tuple[Measured, Measured]:
+def measure(case: BenchmarkCase) -> tuple[Measured, Measured]:
     """Return our side and the peer's, measured on the GPU."""
     import torch
 
     from . import operations, timing
 
     work = operations.prepare(case, "cuda", torch.bfloat16, 1 if case.host else timing.CACHE_BYTES)
-    sides: list[Side | None] = [work.ours, None]
+    sides: list[MeasuredSide | None] = [work.ours, None]
     graphs: list[torch.cuda.CUDAGraph | None] = [None, None]
 
     def capture(index: int) -> Measured:
@@ -85,7 +85,7 @@ def measure(case: Case) -> tuple[Measured, Measured]:
     return ours, peer
 
 
-def smoke(names: list[Case]) -> int:
+def smoke(names: list[BenchmarkCase]) -> int:
     """Run both sides of shrunken cases under Triton's interpreter and print their errors; no time is taken."""
     import torch
 
@@ -95,7 +95,7 @@ def smoke(names: list[Case]) -> int:
     for case in map(data.smoke, names):
         work = operations.prepare(case, "cpu", torch.float16, 1)
 
-        def check(make: Callable[[], Side], bound: float = work.bound) -> Measured:
+        def check(make: Callable[[], MeasuredSide], bound: float = work.bound) -> Measured:
             side = make()
             side.poison()
             side.run()
@@ -140,7 +140,7 @@ def commit_of(given: str | None) -> str:
     return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
 
 
-def _run(chosen: list[Case], out: Path, commit: str) -> int:
+def _run(chosen: list[BenchmarkCase], out: Path, commit: str) -> int:
     import torch
 
     from . import timing

@@ -11,8 +11,8 @@ from .cases import PAGED_2D, UNIFIED
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .cases import Case, Op
-    from .record import Row
+    from .cases import BenchmarkCase, Op
+    from .record import BenchmarkRow
 
 GOALS = (80, 85, 90)
 """Percent of the measured bandwidth that the goals of `cases.py` ask for."""
@@ -46,12 +46,12 @@ class Line:
     points: tuple[tuple[int, float], ...]
 
 
-def ratios(rows: Sequence[Row]) -> list[Bar]:
+def ratios(rows: Sequence[BenchmarkRow]) -> list[Bar]:
     """Return the peer's time over ours, per case."""
     return [Bar(row.case.name, row.case.op, row.record.ratio, row.case.goal.ratio) for row in rows]
 
 
-def bandwidths(rows: Sequence[Row]) -> list[Bar]:
+def bandwidths(rows: Sequence[BenchmarkRow]) -> list[Bar]:
     """Return percent of the measured read or copy rate, per case that such a rate alone bounds."""
     return [
         Bar(
@@ -65,7 +65,7 @@ def bandwidths(rows: Sequence[Row]) -> list[Bar]:
     ]
 
 
-def over_block_size(rows: Sequence[Row]) -> list[Line]:
+def over_block_size(rows: Sequence[BenchmarkRow]) -> list[Line]:
     """Return time against tokens of a block: decode of 64 sequences of 8k tokens, head size 128."""
     return _lines(
         [row for row in rows if _is_decode(row.case, 64, 128) and row.case.seq_len == 8192 and not _shuffled(row.case)],
@@ -73,22 +73,22 @@ def over_block_size(rows: Sequence[Row]) -> list[Line]:
     )
 
 
-def over_context(rows: Sequence[Row]) -> list[Line]:
+def over_context(rows: Sequence[BenchmarkRow]) -> list[Line]:
     """Return time against tokens in the cache: decode of one sequence, head size 128, blocks of 16."""
     chosen = [row for row in rows if _is_decode(row.case, 1, 128) and row.case.block_size == 16]
     least = {row.case.seq_len: row.case.bytes_moved() / row.record.yardstick_rate * 1e6 for row in chosen}
     return [*_lines(chosen, lambda case: case.seq_len), *_line(LEAST, least)]
 
 
-def _is_decode(case: Case, num_seqs: int, head_size: int) -> bool:
+def _is_decode(case: BenchmarkCase, num_seqs: int, head_size: int) -> bool:
     return case.op == "decode" and case.plain and (case.num_seqs, case.head_size) == (num_seqs, head_size)
 
 
-def _shuffled(case: Case) -> bool:
+def _shuffled(case: BenchmarkCase) -> bool:
     return case.layout.startswith("shuffle")
 
 
-def _lines(rows: Sequence[Row], axis: Callable[[Case], int]) -> list[Line]:
+def _lines(rows: Sequence[BenchmarkRow], axis: Callable[[BenchmarkCase], int]) -> list[Line]:
     """Return ours, then each peer's; of two records at one place the earlier counts."""
     times: dict[str, dict[int, float]] = {name: {} for name in (OURS, OURS_NATIVE, *THEIRS.values())}
     for row in rows:

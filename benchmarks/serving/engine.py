@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from .models import LONGEST, MOST, Case
+from .models import LONGEST, MOST, ServingCase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Drive:
     """Seconds between the ends of steps in which all requests got one token each."""
 
 
-def prompts(case: Case, vocabulary: int, seed: int) -> list[list[int]]:
+def prompts(case: ServingCase, vocabulary: int, seed: int) -> list[list[int]]:
     """Random tokens; the first three of the vocabulary are special."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, vocabulary, (case.requests, case.prompt), generator=generator).tolist()

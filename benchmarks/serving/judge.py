@@ -86,7 +86,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ServingVerdict:
     """One model."""
 
     model: str
@@ -111,7 +111,7 @@ class Verdict:
         return tied and self.ours.within(self.rounding) and not self.control.within(self.rounding)
 
 
-def records(verdict: Verdict, speeds: Sequence[Speed], facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+def records(verdict: ServingVerdict, speeds: Sequence[Speed], facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     """As JSON, one object a case. A model that is not right has no rates."""
     common = asdict(verdict) | {"right": verdict.right, **facts}
     rows = [asdict(speed) | common for speed in speeds]

@@ -39,7 +39,7 @@ MODELS: dict[str, Model] = {model.name: model for model in _ALL}
 
 
 @dataclass(frozen=True)
-class Case:
+class ServingCase:
     """So many requests of so long a prompt, random tokens, at once."""
 
     requests: int
@@ -53,7 +53,7 @@ class Case:
         return f"{self.requests} x {self.prompt}"
 
 
-CASES = (Case(1, 32768), Case(8, 16384), Case(32, 4096))
-SMOKE = (Case(2, 80, 12), Case(3, 21, 12))
+CASES = (ServingCase(1, 32768), ServingCase(8, 16384), ServingCase(32, 4096))
+SMOKE = (ServingCase(2, 80, 12), ServingCase(3, 21, 12))
 MOST = max(case.requests for case in CASES)
 LONGEST = max(case.prompt + case.answers for case in CASES)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..run import commit_of, facts
 from . import engine, judge
-from .models import CASES, MODELS, SMOKE, Case, Model
+from .models import CASES, MODELS, SMOKE, Model, ServingCase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,11 +36,11 @@ CHECKED = 4
 """Requests of a case whose distributions are compared."""
 
 
-class NotServedError(Exception):
+class UnservedModelError(Exception):
     """An engine that should run our attention runs another, or the other way round."""
 
 
-def measure(model: Model, cases: Sequence[Case], *, gpu: bool) -> tuple[judge.Verdict, list[judge.Speed]]:
+def measure(model: Model, cases: Sequence[ServingCase], *, gpu: bool) -> tuple[judge.ServingVerdict, list[judge.Speed]]:
     """Start both engines, time the cases in turns, compare."""
     with contextlib.ExitStack() as stack:
         both = []
@@ -50,7 +50,9 @@ def measure(model: Model, cases: Sequence[Case], *, gpu: bool) -> tuple[judge.Ve
         return _measured(model, cases, both)
 
 
-def _measured(model: Model, cases: Sequence[Case], both: list[LLM]) -> tuple[judge.Verdict, list[judge.Speed]]:
+def _measured(
+    model: Model, cases: Sequence[ServingCase], both: list[LLM]
+) -> tuple[judge.ServingVerdict, list[judge.Speed]]:
     vocabulary = both[0].llm_engine.vllm_config.model_config.get_vocab_size()
     block = both[0].llm_engine.vllm_config.cache_config.block_size
     speeds: list[judge.Speed] = []
@@ -94,7 +96,7 @@ def _measured(model: Model, cases: Sequence[Case], both: list[LLM]) -> tuple[jud
     )
     ours, rounding, control = (judge.Distances.between(rows, want) for rows in others)
     lead = max([0.0, *(judge.lead(row, *pair) for row, pair in zip(want, parted, strict=True) if pair)])
-    return judge.Verdict(model.name, model.layers, block, ours, rounding, control, lead), speeds
+    return judge.ServingVerdict(model.name, model.layers, block, ours, rounding, control, lead), speeds
 
 
 def _require(both: list[LLM]) -> None:
@@ -104,7 +106,9 @@ def _require(both: list[LLM]) -> None:
     for llm, own in zip(both, (True, False), strict=True):
         backends = {layer["backend"] for layer in served_layers(llm)}
         if not backends or any((backend in OURS) != own for backend in backends):
-            raise NotServedError(f"the engine with {'ours' if own else 'the peer'} ran {', '.join(sorted(backends))}")
+            raise UnservedModelError(
+                f"the engine with {'ours' if own else 'the peer'} ran {', '.join(sorted(backends))}"
+            )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -114,7 +114,7 @@ Profile = Literal["gate", "pr", "nightly", "release"]
 """Who asks for a plan: this machine, a pull request, the night, a release."""
 
 PlanProfile = Literal["smoke"] | Profile
-"""What plans are made for: a profile, or the subset of `gate` that no plan but a local one has."""
+"""What a plan is made for: a profile, or `smoke`, which only local plans have."""
 
 LOCAL = frozenset({"gate", "smoke"})
 """Profiles of plans for one machine at hand; no other one reuses a pass."""
@@ -170,6 +170,15 @@ class Outcome(enum.StrEnum):
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
     DID_NOT_RUN = "did not run"
+
+
+SEVERITY: dict[Outcome, int] = {
+    Outcome.PASS: 0,
+    Outcome.INCONCLUSIVE: 1,
+    Outcome.DID_NOT_RUN: 2,
+    Outcome.FAIL: 3,
+}
+"""The order in which outcomes win: fail over did not run over inconclusive over pass."""
 
 
 class Ruling(enum.StrEnum):
@@ -251,7 +260,7 @@ class Image(StrictModel):
     pins: bool = False
     """Whether `docker/pins.toml` has a table of its name, which its build is given and which it proves itself by."""
     check: str = ""
-    """Run in a freshly built one over the checkout, before anybody else may; empty for nothing."""
+    """Command that runs once in a new image, with the checkout mounted, before the image is published. Optional."""
     gigabytes: float = Field(default=0, ge=0)
     """What it may hold at most; 0 for no budget."""
     tools: tuple[str, ...] = ()
@@ -268,7 +277,7 @@ Place = Annotated[str, AfterValidator(_place)]
 """A file or a folder below the root, as an agent's host and its shell can take it: no '..', no blank."""
 
 
-class Budgets(StrictModel):
+class GateBudgets(StrictModel):
     """Minutes that `hilgate gate` may take on 2 idle cores. More is said at its end, and makes nothing red."""
 
     smoke: float | None = Field(default=None, gt=0)
@@ -286,8 +295,8 @@ class Project(StrictModel):
     python_path: tuple[Place, ...] = (".",)
     """Folders below the root that every step imports from before anything else, in this order."""
     forks_may_change: tuple[Place, ...] = ()
-    """Folders (with a closing slash) and files that hosts only copy into containers. A fork that changes another is
-    refused by every agent, but for areas, the quarantine and pages."""
+    """Folders (with a closing slash) and files that hosts only copy into containers. Forks may change these, and areas,
+    the quarantine and pages. Agents refuse a fork that changes anything else."""
     selfcheck: str = ""
     """Command of the tiny kernel that each GPU must compute before a job; empty for none (`pagedkv.selfcheck`)."""
     prerequisites: str = ""
@@ -295,7 +304,7 @@ class Project(StrictModel):
     before any step runs; empty for none. `hilgate doctor` shows them; a local run begins only where all pass."""
     images: dict[Key, Image] = Field(default_factory=dict)
     """Name, as queues and `provides` give it, to how it is built."""
-    budgets: Budgets = Budgets()
+    budgets: GateBudgets = GateBudgets()
     """How long a person should wait."""
     status: str = "hilgate/required"
     """The one commit status that a merge waits for."""

@@ -15,14 +15,15 @@ import torch
 from families import judge, stand_ins
 from families.plain_attention import E4M3
 from families.plans import STATE_DTYPE
-from families.schedule import Limits, Request, Schedule, awkward_lengths, prompt, search, spoken
+from families.schedule import Schedule, ScheduledRequest, ScheduleLimits, awkward_lengths, prompt, search, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from families.engine import Answer, Engine
+    from families.engine import FamilyEngine
     from families.family import Family
     from families.oracle import Oracle
+    from families.schedule import FamilyAnswer
     from pagedkv.vllm_plugin.inspect import ServedLayer
 
 
@@ -41,18 +42,18 @@ class NotHereError(Exception):
 class Bench:
     """One engine of one family, the oracle, and what has been asked of the engine before."""
 
-    engine: Engine
+    engine: FamilyEngine
     oracle: Oracle
     family: Family
     seed: int
     examples: int
-    _alone: dict[Request, Answer] = field(default_factory=dict)
+    _alone: dict[ScheduledRequest, FamilyAnswer] = field(default_factory=dict)
 
-    def request(self, length: int, answers: int, *, seed: int = 1, arrives: int = 0) -> Request:
+    def request(self, length: int, answers: int, *, seed: int = 1, arrives: int = 0) -> ScheduledRequest:
         """A request of the text `seed`."""
         if self.family.attention == "cross":
-            return spoken(Request(prompt(length, seed, self.vocabulary), answers, arrives, speech=seed))
-        return Request(prompt(length, seed, self.vocabulary), answers, arrives)
+            return spoken(ScheduledRequest(prompt(length, seed, self.vocabulary), answers, arrives, speech=seed))
+        return ScheduledRequest(prompt(length, seed, self.vocabulary), answers, arrives)
 
     def right(self, schedule: Schedule, *, prompt_rows: bool = False, preempt_at: int | None = None) -> Numbers:
         """Ask, and compare with the oracle."""
@@ -60,9 +61,9 @@ class Bench:
         answers = self.engine.ask(schedule, prompt_rows=prompt_rows and not listens, preempt_at=preempt_at)
         return judge.compare(schedule, answers, self.oracle).numbers
 
-    def alone(self, request: Request) -> Answer:
+    def alone(self, request: ScheduledRequest) -> FamilyAnswer:
         """What a request gets without company, with as many answers as any schedule asks for."""
-        key = Request(request.prompt, Limits.answers, speech=request.speech)
+        key = ScheduledRequest(request.prompt, ScheduleLimits.answers, speech=request.speech)
         if key not in self._alone:
             self._alone[key] = self.engine.ask((key,), rows=False)[0]
         return self._alone[key]
@@ -154,13 +155,13 @@ def mixed(bench: Bench) -> Numbers:
 
 def fuzzed(bench: Bench, share: int = 1) -> Numbers:
     """Random schedules against the same requests alone; one in `share` of those that were asked for."""
-    lengths = awkward_lengths(bench.engine.block_size, bench.chunk, bench.longest - Limits.answers)
-    limits = Limits(lengths, bench.vocabulary, speech=bench.family.attention == "cross")
+    lengths = awkward_lengths(bench.engine.block_size, bench.chunk, bench.longest - ScheduleLimits.answers)
+    limits = ScheduleLimits(lengths, bench.vocabulary, speech=bench.family.attention == "cross")
     examples = max(1, bench.examples // share)
-    longest = bench.blocks(lengths[-1] + Limits.answers - 1)
+    longest = bench.blocks(lengths[-1] + ScheduleLimits.answers - 1)
     free = longest + max(2, longest // 2)  # the longest request and a short one: the others wait, or preempt
 
-    def ask(schedule: Schedule) -> list[Answer]:
+    def ask(schedule: Schedule) -> list[FamilyAnswer]:
         with bench.engine.probe.crowded(free):
             return bench.engine.ask(schedule, rows=False)
 
@@ -245,8 +246,8 @@ def long_blocks(bench: Bench) -> Numbers:
 def drafted(bench: Bench) -> Numbers:
     """N-gram speculative decoding: drafts are taken or thrown away, and states go back to the last accepted token."""
     words = prompt(6, 1, bench.vocabulary)
-    request = Request((words * 8)[: bench.longest - 24], 20)
-    other = Request(prompt(23, 2, bench.vocabulary), 12, arrives=2)
+    request = ScheduledRequest((words * 8)[: bench.longest - 24], 20)
+    other = ScheduledRequest(prompt(23, 2, bench.vocabulary), 12, arrives=2)
     numbers = bench.right((request, other))
     seen = bench.engine.probe.counts
     require(seen.drafted > 0, "nothing was drafted")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from families.family import Limit
+    from families.family import FamilyLimit
 
 Outcome = Literal["pass", "fail", "did not run"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class FamilyCell:
     """A behaviour's outcome, why, and what was measured."""
 
     outcome: Outcome
@@ -30,7 +30,7 @@ class Cell:
     """The condition without which it is declared not to run. A cell that did not run and names none has no excuse."""
 
 
-def settled(cell: Cell, known: Limit | None, *, measured: bool = True) -> Cell:
+def settled(cell: FamilyCell, known: FamilyLimit | None, *, measured: bool = True) -> FamilyCell:
     """Hold a cell against what is declared about it.
 
     Args:
@@ -49,19 +49,19 @@ def settled(cell: Cell, known: Limit | None, *, measured: bool = True) -> Cell:
         if not re.search(known.error, cell.reason):
             return cell
         said = cell.reason if cell.outcome == "did not run" else f"vLLM here: {cell.reason}"
-        return Cell("did not run", said, cell.seconds, needs=known.needs)
+        return FamilyCell("did not run", said, cell.seconds, needs=known.needs)
     if not measured:
         return cell
     if not known.everywhere:
         return replace(cell, needs=known.needs)
     reason = f"declared not to run here ({known.error}), but it runs and is right: remove it from the declaration"
-    return Cell("fail", reason, cell.seconds, cell.numbers, cell.labels)
+    return FamilyCell("fail", reason, cell.seconds, cell.numbers, cell.labels)
 
 
 SEVERITY: tuple[Outcome, ...] = ("pass", "did not run", "fail")
 
 
-def worse(one: Cell | None, other: Cell) -> Cell:
+def worse(one: FamilyCell | None, other: FamilyCell) -> FamilyCell:
     """The worse of two cells of one behaviour, that several engines drove; of equals the first, with both times."""
     if one is None:
         return other
@@ -69,13 +69,13 @@ def worse(one: Cell | None, other: Cell) -> Cell:
     return replace(chosen, seconds=one.seconds + other.seconds)
 
 
-def write(cells: dict[str, Cell], path: Path) -> None:
+def write(cells: dict[str, FamilyCell], path: Path) -> None:
     """Write the cells of a family at once, so that half a run is no result."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({name: asdict(cell) for name, cell in cells.items()}))
     partial.rename(path)
 
 
-def read(path: Path) -> dict[str, Cell]:
+def read(path: Path) -> dict[str, FamilyCell]:
     """Read what `write` wrote."""
-    return {name: Cell(**cell) for name, cell in json.loads(path.read_text()).items()}
+    return {name: FamilyCell(**cell) for name, cell in json.loads(path.read_text()).items()}

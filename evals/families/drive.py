@@ -22,15 +22,15 @@ from vllm.platforms import current_platform
 
 from families import behaviours, faults, layers, mla_prefill, stand_ins
 from families.behaviours import Bench, NotDrivenError, NotHereError, require_codes
-from families.cell import Cell, settled, worse, write
-from families.engine import Engine, StuckError, end_with_parent
+from families.cell import FamilyCell, settled, worse, write
+from families.engine import FamilyEngine, StuckError, end_with_parent
 from families.family import FAMILIES, another_platform
 from families.fleet import SPENT
 from families.judge import WrongAnswerError
 from families.plans import not_here
 from families.published import Checkpoint
 from families.schedule import CompanyError
-from families.served import Published, Tiny
+from families.served import PublishedFamily, Tiny
 from pagedkv.vllm_plugin import scan
 from pagedkv.vllm_plugin.errors import NotServedError
 from pagedkv.vllm_plugin.inspect import require_scans, require_served
@@ -62,8 +62,8 @@ def main(spec_file: Path, folder: Path, asked: Connection) -> None:
         else:
             chosen, planted = tuple(spec["behaviours"]), lambda _: nullcontext()
         published = spec.get("published", {}).get(name)
-        served = Published(Checkpoint(**published)) if published else Tiny(FAMILIES[name], folder)
-        cells = Run(served, chosen, planted, spec["fuzz"]).cells()
+        served = PublishedFamily(Checkpoint(**published)) if published else Tiny(FAMILIES[name], folder)
+        cells = FamilyRun(served, chosen, planted, spec["fuzz"]).cells()
         spent = gpu_is_lost()
         if spent:
             (folder / f"{line}.{SPENT}").touch()
@@ -83,22 +83,22 @@ def gpu_is_lost() -> bool:
 
 
 @dataclass
-class Run:
+class FamilyRun:
     """One model, and which of its behaviours."""
 
     served: Tiny
     behaviours: tuple[str, ...]
-    planted: Callable[[Engine], AbstractContextManager[None]]
+    planted: Callable[[FamilyEngine], AbstractContextManager[None]]
     """A fault to plant while they are driven."""
     fuzz: dict[str, int]
-    _hopeless: Cell | None = field(default=None, init=False)
+    _hopeless: FamilyCell | None = field(default=None, init=False)
     """What every cell is where no engine of this model starts here."""
 
-    def cells(self) -> dict[str, Cell]:
+    def cells(self) -> dict[str, FamilyCell]:
         """Drive them; the next engine starts when the one before has ended."""
         platform = "cpu" if current_platform.is_cpu() else "rocm" if current_platform.is_rocm() else "cuda"
         family, started = self.served.family, time.monotonic()
-        made: dict[str, Cell] = {}
+        made: dict[str, FamilyCell] = {}
         try:
             plans = self.served.plans(platform)
         except Exception as error:  # noqa: BLE001 - as where an engine of the plans does not start
@@ -113,23 +113,23 @@ class Run:
                     made[name] = worse(made.get(name), held)
         return made
 
-    def _engine(self, plan: EnginePlan, chosen: tuple[str, ...], platform: str) -> dict[str, Cell]:
+    def _engine(self, plan: EnginePlan, chosen: tuple[str, ...], platform: str) -> dict[str, FamilyCell]:
         served = self.served
         if (reason := not_here(platform, served.family, chosen[0])) is not None:
-            return dict.fromkeys(chosen, Cell("did not run", reason, needs=another_platform(platform)))
+            return dict.fromkeys(chosen, FamilyCell("did not run", reason, needs=another_platform(platform)))
         started = time.monotonic()
         try:
             arguments = served.arguments(platform, plan.arguments)
-            engine = Engine(served.checkpoint, poison=plan.poison, best=served.best, **arguments)
+            engine = FamilyEngine(served.checkpoint, poison=plan.poison, best=served.best, **arguments)
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
             return dict.fromkeys(chosen, self._not_started(error, platform, started))
         with engine, self.planted(engine), scan.claimed() if served.family.chunk_scan else nullcontext():
             bench = Bench(engine, served.oracle, served.family, self.fuzz["seed"], self.fuzz["examples"])
             return {name: run_cell(name, bench, served.labels(engine)) for name in chosen}
 
-    def _not_started(self, error: Exception, platform: str, started: float) -> Cell:
+    def _not_started(self, error: Exception, platform: str, started: float) -> FamilyCell:
         traceback.print_exception(error)
-        failed = Cell("fail", _words(error), time.monotonic() - started)
+        failed = FamilyCell("fail", _words(error), time.monotonic() - started)
         failed = settled(failed, self.served.family.limit(platform))
         if package := lacking_package(error):
             failed = replace(failed, outcome="did not run", needs=f"package:{package}")
@@ -144,7 +144,7 @@ def lacking_package(error: Exception) -> str:
     return "" if name in {"pagedkv", "families", "vllm"} else name
 
 
-def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> Cell:
+def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> FamilyCell:
     """Drive one behaviour, and ask the workers who served it."""
     engine, started = bench.engine, time.monotonic()
     before = engine.non_finite()
@@ -160,13 +160,15 @@ def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> Cell:
             numbers["scans"] = require_scans(engine.llm)
         reason = ""
     except NotHereError as error:
-        return Cell("did not run", str(error), time.monotonic() - started)
+        return FamilyCell("did not run", str(error), time.monotonic() - started)
     except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of this cell
         traceback.print_exc()
         reason = _words(error) + _where(error, bench)
     if bad := engine.non_finite() - before:
         reason = f"{bad} logits were NaN or infinite" + (f"; {reason}" if reason else "")
-    return Cell("fail" if reason else "pass", reason, time.monotonic() - started, numbers, labels | _labels(bench))
+    return FamilyCell(
+        "fail" if reason else "pass", reason, time.monotonic() - started, numbers, labels | _labels(bench)
+    )
 
 
 def _words(error: Exception) -> str:

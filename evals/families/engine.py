@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -19,7 +18,8 @@ from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 from vllm.triton_utils import dispatcher
 
-from families.probe import Probe
+from families.probe import EngineProbe
+from families.schedule import FamilyAnswer
 from pagedkv.vllm_plugin.inspect import WORKER_EXTENSION, ServedLayer, build_llm, served_layers
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from vllm import RequestOutput
 
-    from families.schedule import Request, Schedule
+    from families.schedule import Schedule, ScheduledRequest
 
 
 def start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
@@ -128,22 +128,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What one request got."""
-
-    tokens: tuple[int, ...]
-    rows: torch.Tensor | None
-    """Log-probabilities [positions, tokens] float64, of the last positions; None where not asked for."""
-    gaps: tuple[float, ...]
-    """By how much each token was better than the second best, in nats; empty where not asked for."""
-    cached: int
-    """Prompt tokens that a prefix cache had."""
-    ids: torch.Tensor | None = None
-    """The tokens that `rows` are of, [positions, tokens] int64, the likeliest first; None where they are all."""
-
-
-def as_vllm(request: Request) -> dict[str, Any]:
+def as_vllm(request: ScheduledRequest) -> dict[str, Any]:
     """A request as vLLM takes it."""
     if request.speech is None:
         return {"prompt_token_ids": list(request.prompt)}
@@ -153,7 +138,7 @@ def as_vllm(request: Request) -> dict[str, Any]:
     return {"encoder_prompt": sound, "decoder_prompt": {"prompt_token_ids": list(request.prompt)}}
 
 
-def sampling(request: Request, *, rows: bool, prompt_rows: bool, best: int | None = None) -> SamplingParams:
+def sampling(request: ScheduledRequest, *, rows: bool, prompt_rows: bool, best: int | None = None) -> SamplingParams:
     """Greedy answers; with `rows` the `best` tokens of each distribution (None: all), else the two best."""
     count = -1 if best is None else best
     return SamplingParams(
@@ -166,7 +151,7 @@ def sampling(request: Request, *, rows: bool, prompt_rows: bool, best: int | Non
     )
 
 
-def answer_of(output: RequestOutput, *, rows: bool, best: int | None) -> Answer:
+def answer_of(output: RequestOutput, *, rows: bool, best: int | None) -> FamilyAnswer:
     """What vLLM's output says; `rows` and `best` as they were asked for."""
     made = output.outputs[0]
     table = [*(output.prompt_logprobs or [None])[1:], *made.logprobs]
@@ -179,7 +164,7 @@ def answer_of(output: RequestOutput, *, rows: bool, best: int | None) -> Answer:
             [[row[t].logprob for t in tokens] for row, tokens in zip(table, order, strict=True)]
         ).double()
         ids = None if best is None else torch.tensor(order)
-    return Answer(
+    return FamilyAnswer(
         tokens=tuple(made.token_ids),
         rows=kept,
         gaps=tuple(first - second for first, second in both),
@@ -196,7 +181,7 @@ class StuckError(Exception):
     """The engine went on stepping without finishing its requests."""
 
 
-class Engine:
+class FamilyEngine:
     """An engine that is watched. Use as a context manager: the next engine needs this one to be gone."""
 
     def __init__(
@@ -219,13 +204,13 @@ class Engine:
         except BaseException:
             clean()
             raise
-        self.probe = Probe(self.llm)
+        self.probe = EngineProbe(self.llm)
         self._bad = torch.zeros((), dtype=torch.int64)
         self.llm.apply_model(self._watch_logits)
         if poison and self.layers():
             self.llm.collective_rpc("pagedkv_poison")
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> FamilyEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -259,7 +244,7 @@ class Engine:
 
     def ask(
         self, schedule: Schedule, *, prompt_rows: bool = False, rows: bool = True, preempt_at: int | None = None
-    ) -> list[Answer]:
+    ) -> list[FamilyAnswer]:
         """Drive a schedule to its end.
 
         Args:

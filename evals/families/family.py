@@ -42,7 +42,7 @@ BEHAVIOURS = (
 FAMILIES_FILE = Path(__file__).with_name("families.yaml")
 
 
-class DeclarationError(ValueError):
+class FamilyDeclarationError(ValueError):
     """A file of families does not say what it should; the message has the file, the key, and what is wanted."""
 
 
@@ -51,7 +51,7 @@ class UnknownNameError(Exception):
 
 
 @dataclass(frozen=True)
-class Limit:
+class FamilyLimit:
     """What vLLM cannot do on a platform."""
 
     error: str
@@ -118,7 +118,7 @@ class Family:
             raise KeyError(f"platform {platform!r}; one of {', '.join(PLATFORMS)}")
         return {**self.engine, **(self.engine_cpu if platform == "cpu" else self.engine_gpu)}
 
-    def limit(self, platform: str, behaviour: str | None = None) -> Limit | None:
+    def limit(self, platform: str, behaviour: str | None = None) -> FamilyLimit | None:
         """What vLLM is known not to do; None where it is known to work.
 
         Args:
@@ -129,8 +129,8 @@ class Family:
         if isinstance(found, dict):
             found = found.get(behaviour)
         if isinstance(found, dict):
-            return Limit(found["error"], found["needs"], everywhere=False)
-        return None if found is None else Limit(found, another_platform(platform))
+            return FamilyLimit(found["error"], found["needs"], everywhere=False)
+        return None if found is None else FamilyLimit(found, another_platform(platform))
 
     def has(self, behaviour: str) -> bool:
         """Whether a behaviour means anything for this family."""
@@ -160,11 +160,11 @@ def load(path: Path) -> dict[str, Family]:
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
     except (OSError, yaml.YAMLError) as error:
-        raise DeclarationError(f"{path.name}: {' '.join(str(error).split())}") from None
+        raise FamilyDeclarationError(f"{path.name}: {' '.join(str(error).split())}") from None
     _require_mapping(document, ("shared", "families"), path.name)
     declared = document.get("families")
     if not isinstance(declared, dict) or not declared:
-        raise DeclarationError(f"{path.name}: no families; expected a mapping of names under the key families")
+        raise FamilyDeclarationError(f"{path.name}: no families; expected a mapping of names under the key families")
     return {name: _family(str(name), keys, f"{path.name}: families.{name}") for name, keys in declared.items()}
 
 
@@ -172,12 +172,12 @@ def _family(name: str, declared: Any, where: str) -> Family:
     known = {entry.name: entry for entry in fields(Family) if entry.name != "name"}
     _require_mapping(declared, tuple(known), where)
     if "architecture" not in declared:
-        raise DeclarationError(f"{where}: the key architecture is missing: vLLM's name of the model class")
+        raise FamilyDeclarationError(f"{where}: the key architecture is missing: vLLM's name of the model class")
     for key, value in declared.items():
         kind = {"str": str, "tuple[str, ...]": list}.get(str(known[key].type), dict)
         if not isinstance(value, kind):
             words = {str: "text", list: "a list", dict: "a mapping"}
-            raise DeclarationError(f"{where}.{key}: got {value!r}; expected {words[kind]}")
+            raise FamilyDeclarationError(f"{where}.{key}: got {value!r}; expected {words[kind]}")
     values: dict[str, Any] = {key: tuple(value) if key == "states" else value for key, value in declared.items()}
     made = Family(name=name, **values)
     _require_of((made.attention,), ATTENTION, f"{where}.attention")
@@ -190,7 +190,7 @@ def _family(name: str, declared: Any, where: str) -> Family:
         for behaviour, one in limits.items():
             _require_limit(one, ".".join(filter(None, (f"{where}.cannot.{platform}", behaviour))))
     if not made.attention and not made.states:
-        raise DeclarationError(f"{where}: neither attention nor states: nothing of it would be served by a cache")
+        raise FamilyDeclarationError(f"{where}: neither attention nor states: nothing of it would be served by a cache")
     return made
 
 
@@ -199,17 +199,19 @@ def _require_limit(limit: Any, where: str) -> None:
     if isinstance(limit, dict):
         _require_of(limit, ("error", "needs"), where)
         if not {"error", "needs"} <= limit.keys() or not re.fullmatch(r"[a-z]+:\S+", str(limit["needs"])):
-            raise DeclarationError(f"{where}: got {limit!r}; expected {{error: what vLLM says, needs: a condition}}")
+            raise FamilyDeclarationError(
+                f"{where}: got {limit!r}; expected {{error: what vLLM says, needs: a condition}}"
+            )
         error = limit["error"]
     try:
         re.compile(error)
     except (re.error, TypeError) as problem:
-        raise DeclarationError(f"{where}: {error!r} is no regular expression: {problem}") from None
+        raise FamilyDeclarationError(f"{where}: {error!r} is no regular expression: {problem}") from None
 
 
 def _require_mapping(value: Any, keys: Sequence[str], where: str) -> None:
     if not isinstance(value, dict):
-        raise DeclarationError(f"{where}: got {value!r}; expected a mapping of {', '.join(keys)}")
+        raise FamilyDeclarationError(f"{where}: got {value!r}; expected a mapping of {', '.join(keys)}")
     _require_of(value, keys, where)
 
 
@@ -218,7 +220,7 @@ def _require_of(names: Any, known: Sequence[str], where: str) -> None:
         if name not in known:
             similar = get_close_matches(str(name), known, n=1)
             guess = f"did you mean {similar[0]}? " if similar else ""
-            raise DeclarationError(
+            raise FamilyDeclarationError(
                 f"{where}: got {name!r}; {guess}expected {', '.join(word for word in known if word)}"
             )
 

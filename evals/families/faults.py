@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from families.engine import Engine
+    from families.engine import FamilyEngine
 
 
-Fault = Callable[["Engine"], "AbstractContextManager[None]"]
+Fault = Callable[["FamilyEngine"], "AbstractContextManager[None]"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def plant(name: str, turns_red: str, *leaves_green: str, family: str = "granite-
 
 
 @plant("slot-not-cleared", "reuse", "prefill")
-def slot_not_cleared(_: Engine) -> Iterator[None]:
+def slot_not_cleared(_: FamilyEngine) -> Iterator[None]:
     """A request that gets a used state slot begins from what lies there."""
     used: set[int] = set()
 
@@ -69,7 +69,7 @@ def slot_not_cleared(_: Engine) -> Iterator[None]:
 
 
 @plant("conv-off-by-one", "chunked", "prefill")
-def conv_window_off_by_one(_: Engine) -> Iterator[None]:
+def conv_window_off_by_one(_: FamilyEngine) -> Iterator[None]:
     """What a prompt leaves in the convolution's window lies one token too far."""
     convolve = mamba_mixer2.causal_conv1d_fn
 
@@ -84,7 +84,7 @@ def conv_window_off_by_one(_: Engine) -> Iterator[None]:
 
 
 @plant("stale-after-preemption", "preempt", "prefill", "chunked", "reuse")
-def stale_state_after_preemption(engine: Engine) -> Iterator[None]:
+def stale_state_after_preemption(engine: FamilyEngine) -> Iterator[None]:
     """A preempted request is computed again from its first token, on top of a state that is not empty."""
     scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
     preempt = scheduler._preempt_request
@@ -106,7 +106,7 @@ def stale_state_after_preemption(engine: Engine) -> Iterator[None]:
 
 
 @plant("freed-block", "reuse", "prefill")
-def freed_block_read(_: Engine) -> Iterator[None]:
+def freed_block_read(_: FamilyEngine) -> Iterator[None]:
     """Attention of a request reads, for its first block, the one of who had its place in the batch before."""
     build = PagedKVMetadataBuilder.build
     before: dict[int, torch.Tensor] = {}
@@ -126,7 +126,7 @@ def freed_block_read(_: Engine) -> Iterator[None]:
 
 
 @plant("other-codes", "decode", "prefill", family="qwen3-moe-fp8")
-def other_codes_in_decode(_: Engine) -> Iterator[None]:
+def other_codes_in_decode(_: FamilyEngine) -> Iterator[None]:
     """Decode takes the codes of an FP8 cache for those of the other E4M3, in which they mean half or twice as much."""
     other = {"e4m3fn": "e4m3fnuz", "e4m3fnuz": "e4m3fn"}
     with _decodes(lambda codes: replace(codes, format=other[codes.format])):
@@ -134,7 +134,7 @@ def other_codes_in_decode(_: Engine) -> Iterator[None]:
 
 
 @plant("scale-ignored", "decode", "prefill", family="qwen3-moe-fp8")
-def scale_ignored_in_decode(engine: Engine) -> Iterator[None]:
+def scale_ignored_in_decode(engine: FamilyEngine) -> Iterator[None]:
     """Keys are kept as halves, with the scale 2, and decode takes the scale for 1."""
     engine.llm.apply_model(lambda model: [m._k_scale.fill_(2.0) for m in model.modules() if hasattr(m, "_k_scale")])
     with _decodes(lambda codes: replace(codes, key_scale=torch.ones_like(codes.key_scale))):

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 
-from families.cell import Cell, read
+from families.cell import FamilyCell, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,7 @@ class Fleet:
         self._spec = folder / "spec.json"
         self._spec.write_text(json.dumps(spec))
         self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._results: dict[str, Future[dict[str, Cell]]] = {}
+        self._results: dict[str, Future[dict[str, FamilyCell]]] = {}
         for name in families:
             self._results[name] = Future()
             self._queue.put(name)
@@ -88,7 +88,7 @@ class Fleet:
         for number in range(processes):
             self._pool.submit(self._drive, number)
 
-    def cells(self, family: str) -> dict[str, Cell]:
+    def cells(self, family: str) -> dict[str, FamilyCell]:
         """The cells of a family, once it has been driven."""
         return self._results[family].result()
 
@@ -106,7 +106,7 @@ class Fleet:
                         driver = None
                 except _DriverError as error:
                     driver = None
-                    cells = dict.fromkeys(self._behaviours, Cell("fail", str(error)))
+                    cells = dict.fromkeys(self._behaviours, FamilyCell("fail", str(error)))
                 except Exception as error:  # noqa: BLE001 - whoever waits for the result must learn of it
                     self._results[name].set_exception(error)
                     continue
@@ -131,7 +131,7 @@ class _Driver:
         self._process = start("families.drive", log, ENVIRONMENT, spec, folder, asked)
         asked.close()
 
-    def run(self, family: str) -> dict[str, Cell]:
+    def run(self, family: str) -> dict[str, FamilyCell]:
         """Drive one family.
 
         Raises:

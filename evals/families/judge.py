@@ -12,8 +12,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from families.engine import Answer
-    from families.schedule import Schedule
+    from families.schedule import FamilyAnswer, Schedule
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Closeness:
         return {"max_abs_err": self.max_abs_err, "tolerance": self.tolerance, "positions": self.positions}
 
 
-def compare(schedule: Schedule, answers: list[Answer], oracle: Reference, *, slack: float = 0.0) -> Closeness:
+def compare(schedule: Schedule, answers: list[FamilyAnswer], oracle: Reference, *, slack: float = 0.0) -> Closeness:
     """Compare every distribution that came back, or what came back of it, and every token.
 
     Args:
@@ -168,7 +167,7 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Reference, *, sla
 
 
 def _require_among_best(
-    name: str, place: int, answer: Answer, ids: torch.Tensor, favourites: torch.Tensor, tokens: Sequence[int]
+    name: str, place: int, answer: FamilyAnswer, ids: torch.Tensor, favourites: torch.Tensor, tokens: Sequence[int]
 ) -> None:
     """Demand that two texts part at `place` for one of the other side's best; `favourites` [answers, AMONG]."""
     token, theirs = answer.tokens[place], favourites[place].tolist()
@@ -179,27 +178,3 @@ def _require_among_best(
             f"not among the {AMONG} best of the other side",
             tokens,
         )
-
-
-def difference(schedule: Schedule, answers: list[Answer], alone: list[Answer], tie: float) -> str:
-    """The first token in which a request's answer depends on its company; empty when none does.
-
-    Args:
-        schedule: What was asked.
-        answers: What came back.
-        alone: What each request gets that has the engine to itself, at least as many tokens.
-        tie: Nats within which rounding decides between two tokens. After such a token the texts differ by right, so
-            nothing behind it is compared.
-    """
-    for index, (request, got, want) in enumerate(zip(schedule, answers, alone, strict=True)):
-        if len(got.tokens) < request.expected:
-            return f"request {index} got {len(got.tokens)} of {request.expected} tokens"
-        for place, (ours, theirs, gap) in enumerate(zip(got.tokens, want.tokens, want.gaps, strict=False)):
-            if ours != theirs and gap > tie:
-                return (
-                    f"request {index} ({len(request.prompt)} prompt tokens) answers {ours} instead of {theirs} at "
-                    f"token {place}; alone that token leads by {gap:.2g} nats"
-                )
-            if ours != theirs:
-                break
-    return ""

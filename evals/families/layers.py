@@ -25,7 +25,7 @@ still to be added, and beside it the stream; or the stream alone."""
 
 
 @dataclass(frozen=True)
-class Layer:
+class FamilyLayer:
     """One decoder layer: how far its output is from transformers'."""
 
     index: int
@@ -41,7 +41,7 @@ class Layer:
         return not self.error <= self.tolerance
 
 
-def first_diverging(llm: Any, family: Family, oracle: Oracle, tokens: list[int]) -> Layer | None:
+def first_diverging(llm: Any, family: Family, oracle: Oracle, tokens: list[int]) -> FamilyLayer | None:
     """Name the first layer that is wrong; None where all layers are right (then look at the head, or at decoding).
 
     Args:
@@ -53,7 +53,7 @@ def first_diverging(llm: Any, family: Family, oracle: Oracle, tokens: list[int])
     return next((layer for layer in compare(llm, family, oracle, tokens) if layer.diverges), None)
 
 
-def compare(llm: Any, family: Family, oracle: Oracle, tokens: list[int]) -> list[Layer]:
+def compare(llm: Any, family: Family, oracle: Oracle, tokens: list[int]) -> list[FamilyLayer]:
     """Every decoder layer in order.
 
     Raises:
@@ -71,7 +71,7 @@ def compare(llm: Any, family: Family, oracle: Oracle, tokens: list[int]) -> list
         w = whole[: len(g)]  # a last step of one token may be a graph's: no hook sees it
         for other in others:
             rounding = max(rounding, (other[: len(g)] - w).abs().max().item())  # a layer inherits what others lost
-        layers.append(Layer(index, kind, (g - w).abs().max().item(), SLACK * rounding))
+        layers.append(FamilyLayer(index, kind, (g - w).abs().max().item(), SLACK * rounding))
     return layers
 
 

@@ -24,7 +24,7 @@ NULL_BLOCK = 0
 
 
 @dataclass
-class Counts:
+class ProbeCounts:
     """Since the last `Probe.restart`."""
 
     steps: int = 0
@@ -46,11 +46,11 @@ class Counts:
         return sum(len(requests) - 1 for requests in self.owners.values())
 
 
-class Probe:
+class EngineProbe:
     """Watches the scheduler of an engine from its start on."""
 
     def __init__(self, llm: LLM) -> None:
-        self.counts = Counts()
+        self.counts = ProbeCounts()
         self._scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         groups = self._scheduler.kv_cache_config.kv_cache_groups
         states = [index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, MambaSpec)]
@@ -71,7 +71,7 @@ class Probe:
 
     def restart(self) -> None:
         """Forget what was seen."""
-        self.counts = Counts()
+        self.counts = ProbeCounts()
 
     @contextmanager
     def crowded(self, free: int) -> Iterator[None]:

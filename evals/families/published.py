@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from families.cell import Cell
+from families.cell import FamilyCell
 from families.family import BEHAVIOURS, FAMILIES, UnknownNameError, columns, rows
 from families.fleet import Fleet
 
@@ -183,7 +183,7 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """One checkpoint that is asked for."""
 
     name: str
@@ -194,7 +194,7 @@ class Row:
 
 def select_rows(
     published: Sequence[str], checkpoint: Sequence[str], family: Sequence[str], behaviour: Sequence[str]
-) -> list[Row]:
+) -> list[PublishedRow]:
     """The rows that these options ask for, in the order of the options.
 
     Args:
@@ -221,16 +221,16 @@ def select_rows(
     return left
 
 
-def _row(name: str, behaviour: Sequence[str]) -> Row:
+def _row(name: str, behaviour: Sequence[str]) -> PublishedRow:
     try:
         folder = folder_of(name, weights=False)
     except NotFetchedError:
         every = [one for one in BEHAVIOURS if not behaviour or one in behaviour]
-        return Row(name, "", tuple(every))
+        return PublishedRow(name, "", tuple(every))
     # Weights of the hub are fetched later, when it is sure that somebody waits for them.
     whole = Path(name).is_dir()
     family = read_checkpoint(name, folder).family if whole else family_of(name, _config(name, folder)).name
-    return Row(name, family, tuple(columns(family, behaviour)))
+    return PublishedRow(name, family, tuple(columns(family, behaviour)))
 
 
 class PublishedCells:
@@ -239,7 +239,7 @@ class PublishedCells:
     def __init__(
         self,
         folder: Path,
-        asked_for: Sequence[Row],
+        asked_for: Sequence[PublishedRow],
         fuzz: dict[str, int],
         seconds: int,
         changed: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint,
@@ -273,10 +273,10 @@ class PublishedCells:
         # One at a time: an engine, its oracle and their pools are given a GPU.
         self._fleet = Fleet(folder, list(self._slugs.values()), spec, processes=1, seconds=seconds)
 
-    def cell(self, name: str, behaviour: str) -> Cell:
+    def cell(self, name: str, behaviour: str) -> FamilyCell:
         """What became of a cell."""
         if name in self.not_fetched:
-            return Cell("did not run", self.not_fetched[name])
+            return FamilyCell("did not run", self.not_fetched[name])
         if name in self._unfit:
-            return Cell("fail", self._unfit[name])
+            return FamilyCell("fail", self._unfit[name])
         return self._fleet.cells(self._slugs[name])[behaviour]

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from families.judge import difference
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from families.engine import Answer
+    import torch
 
 
 START = 1
@@ -25,7 +23,22 @@ FIRST_WORD = 3
 
 
 @dataclass(frozen=True)
-class Request:
+class FamilyAnswer:
+    """What one request got."""
+
+    tokens: tuple[int, ...]
+    rows: torch.Tensor | None
+    """Log-probabilities [positions, tokens] float64, of the last positions; None where not asked for."""
+    gaps: tuple[float, ...]
+    """By how much each token was better than the second best, in nats; empty where not asked for."""
+    cached: int
+    """Prompt tokens that a prefix cache had."""
+    ids: torch.Tensor | None = None
+    """The tokens that `rows` are of, [positions, tokens] int64, the likeliest first; None where they are all."""
+
+
+@dataclass(frozen=True)
+class ScheduledRequest:
     """One request as a client sends it."""
 
     prompt: tuple[int, ...]
@@ -44,7 +57,7 @@ class Request:
         return self.answers if self.leaves is None else min(self.answers, self.leaves)
 
 
-Schedule = tuple[Request, ...]
+Schedule = tuple[ScheduledRequest, ...]
 
 
 def prompt(length: int, seed: int, vocabulary: int) -> tuple[int, ...]:
@@ -53,13 +66,13 @@ def prompt(length: int, seed: int, vocabulary: int) -> tuple[int, ...]:
     return tuple(rng.randrange(FIRST_WORD, vocabulary) for _ in range(length))
 
 
-def spoken(request: Request) -> Request:
+def spoken(request: ScheduledRequest) -> ScheduledRequest:
     """The same as a question to an encoder-decoder, whose text begins with its start token."""
     return replace(request, prompt=(START, *request.prompt[1:]))
 
 
 @dataclass(frozen=True)
-class Limits:
+class ScheduleLimits:
     """What a drawn schedule may hold."""
 
     lengths: tuple[int, ...]
@@ -86,14 +99,14 @@ def awkward_lengths(block: int, chunk: int, longest: int) -> tuple[int, ...]:
     return tuple(sorted(length for length in edges if 1 <= length <= longest))
 
 
-def draw(limits: Limits, rng: Random) -> Schedule:
+def draw(limits: ScheduleLimits, rng: Random) -> Schedule:
     """A schedule of two requests or more."""
     return tuple(_draw_request(limits, rng) for _ in range(rng.randint(2, limits.requests)))
 
 
-def _draw_request(limits: Limits, rng: Random) -> Request:
+def _draw_request(limits: ScheduleLimits, rng: Random) -> ScheduledRequest:
     text = rng.randint(1, limits.seeds)
-    request = Request(
+    request = ScheduledRequest(
         prompt=prompt(rng.choice(limits.lengths), text, limits.vocabulary),
         answers=rng.randint(1, limits.answers),
         arrives=rng.randint(0, limits.steps),
@@ -139,12 +152,12 @@ class CompanyError(Exception):
 
 
 def search(
-    limits: Limits,
+    limits: ScheduleLimits,
     *,
     seed: int,
     examples: int,
-    ask: Callable[[Schedule], list[Answer]],
-    alone: Callable[[Request], Answer],
+    ask: Callable[[Schedule], list[FamilyAnswer]],
+    alone: Callable[[ScheduledRequest], FamilyAnswer],
     tie: float,
 ) -> int:
     """Draw schedules and look for one whose answers depend on company.
@@ -203,3 +216,27 @@ def shrink(
                 schedule, why, shrinking = candidate, found, True
                 break
     return schedule, why
+
+
+def difference(schedule: Schedule, answers: list[FamilyAnswer], alone: list[FamilyAnswer], tie: float) -> str:
+    """The first token in which a request's answer depends on its company; empty when none does.
+
+    Args:
+        schedule: What was asked.
+        answers: What came back.
+        alone: What each request gets that has the engine to itself, at least as many tokens.
+        tie: Nats within which rounding decides between two tokens. After such a token the texts differ by right, so
+            nothing behind it is compared.
+    """
+    for index, (request, got, want) in enumerate(zip(schedule, answers, alone, strict=True)):
+        if len(got.tokens) < request.expected:
+            return f"request {index} got {len(got.tokens)} of {request.expected} tokens"
+        for place, (ours, theirs, gap) in enumerate(zip(got.tokens, want.tokens, want.gaps, strict=False)):
+            if ours != theirs and gap > tie:
+                return (
+                    f"request {index} ({len(request.prompt)} prompt tokens) answers {ours} instead of {theirs} at "
+                    f"token {place}; alone that token leads by {gap:.2g} nats"
+                )
+            if ours != theirs:
+                break
+    return ""

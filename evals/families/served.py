@@ -11,7 +11,7 @@ import torch
 from vllm.platforms import current_platform
 
 from families import checkpoints, engine, oracle
-from families.engine import Engine
+from families.engine import FamilyEngine
 from families.family import FAMILIES
 from families.oracle import PublishedOracle
 from families.plans import COMMON, GRAPHS, plans, published_plans
@@ -61,7 +61,7 @@ class Tiny:
         """Of weights and activations. GPUs multiply float32 in TF32, with fewer bits than the oracle's float32 has."""
         return torch.float32 if current_platform.is_cpu() else torch.float16
 
-    def labels(self, engine: Engine) -> dict[str, str]:  # noqa: ARG002 - of others it matters which engine
+    def labels(self, engine: FamilyEngine) -> dict[str, str]:  # noqa: ARG002 - of others it matters which engine
         """What a cell says of it beside who served."""
         return {}
 
@@ -77,7 +77,7 @@ class Tiny:
         return COMMON | memory | kind | here | own | self.family.arguments(platform)
 
 
-class Published(Tiny):
+class PublishedFamily(Tiny):
     """A published checkpoint; the BEST words of each distribution are compared."""
 
     best: int | None = BEST
@@ -110,7 +110,7 @@ class Published(Tiny):
         instead = {(torch.bfloat16, True): torch.float32, (torch.float32, False): torch.bfloat16}
         return instead.get((own, cpu), own)
 
-    def labels(self, engine: Engine) -> dict[str, str]:
+    def labels(self, engine: FamilyEngine) -> dict[str, str]:
         """Its dtype, the block that vLLM has made, and the commit that it was fetched at."""
         found = {"dtype": str(self.dtype).removeprefix("torch."), "block_size": str(engine.block_size)}
         return found | ({"revision": self._published.revision} if self._published.revision else {})
@@ -127,7 +127,7 @@ class Published(Tiny):
             return published_plans(self.family, SCANNED)
         reach: dict[str, Any] = {"max_model_len": min(self._published.positions or ASKED, ASKED)}
         reach["num_gpu_blocks_override"] = None  # as many as such a request takes, however small they are
-        with Engine(self.checkpoint, poison=False, **self.arguments(platform, reach)) as engine:
+        with FamilyEngine(self.checkpoint, poison=False, **self.arguments(platform, reach)) as engine:
             block = engine.block_size
         return published_plans(self.family, block)
 

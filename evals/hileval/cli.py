@@ -23,7 +23,7 @@ from rich.console import Console
 
 from hileval.ask.drift import Side, SideName, ask_side, judge_sides, run_drift
 from hileval.ask.evaluation import check_backend, read_evaluation
-from hileval.ask.loop import Heading, Journal, Recorded, ask_until_decided, batches, code_fingerprint
+from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, batches, code_fingerprint
 from hileval.ask.task import questions_of
 from hileval.engines import EngineError
 from hileval.gates import statistics
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from hileval.ask.evaluation import Evaluation
     from hileval.gates.declare import Gate, Gates
-    from hileval.gates.rule import Rule
+    from hileval.gates.rule import GateRule
     from hileval.records.records import Sample
 
 
@@ -132,7 +132,7 @@ def run_gate(
     raise typer.Exit(exit_status(checks))
 
 
-def premises(declared: Gates, gate: Gate, when: Occasion | None, of: int) -> tuple[Rule, Baseline | None]:
+def premises(declared: Gates, gate: Gate, when: Occasion | None, of: int) -> tuple[GateRule, Baseline | None]:
     """The rule that applies, and the stored runs; a hub gate may have none yet, and any other raises BaselineError."""
     path = gate.path(gate.baseline)
     rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
@@ -140,7 +140,7 @@ def premises(declared: Gates, gate: Gate, when: Occasion | None, of: int) -> tup
 
 
 def measure(
-    name: str, gate: Gate, rule: Rule, baseline: Baseline | None, engine: EngineName, limit: int | None
+    name: str, gate: Gate, rule: GateRule, baseline: Baseline | None, engine: EngineName, limit: int | None
 ) -> tuple[Evaluation, Check | None]:
     """Ask a gate's questions and who served them.
 
@@ -387,7 +387,7 @@ def record(
                 where=name,
                 remedy="read what it says above, then repeat the command: what is finished is kept",
             )
-        recorded.append(Recorded.model_validate_json(recorded_path(name, number).read_bytes()))
+        recorded.append(RecordedRuns.model_validate_json(recorded_path(name, number).read_bytes()))
         share = f"{recorded[-1].run.correct(gate.filter)}/{len(recorded[-1].run.samples)}"
         typer.echo(f"run {number + 1} of {runs}: {share} right on {recorded[-1].setting.attention_backend}", err=True)
     backends = ", ".join(dict.fromkeys(one.setting.attention_backend for one in recorded))
@@ -425,7 +425,7 @@ def ask_once(
     questions = questions_of(gate, engine_factory(gate, chosen))
     heading = Heading.of(f"{name} run {number}", gate, questions.identity, chosen, fingerprint())
     path = recorded_path(name, number)
-    if path.is_file() and Recorded.model_validate_json(path.read_bytes()).heading == heading:
+    if path.is_file() and RecordedRuns.model_validate_json(path.read_bytes()).heading == heading:
         return
     journal = Journal(questions, path.with_suffix(".jsonl"), heading)
     began = time.monotonic()
@@ -452,7 +452,7 @@ def ask_once(
         attention_backend=served.labels["backend"] if served else gate.engine,
         arguments=dict(gate.engine_args),
     )
-    recorded = Recorded(heading=heading, run=run, setting=setting, environment=environment())
+    recorded = RecordedRuns(heading=heading, run=run, setting=setting, environment=environment())
     path.write_text(recorded.model_dump_json(), encoding="utf-8")
     journal.finish()
 
@@ -672,7 +672,7 @@ def print_trend(replays: int, seed: int) -> None:
         typer.echo(f"{d:>6.1%}" + "".join(f"{share:>8.1%}" for share in (still, *low, lower, falling, *other)))
 
 
-def stress_rows(when: str, rule: Rule, replays: int, seed: int) -> list[PowerRow]:
+def stress_rows(when: str, rule: GateRule, replays: int, seed: int) -> list[PowerRow]:
     """A rule with no drop and with one of its margin, in every cell of `power.STRESS`."""
     return [
         _row(rule, GSM8K_QUESTIONS, noise, gate="any model", when=when, drop=drop, runs=5, replays=replays, seed=seed)
@@ -682,7 +682,7 @@ def stress_rows(when: str, rule: Rule, replays: int, seed: int) -> list[PowerRow
 
 
 def _row(
-    rule: Rule,
+    rule: GateRule,
     n: int,
     noise: Noise,
     *,

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-FILES = {f"{github.FOLDER}/{name}.json": github.Declared.model_validate(declared(name)) for name in ("main", "queue")}
+FILES = {
+    f"{github.FOLDER}/{name}.json": github.DeclaredSettings.model_validate(declared(name)) for name in ("main", "queue")
+}
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ KINDS = (
 )
 
 
-def small(name: str, **changes: object) -> cases.Case:
+def small(name: str, **changes: object) -> cases.BenchmarkCase:
     return dataclasses.replace(cases.smoke(BY_NAME[name]), **changes)
 
 
@@ -56,7 +56,7 @@ def test_our_side_is_right_and_before_it_ran_it_was_not(name):
     assert work.ours.error() <= work.bound
 
 
-def golden(case: cases.Case, **options: object) -> torch.Tensor:
+def golden(case: cases.BenchmarkCase, **options: object) -> torch.Tensor:
     torch.manual_seed(3)
     table = pools.block_table(case, "cpu")
     cache = pools.new(case, "cpu", torch.float16, table.numel())

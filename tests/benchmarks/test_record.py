@@ -28,7 +28,7 @@ def lines(count: int = 3) -> list[dict]:
 
 
 def message(path: Path) -> str:
-    with pytest.raises(record.RecordsError) as stop:
+    with pytest.raises(record.BenchmarkRecordError) as stop:
         record.read(path)
     text = str(stop.value)
     assert "\n  to do: " in text

@@ -33,9 +33,9 @@ def speed() -> judge.Speed:
     return judge.Speed("4 x 100", rates, rates, 4, 3)
 
 
-def verdict(ours: float, rounding: float, control: float, lead: float = 0.0) -> judge.Verdict:
+def verdict(ours: float, rounding: float, control: float, lead: float = 0.0) -> judge.ServingVerdict:
     kinds = (judge.Distances(value, value, 10) for value in (ours, rounding, control))
-    return judge.Verdict("m", "all", 16, *kinds, lead)
+    return judge.ServingVerdict("m", "all", 16, *kinds, lead)
 
 
 @pytest.mark.parametrize(("one", "other", "place"), [((1, 2), (1, 2), None), ((1, 2), (1, 3), 1), ((4, 2), (1, 2), 0)])
@@ -113,7 +113,7 @@ def test_the_recorded_run_is_what_the_judge_says_of_its_own_figures_and_stands_o
     recorded = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     for row in recorded:
         kinds = (judge.Distances(**row[kind]) for kind in ("ours", "rounding", "control"))
-        found = judge.Verdict(row["model"], row["layers"], row["block_size"], *kinds, row["lead"])
+        found = judge.ServingVerdict(row["model"], row["layers"], row["block_size"], *kinds, row["lead"])
         rates = ([judge.Rate(**rate) for rate in row[name]] for name in ("decode", "prefill"))
         timed = judge.Speed(row["case"], *rates, row["requests"], row["same"])
         facts = {name: row[name] for name in ("hardware", "versions", "commit")}
@@ -141,7 +141,7 @@ def test_requests_that_never_decode_together_have_no_rate():
 
 
 def test_prompts_hold_no_special_tokens_and_are_the_same_again():
-    case = models.Case(3, 50)
+    case = models.ServingCase(3, 50)
     asked = prompts(case, 512, 7)
     assert asked == prompts(case, 512, 7) != prompts(case, 512, 8)
     assert {len(prompt) for prompt in asked} == {50}

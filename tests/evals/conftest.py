@@ -15,7 +15,7 @@ import pytest
 
 from hileval.ask.evaluation import Evaluation
 from hileval.gates.declare import Gate, load_gates
-from hileval.gates.rule import Rule
+from hileval.gates.rule import GateRule
 from hileval.records.baseline import make_baseline
 from hileval.records.records import Identity, Run, Sample, Setting, flags_of
 from hilgate.model import Environment
@@ -118,6 +118,6 @@ def gate() -> Gate:
 
 
 @pytest.fixture(scope="session")
-def rule() -> Rule:
+def rule() -> GateRule:
     """Two hundred questions, looked at once."""
-    return Rule(questions=200, alpha=0.01, margin=0.03, beta=0.01, baseline_runs=5, unresolved="block")
+    return GateRule(questions=200, alpha=0.01, margin=0.03, beta=0.01, baseline_runs=5, unresolved="block")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from families.family import BEHAVIOURS, FAMILIES, PLATFORMS, DeclarationError, Limit, another_platform, load
+from families.family import BEHAVIOURS, FAMILIES, PLATFORMS, FamilyDeclarationError, FamilyLimit, another_platform, load
 from families.plans import not_here
 from hilgate.conditions import problem_of
 
@@ -33,11 +33,11 @@ def read(tmp_path, text):
 def test_a_declaration_and_what_it_shares(tmp_path):
     small = read(tmp_path, GOOD)["small"]
     assert small.config == {"hidden_size": 64, "num_layers": 4}
-    never = Limit("never", "device:cuda,rocm")
+    never = FamilyLimit("never", "device:cuda,rocm")
     assert (small.limit("cpu"), small.limit("cpu", "decode"), small.limit("rocm", "spec")) == (never, never, None)
     assert (small.limit("cuda"), small.limit("cuda", "decode")) == (None, None)
-    assert small.limit("cuda", "spec") == Limit(r"wrong|off by \d", "device:cpu,rocm")
-    assert small.limit("rocm", "prefix") == Limit("gone", "cpu:amx_tile", everywhere=False)
+    assert small.limit("cuda", "spec") == FamilyLimit(r"wrong|off by \d", "device:cpu,rocm")
+    assert small.limit("rocm", "prefix") == FamilyLimit("gone", "cpu:amx_tile", everywhere=False)
 
 
 def test_the_conditions_of_all_limits_are_those_that_the_steps_may_lack():
@@ -85,7 +85,7 @@ def test_the_conditions_of_all_limits_are_those_that_the_steps_may_lack():
     ],
 )
 def test_a_wrong_declaration_is_refused(old, new, problem, tmp_path):
-    with pytest.raises(DeclarationError, match=rf"^some\.yaml.*{problem}"):
+    with pytest.raises(FamilyDeclarationError, match=rf"^some\.yaml.*{problem}"):
         read(tmp_path, GOOD.replace(old, new))
 
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from families import behaviours, cell, family, judge, plans, schedule
-from families.engine import Answer
-from families.family import FAMILIES, Limit
+from families.family import FAMILIES, FamilyLimit
 from families.faults import PLANTS
 from families.judge import Error, WrongAnswerError
-from families.schedule import Limits, Request
+from families.schedule import FamilyAnswer, ScheduledRequest, ScheduleLimits
 
 VOCABULARY = 16
-LIMITS = Limits(schedule.awkward_lengths(16, 37, 90), VOCABULARY)
+LIMITS = ScheduleLimits(schedule.awkward_lengths(16, 37, 90), VOCABULARY)
 
 
 def distributions(tokens):
@@ -49,10 +48,10 @@ def answered(request, *, change=None):
     gaps = tuple((best[:, 0] - best[:, 1]).tolist())
     if change is not None:
         rows = change(rows.clone())
-    return Answer(tuple(tokens[len(request.prompt) :]), rows, gaps, 0)
+    return FamilyAnswer(tuple(tokens[len(request.prompt) :]), rows, gaps, 0)
 
 
-REQUEST = Request((3, 4, 5), 9)
+REQUEST = ScheduledRequest((3, 4, 5), 9)
 
 
 def test_the_right_answer_is_right():
@@ -62,7 +61,7 @@ def test_the_right_answer_is_right():
 
 def test_what_few_answers_do_not_show_many_requests_do():
     """Four answers each: too few for a median of their own."""
-    fuzz = (Request((3, 4, 5), 4), Request((6, 7), 4))
+    fuzz = (ScheduledRequest((3, 4, 5), 4), ScheduledRequest((6, 7), 4))
     right = [answered(request) for request in fuzz]
     judge.compare(fuzz, right, Truth())
     off = [answered(request, change=lambda rows: rows + 7e-4) for request in fuzz]
@@ -96,7 +95,7 @@ def test_wrong_distributions_are_found(change, problem):
 def test_a_wrong_token_with_right_distributions_is_found():
     good = answered(REQUEST)
     other = (good.tokens[-1] + 1) % VOCABULARY
-    wrong = Answer((*good.tokens[:-1], other), good.rows, good.gaps, 0)
+    wrong = FamilyAnswer((*good.tokens[:-1], other), good.rows, good.gaps, 0)
     with pytest.raises(WrongAnswerError, match="answer token 8 is not the most probable"):
         judge.compare((REQUEST,), [wrong], Truth())
 
@@ -104,23 +103,29 @@ def test_a_wrong_token_with_right_distributions_is_found():
 @pytest.mark.parametrize("cut", ["tokens", "rows"])
 def test_missing_answers_are_found(cut):
     good = answered(REQUEST)
-    short = Answer(good.tokens[:-1], good.rows, good.gaps, 0) if cut == "tokens" else Answer(good.tokens, None, (), 0)
+    short = (
+        FamilyAnswer(good.tokens[:-1], good.rows, good.gaps, 0)
+        if cut == "tokens"
+        else FamilyAnswer(good.tokens, None, (), 0)
+    )
     with pytest.raises(WrongAnswerError, match="8 of 9 tokens" if cut == "tokens" else "without distributions"):
         judge.compare((REQUEST,), [short], Truth())
 
 
 def test_who_leaves_need_not_be_answered_to_the_end():
-    left = Request((3, 4, 5), 9, leaves=2)
-    got = answered(Request((3, 4, 5), 3))
-    assert judge.difference((left,), [got], [answered(REQUEST)], 0.0) == ""
-    assert "1 of 2 tokens" in judge.difference((left,), [answered(Request((3, 4, 5), 1))], [answered(REQUEST)], 0.0)
+    left = ScheduledRequest((3, 4, 5), 9, leaves=2)
+    got = answered(ScheduledRequest((3, 4, 5), 3))
+    assert schedule.difference((left,), [got], [answered(REQUEST)], 0.0) == ""
+    assert "1 of 2 tokens" in schedule.difference(
+        (left,), [answered(ScheduledRequest((3, 4, 5), 1))], [answered(REQUEST)], 0.0
+    )
 
 
 def test_a_tie_excuses_a_token_and_what_follows_it():
     good = answered(REQUEST)
-    other = Answer(((good.tokens[0] + 1) % VOCABULARY, *good.tokens[1:]), None, (), 0)
-    assert "request 0 (3 prompt tokens)" in judge.difference((REQUEST,), [other], [good], good.gaps[0] / 2)
-    assert judge.difference((REQUEST,), [other], [good], 2 * good.gaps[0]) == ""
+    other = FamilyAnswer(((good.tokens[0] + 1) % VOCABULARY, *good.tokens[1:]), None, (), 0)
+    assert "request 0 (3 prompt tokens)" in schedule.difference((REQUEST,), [other], [good], good.gaps[0] / 2)
+    assert schedule.difference((REQUEST,), [other], [good], 2 * good.gaps[0]) == ""
 
 
 def test_a_seed_means_one_schedule():
@@ -155,8 +160,8 @@ def engine_with(fault):
     def answer(drawn, index):
         request = drawn[index]
         if fault(drawn, index):
-            return answered(Request((*request.prompt[:-1], 3 + request.prompt[-1] % 5), request.answers))
-        return answered(Request(request.prompt, min(request.answers, request.leaves or request.answers)))
+            return answered(ScheduledRequest((*request.prompt[:-1], 3 + request.prompt[-1] % 5), request.answers))
+        return answered(ScheduledRequest(request.prompt, min(request.answers, request.leaves or request.answers)))
 
     def ask(drawn):
         return [answer(drawn, index) for index in range(len(drawn))]
@@ -165,8 +170,8 @@ def engine_with(fault):
 
 
 def test_a_search_finds_an_engine_whose_answers_depend_on_company():
-    limits = Limits((4, 5, 9), VOCABULARY)
-    how = {"seed": 1, "examples": 3, "alone": lambda request: answered(Request(request.prompt, 9)), "tie": 0.0}
+    limits = ScheduleLimits((4, 5, 9), VOCABULARY)
+    how = {"seed": 1, "examples": 3, "alone": lambda request: answered(ScheduledRequest(request.prompt, 9)), "tie": 0.0}
     requests = schedule.search(limits, ask=engine_with(lambda *_: False), **how)
     assert requests >= 6
     with pytest.raises(
@@ -176,14 +181,14 @@ def test_a_search_finds_an_engine_whose_answers_depend_on_company():
 
 
 def test_declarations_end_with_what_they_describe():
-    passed, failed = cell.Cell("pass"), cell.Cell("fail", "IndexError: index 3 is out of bounds")
+    passed, failed = cell.FamilyCell("pass"), cell.FamilyCell("fail", "IndexError: index 3 is out of bounds")
     assert cell.settled(passed, None) is passed
     assert cell.settled(failed, None) is failed
-    index = Limit(r"index \d+ is out", "device:cuda,rocm")
+    index = FamilyLimit(r"index \d+ is out", "device:cuda,rocm")
     excused = cell.settled(failed, index)
     assert (excused.outcome, excused.reason) == ("did not run", f"vLLM here: {failed.reason}")
     assert excused.needs == "device:cuda,rocm"
-    assert cell.settled(failed, Limit("another error", "device:cuda,rocm")).outcome == "fail"
+    assert cell.settled(failed, FamilyLimit("another error", "device:cuda,rocm")).outcome == "fail"
     stale = cell.settled(passed, index)
     assert stale.outcome == "fail"
     assert "remove it from the declaration" in stale.reason
@@ -196,26 +201,26 @@ def test_a_cell_names_the_condition_that_excuses_it_and_none_that_nobody_declare
     """The prefix cache of MLA on the CPU: hilgate asks for AMX, here it is only named, whatever became of the cell."""
     known = FAMILIES["deepseek-v3"].limit("cpu", "prefix")
     assert (known.needs, known.everywhere) == ("cpu:amx_tile", False)
-    off = cell.Cell("did not run", "vLLM turns the prefix cache off here")
-    assert cell.settled(off, known) == cell.Cell("did not run", off.reason, needs="cpu:amx_tile")
-    assert cell.settled(cell.Cell("pass", numbers={"n": 1}), known) == cell.Cell(
+    off = cell.FamilyCell("did not run", "vLLM turns the prefix cache off here")
+    assert cell.settled(off, known) == cell.FamilyCell("did not run", off.reason, needs="cpu:amx_tile")
+    assert cell.settled(cell.FamilyCell("pass", numbers={"n": 1}), known) == cell.FamilyCell(
         "pass", numbers={"n": 1}, needs="cpu:amx_tile"
     )
     assert cell.settled(off, None).needs == "", "not declared: its step did not run"
-    other = cell.Cell("did not run", "vLLM keeps states in float32 here")
+    other = cell.FamilyCell("did not run", "vLLM keeps states in float32 here")
     assert cell.settled(other, known).needs == "", "another reason than the declared one"
 
 
 def test_of_several_engines_the_worst_counts():
-    cells = {outcome: cell.Cell(outcome, outcome, 1.0) for outcome in ("pass", "did not run", "fail")}
+    cells = {outcome: cell.FamilyCell(outcome, outcome, 1.0) for outcome in ("pass", "did not run", "fail")}
     assert cell.worse(None, cells["pass"]) is cells["pass"]
     for worse, better in (("fail", "pass"), ("fail", "did not run"), ("did not run", "pass")):
         for one, other in ((worse, better), (better, worse)):
-            assert cell.worse(cells[one], cells[other]) == cell.Cell(worse, worse, 2.0)
+            assert cell.worse(cells[one], cells[other]) == cell.FamilyCell(worse, worse, 2.0)
 
 
 def test_half_a_family_is_no_result(tmp_path):
-    cells = {"prefill": cell.Cell("pass", "", 1.5, {"max_abs_err": 1e-6}, {"backend": "ours"})}
+    cells = {"prefill": cell.FamilyCell("pass", "", 1.5, {"max_abs_err": 1e-6}, {"backend": "ours"})}
     cell.write(cells, tmp_path / "jamba.json")
     assert [path.name for path in tmp_path.iterdir()] == ["jamba.json"]
     assert cell.read(tmp_path / "jamba.json") == cells

@@ -16,12 +16,11 @@ import torch
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from families import checkpoints, judge, plans, published
-from families.engine import Answer
 from families.family import FAMILIES, UnknownNameError
 from families.judge import Error, WrongAnswerError
 from families.oracle import Oracle, PublishedOracle, plain_torch
-from families.published import Row, select_rows
-from families.schedule import Request
+from families.published import PublishedRow, select_rows
+from families.schedule import FamilyAnswer, ScheduledRequest
 
 JAMBA = {"architectures": ["JambaForCausalLM"], "dtype": "bfloat16"}
 TABLE = Path(__file__).with_name("test_published.py")
@@ -41,7 +40,7 @@ def rows(*checkpoints, table=(), family=(), behaviour=()):
 
 def test_a_family_is_found_from_the_config(tmp_path):
     name = folder_with(tmp_path / "jamba", JAMBA)
-    assert rows(name, behaviour=["spec", "prefill"]) == [Row(name, "jamba", ("prefill", "spec"))]
+    assert rows(name, behaviour=["spec", "prefill"]) == [PublishedRow(name, "jamba", ("prefill", "spec"))]
     found = published.read_checkpoint(name, Path(name))
     assert (found.family, found.dtype, found.judged_by, found.revision) == ("jamba", "bfloat16", name, "")
     assert found.positions == 0
@@ -174,10 +173,10 @@ class Sure:
 def heard(*words, tokens=(8, 8)):
     """What an engine answers whose best tokens are these."""
     rows = Sure().log_probs(tokens)[:, list(words)]
-    return Answer(tokens, rows, (), 0, torch.tensor([words] * len(tokens)))
+    return FamilyAnswer(tokens, rows, (), 0, torch.tensor([words] * len(tokens)))
 
 
-REQUEST = Request((3, 4), 2)
+REQUEST = ScheduledRequest((3, 4), 2)
 
 
 def test_only_what_came_back_is_compared():

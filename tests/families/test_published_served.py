@@ -80,10 +80,10 @@ def test_the_engine_that_is_asked_has_room_for_what_it_is_asked_with(monkeypatch
         started.append(arguments)
         return nullcontext(SimpleNamespace(block_size=32))
 
-    monkeypatch.setattr(served, "Engine", engine)
+    monkeypatch.setattr(served, "FamilyEngine", engine)
     monkeypatch.setattr(served.engine, "register", lambda _family: True)
     checkpoint = Checkpoint("c", str(tmp_path), "lfm2", "float16", 128_000, str(tmp_path))
-    plans = served.Published(checkpoint).plans("cpu")
+    plans = served.PublishedFamily(checkpoint).plans("cpu")
     (asked,) = started
     assert asked["max_model_len"] == served.ASKED
     assert asked["num_gpu_blocks_override"] is None, "64 blocks of 32 tokens would hold 2,048"

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from vllm import LLM
 
-    from families.engine import Answer
-    from families.schedule import Schedule
+    from families.schedule import FamilyAnswer, Schedule
 
 
 WORKERS = "vllm.v1.executor.multiproc_executor.get_mp_context"
@@ -85,7 +84,7 @@ def serve(
     return result
 
 
-def answers(llm: LLM, schedule: Schedule, *, rows: bool, prompt_rows: bool) -> list[Answer]:
+def answers(llm: LLM, schedule: Schedule, *, rows: bool, prompt_rows: bool) -> list[FamilyAnswer]:
     """Greedy answers to requests that come together, with the distributions of answers and, if wanted, of prompts."""
     params = [sampling(request, rows=rows, prompt_rows=prompt_rows and request.speech is None) for request in schedule]
     outputs = llm.generate([as_vllm(request) for request in schedule], params, use_tqdm=False)

@@ -17,7 +17,7 @@ from families import checkpoints, plain_attention
 from families.family import FAMILIES, load
 from families.fleet import GPU, IN_PROCESS
 from families.oracle import VOCABULARY, Oracle
-from families.schedule import Request, Schedule, prompt, spoken
+from families.schedule import Schedule, ScheduledRequest, prompt, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,8 +53,8 @@ LAYOUTS = {
 }
 RUNS = [(m, packing, layout) for m, packings in LAYOUTS.items() for packing in packings for layout in packings[packing]]
 
-PROMPTS = tuple(Request(prompt(n, n, VOCABULARY), 8) for n in (3, 47, 96))
-SPEECH = tuple(spoken(Request(prompt(n + 1, n, VOCABULARY), 8, speech=n)) for n in (3, 20, 40))
+PROMPTS = tuple(ScheduledRequest(prompt(n, n, VOCABULARY), 8) for n in (3, 47, 96))
+SPEECH = tuple(spoken(ScheduledRequest(prompt(n + 1, n, VOCABULARY), 8, speech=n)) for n in (3, 20, 40))
 
 
 def dtype(model: str) -> torch.dtype:

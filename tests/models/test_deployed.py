@@ -14,7 +14,7 @@ from families import checkpoints, judge
 from families.family import FAMILIES
 from families.fleet import GPU, IN_PROCESS
 from families.oracle import VOCABULARY, Oracle
-from families.schedule import Request, prompt
+from families.schedule import ScheduledRequest, prompt
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(3 * engine.SECONDS + 60)]
 
@@ -24,9 +24,9 @@ DTYPE = torch.float16 if GPU else torch.float32
 """Not bfloat16, which GPUs serve: its rounding moves this log-probability or that by up to 0.7, a lost block by 1.4."""
 
 BATCHES = {
-    "prefill": (Request(prompt(29, 1, VOCABULARY), 1),),
-    "chunks": (Request(prompt(140, 2, VOCABULARY), 8),),
-    "mixed": tuple(Request(prompt(n, n, VOCABULARY), 12) for n in (3, 47, 96, 20)),
+    "prefill": (ScheduledRequest(prompt(29, 1, VOCABULARY), 1),),
+    "chunks": (ScheduledRequest(prompt(140, 2, VOCABULARY), 8),),
+    "mixed": tuple(ScheduledRequest(prompt(n, n, VOCABULARY), 12) for n in (3, 47, 96, 20)),
 }
 CALLS = {"prefill": 1, "chunks": 4 + 7}
 """Engine steps: 29 tokens fit one step of 37, 140 take 4; the step that ends a prompt also gives the first token."""

@@ -18,7 +18,7 @@ pytest.importorskip("vllm", reason="needs package:vllm")
 from families import checkpoints, judge
 from families.fleet import GPU, IN_PROCESS
 from families.oracle import VOCABULARY
-from families.schedule import Request, prompt
+from families.schedule import ScheduledRequest, prompt
 
 SECONDS = 600
 
@@ -26,12 +26,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(SECOND
 
 MODELS = ("gemma-2", "granite-4.0-h", "deepseek-v3", "bloom")
 
-HANDED_OVER = tuple(Request(prompt(n, n, VOCABULARY), 8) for n in (37, 66, 96))
+HANDED_OVER = tuple(ScheduledRequest(prompt(n, n, VOCABULARY), 8) for n in (37, 66, 96))
 CACHED = [32, 64, 80]
 """Their tokens in whole blocks of 16 but for the last token, which every engine computes itself."""
 
 DRAFTS = 3
-ANSWERED = tuple(Request(request.prompt, 20) for request in matrix.PROMPTS)
+ANSWERED = tuple(ScheduledRequest(request.prompt, 20) for request in matrix.PROMPTS)
 
 
 def engines(folders, store):

@@ -29,7 +29,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BaseComparison:
     """What a build is: the change between a base and HEAD, or the default branch itself."""
 
     kind: str
@@ -39,7 +39,7 @@ class Comparison:
     """The default branch, or the commit that a merge queue built on."""
 
 
-def compared(env: Mapping[str, str]) -> Comparison:
+def compared(env: Mapping[str, str]) -> BaseComparison:
     """What a build is compared with, by Buildkite's variables.
 
     Raises:
@@ -48,15 +48,15 @@ def compared(env: Mapping[str, str]) -> Comparison:
     default, branch = env.get("BUILDKITE_PIPELINE_DEFAULT_BRANCH", ""), env.get("BUILDKITE_BRANCH", "")
     # Whatever a pull request wants to be merged into: its author can push such a branch, and post on the same commit.
     if env.get("BUILDKITE_PULL_REQUEST", "false") != "false":
-        found = Comparison("pull request", default)
+        found = BaseComparison("pull request", default)
     elif env.get("BUILDKITE_MERGE_QUEUE_BASE_BRANCH"):
-        found = Comparison("merge queue", env.get("BUILDKITE_MERGE_QUEUE_BASE_COMMIT", ""))
+        found = BaseComparison("merge queue", env.get("BUILDKITE_MERGE_QUEUE_BASE_COMMIT", ""))
     elif default and branch == default:
-        found = Comparison("default branch", default)
+        found = BaseComparison("default branch", default)
     elif RELEASE_BRANCH.fullmatch(branch) and env.get("HILGATE_FLOW") == "release":
-        found = Comparison("release branch", default)
+        found = BaseComparison("release branch", default)
     else:
-        found = Comparison("branch", default)
+        found = BaseComparison("branch", default)
     wrong = default.startswith("-") or (found.kind == "merge queue" and not _COMMIT.fullmatch(found.ref))
     if not found.ref or not default or wrong:
         raise CannotRunHereError(

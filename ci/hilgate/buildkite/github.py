@@ -66,7 +66,7 @@ class BranchRule(BaseModel, frozen=True):
     ruleset_id: int | None = None
 
 
-class Declared(BaseModel, frozen=True, extra="forbid"):
+class DeclaredSettings(BaseModel, frozen=True, extra="forbid"):
     """A file of `ci/agent/github`, in the words in which GitHub imports a ruleset."""
 
     name: str
@@ -96,7 +96,7 @@ class Findings:
     unseen: list[str] = field(default_factory=list)
 
 
-def load(root: Path) -> dict[str, Declared]:
+def load(root: Path) -> dict[str, DeclaredSettings]:
     """File -> the ruleset that it declares; empty where the folder is missing.
 
     Raises:
@@ -105,7 +105,7 @@ def load(root: Path) -> dict[str, Declared]:
     found = {}
     for path in sorted((root / FOLDER).glob("*.json")):
         try:
-            found[f"{FOLDER}/{path.name}"] = Declared.model_validate(json.loads(path.read_bytes()))
+            found[f"{FOLDER}/{path.name}"] = DeclaredSettings.model_validate(json.loads(path.read_bytes()))
         except (OSError, ValueError) as error:
             raise DeclarationError(
                 f"not a ruleset: {line(str(error))[:300]}",
@@ -186,7 +186,7 @@ def repository_url(address: str, *, api: str = "") -> str:
     return f"{api or (API if host == 'github.com' else f'https://{host}/api/v3')}/repos/{name}"
 
 
-def compare(declared: Mapping[str, Declared], client: Forge, default: str) -> Findings:
+def compare(declared: Mapping[str, DeclaredSettings], client: Forge, default: str) -> Findings:
     """What of the declared rulesets GitHub does not hold the repository to.
 
     Args:
@@ -209,7 +209,12 @@ def compare(declared: Mapping[str, Declared], client: Forge, default: str) -> Fi
 
 
 def _compare_rule(
-    wanted: BranchRule, ruleset: Declared, there: Iterable[BranchRule], branch: str, client: Forge, found: Findings
+    wanted: BranchRule,
+    ruleset: DeclaredSettings,
+    there: Iterable[BranchRule],
+    branch: str,
+    client: Forge,
+    found: Findings,
 ) -> None:
     """Add what is wrong about one rule of a branch, unless one of those that are there is as declared."""
     problems: list[str] = []
@@ -246,7 +251,7 @@ def _covers(wanted: object, there: object) -> bool:
     return wanted == there
 
 
-def _unfilled(ruleset: Declared) -> Iterator[str]:
+def _unfilled(ruleset: DeclaredSettings) -> Iterator[str]:
     """Ids of apps that nobody has filled in."""
     for rule in ruleset.rules:
         for check in rule.parameters.get("required_status_checks", ()):

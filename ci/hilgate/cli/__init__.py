@@ -14,7 +14,7 @@ import typer
 from hilgate.errors import EXIT_MEANINGS, MisuseError
 
 if TYPE_CHECKING:
-    from hilgate.plan.make import Choice
+    from hilgate.plan.make import PlanChoice
 
 SUMMARY = "Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."
 
@@ -108,7 +108,7 @@ class Settings:
 
 def choice_of(
     ctx: typer.Context, root: Path, *, base: str | None, everything: bool, smoke: bool, named: tuple[str, ...] = ()
-) -> Choice:
+) -> PlanChoice:
     """Choose what a local command runs: what its options name, else what the state of the checkout calls for.
 
     Every choice is compared with the default branch, or with `base`, so that no change can excuse itself.
@@ -117,7 +117,7 @@ def choice_of(
         MisuseError: Two options that contradict each other. HILGATE_BASE contradicts none.
     """
     from hilgate.git import default_base
-    from hilgate.plan.make import Choice, choose
+    from hilgate.plan.make import PlanChoice, choose
     from hilgate.report.problems import gate_command
 
     source = ctx.get_parameter_source("base")
@@ -127,10 +127,10 @@ def choice_of(
     if (everything or smoke) and len(options) > 1:
         raise MisuseError(f"{' and '.join(options)} exclude each other", remedy=f"leave out {options[1]}")
     if named:
-        return Choice("gate", base or default_base(root)[0] or None, f"{', '.join(named)}, as asked")
+        return PlanChoice("gate", base or default_base(root)[0] or None, f"{', '.join(named)}, as asked")
     if everything or smoke:
         words = f"{'smoke' if smoke else 'everything'}, as asked"
-        return Choice("smoke" if smoke else "gate", base or default_base(root)[0] or None, words, whole=everything)
+        return PlanChoice("smoke" if smoke else "gate", base or default_base(root)[0] or None, words, whole=everything)
     return choose(root, base=base, whole=gate_command("--all"))
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hilgate.history.queries import Metric, Row
-    from hilgate.release.verify import Answer
+    from hilgate.release.verify import BundleAnswer
 
 
 Step = Annotated[
@@ -386,7 +386,7 @@ def verify_bundle(
     raise typer.Exit(exit_status(verdict, answer.plan))
 
 
-def _print(answer: Answer, write: Callable[[str], object]) -> None:
+def _print(answer: BundleAnswer, write: Callable[[str], object]) -> None:
     marks = {True: "✓", False: "✗", None: "○"}
     for finding in answer.findings:
         start = f"{marks[finding.sound]} {finding.check:<10} "

@@ -70,11 +70,11 @@ def plan(
     from hilgate.history.store import images
     from hilgate.plan.estimate import size_of
     from hilgate.plan.limits import plan_within_limits
-    from hilgate.plan.make import Choice
+    from hilgate.plan.make import PlanChoice
     from hilgate.report import terminal
 
     root = repository(ctx)
-    choice = Choice(profile or "gate", base, "")
+    choice = PlanChoice(profile or "gate", base, "")
     if not select and not models and profile in {None, "smoke"}:
         choice = choice_of(ctx, root, base=base, everything=everything, smoke=profile == "smoke")
         terminal.say(terminal.stderr(), choice.why)
@@ -130,7 +130,7 @@ def explain(
     from hilgate.declare import imports
     from hilgate.declare.load import load
     from hilgate.plan.estimate import measured
-    from hilgate.plan.expand import Explanation
+    from hilgate.plan.expand import StepExplanation
     from hilgate.plan.select import select
     from hilgate.report.terminal import print_step
     from hilgate.text import suggest
@@ -154,7 +154,7 @@ def explain(
     if as_json:
         (area, declared_step), queue_for = found, declarations.queue_for
         queues = {device: queue_for(declared_step, device) for device in declared_step.devices}
-        answer = Explanation(area=area.area, paths=area.paths, step=declared_step, queues=queues, reason=rule)
+        answer = StepExplanation(area=area.area, paths=area.paths, step=declared_step, queues=queues, reason=rule)
         sys.stdout.write(answer.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
         print_step(declarations, *found, rule=rule, history=measured(root, history))
@@ -197,7 +197,7 @@ def schema(
     from pydantic import TypeAdapter
 
     from hilgate import model
-    from hilgate.plan.expand import Diagnosis, Explanation
+    from hilgate.plan.expand import Diagnosis, StepExplanation
     from hilgate.release.bundle import Manifest
     from hilgate.report.tables import TableFile
     from hilgate.text import suggest
@@ -210,7 +210,7 @@ def schema(
         "table.json": TableFile,
         "manifest.json": Manifest,
         "doctor --json": Diagnosis,
-        "explain --json": Explanation,
+        "explain --json": StepExplanation,
     }
     given: dict[str, Any] = {
         "findings.jsonl": model.Check,

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.conditions import Where, holds, of_the_device
 from hilgate.errors import Exit
-from hilgate.model import CPU, LOCAL, Counts, Outcome, Ruling, StepVerdict
+from hilgate.model import CPU, LOCAL, SEVERITY, Counts, Outcome, Ruling, StepVerdict
 from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import (
     NOT_STARTED,
     OWN_SIGNALS,
-    SEVERITY,
     SLOW_MACHINE,
     TIMED_OUT,
     Decision,

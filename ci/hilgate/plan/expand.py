@@ -248,7 +248,7 @@ class Diagnosis(StrictModel):
     areas: tuple[Readiness, ...]
 
 
-class Explanation(StrictModel):
+class StepExplanation(StrictModel):
     """`hilgate explain STEP --json`: a declared step, and what selects it."""
 
     schema_version: Literal[1] = 1

@@ -48,7 +48,7 @@ WHOLE = ("nightly", "release", "smoke")
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlanChoice:
     """What a local gate runs, and why, in one line."""
 
     profile: PlanProfile
@@ -59,7 +59,7 @@ class Choice:
     """Whether everything runs, whatever changed. Its protected changes are compared all the same."""
 
 
-def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --all") -> Choice:
+def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --all") -> PlanChoice:
     """Choose what a local command runs: the steps of the change, else a smoke run, else everything.
 
     Everything runs wherever less could leave something unseen: without a default branch to compare with, and under CI
@@ -73,17 +73,17 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
     """
     found, unknown = (base, "") if base else git.default_base(root)
     if not found:
-        return Choice("gate", None, f"everything: {unknown}", whole=True)
+        return PlanChoice("gate", None, f"everything: {unknown}", whole=True)
     change = git.inspect(root, found)
     if change.files:
         words = f"{count(len(change.files), 'file')} changed against {change.base}"
-        return Choice("gate", found, f"{words}: the steps that can notice (`{whole}` runs everything)")
+        return PlanChoice("gate", found, f"{words}: the steps that can notice (`{whole}` runs everything)")
     same = f"no change against {change.base}"
     if on_ci():
-        return Choice("gate", found, f"everything: {same}, and this is a CI machine (CI is set)", whole=True)
+        return PlanChoice("gate", found, f"everything: {same}, and this is a CI machine (CI is set)", whole=True)
     if not any(step.smoke for _, step in load(root).steps()):
-        return Choice("gate", found, f"everything: {same}, and no step declares a smoke subset", whole=True)
-    return Choice("smoke", found, f"{same}: smoke, a subset of each area (`{whole}` runs everything)")
+        return PlanChoice("gate", found, f"everything: {same}, and no step declares a smoke subset", whole=True)
+    return PlanChoice("smoke", found, f"{same}: smoke, a subset of each area (`{whole}` runs everything)")
 
 
 def first_line(plan: Plan, root: Path, why: str) -> str:

@@ -37,41 +37,41 @@ SECONDS: Final = 60
 MOST_BYTES: Final = 1 << 20
 
 
-class Part(BaseModel):
+class BundlePart(BaseModel):
     """A part of a statement, in the names of its specification; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Subject(Part):
+class Subject(BundlePart):
     """Something that was made."""
 
     name: str
     digest: dict[str, str]
 
 
-class Material(Part):
+class Material(BundlePart):
     """Something that it was made from (in-toto `ResourceDescriptor`)."""
 
     uri: str
     digest: dict[str, str]
 
 
-class External(Part):
+class External(BundlePart):
     """What was asked for."""
 
     commit: str
     profile: str
 
 
-class Internal(Part):
+class Internal(BundlePart):
     """What the builder decided."""
 
     planDigest: str  # noqa: N815 - names of SLSA are written so
     hilgate: str
 
 
-class BuildDefinition(Part):
+class BuildDefinition(BundlePart):
     """What was built, from what."""
 
     buildType: Literal["urn:hilgate:release:v1"] = BUILD_TYPE  # noqa: N815
@@ -80,13 +80,13 @@ class BuildDefinition(Part):
     resolvedDependencies: tuple[Material, ...]  # noqa: N815
 
 
-class Builder(Part):
+class Builder(BundlePart):
     """Who built it: a URI that names the pipeline, or this program on a machine at hand."""
 
     id: str = Field(pattern=r"^[a-z][a-z0-9+.-]*:\S+$", max_length=500)
 
 
-class Metadata(Part):
+class Metadata(BundlePart):
     """Which build it was, and when."""
 
     invocationId: str = Field(max_length=500)  # noqa: N815
@@ -94,7 +94,7 @@ class Metadata(Part):
     finishedOn: str  # noqa: N815
 
 
-class RunDetails(Part):
+class RunDetails(BundlePart):
     """The run, and what it left beside the subjects."""
 
     builder: Builder
@@ -102,14 +102,14 @@ class RunDetails(Part):
     byproducts: tuple[Material, ...]
 
 
-class Predicate(Part):
+class Predicate(BundlePart):
     """SLSA provenance v1."""
 
     buildDefinition: BuildDefinition  # noqa: N815
     runDetails: RunDetails  # noqa: N815
 
 
-class Statement(Part):
+class Statement(BundlePart):
     """in-toto statement v1."""
 
     type: Literal["https://in-toto.io/Statement/v1"] = Field("https://in-toto.io/Statement/v1", alias="_type")

@@ -88,7 +88,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BundleAnswer:
     """All findings; the plan and the verdict only where everything is sound."""
 
     findings: tuple[BundleFinding, ...]
@@ -101,7 +101,7 @@ class Answer:
         return all(finding.sound is not False for finding in self.findings)
 
 
-def verify(file: Path, asked: Asked | None = None) -> Answer:
+def verify(file: Path, asked: Asked | None = None) -> BundleAnswer:
     """Run every check on a bundle.
 
     Raises:
@@ -129,10 +129,12 @@ def verify(file: Path, asked: Asked | None = None) -> Answer:
         top = folder / bundle.TOP
         sound = all(finding.sound is not False for finding in findings)
         plan, verdict = (read_plan(top / PLAN_FILE), read_verdict(top / VERDICT_FILE)) if sound else (None, None)
-    return Answer(tuple(findings), plan, verdict)
+    return BundleAnswer(tuple(findings), plan, verdict)
 
 
-def statement_of(file: Path, asked: Asked, builder: str, invocation: str) -> tuple[Answer, provenance.Statement | None]:
+def statement_of(
+    file: Path, asked: Asked, builder: str, invocation: str
+) -> tuple[BundleAnswer, provenance.Statement | None]:
     """Verify a bundle, and make the statement about it where it is sound; None where it is not.
 
     Raises:

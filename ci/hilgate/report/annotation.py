@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from junitparser import TestCase
 
     from hilgate.model import Check, Plan, Verdict
-    from hilgate.report.problems import Detail, Finding, StepProblem
+    from hilgate.report.problems import CheckFinding, Detail, StepProblem
     from hilgate.run.results import Recorded
 
 ANNOTATION_FILE = "annotation.md"
@@ -107,7 +107,7 @@ def _about(problem: StepProblem) -> list[str]:
     return [*([_bullets(lines, 300)] if lines else []), "reproduce:\n" + fenced("\n".join(again))]
 
 
-def _finding(finding: Finding, detail: Detail, about: list[str]) -> list[str]:
+def _finding(finding: CheckFinding, detail: Detail, about: list[str]) -> list[str]:
     """What is asked first, then what the message says beyond its first line. No HTML: some viewers show it as text."""
     check = finding.check
     facts = {"error": finding.error, "case": finding.case, "merge base": finding.merge_base, "where": finding.place}

@@ -92,7 +92,7 @@ MOST_TICKS = 8
 
 
 @dataclass(frozen=True)
-class Bar:
+class HistoryBar:
     """One step; `left` and `width` in percent of the whole time."""
 
     key: str
@@ -102,7 +102,7 @@ class Bar:
     words: str
 
 
-def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[Bar], list[tuple[float, str]]]:
+def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[HistoryBar], list[tuple[float, str]]]:
     """Bars of the attempts that ran and count, in the order in which they started, and (percent, words) of ticks."""
     outcomes = {step.key: step.outcome for step in verdict.steps}
     records = [attempt.record for step in plan.steps if (attempt := recorded.last(step.key))]
@@ -113,7 +113,7 @@ def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[Bar
     starts = [(record.started - began).total_seconds() for record in records]
     whole = max(start + record.seconds for start, record in zip(starts, records, strict=True))
     bars = [
-        Bar(
+        HistoryBar(
             record.key,
             outcomes[record.key],
             100 * start / whole,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.judge.verdict import totals
-from hilgate.model import CPU, Outcome, Ruling
+from hilgate.model import CPU, SEVERITY, Outcome, Ruling
 from hilgate.report.merge_base import NOTHING, MergeBase, on_merge_base
 from hilgate.run import outcome
 from hilgate.text import count, duration, marked, shorten
@@ -63,7 +63,7 @@ def at_most(lines: Sequence[str], limit: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One check that is not green: what an engineer asks first of it; empty where it was not recorded.
 
     Attributes:
@@ -87,7 +87,7 @@ class StepProblem:
     """A step that is not green, with the checks that say so."""
 
     step: StepVerdict
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
     more: int
     """Checks that failed or were inconclusive and are not shown."""
     skips: tuple[tuple[str, int], ...]
@@ -124,7 +124,7 @@ def _problem(
     local = plan.local
     checks = attempt.checks if attempt else ()
     wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
-    wrong.sort(key=lambda check: -outcome.SEVERITY[check.outcome])
+    wrong.sort(key=lambda check: -SEVERITY[check.outcome])
     skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
     reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
     return StepProblem(
@@ -188,13 +188,13 @@ _PLACE = re.compile(r"(\S+\.py:\d+): \S+( \(\S+\))?")
 _SCORE = ("exact_match", "ci_low", "ci_high", "n")
 
 
-def finding(check: Check, device: str, merge_base: str = "") -> Finding:
+def finding(check: Check, device: str, merge_base: str = "") -> CheckFinding:
     """What is asked of one check.
 
     `device` is where it ran: the arch of a check that names none, where it was a GPU.
     """
     assertion = outcome.summary(check.message)
-    return Finding(check, assertion, place(check), error(check), case(check, device), merge_base)
+    return CheckFinding(check, assertion, place(check), error(check), case(check, device), merge_base)
 
 
 def place(check: Check) -> str:
@@ -356,4 +356,4 @@ def ruled(step: StepVerdict) -> str:
 def not_green(verdict: Verdict) -> tuple[StepVerdict, ...]:
     """What is not a pass, worst first, otherwise in the order of the plan."""
     steps = [step for step in verdict.steps if step.outcome is not Outcome.PASS]
-    return tuple(sorted(steps, key=lambda step: -outcome.SEVERITY[step.outcome]))
+    return tuple(sorted(steps, key=lambda step: -SEVERITY[step.outcome]))

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hilgate.errors import Exit
-from hilgate.model import Check, Counts, Environment, Key, Outcome, StrictModel
+from hilgate.model import SEVERITY, Check, Counts, Environment, Key, Outcome, StrictModel
 from hilgate.run.evidence import EVIDENCE_CHECK, kind_of
-from hilgate.run.outcome import SEVERITY, first, first_line
+from hilgate.run.outcome import first, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import ValidationError
 
 from hilgate.errors import EXIT_MEANINGS, Exit
-from hilgate.model import EVIDENCE, FINDINGS_FILE, Check, ImageRecord, Number, Outcome, first_problem
-from hilgate.run.outcome import SEVERITY
+from hilgate.model import EVIDENCE, FINDINGS_FILE, SEVERITY, Check, ImageRecord, Number, Outcome, first_problem
 from hilgate.text import pytest_word
 
 if TYPE_CHECKING:

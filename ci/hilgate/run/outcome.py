@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.conditions import NEEDS
 from hilgate.errors import Exit
-from hilgate.model import Check, Counts, Outcome
+from hilgate.model import SEVERITY, Check, Counts, Outcome
 from hilgate.text import count
 
 if TYPE_CHECKING:
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 
     from hilgate.model import Plan, StepRecord
     from hilgate.run.evidence import EvidenceKind
-
-SEVERITY: dict[Outcome, int] = {
-    Outcome.PASS: 0,
-    Outcome.INCONCLUSIVE: 1,
-    Outcome.DID_NOT_RUN: 2,
-    Outcome.FAIL: 3,
-}
-"""The order in which outcomes win: fail over did not run over inconclusive over pass."""
-
 
 OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 """Signals that a process brings upon itself; the others come from outside (SIGKILL: out of memory)."""

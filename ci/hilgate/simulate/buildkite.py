@@ -34,7 +34,7 @@ LOST = -1
 """Exit status that Buildkite gives a job whose agent vanished."""
 
 
-class State(enum.Enum):
+class JobState(enum.Enum):
     """What became of a step."""
 
     WAITING = "waiting"
@@ -47,8 +47,8 @@ class State(enum.Enum):
     EXPIRED = "no agent"
 
 
-_GOOD = frozenset({State.PASSED, State.SKIPPED})
-_OPEN = frozenset({State.WAITING, State.RUNNING})
+_GOOD = frozenset({JobState.PASSED, JobState.SKIPPED})
+_OPEN = frozenset({JobState.WAITING, JobState.RUNNING})
 
 
 @dataclass
@@ -74,7 +74,7 @@ class JobEnd:
     exit_status: int
     minutes: float
     signal_reason: str = "none"
-    state: State | None = None
+    state: JobState | None = None
     inserted: tuple[Command | Wait, ...] = ()
 
 
@@ -98,7 +98,7 @@ class Node:
     """A step of the running build."""
 
     spec: Command | Wait
-    state: State = State.WAITING
+    state: JobState = JobState.WAITING
     attempts: int = 0
     not_before: float = 0.0
 
@@ -133,7 +133,7 @@ class Build:
             now, _, node, host, ended = heapq.heappop(self._events)
             self._end(node, host, ended, now)
 
-    def state(self, key: str) -> State | None:
+    def state(self, key: str) -> JobState | None:
         """What became of a step; None for one that was never uploaded."""
         return self._states().get(key)
 
@@ -146,7 +146,7 @@ class Build:
             if upload.attempt == last[upload.command] and upload.arrives <= now
         }
 
-    def _states(self) -> dict[str, State]:
+    def _states(self) -> dict[str, JobState]:
         return {n.spec.key: n.state for n in self.nodes if isinstance(n.spec, Command)}
 
     def _settle(self) -> None:
@@ -156,23 +156,23 @@ class Build:
 
     def _settle_once(self) -> bool:
         changed = blocked = failed = False
-        states, before = self._states(), set[State]()
+        states, before = self._states(), set[JobState]()
         for node in self.nodes:
             spec = node.spec
             if isinstance(spec, Wait):
                 blocked = blocked or bool(before & _OPEN)
                 failed = failed or (not spec.continue_on_failure and bool(before - _GOOD - _OPEN))
                 continue
-            if node.state is State.WAITING:
-                needs = {states.get(need, State.BROKEN) for need in spec.depends_on}
+            if node.state is JobState.WAITING:
+                needs = {states.get(need, JobState.BROKEN) for need in spec.depends_on}
                 hopeless = bool(needs - _GOOD - _OPEN) and not spec.allow_dependency_failure
                 if spec.key in self.skipped:
-                    node.state = State.SKIPPED
+                    node.state = JobState.SKIPPED
                 elif hopeless or (failed and not blocked):
-                    node.state = State.BROKEN
+                    node.state = JobState.BROKEN
                 elif all(host.paused for host in self.hosts[spec.queue]):
-                    node.state = State.EXPIRED
-                changed = changed or node.state is not State.WAITING
+                    node.state = JobState.EXPIRED
+                changed = changed or node.state is not JobState.WAITING
             before.add(node.state)
         return changed
 
@@ -185,7 +185,7 @@ class Build:
                     break
                 continue
             blocked = blocked or node.state in _OPEN
-            if node.state is State.WAITING and all(states.get(need) not in _OPEN for need in node.spec.depends_on):
+            if node.state is JobState.WAITING and all(states.get(need) not in _OPEN for need in node.spec.depends_on):
                 free = [host for host in self.hosts[node.spec.queue] if not host.busy and not host.paused]
                 if free:
                     ready.append((node, node.spec, free))
@@ -194,7 +194,7 @@ class Build:
         node, spec, free = self.rng.choice(ready)
         idle = [host for host in free if host.endings]  # who ends every job at once has always waited longest
         host = self.rng.choice(idle or free)
-        host.busy, node.state = True, State.RUNNING
+        host.busy, node.state = True, JobState.RUNNING
         node.attempts += 1
         began = max(now, node.not_before)
         ended = self.perform(spec, node.attempts - 1, host, began)
@@ -208,11 +208,11 @@ class Build:
         if ended.state is not None:
             node.state = ended.state
         elif ended.exit_status == 0 or spec.soft_fail:
-            node.state = State.PASSED
+            node.state = JobState.PASSED
         elif spec.retried(ended.exit_status, ended.signal_reason, node.attempts - 1):
-            node.state, node.not_before = State.WAITING, now + RETRY_DELAY_MINUTES
+            node.state, node.not_before = JobState.WAITING, now + RETRY_DELAY_MINUTES
         else:
-            node.state = State.FAILED
+            node.state = JobState.FAILED
         place = next(place for place, other in enumerate(self.nodes) if other is node)
         self.nodes[place + 1 : place + 1] = [Node(inserted) for inserted in ended.inserted]
 

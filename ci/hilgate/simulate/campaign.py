@@ -25,9 +25,9 @@ from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, ProtectedChange,
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import write
 from hilgate.run import recheck, results
-from hilgate.simulate.buildkite import LOST, Build, Host, JobEnd, Node, State
-from hilgate.simulate.job import SHORT_MINUTES, Site, quarantine_of, run_job, run_recheck
-from hilgate.simulate.scenarios import DEFAULT_RATE, Fault, Kind, draw, rechecks, scenarios_of
+from hilgate.simulate.buildkite import LOST, Build, Host, JobEnd, JobState, Node
+from hilgate.simulate.job import SHORT_MINUTES, BuildSite, quarantine_of, run_job, run_recheck
+from hilgate.simulate.scenarios import DEFAULT_RATE, Fault, FaultKind, draw, rechecks, scenarios_of
 from hilgate.simulate.truth import PASSED, Truth, deserved
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Finished:
     verdict: Verdict | None
     broke_down: str
     truth: Truth
-    site: Site
+    site: BuildSite
 
 
 def run_build(scenario: Scenario, name: str, faults: tuple[Fault, ...], folder: Path) -> Finished:
@@ -70,20 +70,20 @@ def run_build(scenario: Scenario, name: str, faults: tuple[Fault, ...], folder: 
 
     `name` seeds all that is drawn. `folder` is empty, and gets the attempts' folders and what the flow downloads.
     """
-    loosened = {fault.kind for fault in faults} & {Kind.LOOSENED, Kind.LOOSENED_APPROVED}
+    loosened = {fault.kind for fault in faults} & {FaultKind.LOOSENED, FaultKind.LOOSENED_APPROVED}
     plan = scenario.plan.model_copy(
         update={
             "commit": hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest(),
             "loosened": (LOOSENING,) if loosened else (),
         }
     )
-    site = Site(name, plan, plan_digest(plan), folder / "attempts", faults)
-    if Kind.LOOSENED in loosened:
+    site = BuildSite(name, plan, plan_digest(plan), folder / "attempts", faults)
+    if FaultKind.LOOSENED in loosened:
         site.ledger.wrong.append("a protected change has no approval")
-    approved_by = APPROVER if loosened == {Kind.LOOSENED_APPROVED} else ""
+    approved_by = APPROVER if loosened == {FaultKind.LOOSENED_APPROVED} else ""
     flow = _Flow(site, scenario, folder, quarantine_of(site), approved_by)
     flow.build.run()
-    passed = flow.build.state("verdict") is State.PASSED
+    passed = flow.build.state("verdict") is JobState.PASSED
     return Finished(faults, passed, flow.verdict, flow.broke_down, deserved(plan, site.ledger), site)
 
 
@@ -91,7 +91,7 @@ def run_build(scenario: Scenario, name: str, faults: tuple[Fault, ...], folder: 
 class _Flow:
     """The steps of the flow itself: plan, recheck, verdict."""
 
-    site: Site
+    site: BuildSite
     scenario: Scenario
     folder: Path
     quarantine: Quarantine
@@ -101,7 +101,7 @@ class _Flow:
     build: Build = field(init=False)
 
     def __post_init__(self) -> None:
-        skipped = frozenset(fault.step for fault in self.site.faults if fault.kind is Kind.SKIPPED)
+        skipped = frozenset(fault.step for fault in self.site.faults if fault.kind is FaultKind.SKIPPED)
         hosts = {
             queue: [Host(f"{queue}-{number}") for number in range(HOSTS)]
             for queue in self.scenario.declarations.agents.queues
@@ -124,17 +124,17 @@ class _Flow:
             self.broke_down = f"{type(error).__name__}: {error}"
             return JobEnd(int(Exit.BUG), SHORT_MINUTES)
 
-    def _struck(self, kind: Kind) -> int | None:
+    def _struck(self, kind: FaultKind) -> int | None:
         """The number of a fault of the build, or None."""
         return next((fault.number for fault in self.site.faults if fault.kind is kind), None)
 
     def _plan(self, attempt: int) -> JobEnd:
-        if self._struck(Kind.PLAN_FAILED) is not None:
+        if self._struck(FaultKind.PLAN_FAILED) is not None:
             self.site.ledger.planned = False
             return JobEnd(int(Exit.INVALID_DECLARATION), SHORT_MINUTES)
         self.site.plan.save(self.folder / PLAN_FILE)
         self._alter_plan(self.folder / PLAN_FILE)
-        lost = self._struck(Kind.PLAN_AGENT_LOST)
+        lost = self._struck(FaultKind.PLAN_AGENT_LOST)
         if lost is not None and attempt == 0:
             return JobEnd(LOST, SHORT_MINUTES, inserted=self.scenario.generated if lost % 2 else ())
         if lost is not None and lost % 2:
@@ -144,7 +144,7 @@ class _Flow:
 
     def _alter_plan(self, path: Path) -> None:
         """What the flow downloads is not what the jobs were given: cut off, a step fewer, or one that promises less."""
-        number = self._struck(Kind.PLAN_ALTERED)
+        number = self._struck(FaultKind.PLAN_ALTERED)
         if number is None:
             return
         self.site.ledger.wrong.append("the plan was altered")
@@ -166,7 +166,7 @@ class _Flow:
         return JobEnd(0, SHORT_MINUTES, inserted=inserted)
 
     def _verdict(self, minute: float, attempt: int) -> JobEnd:
-        if attempt == 0 and self._struck(Kind.VERDICT_AGENT_LOST) is not None:
+        if attempt == 0 and self._struck(FaultKind.VERDICT_AGENT_LOST) is not None:
             return JobEnd(LOST, SHORT_MINUTES)
         self.site.ledger.verdict_at = minute
         here = self._download(f"verdict.{attempt}", minute)
@@ -314,7 +314,7 @@ class Campaign:
     rate: float = DEFAULT_RATE
     only: int | None = None
     keep: Path | None = None
-    kinds: frozenset[Kind] = frozenset(Kind)
+    kinds: frozenset[FaultKind] = frozenset(FaultKind)
 
     def run(self, tick: Callable[[int], None] = lambda _: None) -> Tally:
         """Run the series; `tick` hears of each finished build.
@@ -387,7 +387,7 @@ def _memory() -> Path | None:
     return shm if shm.is_dir() else None
 
 
-_REACH_OTHERS = frozenset({Kind.OTHER_TREE, Kind.OTHER_STEP, Kind.PLAN_ALTERED})
+_REACH_OTHERS = frozenset({FaultKind.OTHER_TREE, FaultKind.OTHER_STEP, FaultKind.PLAN_ALTERED})
 """Kinds that spoil the evidence of steps beside the one they strike."""
 
 

@@ -38,8 +38,8 @@ from hilgate.model import (
 )
 from hilgate.run import outcome, results, reuse
 from hilgate.run.evidence import kind_of
-from hilgate.simulate.buildkite import LOST, Host, JobEnd, State, Upload
-from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, Kind, lackable
+from hilgate.simulate.buildkite import LOST, Host, JobEnd, JobState, Upload
+from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, FaultKind, lackable
 from hilgate.simulate.truth import CANNOT_RUN, FAILED, PASSED, SKIPPED, Event, Excuse, Ledger
 
 if TYPE_CHECKING:
@@ -84,60 +84,70 @@ NOBODYS = "variable:NOBODY_DECLARES_THIS"
 
 _EXITS = {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.INCONCLUSIVE: 6, Outcome.DID_NOT_RUN: 4}
 _EVIDENCE = frozenset(
-    {Kind.EVIDENCE_STALE, Kind.EVIDENCE_EDITED, Kind.EVIDENCE_COPIED, Kind.EVIDENCE_OF_OTHER_VERSIONS}
+    {
+        FaultKind.EVIDENCE_STALE,
+        FaultKind.EVIDENCE_EDITED,
+        FaultKind.EVIDENCE_COPIED,
+        FaultKind.EVIDENCE_OF_OTHER_VERSIONS,
+    }
 )
-"""Kinds in which a change breaks a test, and a store offers a pass from before that must not stand for it."""
+"""Faults in which a stale stored pass must not hide a broken test."""
 
 _LASTING = _EVIDENCE | {
-    Kind.REGRESSION,
-    Kind.QUARANTINED_FAILURE,
-    Kind.QUARANTINED_ELSEWHERE,
-    Kind.SOFT_FAILED,
-    Kind.REUSED_BY_AGENT,
+    FaultKind.REGRESSION,
+    FaultKind.QUARANTINED_FAILURE,
+    FaultKind.QUARANTINED_ELSEWHERE,
+    FaultKind.SOFT_FAILED,
+    FaultKind.REUSED_BY_AGENT,
 }
 _QUARANTINING = frozenset(
-    {Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.UNEXPECTED_PASS, Kind.QUARANTINE_EXPIRED}
+    {
+        FaultKind.QUARANTINED_FAILURE,
+        FaultKind.QUARANTINED_ELSEWHERE,
+        FaultKind.UNEXPECTED_PASS,
+        FaultKind.QUARANTINE_EXPIRED,
+    }
 )
-_UNKNOWN_HEALTH = frozenset({Kind.PREFLIGHT_MISSING, Kind.HEALTH_MISSING, Kind.HEALTH_CORRUPT})
+_UNKNOWN_HEALTH = frozenset({FaultKind.PREFLIGHT_MISSING, FaultKind.HEALTH_MISSING, FaultKind.HEALTH_CORRUPT})
 _WORTHLESS = {
-    Kind.SICK_AFTERWARDS: "its node was sick by the end",
-    Kind.GPU_LOST: "a GPU was gone by the end",
-    Kind.PREFLIGHT_IGNORED: "its node was unfit from the start",
-    Kind.HEALTH_OF_OTHER_NODE: "the health is another node's",
-    Kind.OTHER_COMMIT: "of another commit",
-    Kind.OTHER_PLAN: "of another plan",
-    Kind.OTHER_PACKAGES: "of the packages of another tree",
-    Kind.OTHER_IMAGE: "in another image",
-    Kind.IMAGE_IMPOSTOR: "in another image, which it recorded as built",
-    Kind.OTHER_COMMAND: "another command was run",
-    Kind.OTHER_STEP: "the records are another step's",
-    Kind.FALSE_CLAIM: "it claims more than it shows",
-    Kind.IMAGE_OTHER_CONTENT: "the image is of other content",
-    Kind.IMAGE_NOT_RECORDED: "the image is not recorded",
-    Kind.REUSED_BY_AGENT: "an earlier pass stands for it",
+    FaultKind.SICK_AFTERWARDS: "its node was sick by the end",
+    FaultKind.GPU_LOST: "a GPU was gone by the end",
+    FaultKind.PREFLIGHT_IGNORED: "its node was unfit from the start",
+    FaultKind.HEALTH_OF_OTHER_NODE: "the health is another node's",
+    FaultKind.OTHER_COMMIT: "of another commit",
+    FaultKind.OTHER_PLAN: "of another plan",
+    FaultKind.OTHER_PACKAGES: "of the packages of another tree",
+    FaultKind.OTHER_IMAGE: "in another image",
+    FaultKind.IMAGE_IMPOSTOR: "in another image, which it recorded as built",
+    FaultKind.OTHER_COMMAND: "another command was run",
+    FaultKind.OTHER_STEP: "the records are another step's",
+    FaultKind.FALSE_CLAIM: "it claims more than it shows",
+    FaultKind.IMAGE_OTHER_CONTENT: "the image is of other content",
+    FaultKind.IMAGE_NOT_RECORDED: "the image is not recorded",
+    FaultKind.REUSED_BY_AGENT: "an earlier pass stands for it",
 }
 _AUTHORS = _EVIDENCE | frozenset(
     {
-        Kind.REGRESSION,
-        Kind.FLAKY,
-        Kind.NO_EVIDENCE,
-        Kind.ZERO_TESTS,
-        Kind.ALL_SKIPPED,
-        Kind.BELOW_MINIMUM,
-        Kind.SKIPPED_TEST,
-        Kind.RAN_WITHOUT,
-        Kind.FALSE_CLAIM,
-        Kind.QUARANTINED_FAILURE,
-        Kind.QUARANTINED_ELSEWHERE,
-        Kind.HANG,
-        Kind.HANG_HARD,
-        Kind.OUT_OF_MEMORY,
-        Kind.OUT_OF_MEMORY_HARD,
-        Kind.OTHER_COMMAND,
-        Kind.IMAGE_OTHER_CONTENT,
-        Kind.IMAGE_NOT_RECORDED,
-        Kind.SOFT_FAILED,
-        Kind.REUSED_BY_AGENT,
+        FaultKind.REGRESSION,
+        FaultKind.FLAKY,
+        FaultKind.NO_EVIDENCE,
+        FaultKind.ZERO_TESTS,
+        FaultKind.ALL_SKIPPED,
+        FaultKind.BELOW_MINIMUM,
+        FaultKind.SKIPPED_TEST,
+        FaultKind.RAN_WITHOUT,
+        FaultKind.FALSE_CLAIM,
+        FaultKind.QUARANTINED_FAILURE,
+        FaultKind.QUARANTINED_ELSEWHERE,
+        FaultKind.HANG,
+        FaultKind.HANG_HARD,
+        FaultKind.OUT_OF_MEMORY,
+        FaultKind.OUT_OF_MEMORY_HARD,
+        FaultKind.OTHER_COMMAND,
+        FaultKind.IMAGE_OTHER_CONTENT,
+        FaultKind.IMAGE_NOT_RECORDED,
+        FaultKind.SOFT_FAILED,
+        FaultKind.REUSED_BY_AGENT,
     }
 )
 """Kinds that a change can bring about; where one struck, blaming the author is no injustice."""
@@ -152,7 +162,7 @@ TERABYTE = 2**40
 MOST_FILES = 100
 """Budgets of a simulated agent, smaller than a real one's (`agent.collect`), so that a build is quick."""
 
-HOSTILE = frozenset({Kind.NAMES_OF_OTHERS, Kind.HOLES, Kind.MANY_FILES})
+HOSTILE = frozenset({FaultKind.NAMES_OF_OTHERS, FaultKind.HOLES, FaultKind.MANY_FILES})
 """What a container may leave beside its results, to harm whoever takes them."""
 
 FAST_MINUTES, FAILS_FAST = 0.05, "its agent fails fast"
@@ -164,7 +174,7 @@ GARBAGE = ("", "{", '{"healthy": true}', "null", "[]", "\x00\x01")
 
 
 @dataclass
-class Site:
+class BuildSite:
     """What the jobs of one build share.
 
     Attributes:
@@ -194,7 +204,7 @@ class Site:
         """Planned steps by key."""
         return {step.key: step for step in self.plan.steps}
 
-    def striking(self, key: str, attempt: int) -> dict[Kind, int]:
+    def striking(self, key: str, attempt: int) -> dict[FaultKind, int]:
         """Faults that strike an attempt, with their numbers."""
         return {
             fault.kind: fault.number
@@ -216,7 +226,7 @@ class Site:
         count = step.step.minimum + self.rng("tests", step.key).randint(1, 3)
         return tuple(f"{place}_{number}" for number in range(count))
 
-    def chosen(self, step: PlannedStep, kinds: Iterable[Kind], bits: int = 0) -> set[str]:
+    def chosen(self, step: PlannedStep, kinds: Iterable[FaultKind], bits: int = 0) -> set[str]:
         """The tests that faults of these kinds picked, whose numbers have these bits set."""
         tests = self.tests(step)
         struck = [f for f in self.faults if f.step == step.key and f.kind in kinds and f.number & bits == bits]
@@ -224,14 +234,14 @@ class Site:
 
     def failing_by_nature(self, step: PlannedStep) -> set[str]:
         """The tests of a step that fail whatever the node."""
-        return self.chosen(step, _LASTING | {Kind.FLAKY})
+        return self.chosen(step, _LASTING | {FaultKind.FLAKY})
 
     def outcomes(self, step: PlannedStep, host: Host, attempt: int) -> dict[str, str]:
         """What becomes of each test when a step runs on a host; half of the flaky ones fail only the first time."""
         ends = dict.fromkeys(self.tests(step), PASSED)
         failing = self.failing_by_nature(step)
         if attempt > 0:
-            failing -= self.chosen(step, {Kind.FLAKY}, bits=2) - self.chosen(step, _LASTING)
+            failing -= self.chosen(step, {FaultKind.FLAKY}, bits=2) - self.chosen(step, _LASTING)
         if host.name in self.sick:
             failing |= set(list(ends)[:: self.rng("sick", host.name).randint(1, 3)])
         return ends | dict.fromkeys(failing, FAILED)
@@ -241,7 +251,7 @@ class Site:
     ) -> RerunRecord:
         """One failing test once more; `claims_elsewhere` is what its record says of the node."""
         fails = host.name in self.sick or test in self.chosen(step, _LASTING)
-        fails |= not elsewhere and test in self.chosen(step, {Kind.FLAKY}, bits=1)
+        fails |= not elsewhere and test in self.chosen(step, {FaultKind.FLAKY}, bits=1)
         end = FAILED if fails else PASSED
         return RerunRecord(
             step=step.key,
@@ -254,14 +264,14 @@ class Site:
         )
 
     def opening(
-        self, step: PlannedStep, host: Host, image: str, minute: float, struck: Iterable[Kind] = ()
+        self, step: PlannedStep, host: Host, image: str, minute: float, struck: Iterable[FaultKind] = ()
     ) -> BuildRecord:
         """The line that opens a job's file."""
         return BuildRecord(
             started=self.at(minute),
-            plan_digest=other(self.digest) if Kind.OTHER_PLAN in struck else self.digest,
-            commit=other(self.plan.commit)[:40] if Kind.OTHER_COMMIT in struck else self.plan.commit,
-            tree=other(TREE) if Kind.OTHER_TREE in struck else TREE,
+            plan_digest=other(self.digest) if FaultKind.OTHER_PLAN in struck else self.digest,
+            commit=other(self.plan.commit)[:40] if FaultKind.OTHER_COMMIT in struck else self.plan.commit,
+            tree=other(TREE) if FaultKind.OTHER_TREE in struck else TREE,
             environment=Environment(
                 host=host.name,
                 device=step.device,
@@ -274,7 +284,7 @@ class Site:
         )
 
 
-def quarantine_of(site: Site) -> Quarantine:
+def quarantine_of(site: BuildSite) -> Quarantine:
     """The quarantine of the merge base, noted in the ledger as excuses."""
     entries: dict[tuple[str, str], Quarantined] = {}
     for fault in site.faults:
@@ -284,8 +294,8 @@ def quarantine_of(site: Site) -> Quarantine:
         test = site.tests(step)[fault.number % len(site.tests(step))]
         if (test, step.step.key) in entries:
             continue  # a quarantine with two entries of a test is refused
-        expired = fault.kind is Kind.QUARANTINE_EXPIRED
-        device = "another-device" if fault.kind is Kind.QUARANTINED_ELSEWHERE else None
+        expired = fault.kind is FaultKind.QUARANTINE_EXPIRED
+        device = "another-device" if fault.kind is FaultKind.QUARANTINED_ELSEWHERE else None
         added = EPOCH.date() - dt.timedelta(days=_VALID_DAYS * 2 if expired else 1)
         entries[test, step.step.key] = Quarantined(
             test=test,
@@ -300,16 +310,16 @@ def quarantine_of(site: Site) -> Quarantine:
     return Quarantine(tests=tuple(entries.values()))
 
 
-def run_recheck(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> JobEnd:
+def run_recheck(site: BuildSite, build: Build, command: Command, attempt: int, host: Host, minute: float) -> JobEnd:
     """Run failing tests once more on another node than the one they failed on."""
     step = site.steps[command.runs]
     event = site.ledger.last(step.key)
     struck = site.striking(step.key, 0)
-    same = Kind.RECHECK_SAME_NODE in struck and event is not None
+    same = FaultKind.RECHECK_SAME_NODE in struck and event is not None
     if same and event is not None:
         host = Host(event.host)
     elsewhere = event is None or host.name != event.host
-    if not elsewhere and not struck.get(Kind.RECHECK_SAME_NODE, 0) % 2:
+    if not elsewhere and not struck.get(FaultKind.RECHECK_SAME_NODE, 0) % 2:
         return JobEnd(int(Exit.SICK_NODE), SHORT_MINUTES)
     folder = site.folder / f"{command.folder}.{attempt}"
     reruns = [
@@ -323,21 +333,21 @@ def run_recheck(site: Site, build: Build, command: Command, attempt: int, host: 
     return JobEnd(0, SHORT_MINUTES)
 
 
-def run_job(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> JobEnd:
+def run_job(site: BuildSite, build: Build, command: Command, attempt: int, host: Host, minute: float) -> JobEnd:
     """Do one attempt of a job at a planned step; `minute` is when it begins."""
     return _Job(site, build, command, attempt, host, minute).run()
 
 
 @dataclass
 class _Job:
-    site: Site
+    site: BuildSite
     build: Build
     command: Command
     attempt: int
     host: Host
     minute: float
     step: PlannedStep = field(init=False)
-    struck: dict[Kind, int] = field(init=False)
+    struck: dict[FaultKind, int] = field(init=False)
     event: Event = field(init=False)
     folder: Path = field(init=False)
     minutes: float = field(init=False)
@@ -354,23 +364,25 @@ class _Job:
 
     def run(self) -> JobEnd:
         half, struck = self.minutes / 2, self.struck
-        if Kind.FAST_FAILING in struck and self.host.endings is None:
+        if FaultKind.FAST_FAILING in struck and self.host.endings is None:
             self.host.endings = Endings()
         if self.host.endings is not None:
             return self._fails_fast(self.host.endings)
-        if Kind.SICK_NODE in struck:  # preflight finds it: the agent pauses, and the step moves elsewhere
+        if FaultKind.SICK_NODE in struck:  # preflight finds it: the agent pauses, and the step moves elsewhere
             self._health("before", self.minute, trouble="uncorrectable ECC: 3")
             self.host.paused = True
             return self._ended(int(Exit.SICK_NODE), PREFLIGHT_MINUTES, wrong="preflight refused the node")
-        if Kind.AGENT_LOST in struck:
+        if FaultKind.AGENT_LOST in struck:
             self.event.wrong.append("the agent was lost")
             return JobEnd(LOST, half)
-        if Kind.EXECUTOR_KILLED in struck:
+        if FaultKind.EXECUTOR_KILLED in struck:
             self.event.wrong.append("what ran it was killed")
             return JobEnd(EXECUTOR_KILLED, half)
-        if struck.get(Kind.AGENT_STOPPED, 0) % 2:
+        if struck.get(FaultKind.AGENT_STOPPED, 0) % 2:
             return self._ended(LOST, half, wrong="the agent was stopped", reason="agent_stop")
-        self._health("before", self.minute, trouble="uncorrectable ECC: 3" if Kind.PREFLIGHT_IGNORED in struck else "")
+        self._health(
+            "before", self.minute, trouble="uncorrectable ECC: 3" if FaultKind.PREFLIGHT_IGNORED in struck else ""
+        )
         return self._cut_short() or self._work()
 
     def _fails_fast(self, known: Endings) -> JobEnd:
@@ -387,49 +399,49 @@ class _Job:
     def _cut_short(self) -> JobEnd | None:
         """The job ends before its step has a record; what was uploaded by then is the preflight's."""
         half, struck = self.minutes / 2, self.struck
-        if Kind.CANCELLED in struck:
-            return self._ended(LOST, half, wrong="a person cancelled it", reason="cancel", state=State.CANCELLED)
-        if Kind.HANG_HARD in struck:
+        if FaultKind.CANCELLED in struck:
+            return self._ended(LOST, half, wrong="a person cancelled it", reason="cancel", state=JobState.CANCELLED)
+        if FaultKind.HANG_HARD in struck:
             return self._ended(LOST, self.command.timeout_minutes, wrong="it hung", reason="cancel")
-        if Kind.OUT_OF_MEMORY_HARD in struck:
+        if FaultKind.OUT_OF_MEMORY_HARD in struck:
             return self._ended(KILLED, half, wrong="it was killed")
         return None
 
     def _ended(
-        self, status: int, minutes: float, *, wrong: str = "", reason: str = "none", state: State | None = None
+        self, status: int, minutes: float, *, wrong: str = "", reason: str = "none", state: JobState | None = None
     ) -> JobEnd:
         """End the job; its folder is uploaded as far as the pipeline says so and the network lets it."""
         if wrong:
             self.event.wrong.append(wrong)
-        lost = self.struck.get(Kind.NETWORK_LOSS)
+        lost = self.struck.get(FaultKind.NETWORK_LOSS)
         if lost is not None:
             self.event.wrong.append("the network was lost at upload")
             (self.folder / results.RESULTS_FILE).unlink(missing_ok=True)
         if not self.command.uploads:
             self.event.wrong.append("the pipeline uploads no results")
         elif lost is None or lost % 2 == 0:
-            late = LATE_MINUTES if Kind.LATE in self.struck else 0.0
+            late = LATE_MINUTES if FaultKind.LATE in self.struck else 0.0
             self.event.arrives = self.minute + minutes + late
             upload = Upload(self.command.key, self.attempt, self.command.folder, self.folder, self.event.arrives)
             self.build.uploads.append(upload)
         return JobEnd(status, minutes, signal_reason=reason, state=state)
 
     def _health(self, moment: Moment, minute: float, *, trouble: str = "", lost: int = 0) -> None:
-        if Kind.PREFLIGHT_MISSING not in self.struck:
-            host = f"{self.host.name}-other" if Kind.HEALTH_OF_OTHER_NODE in self.struck else self.host.name
+        if FaultKind.PREFLIGHT_MISSING not in self.struck:
+            host = f"{self.host.name}-other" if FaultKind.HEALTH_OF_OTHER_NODE in self.struck else self.host.name
             write_health(self.folder, self.step, host, moment, self.site.at(minute), trouble=trouble, lost=lost)
 
     def _work(self) -> JobEnd:
         """Run the step, leave its records, damage them."""
-        if Kind.HIDDEN_SICK_NODE in self.struck and not self.site.sick:
+        if FaultKind.HIDDEN_SICK_NODE in self.struck and not self.site.sick:
             self.site.sick.add(self.host.name)
         self.event.wrong += [why for kind, why in _WORTHLESS.items() if kind in self.struck]
-        self.event.other_tree = Kind.OTHER_TREE in self.struck
+        self.event.other_tree = FaultKind.OTHER_TREE in self.struck
         if self.host.name in self.site.sick:
             self.event.wrong.append("its node was sick")
         image = self._image()
         facts = self._process()
-        if Kind.HANG in self.struck:
+        if FaultKind.HANG in self.struck:
             self.minutes = float(self.step.step.timeout_minutes)
         status = self._write(facts, image)
         self.event.recorded = True
@@ -437,16 +449,18 @@ class _Job:
         if HOSTILE & self.struck.keys():
             self._collect()
         self._look_after()
-        if self.struck.get(Kind.AGENT_STOPPED, 1) % 2 == 0:
+        if self.struck.get(FaultKind.AGENT_STOPPED, 1) % 2 == 0:
             return self._ended(LOST, self.minutes, wrong="the agent was stopped", reason="agent_stop")
-        status = int(Exit.BUG) if Kind.DISK_FULL in self.struck else status
+        status = int(Exit.BUG) if FaultKind.DISK_FULL in self.struck else status
         if HOSTILE & self.struck.keys() and self._endless():
             self.event.arrives = self.minute + self.minutes
             return JobEnd(int(Exit.SICK_NODE), self.minutes)
-        if Kind.RESULTS_LOST in self.struck:  # ci/hooks/pre-exit: only a job that passed is run again for it
+        if FaultKind.RESULTS_LOST in self.struck:  # ci/hooks/pre-exit: only a job that passed is run again for it
             self.event.wrong.append("its results were not uploaded")
             return JobEnd(status or int(Exit.SICK_NODE), self.minutes)
-        return self._ended(status, self.minutes, state=State.PASSED if Kind.SOFT_FAILED in self.struck else None)
+        return self._ended(
+            status, self.minutes, state=JobState.PASSED if FaultKind.SOFT_FAILED in self.struck else None
+        )
 
     def _image(self) -> str:
         """The digest of the image it runs in; empty on the host."""
@@ -457,19 +471,19 @@ class _Job:
         digest = self.site.images.get(self.step.image, "")
         if not digest:
             self.event.wrong.append("its image was not built")
-        foreign = self.struck.keys() & {Kind.OTHER_IMAGE, Kind.IMAGE_IMPOSTOR}
+        foreign = self.struck.keys() & {FaultKind.OTHER_IMAGE, FaultKind.IMAGE_IMPOSTOR}
         return other(digest) if foreign and digest else digest
 
     def _process(self) -> outcome.Facts:
         """Run the step's process; what really happens goes to the ledger, and what can be known of it comes back."""
         event, struck, step = self.event, self.struck, self.step.step
         facts = outcome.Facts(kind_of(self.step), step.minimum, None, ())
-        if Kind.HANG in struck:
+        if FaultKind.HANG in struck:
             return replace(facts, stopped=f"timed out after {step.timeout_minutes * 60} s")
-        if Kind.OUT_OF_MEMORY in struck or Kind.NO_EVIDENCE in struck:
-            event.ended = SIGKILLED if Kind.OUT_OF_MEMORY in struck else 0
+        if FaultKind.OUT_OF_MEMORY in struck or FaultKind.NO_EVIDENCE in struck:
+            event.ended = SIGKILLED if FaultKind.OUT_OF_MEMORY in struck else 0
             return replace(facts, exit_status=event.ended, problem="it left no evidence")
-        claim = struck[Kind.FALSE_CLAIM] % 4 if Kind.FALSE_CLAIM in struck else None
+        claim = struck[FaultKind.FALSE_CLAIM] % 4 if FaultKind.FALSE_CLAIM in struck else None
         event.tests = self._tests()
         if claim == 0:
             event.tests[next(iter(event.tests), "test")] = FAILED
@@ -483,24 +497,24 @@ class _Job:
         checks = tuple(_check(test, end, needs.get(test, "")) for test, end in event.tests.items() if claim != 2)
         # Whoever forges an excuse believes it, so that the record says what he would have it say.
         facts = replace(facts, may_lack=step.may_lack | dict.fromkeys(lacked, "forged"), lacked=lacked)
-        if Kind.REUSED_BY_AGENT in struck or any(offered(self, kind) for kind in _EVIDENCE & struck.keys()):
+        if FaultKind.REUSED_BY_AGENT in struck or any(offered(self, kind) for kind in _EVIDENCE & struck.keys()):
             return replace(facts, exit_status=0, checks=tuple(_check(test, PASSED) for test in event.tests))
         return replace(facts, exit_status=event.ended, checks=checks)
 
     def _tests(self) -> dict[str, str]:
         tests = self.site.outcomes(self.step, self.host, self.attempt)
-        if Kind.ZERO_TESTS in self.struck:
+        if FaultKind.ZERO_TESTS in self.struck:
             return {}
-        if Kind.ALL_SKIPPED in self.struck:
+        if FaultKind.ALL_SKIPPED in self.struck:
             return dict.fromkeys(tests, SKIPPED)
-        for kind, end in ((Kind.CANNOT_RUN, CANNOT_RUN), (Kind.SKIPPED_TEST, SKIPPED)):
+        for kind, end in ((FaultKind.CANNOT_RUN, CANNOT_RUN), (FaultKind.SKIPPED_TEST, SKIPPED)):
             if test := self._picked(kind, tests):
                 tests[test] = end
-        if Kind.BELOW_MINIMUM in self.struck:
+        if FaultKind.BELOW_MINIMUM in self.struck:
             return dict(list(tests.items())[: max(1, self.step.step.minimum - 1)])
         return tests
 
-    def _picked(self, kind: Kind, tests: Mapping[str, str]) -> str:
+    def _picked(self, kind: FaultKind, tests: Mapping[str, str]) -> str:
         """The test that a fault strikes; empty where it has struck none, or the test does not pass anyway."""
         test = next(iter(self.site.chosen(self.step, {kind})), "") if kind in self.struck else ""
         return test if tests.get(test) in {PASSED, CANNOT_RUN, SKIPPED} else ""
@@ -509,17 +523,17 @@ class _Job:
         """What tests say that they need, and what the record says that the machine lacked."""
         needs: dict[str, str] = {}
         lacked: set[str] = set()
-        if test := self._picked(Kind.CANNOT_RUN, self.event.tests):
+        if test := self._picked(FaultKind.CANNOT_RUN, self.event.tests):
             needs[test] = lackable(self.step)
             lacked.add(needs[test])
-        if test := self._picked(Kind.RAN_WITHOUT, self.event.tests):
+        if test := self._picked(FaultKind.RAN_WITHOUT, self.event.tests):
             needs[test] = lackable(self.step)
             lacked.add(needs[test])
             if self.event.tests[test] == PASSED:
                 self.event.wrong.append(f"{test} ran without what it is declared to need")
-        if test := self._picked(Kind.SKIPPED_TEST, self.event.tests):
+        if test := self._picked(FaultKind.SKIPPED_TEST, self.event.tests):
             # None; one that nobody declared; one that the device has; one that its machine has.
-            which = self.struck[Kind.SKIPPED_TEST] % 4
+            which = self.struck[FaultKind.SKIPPED_TEST] % 4
             needs[test] = ("", NOBODYS, f"device:{self.step.device}", "program:sh")[which]
             lacked |= {needs[test]} - {"", "program:sh"}
         return needs, frozenset(lacked)
@@ -529,9 +543,9 @@ class _Job:
         site, step = self.site, self.step
         build = site.opening(step, self.host, image, self.minute, self.struck)
         decision = outcome.decide(facts)
-        claims = Kind.FALSE_CLAIM in self.struck and decision.outcome is not Outcome.PASS
+        claims = FaultKind.FALSE_CLAIM in self.struck and decision.outcome is not Outcome.PASS
         key, command = self._named()
-        folder = "/other/" if Kind.OTHER_PACKAGES in self.struck else ""
+        folder = "/other/" if FaultKind.OTHER_PACKAGES in self.struck else ""
         record = StepRecord(
             key=key,
             started=build.started,
@@ -545,7 +559,7 @@ class _Job:
             environment=build.environment,
             lacked=tuple(sorted(facts.lacked)),
         )
-        if Kind.REUSED_BY_AGENT in self.struck:
+        if FaultKind.REUSED_BY_AGENT in self.struck:
             mark = Reused(of=reuse.identity(step, site.plan), commit=build.commit, tree=build.tree)
             record = record.model_copy(update={"reused": mark})
         lines: list[Record] = [*(CheckRecord(step=key, check=check) for check in facts.checks), record]
@@ -553,7 +567,7 @@ class _Job:
             site.rerun(step, test, self.host, elsewhere=False, claims_elsewhere=False)
             for test in facts.evidence.failing_ids(facts.checks)
         ]
-        if Kind.IMAGE_IMPOSTOR in self.struck and step.image is not None and image:
+        if FaultKind.IMAGE_IMPOSTOR in self.struck and step.image is not None and image:
             content = site.plan.images.get(step.image, "")
             lines.append(ImageRecord(step=step.key, image=step.image, content=content, digest=image))
         results.write(self.folder, build, [*lines, *self._built()])
@@ -565,12 +579,12 @@ class _Job:
     def _named(self) -> tuple[str, str]:
         """The step and the command that the records name."""
         step = self.step
-        if Kind.OTHER_STEP in self.struck:
+        if FaultKind.OTHER_STEP in self.struck:
             others = [one for one in self.site.plan.steps if one.key != step.key]
             if not others:
                 return "nowhere-cpu", step.step.command
-            step = others[self.struck[Kind.OTHER_STEP] % len(others)]
-        elif Kind.OTHER_COMMAND in self.struck:
+            step = others[self.struck[FaultKind.OTHER_STEP] % len(others)]
+        elif FaultKind.OTHER_COMMAND in self.struck:
             return step.key, f"{step.step.command} -k easy"
         return step.key, step.step.command
 
@@ -579,13 +593,13 @@ class _Job:
         image = self.step.step.provides
         if image is None or self.event.ended not in {0, 1}:
             return []
-        spoilt = Kind.IMAGE_OTHER_CONTENT in self.struck
+        spoilt = FaultKind.IMAGE_OTHER_CONTENT in self.struck
         planned = self.site.plan.images.get(image, "")
         content = other(planned) if spoilt else planned
         digest = "sha256:" + hashlib.sha256(f"{content}:{self.attempt}".encode()).hexdigest()
         self.site.images[image] = digest
         (self.site.spoilt_images.add if spoilt else self.site.spoilt_images.discard)(image)
-        if Kind.IMAGE_NOT_RECORDED in self.struck:
+        if FaultKind.IMAGE_NOT_RECORDED in self.struck:
             return []
         return [ImageRecord(step=self.step.key, image=image, content=content, digest=digest)]
 
@@ -594,14 +608,14 @@ class _Job:
         inside = self.site.folder / f"inside.{self.command.folder}.{self.attempt}"
         inside.mkdir()
         (self.folder / results.RESULTS_FILE).rename(inside / results.RESULTS_FILE)
-        if Kind.NAMES_OF_OTHERS in self.struck:
+        if FaultKind.NAMES_OF_OTHERS in self.struck:
             for step in self.site.plan.steps:
                 if step.key != self.step.key and step.step.provides is None:
                     self._forge(step, inside)
-        if Kind.HOLES in self.struck:
+        if FaultKind.HOLES in self.struck:
             with (inside / "holes").open("wb") as file:
                 file.truncate(TERABYTE)
-        for number in range(2 * MOST_FILES if Kind.MANY_FILES in self.struck else 0):
+        for number in range(2 * MOST_FILES if FaultKind.MANY_FILES in self.struck else 0):
             (inside / f"many-{number}").touch()
         collect(inside, self.folder, most_files=MOST_FILES)
         shutil.rmtree(inside)
@@ -634,12 +648,12 @@ class _Job:
 
     def _damage(self, path: Path) -> None:
         whole = path.read_bytes()
-        if Kind.DUPLICATED in self.struck:
+        if FaultKind.DUPLICATED in self.struck:
             self.event.doubtful.append("its results came twice")
-            whole = damage(Kind.DUPLICATED, 0, whole)
+            whole = damage(FaultKind.DUPLICATED, 0, whole)
         spoilt = whole
         for kind in DAMAGING:
-            if kind is not Kind.DUPLICATED and kind in self.struck and spoilt:
+            if kind is not FaultKind.DUPLICATED and kind in self.struck and spoilt:
                 spoilt = damage(kind, self.struck[kind], spoilt)
         if spoilt != whole:
             self.event.wrong.append("its records are damaged")
@@ -648,14 +662,14 @@ class _Job:
     def _look_after(self) -> None:
         """Health after the step, as far as the hooks ran; a GPU step without a sound one proves nothing."""
         unseen = self.site.rng("unseen", self.host.name).random() < 0.5
-        sick = Kind.SICK_AFTERWARDS in self.struck or (self.host.name in self.site.sick and not unseen)
+        sick = FaultKind.SICK_AFTERWARDS in self.struck or (self.host.name in self.site.sick and not unseen)
         end, trouble = self.minute + self.minutes, "the GPU was reset" if sick else ""
-        self._health("after", end, trouble=trouble, lost=int(Kind.GPU_LOST in self.struck))
+        self._health("after", end, trouble=trouble, lost=int(FaultKind.GPU_LOST in self.struck))
         self.event.seen_sick = sick and not _UNKNOWN_HEALTH & self.struck.keys()
-        if Kind.HEALTH_MISSING in self.struck:
-            self._health_file(self.struck[Kind.HEALTH_MISSING]).unlink(missing_ok=True)
-        if Kind.HEALTH_CORRUPT in self.struck:
-            number = self.struck[Kind.HEALTH_CORRUPT]
+        if FaultKind.HEALTH_MISSING in self.struck:
+            self._health_file(self.struck[FaultKind.HEALTH_MISSING]).unlink(missing_ok=True)
+        if FaultKind.HEALTH_CORRUPT in self.struck:
+            number = self.struck[FaultKind.HEALTH_CORRUPT]
             self._health_file(number).write_text(GARBAGE[number // 2 % len(GARBAGE)], encoding="utf-8")
         if _UNKNOWN_HEALTH & self.struck.keys():
             reasons = self.event.doubtful if self.step.device == CPU else self.event.wrong
@@ -670,15 +684,15 @@ def _check(test: str, end: str, needs: str = "") -> Check:
     return Check(id=test, outcome=OUTCOMES[end], seconds=0.5, message=MESSAGES[end], labels=labels)
 
 
-def offered(job: _Job, kind: Kind) -> bool:
+def offered(job: _Job, kind: FaultKind) -> bool:
     """Whether the store takes a pass that no longer holds: of other files, edited, copied, of other versions."""
     step, odd = job.step, job.struck[kind] % 2
     of, here = reuse.identity(step, job.site.plan), job.host.name
-    now = reuse.key_of(of, "after" if kind in {Kind.EVIDENCE_STALE, Kind.EVIDENCE_EDITED} else "before", here)
+    now = reuse.key_of(of, "after" if kind in {FaultKind.EVIDENCE_STALE, FaultKind.EVIDENCE_EDITED} else "before", here)
     then = reuse.key_of(of, "before", here)
-    if kind is Kind.EVIDENCE_OF_OTHER_VERSIONS:
+    if kind is FaultKind.EVIDENCE_OF_OTHER_VERSIONS:
         then = reuse.key_of(other(of), "before", here) if odd else reuse.key_of(of, "before", "with other packages")
-    elif kind is Kind.EVIDENCE_COPIED:
+    elif kind is FaultKind.EVIDENCE_COPIED:
         then = reuse.key_of(of, "before", "another machine")
     record = StepRecord(
         key=step.key,
@@ -691,8 +705,10 @@ def offered(job: _Job, kind: Kind) -> bool:
         environment=job.site.opening(step, job.host, "", 0.0).environment,
     )
     text = reuse.packed(reuse.Kept(key=then, commit="", tree="", record=record, checks=(_check("test", PASSED),)))
-    if kind is Kind.EVIDENCE_EDITED:
-        text = text.replace(then.encode(), now.encode()) if odd else damage(Kind.FLIPPED_BIT, job.struck[kind], text)
+    if kind is FaultKind.EVIDENCE_EDITED:
+        text = (
+            text.replace(then.encode(), now.encode()) if odd else damage(FaultKind.FLIPPED_BIT, job.struck[kind], text)
+        )
     return reuse.parse(text, now) is not None
 
 
@@ -734,40 +750,40 @@ def write_health(
 
 
 DAMAGING = (
-    Kind.FLIPPED_BIT,
-    Kind.TRUNCATED,
-    Kind.NOT_A_NUMBER,
-    Kind.WRONG_TYPE,
-    Kind.LINE_REMOVED,
-    Kind.LINES_REORDERED,
-    Kind.DISK_FULL,
-    Kind.DUPLICATED,
+    FaultKind.FLIPPED_BIT,
+    FaultKind.TRUNCATED,
+    FaultKind.NOT_A_NUMBER,
+    FaultKind.WRONG_TYPE,
+    FaultKind.LINE_REMOVED,
+    FaultKind.LINES_REORDERED,
+    FaultKind.DISK_FULL,
+    FaultKind.DUPLICATED,
 )
 """Kinds that damage the file itself."""
 
 
-def damage(kind: Kind, number: int, whole: bytes) -> bytes:
+def damage(kind: FaultKind, number: int, whole: bytes) -> bytes:
     """Damage a file that is not empty; `number` says where."""
     rng = random.Random(number)
     lines = whole.splitlines(keepends=True)
     match kind:
-        case Kind.FLIPPED_BIT:
+        case FaultKind.FLIPPED_BIT:
             place = rng.randrange(len(whole))
             flipped = whole[place] ^ (1 << rng.randrange(8))
             lines = [whole[:place], bytes([flipped]), whole[place + 1 :]]
-        case Kind.TRUNCATED:
+        case FaultKind.TRUNCATED:
             last = whole.rstrip(b"\n").rfind(b"\n") + 1
             lines = [whole[: rng.randrange(last, len(whole))]]
-        case Kind.NOT_A_NUMBER:
+        case FaultKind.NOT_A_NUMBER:
             lines = [_replace_value(rng, whole, lambda _: rng.choice(["NaN", "Infinity", "-Infinity"]))]
-        case Kind.WRONG_TYPE:
+        case FaultKind.WRONG_TYPE:
             lines = [_replace_value(rng, whole, lambda v: json.dumps(rng.choice([[v], {"value": v}, str(v), None])))]
-        case Kind.LINE_REMOVED:
+        case FaultKind.LINE_REMOVED:
             del lines[rng.randrange(len(lines))]
-        case Kind.LINES_REORDERED:
+        case FaultKind.LINES_REORDERED:
             one, two = rng.randrange(len(lines)), rng.randrange(len(lines))
             lines[one], lines[two] = lines[two], lines[one]
-        case Kind.DISK_FULL:
+        case FaultKind.DISK_FULL:
             lines = [whole[: rng.randrange(len(whole))]]
         case _:
             lines *= 2

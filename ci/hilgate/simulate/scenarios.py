@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Kind(enum.StrEnum):
+class FaultKind(enum.StrEnum):
     """A fault, in the words of the report."""
 
     AGENT_LOST = "agent lost mid-step"
@@ -105,24 +105,24 @@ class Kind(enum.StrEnum):
 
 OF_THE_BUILD = frozenset(
     {
-        Kind.PLAN_FAILED,
-        Kind.PLAN_ALTERED,
-        Kind.PLAN_AGENT_LOST,
-        Kind.VERDICT_AGENT_LOST,
-        Kind.LOOSENED,
-        Kind.LOOSENED_APPROVED,
+        FaultKind.PLAN_FAILED,
+        FaultKind.PLAN_ALTERED,
+        FaultKind.PLAN_AGENT_LOST,
+        FaultKind.VERDICT_AGENT_LOST,
+        FaultKind.LOOSENED,
+        FaultKind.LOOSENED_APPROVED,
     }
 )
 """Faults that strike no single step."""
 
 FIRST_ATTEMPT_ONLY = frozenset(
     {
-        Kind.AGENT_LOST,
-        Kind.AGENT_STOPPED,
-        Kind.EXECUTOR_KILLED,
-        Kind.RESULTS_LOST,
-        Kind.SICK_NODE,
-        Kind.FAST_FAILING,
+        FaultKind.AGENT_LOST,
+        FaultKind.AGENT_STOPPED,
+        FaultKind.EXECUTOR_KILLED,
+        FaultKind.RESULTS_LOST,
+        FaultKind.SICK_NODE,
+        FaultKind.FAST_FAILING,
     }
 )
 """Faults that Buildkite answers with another attempt, which then goes well; every other kind strikes each attempt."""
@@ -140,7 +140,7 @@ class Fault:
         number: Decides the details (which line, which byte, which check), so that dropping another fault changes none.
     """
 
-    kind: Kind
+    kind: FaultKind
     step: str
     number: int
 
@@ -148,13 +148,15 @@ class Fault:
         return f"{self.kind.value} [{self.step or 'build'}, {self.number}]"
 
 
-def draw(rng: random.Random, plan: Plan, rate: float, kinds: frozenset[Kind] = frozenset(Kind)) -> tuple[Fault, ...]:
+def draw(
+    rng: random.Random, plan: Plan, rate: float, kinds: frozenset[FaultKind] = frozenset(FaultKind)
+) -> tuple[Fault, ...]:
     """Draw the faults of a build.
 
     The same numbers are drawn whatever the `rate`, the probability of each kind.
     """
     drawn = []
-    for kind in Kind:
+    for kind in FaultKind:
         strikes, place, number = rng.random() < rate, rng.random(), rng.randrange(1 << 30)
         places = possible(kind, plan)
         if strikes and places and kind in kinds:
@@ -162,21 +164,26 @@ def draw(rng: random.Random, plan: Plan, rate: float, kinds: frozenset[Kind] = f
     return tuple(drawn)
 
 
-def possible(kind: Kind, plan: Plan) -> tuple[str, ...]:
+def possible(kind: FaultKind, plan: Plan) -> tuple[str, ...]:
     """Keys of the steps that a kind can strike in a plan, or one empty key for a fault of the build."""
     return ("",) if kind in OF_THE_BUILD else tuple(step.key for step in plan.steps if _fits(kind, step))
 
 
-def _fits(kind: Kind, step: PlannedStep) -> bool:
-    if kind in {Kind.IMAGE_OTHER_CONTENT, Kind.IMAGE_NOT_RECORDED}:
+def _fits(kind: FaultKind, step: PlannedStep) -> bool:
+    if kind in {FaultKind.IMAGE_OTHER_CONTENT, FaultKind.IMAGE_NOT_RECORDED}:
         return step.step.provides is not None
-    if kind in {Kind.OTHER_IMAGE, Kind.IMAGE_IMPOSTOR}:
+    if kind in {FaultKind.OTHER_IMAGE, FaultKind.IMAGE_IMPOSTOR}:
         return step.image is not None
-    if kind in {Kind.SICK_AFTERWARDS, Kind.PREFLIGHT_IGNORED, Kind.GPU_LOST, Kind.HEALTH_OF_OTHER_NODE}:
+    if kind in {
+        FaultKind.SICK_AFTERWARDS,
+        FaultKind.PREFLIGHT_IGNORED,
+        FaultKind.GPU_LOST,
+        FaultKind.HEALTH_OF_OTHER_NODE,
+    }:
         return step.device != CPU
-    if kind in {Kind.CANNOT_RUN, Kind.RAN_WITHOUT}:
+    if kind in {FaultKind.CANNOT_RUN, FaultKind.RAN_WITHOUT}:
         return bool(lackable(step))
-    if kind is Kind.RECHECK_SAME_NODE:
+    if kind is FaultKind.RECHECK_SAME_NODE:
         return bool(kind_of(step).selector(f"tests/{step.step.key}.py::test_0"))
     return True
 

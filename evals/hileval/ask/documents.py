@@ -74,7 +74,7 @@ class DocumentTask(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class TaskDocument:
     """One document.
 
     Attributes:
@@ -109,7 +109,7 @@ def read_task(path: Path) -> DocumentTask:
     raise TaskError(why, where=str(path), remedy="see evals/tasks/pocket_speech.yaml")
 
 
-def read_documents(task: DocumentTask, path: Path) -> tuple[Document, ...]:
+def read_documents(task: DocumentTask, path: Path) -> tuple[TaskDocument, ...]:
     """Every document of a task, in the order of their ids.
 
     Raises:
@@ -121,7 +121,7 @@ def read_documents(task: DocumentTask, path: Path) -> tuple[Document, ...]:
     else:
         where = data_folder(task.data_folder, path)
         found = _images(where)
-    documents: dict[str, Document] = {}
+    documents: dict[str, TaskDocument] = {}
     digests: dict[str, str] = {}
     for document in found:
         if document.id in documents:
@@ -140,7 +140,7 @@ def read_documents(task: DocumentTask, path: Path) -> tuple[Document, ...]:
     return tuple(documents[name] for name in sorted(documents))
 
 
-def _spoken(file: Path) -> Iterator[Document]:
+def _spoken(file: Path) -> Iterator[TaskDocument]:
     from hileval.pocket.data import speak
 
     try:
@@ -160,10 +160,10 @@ def _spoken(file: Path) -> Iterator[Document]:
         for field, value in (("id", name), ("text", text)):
             if not isinstance(value, str):
                 raise DocumentError(f"{field}: {value!r:.40} is no string", where=f"{file}:{number}", remedy=REMEDY)
-        yield Document(name, text, speak(text).astype("<i2").tobytes() if text.strip() else b"")
+        yield TaskDocument(name, text, speak(text).astype("<i2").tobytes() if text.strip() else b"")
 
 
-def _images(folder: Path) -> Iterator[Document]:
+def _images(folder: Path) -> Iterator[TaskDocument]:
     files = sorted(file for file in folder.iterdir() if file.is_file())
     images = [file for file in files if file.suffix.lower() in IMAGES]
     texts = {file.stem: file for file in files if file.suffix.lower() == TEXT}
@@ -184,7 +184,7 @@ def _images(folder: Path) -> Iterator[Document]:
             raise DocumentError(
                 f"image: {file.name} cannot be read: {error}", where=str(folder), remedy="save it again"
             ) from error
-        yield Document(file.stem, text, data)
+        yield TaskDocument(file.stem, text, data)
 
 
 def picture(data: bytes) -> Any:
@@ -313,13 +313,13 @@ class DocumentQuestions:
             raise ScoreError(f"{len(answers)} answers to {len(ids)} documents", remedy="repeat the run")
         return [_sample(one, self._documents[one], self._task, got) for one, got in zip(ids, answers, strict=True)]
 
-    def _prompt(self, document: Document) -> Prompt:
+    def _prompt(self, document: TaskDocument) -> Prompt:
         task = self._task
         media = sound(document.data) if task.modality == "audio" else picture(document.data)
         return Prompt(task.prompt, task.modality, media, task.repetition_penalty)
 
 
-def _sample(number: int, document: Document, task: DocumentTask, answer: Answer) -> Sample:
+def _sample(number: int, document: TaskDocument, task: DocumentTask, answer: Answer) -> Sample:
     result = score_lines(document.text, answer.text, document.digest)
     wanted = lines_of(document.text)
     # What the right answer would be blamed for says nothing: a page may hold no number, or one row many times.
@@ -345,7 +345,7 @@ def _sample(number: int, document: Document, task: DocumentTask, answer: Answer)
     )
 
 
-def _require_room(gate: Gate, documents: Sequence[Document]) -> None:
+def _require_room(gate: Gate, documents: Sequence[TaskDocument]) -> None:
     """Refuse a document whose text does not fit into an answer: it could never be right.
 
     Raises:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hileval.gates.declare import Gate
-    from hileval.gates.rule import Rule
+    from hileval.gates.rule import GateRule
 
 SPECIAL = ("<pad>", "<s>", "</s>")
 
@@ -46,7 +46,7 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
 
 
-def write_key(gate: Gate, rule: Rule) -> int:
+def write_key(gate: Gate, rule: GateRule) -> int:
     """Ask the gate's engine in float32 the questions of its task, and keep what it answers; returns how many.
 
     Raises:

@@ -41,17 +41,17 @@ class Side(StrictModel):
     read: Rows
     """After each token of each sequence but the first."""
     asked: list[list[int]]
-    """Beginnings of the sequences,"""
+    """Prompts of the sequences: the token ids that each begins with."""
     written: list[list[int]]
-    """what the engine wrote behind them,"""
+    """Token ids that the engine generated after each prompt."""
     wrote: Rows
-    """and from which distributions."""
+    """Distributions from which the generated tokens were drawn."""
     read_again: dict[SideName, Rows] = Field(default_factory=dict)
     """Of the peer: the places of what each side wrote, itself included, where it is given all tokens at once."""
     read_alone: Rows = Field(default_factory=list)
-    """Of the peer: `read` again, each sequence alone, so that products are of another shape;"""
+    """Of the peer: `read` again with each sequence alone, so that matrix products have another shape."""
     changed: Rows = Field(default_factory=list)
-    """and behind a replaced block of each sequence."""
+    """Of the peer: `read` again after one block of each sequence was replaced."""
 
     def pack(self, file: Path) -> None:
         """Write it, packed."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hileval.engines import Engine
     from hileval.gates import statistics
     from hileval.gates.declare import Gate
-    from hileval.gates.rule import Rule
+    from hileval.gates.rule import GateRule
     from hileval.records.baseline import Baseline
 
 
@@ -117,7 +117,7 @@ def require_same_prompts(baseline: Baseline, samples: Sequence[Sample]) -> None:
 
 
 def read_evaluation(
-    folder: Path, gate: Gate, rule: Rule, baseline: Baseline | None, limit: int | None
+    folder: Path, gate: Gate, rule: GateRule, baseline: Baseline | None, limit: int | None
 ) -> tuple[Evaluation, Check | None]:
     """The stored answers of a gate, and the finding of who served them.
 

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from hileval.ask.evaluation import Evaluation, require_same_prompts, stored_outcomes
 from hileval.gates.judge import broken_beyond_doubt
-from hileval.gates.rule import State, decide, first_runs, order
+from hileval.gates.rule import RuleState, decide, first_runs, order
 from hileval.records.baseline import versions
 from hileval.records.records import Identity, Run, Sample, Setting
 from hilgate.errors import NothingSelectedError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hileval.gates.declare import Gate
-    from hileval.gates.rule import Rule
+    from hileval.gates.rule import GateRule
     from hileval.gates.statistics import Outcomes
     from hileval.records.baseline import Baseline
 
@@ -56,7 +56,7 @@ class Listener(Protocol):
 
 def ask_until_decided(
     gate: Gate,
-    rule: Rule,
+    rule: GateRule,
     baseline: Baseline | None,
     questions: Questions,
     listener: Listener,
@@ -105,7 +105,7 @@ def ask_until_decided(
 
 
 def _next(
-    gate: Gate, rule: Rule, baseline: Baseline | None, base: Outcomes | None, runs: list[list[Sample]], looks: int
+    gate: Gate, rule: GateRule, baseline: Baseline | None, base: Outcomes | None, runs: list[list[Sample]], looks: int
 ) -> tuple[bool, bool]:
     """Whether another run is wanted, and whether this one has to go on."""
     if broken_beyond_doubt(gate, baseline, [sample for run in runs for sample in run], looks):
@@ -114,9 +114,9 @@ def _next(
         return False, True
     outcomes = [np.array([sample.correct(gate.filter) for sample in run], dtype=bool) for run in runs]
     state = decide(rule, base, outcomes).state
-    if state is State.ASK_MORE:
+    if state is RuleState.ASK_MORE:
         return len(runs) < first_runs(rule, base), True
-    return state is State.RUN_AGAIN, False
+    return state is RuleState.RUN_AGAIN, False
 
 
 class Heading(StrictModel):
@@ -150,7 +150,7 @@ class Heading(StrictModel):
         )
 
 
-class Recorded(StrictModel):
+class RecordedRuns(StrictModel):
     """One of the K runs of a baseline, kept until all are there."""
 
     heading: Heading
@@ -163,7 +163,7 @@ SIZES = (25, 200, 64, 500, 100)
 """Questions asked at once in recorded runs, by turns; the first is the gate's own step."""
 
 
-def batches(rule: Rule, available: int, number: int) -> list[tuple[int, ...]]:
+def batches(rule: GateRule, available: int, number: int) -> list[tuple[int, ...]]:
     """Ids of all questions for a recorded run, batch by batch: each run in another order and of another size.
 
     K runs of one process in one order are one run copied K times. The first comes in the gate's own order.

@@ -16,7 +16,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 
-class WorkerReport:
+class EngineWorkerReport:
     """A method that vLLM adds to its worker class (`worker_extension_cls`)."""
 
     def hileval_report(self: Any) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from hileval.gates.drift import FLOOR, Floor
-from hileval.gates.rule import Rule
+from hileval.gates.rule import GateRule
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Scalar, StrictModel
 
@@ -165,7 +165,7 @@ class DriftGate(StrictModel):
 class Gates(StrictModel):
     """The file."""
 
-    rules: dict[Key, Rule] = Field(min_length=1)
+    rules: dict[Key, GateRule] = Field(min_length=1)
     gates: dict[Key, Gate] = Field(min_length=1)
     drifts: dict[Key, DriftGate] = Field(default_factory=dict)
 
@@ -185,7 +185,7 @@ class Gates(StrictModel):
         """How many gates share alpha on agents: those of hub models (HILEVAL_GATES in ci/areas/accuracy.yaml)."""
         return sum(gate.weights == "hub" for gate in self.gates.values())
 
-    def rule(self, gate: Gate, when: Occasion) -> Rule:
+    def rule(self, gate: Gate, when: Occasion) -> GateRule:
         """The rule of a gate.
 
         Raises:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hileval.gates import statistics
-from hileval.gates.rule import State, stand
+from hileval.gates.rule import RuleState, stand
 from hileval.records.records import Flag
 from hilgate.errors import Exit, NothingSelectedError
 from hilgate.model import Check, Number, Outcome
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from hileval.ask.evaluation import Evaluation
     from hileval.gates.declare import Gate
-    from hileval.gates.rule import Rule, Standing
+    from hileval.gates.rule import GateRule, Standing
     from hileval.records.baseline import Baseline
     from hileval.records.records import Filter, Sample
 
@@ -53,7 +53,7 @@ def broken_beyond_doubt(gate: Gate, baseline: Baseline | None, samples: Sequence
 
 
 def judge(
-    name: str, gate: Gate, rule: Rule, asked: Evaluation, baseline: Baseline | None, served: Check | None
+    name: str, gate: Gate, rule: GateRule, asked: Evaluation, baseline: Baseline | None, served: Check | None
 ) -> list[Check]:
     """Every check of a gate.
 
@@ -87,7 +87,7 @@ def _with_reservations(check: Check, gate: Gate) -> Check:
     if check.outcome is not Outcome.PASS or not check.id.endswith("/accuracy"):
         return check
     labels, notes = check.labels, []
-    if labels["state"] == State.UNRESOLVED.value:
+    if labels["state"] == RuleState.UNRESOLVED.value:
         notes.append("undecided after the last question and run")
     if labels["state"] == NO_BASELINE:
         notes.append("no baseline yet, so only the floor holds")
@@ -186,17 +186,17 @@ class _Share:
         return {"n": self.n, "exact_match": self.value, "ci_low": self.low, "ci_high": self.high}
 
 
-def _share_of_all(gate: Gate, rule: Rule, asked: Evaluation) -> _Share:
+def _share_of_all(gate: Gate, rule: GateRule, asked: Evaluation) -> _Share:
     return _Share(sum(int(run.sum()) for run in asked.outcomes(gate)), len(asked.samples), rule.alpha)
 
 
-def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline: Baseline) -> Check:
+def _accuracy(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation, baseline: Baseline) -> Check:
     assert asked.base is not None
     new = asked.outcomes(gate)
     standing = stand(rule, asked.base, new)
     distinct, d = baseline.distinct(gate.filter), baseline.d(gate.filter)
     outcome, verdict = _verdict(rule, gate, distinct, standing, len(rule.plan(len(asked.ids))))
-    churns = standing.churn_p <= rule.alpha and standing.state is not State.FAIL
+    churns = standing.churn_p <= rule.alpha and standing.state is not RuleState.FAIL
     if churns:
         verdict = (
             f"ANSWERS CHURN: {standing.churned:.1%} of them differ from the stored runs, which differ by {d or 0:.1%} "
@@ -277,10 +277,10 @@ def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
     return text, {"lines": lines, "lines_right": right, "line_match": right / lines}
 
 
-def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing, looks: int) -> tuple[Outcome, str]:
+def _verdict(rule: GateRule, gate: Gate, distinct: int, standing: Standing, looks: int) -> tuple[Outcome, str]:
     """What a standing means for a merge or a release, in words; the rule has so many `looks`."""
     p_value = max(standing.p_value, standing.p_difference)
-    if standing.state is State.FAIL:
+    if standing.state is RuleState.FAIL:
         return Outcome.FAIL, f"dropped by {standing.drop:.1%} (p={p_value:.1e})"
     if gate.deterministic and distinct > 1:
         return Outcome.INCONCLUSIVE, f"declared deterministic, but its baseline holds {distinct} distinct runs"
@@ -292,16 +292,16 @@ def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing, looks: i
     bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}" + (f" at one look of {looks}" if looks > 1 else "")
     excluded = f"a drop of {rule.margin:.1%} is excluded ({bound})"
     undecided = f"a drop of {rule.margin:.1%} is not excluded ({bound}, p={p_value:.2g})"
-    if standing.state is State.PASS:
+    if standing.state is RuleState.PASS:
         return Outcome.PASS, excluded
-    if standing.state is State.UNRESOLVED and rule.unresolved == "flag":
+    if standing.state is RuleState.UNRESOLVED and rule.unresolved == "flag":
         return Outcome.PASS, f"FLAGGED, {undecided} after {standing.new_runs} runs of {standing.n} questions"
-    asked_less = standing.state in {State.ASK_MORE, State.RUN_AGAIN}
+    asked_less = standing.state in {RuleState.ASK_MORE, RuleState.RUN_AGAIN}
     way = "more questions would tell" if asked_less else _way_out(rule, standing)
     return Outcome.INCONCLUSIVE, f"{undecided}; {way}"
 
 
-def _way_out(rule: Rule, standing: Standing) -> str:
+def _way_out(rule: GateRule, standing: Standing) -> str:
     """What would decide a gate that asked everything it may.
 
     Where a share of the answers changes for good, as under another rounding, a mean moves by its square root over the
@@ -320,7 +320,7 @@ def _way_out(rule: Rule, standing: Standing) -> str:
     )
 
 
-def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) -> Check:
+def _without_baseline(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation) -> Check:
     share = _share_of_all(gate, rule, asked)
     by_line, line_numbers = _by_line(asked.samples)
     source = (

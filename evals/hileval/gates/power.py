@@ -16,12 +16,12 @@ from pydantic import Field
 from scipy.stats import norm
 
 from hileval.gates import statistics
-from hileval.gates.rule import State, decide
+from hileval.gates.rule import RuleState, decide
 from hilgate.errors import MisuseError
 from hilgate.model import StrictModel
 
 if TYPE_CHECKING:
-    from hileval.gates.rule import Rule
+    from hileval.gates.rule import GateRule
 
 CHUNK = 100
 """Replays drawn at once."""
@@ -58,7 +58,7 @@ class Power(StrictModel):
 
 
 def simulate(
-    rule: Rule,
+    rule: GateRule,
     n: int,
     noise: Noise,
     *,
@@ -85,20 +85,20 @@ def simulate(
     """
     rng, looks = np.random.default_rng(seed), rule.plan(n)
     most = rule.noisy_runs + rule.extensions
-    endings: Counter[State] = Counter()
+    endings: Counter[RuleState] = Counter()
     questions = 0
     for first in range(0, replays, CHUNK):
         base, new = _draw(rng, noise, drop, (min(CHUNK, replays - first), looks[-1]), base_runs, most)
         for i in np.flatnonzero(_suspects(rule, looks, base, new)) if only_failures else range(len(base)):
             runs = [new[i, 0]]
-            while (found := decide(rule, base[i], runs)).state in {State.RUN_AGAIN, State.ASK_MORE}:
+            while (found := decide(rule, base[i], runs)).state in {RuleState.RUN_AGAIN, RuleState.ASK_MORE}:
                 runs.append(new[i, len(runs)])
             endings[found.state] += 1
             questions += found.n * found.new_runs
     return Power(
-        failed=endings[State.FAIL] / replays,
-        passed=endings[State.PASS] / replays,
-        undecided=endings[State.UNRESOLVED] / replays,
+        failed=endings[RuleState.FAIL] / replays,
+        passed=endings[RuleState.PASS] / replays,
+        undecided=endings[RuleState.UNRESOLVED] / replays,
         questions=questions / replays,
     )
 
@@ -128,7 +128,7 @@ def _draw(
 
 
 def _suspects(
-    rule: Rule, looks: tuple[int, ...], base: statistics.Outcomes, new: statistics.Outcomes
+    rule: GateRule, looks: tuple[int, ...], base: statistics.Outcomes, new: statistics.Outcomes
 ) -> statistics.Outcomes:
     """Which replays the t test calls a drop in at any look or number of runs, at the whole of alpha."""
     x = statistics.differences(base, new[:, :1])

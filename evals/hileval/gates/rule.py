@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Rule(StrictModel):
+class GateRule(StrictModel):
     """`gates.yaml: rules`: how many questions, how sure, and what an undecided gate means."""
 
     questions: int | None = Field(default=None, ge=1)
@@ -55,7 +55,7 @@ class Rule(StrictModel):
     """`flag` lets a merge pass with a warning; a release never does."""
 
     @model_validator(mode="after")
-    def _looks_fit(self) -> Rule:
+    def _looks_fit(self) -> GateRule:
         if self.look_every is not None and self.questions is None:
             raise ValueError("look_every needs a number of questions")
         if self.questions is not None and self.first_look > self.questions:
@@ -70,13 +70,13 @@ class Rule(StrictModel):
         return (*range(min(self.first_look, last), last, self.look_every), last)
 
 
-def order(rule: Rule, available: int) -> tuple[int, ...]:
+def order(rule: GateRule, available: int) -> tuple[int, ...]:
     """Ids of the questions to ask, in order: a seeded random draw, so that any first part of it is one too."""
     drawn = np.random.default_rng(rule.seed).permutation(available)
     return tuple(int(i) for i in drawn[: rule.questions or available])
 
 
-def shared(rule: Rule, gates: int) -> Rule:
+def shared(rule: GateRule, gates: int) -> GateRule:
     """The rule of one of several gates that decide on the same change together.
 
     Each takes its part of alpha (Bonferroni), because each decides on its own agent, before the others are done;
@@ -85,7 +85,7 @@ def shared(rule: Rule, gates: int) -> Rule:
     return rule.model_copy(update={"alpha": rule.alpha / gates})
 
 
-class State(enum.StrEnum):
+class RuleState(enum.StrEnum):
     """What the answers so far mean."""
 
     FAIL = "fail"
@@ -96,7 +96,7 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class GateDecision:
     """What the answers so far mean, and what of them counts.
 
     Attributes:
@@ -105,14 +105,14 @@ class Decision:
         level: What both p-values had to be at or below (of a sequence of looks: what may be spent until here).
     """
 
-    state: State
+    state: RuleState
     n: int
     new_runs: int
     level: float
 
 
 @dataclass(frozen=True, slots=True)
-class Standing(Decision):
+class Standing(GateDecision):
     """A decision with everything that is said of it.
 
     Attributes:
@@ -134,13 +134,13 @@ class Standing(Decision):
     churn_p: float
 
 
-def first_runs(rule: Rule, base: statistics.Outcomes) -> int:
+def first_runs(rule: GateRule, base: statistics.Outcomes) -> int:
     """How many runs to start with: more than one where the baseline disagrees with itself too often."""
     noisy = rule.noisy_d is not None and len(base) > 1 and statistics.discordance(base) > rule.noisy_d
     return rule.noisy_runs if noisy else 1
 
 
-def decide(rule: Rule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Decision:
+def decide(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> GateDecision:
     """What to do next. A drop is called by the exact test and by the t test of the questions' differences together.
 
     Args:
@@ -155,21 +155,21 @@ def decide(rule: Rule, base: statistics.Outcomes, runs: Sequence[statistics.Outc
     complete = [run for run in runs if len(run) == everything]
     if len(complete) < len(runs):
         new = np.array(complete) if complete else np.atleast_2d(runs[0])
-        return Decision(State.ASK_MORE, new.shape[1], len(new), 0.0)
+        return GateDecision(RuleState.ASK_MORE, new.shape[1], len(new), 0.0)
     new = np.array(runs)
     level = rule.alpha * (first_share(rule, start) if len(runs) == start else rule.extension_share)
     if statistics.difference_p(statistics.differences(base, new)) <= level and statistics.drop_p(base, new) <= level:
-        state = State.FAIL
+        state = RuleState.FAIL
     elif len(runs) < start:
-        state = State.ASK_MORE
+        state = RuleState.ASK_MORE
     elif statistics.excludes(base, new, rule.margin, rule.beta):
-        state = State.PASS
+        state = RuleState.PASS
     else:
-        state = State.RUN_AGAIN if len(runs) < start + rule.extensions else State.UNRESOLVED
-    return Decision(state, everything, len(new), level)
+        state = RuleState.RUN_AGAIN if len(runs) < start + rule.extensions else RuleState.UNRESOLVED
+    return GateDecision(state, everything, len(new), level)
 
 
-def _by_looks(rule: Rule, base: statistics.Outcomes, new: statistics.Outcomes) -> Decision:
+def _by_looks(rule: GateRule, base: statistics.Outcomes, new: statistics.Outcomes) -> GateDecision:
     """The first look that decides: it calls a drop, or excludes one of the margin.
 
     The exact test may have called it at an earlier look, at which the other did not yet.
@@ -178,24 +178,26 @@ def _by_looks(rule: Rule, base: statistics.Outcomes, new: statistics.Outcomes) -
     x = statistics.differences(base[:, : new.shape[1]], new)
     for n, level in zip(plan, statistics.difference_levels(plan, alpha), strict=True):
         if n > new.shape[1]:
-            return Decision(State.ASK_MORE, min(new.shape[1], max((p for p in plan if p < n), default=n)), 1, 0.0)
+            return GateDecision(
+                RuleState.ASK_MORE, min(new.shape[1], max((p for p in plan if p < n), default=n)), 1, 0.0
+            )
         allowed = alpha * n / plan[-1]
         if (
             statistics.difference_p(x[:n]) <= level
             and statistics.sequential_looks(base, new[:, :n], plan, alpha)[-1].dropped
         ):
-            return Decision(State.FAIL, n, 1, allowed)
+            return GateDecision(RuleState.FAIL, n, 1, allowed)
         if statistics.excludes(base[:, :n], new[:, :n], rule.margin, rule.beta):
-            return Decision(State.PASS, n, 1, allowed)
-    return Decision(State.RUN_AGAIN if rule.extensions else State.UNRESOLVED, plan[-1], 1, alpha)
+            return GateDecision(RuleState.PASS, n, 1, allowed)
+    return GateDecision(RuleState.RUN_AGAIN if rule.extensions else RuleState.UNRESOLVED, plan[-1], 1, alpha)
 
 
-def first_share(rule: Rule, start: int) -> float:
+def first_share(rule: GateRule, start: int) -> float:
     """Share of alpha for the looks at the run (or runs) that the rule starts with."""
     return 1.0 - (start - 1 + rule.extensions) * rule.extension_share
 
 
-def stand(rule: Rule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Standing:
+def stand(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Standing:
     """Where the gate stands: `decide`, with the figures of what counts."""
     found = decide(rule, base, runs)
     new = np.array([run[: found.n] for run in runs[: found.new_runs]])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class ViewRow:
     """One question on the page."""
 
     doc_id: int
@@ -75,12 +75,12 @@ def answers_file(path: Path) -> Path:
     return path / "samples.jsonl" if path.is_dir() else path
 
 
-def rows_of(answers: Mapping[str, Answered], before: Mapping[str, tuple[float, str]]) -> list[Row]:
+def rows_of(answers: Mapping[str, Answered], before: Mapping[str, tuple[float, str]]) -> list[ViewRow]:
     """Lost questions first, then gained ones, then wrong ones; otherwise in the order of asking."""
     rows = []
     for key, one in answers.items():
         share, text = before.get(key, (None, ""))
-        rows.append(Row(one.doc_id, one.question, one.target, share, text, one.right, one.text, one.flags))
+        rows.append(ViewRow(one.doc_id, one.question, one.target, share, text, one.right, one.text, one.flags))
     ranks = list(KINDS)
     return sorted(rows, key=lambda row: ranks.index(row.kinds[0]))
 

@@ -174,7 +174,7 @@ def ask(folder: Path, sequences: list[list[int]], dtype: str, rng: np.random.Gen
 
 
 @dataclass(frozen=True)
-class Figures:
+class RoundingFigures:
     """Of all roles in one dtype; shares of replays."""
 
     dtype: str
@@ -198,7 +198,7 @@ class Figures:
     """and what rounding is there."""
 
 
-def false_alarms(said: Mapping[str, Said], dtype: str, *, drawn: int, replays: int, seed: int) -> Figures:
+def false_alarms(said: Mapping[str, Said], dtype: str, *, drawn: int, replays: int, seed: int) -> RoundingFigures:
     """Replay gates with every attention in every role.
 
     Args:
@@ -229,7 +229,7 @@ def false_alarms(said: Mapping[str, Said], dtype: str, *, drawn: int, replays: i
     worst = int(shares.argmax())
     ours, peer, second = roles[worst]
     rounding = table.rounding("alone", peer, peer, replays), table.rounding("read", second, peer, replays)
-    return Figures(
+    return RoundingFigures(
         dtype=dtype,
         alone=float(alone.mean()),
         beside=float(beside.mean()),

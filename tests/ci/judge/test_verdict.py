@@ -15,11 +15,11 @@ from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
 from hilgate.judge.verdict import exit_status, judge, read_verdict
-from hilgate.model import BuildRecord, Check, Outcome, ProtectedChange, Quarantine, Quarantined, StepRecord
+from hilgate.model import SEVERITY, BuildRecord, Check, Outcome, ProtectedChange, Quarantine, Quarantined, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
 from hilgate.run.evidence import kind_of
-from hilgate.run.outcome import SEVERITY, Facts, decide
+from hilgate.run.outcome import Facts, decide
 from hilgate.run.reuse import identity
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)

@@ -16,9 +16,9 @@ from hilgate.simulate.buildkite import (
     Command,
     Host,
     JobEnd,
+    JobState,
     Node,
     Retry,
-    State,
     Upload,
     Wait,
     parse,
@@ -108,11 +108,11 @@ def test_nothing_after_a_wait_starts_before_it(wait):
     build, done = run(steps(one("a"), one("b"), "\n", wait, one("c")), {"a": [JobEnd(0, 50.0)]})
     assert [entry[0] for entry in done][-1] == "c"
     assert done[-1][3] == 50.0
-    assert build.state("c") is State.PASSED
+    assert build.state("c") is JobState.PASSED
 
 
 def test_after_a_failure_only_a_wait_that_continues_lets_others_run():
-    for wait, state in (("- wait\n", State.BROKEN), ("- {wait: ~, continue_on_failure: true}\n", State.PASSED)):
+    for wait, state in (("- wait\n", JobState.BROKEN), ("- {wait: ~, continue_on_failure: true}\n", JobState.PASSED)):
         build, _ = run(steps(one("a"), "\n", wait, one("c")), {"a": [1]})
         assert build.state("c") is state
 
@@ -122,26 +122,26 @@ def test_what_needs_a_failed_step_never_runs_unless_it_allows_that():
         steps(one("a"), one("b"), "  depends_on: a\n", one("c"), "  depends_on: b\n  allow_dependency_failure: true\n"),
         {"a": [1]},
     )
-    assert [build.state(key) for key in "abc"] == [State.FAILED, State.BROKEN, State.PASSED]
+    assert [build.state(key) for key in "abc"] == [JobState.FAILED, JobState.BROKEN, JobState.PASSED]
 
 
 def test_a_skipped_step_satisfies_what_needs_it():
     build, done = run(steps(one("a"), one("b"), "  depends_on: a\n"), {}, skipped=["a"])
-    assert build.state("a") is State.SKIPPED
+    assert build.state("a") is JobState.SKIPPED
     assert [entry[0] for entry in done] == ["b"]
 
 
 @pytest.mark.parametrize(
     ("ends", "attempts", "state"),
     [
-        ([LOST, 0], 2, State.PASSED),
-        ([LOST, LOST, LOST, LOST], 3, State.FAILED),
-        ([75, 0], 2, State.PASSED),
-        ([75, 75], 2, State.FAILED),
-        ([JobEnd(LOST, 1.0, signal_reason="agent_stop"), 0], 2, State.PASSED),
-        ([1, 0], 1, State.FAILED),
-        ([6, 0], 1, State.FAILED),
-        ([JobEnd(LOST, 1.0, signal_reason="cancel", state=State.CANCELLED), 0], 1, State.CANCELLED),
+        ([LOST, 0], 2, JobState.PASSED),
+        ([LOST, LOST, LOST, LOST], 3, JobState.FAILED),
+        ([75, 0], 2, JobState.PASSED),
+        ([75, 75], 2, JobState.FAILED),
+        ([JobEnd(LOST, 1.0, signal_reason="agent_stop"), 0], 2, JobState.PASSED),
+        ([1, 0], 1, JobState.FAILED),
+        ([6, 0], 1, JobState.FAILED),
+        ([JobEnd(LOST, 1.0, signal_reason="cancel", state=JobState.CANCELLED), 0], 1, JobState.CANCELLED),
     ],
 )
 def test_retries_are_those_of_the_text(ends, attempts, state):
@@ -153,7 +153,7 @@ def test_retries_are_those_of_the_text(ends, attempts, state):
 def test_without_retry_rules_a_lost_agent_is_final():
     build, done = run(steps(one()), {"a": [LOST, 0]})
     assert len(done) == 1
-    assert build.state("a") is State.FAILED
+    assert build.state("a") is JobState.FAILED
 
 
 def test_artifacts_of_a_retried_attempt_and_later_ones_are_out_of_reach():
@@ -170,7 +170,7 @@ def test_one_host_does_one_job_at_a_time():
 def test_a_queue_whose_agents_are_all_paused_ends_its_steps():
     build = Build([Node(step) for step in steps(one())], {"q": [Host("h", paused=True)]}, None, random.Random(1))
     build.run()
-    assert build.state("a") is State.EXPIRED
+    assert build.state("a") is JobState.EXPIRED
 
 
 def test_uploaded_steps_stand_right_after_the_step_that_uploads_them():

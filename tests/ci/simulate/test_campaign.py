@@ -19,27 +19,27 @@ from hilgate.judge import verdict
 from hilgate.model import Outcome
 from hilgate.simulate.campaign import Campaign, Wrong, problems, run_build, shrink
 from hilgate.simulate.job import DAMAGING, FAILS_FAST, damage
-from hilgate.simulate.scenarios import Fault, Kind, draw, possible, scenarios_of
+from hilgate.simulate.scenarios import Fault, FaultKind, draw, possible, scenarios_of
 
 ROOT = Path(__file__).parents[3]
 _judge = verdict.judge
 RECOVERED = {
-    Kind.AGENT_LOST,
-    Kind.AGENT_STOPPED,
-    Kind.EXECUTOR_KILLED,
-    Kind.RESULTS_LOST,
-    Kind.SICK_NODE,
-    Kind.DUPLICATED,
-    Kind.PLAN_AGENT_LOST,
-    Kind.VERDICT_AGENT_LOST,
-    Kind.LOOSENED_APPROVED,
-    Kind.QUARANTINED_FAILURE,
-    Kind.CANNOT_RUN,
-    Kind.UNEXPECTED_PASS,
-    Kind.RECHECK_SAME_NODE,
-    Kind.NAMES_OF_OTHERS,
-    Kind.HOLES,
-    Kind.MANY_FILES,
+    FaultKind.AGENT_LOST,
+    FaultKind.AGENT_STOPPED,
+    FaultKind.EXECUTOR_KILLED,
+    FaultKind.RESULTS_LOST,
+    FaultKind.SICK_NODE,
+    FaultKind.DUPLICATED,
+    FaultKind.PLAN_AGENT_LOST,
+    FaultKind.VERDICT_AGENT_LOST,
+    FaultKind.LOOSENED_APPROVED,
+    FaultKind.QUARANTINED_FAILURE,
+    FaultKind.CANNOT_RUN,
+    FaultKind.UNEXPECTED_PASS,
+    FaultKind.RECHECK_SAME_NODE,
+    FaultKind.NAMES_OF_OTHERS,
+    FaultKind.HOLES,
+    FaultKind.MANY_FILES,
 }
 """Kinds after which a build may still deserve to pass."""
 
@@ -65,7 +65,7 @@ def test_no_build_passes_that_must_not_and_no_result_is_lost():
     assert tally.sound
     assert tally.deserved["must not pass"] > 100
     assert tally.verdicts["pass"] > 50
-    assert len(tally.faults) == len(Kind)
+    assert len(tally.faults) == len(FaultKind)
 
 
 def test_a_plan_of_this_repository_is_judged_as_truly_as_a_small_one():
@@ -76,7 +76,7 @@ def test_a_plan_of_this_repository_is_judged_as_truly_as_a_small_one():
         assert not problems(built(scenario, str(number), faults))
 
 
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", FaultKind, ids=lambda kind: kind.name.lower())
 def test_each_kind_of_fault_bites_and_deceives_nobody(kind):
     tally = campaign(6, rate=1.0, kinds=frozenset({kind}))
     assert tally.as_json()["failing"] == []
@@ -90,7 +90,7 @@ def test_each_kind_of_fault_bites_and_deceives_nobody(kind):
 
 def lost_to_a_fast_failing_agent():
     """Jobs of each build whose agent had begun to fail every one of them at once."""
-    runs = Campaign(ROOT, 12, "tests", rate=1.0, kinds=frozenset({Kind.FAST_FAILING}))
+    runs = Campaign(ROOT, 12, "tests", rate=1.0, kinds=frozenset({FaultKind.FAST_FAILING}))
     found = []
     for number in range(runs.builds):
         scenario, faults = runs.drawn(scenarios(), number)
@@ -124,7 +124,7 @@ def schedules(draw_from):
     """A small plan and any faults at any of its places, the same kind at several places too."""
     scenario = scenarios().small(draw_from(st.integers(0, 7)))
     faults = []
-    for kind in draw_from(st.lists(st.sampled_from(list(Kind)), max_size=5)):
+    for kind in draw_from(st.lists(st.sampled_from(list(FaultKind)), max_size=5)):
         places = possible(kind, scenario.plan)
         if places:
             faults.append(Fault(kind, draw_from(st.sampled_from(places)), draw_from(st.integers(0, 1 << 20))))
@@ -144,7 +144,7 @@ def test_no_schedule_of_faults_earns_a_false_pass_or_loses_a_result(schedule):
 def test_what_forbids_a_pass_still_forbids_it_when_more_goes_wrong_with_the_build(schedule):
     scenario, faults, name = schedule
     before = built(scenario, name, faults)
-    after = built(scenario, name, (*faults, Fault(Kind.LOOSENED, "", 0)))
+    after = built(scenario, name, (*faults, Fault(FaultKind.LOOSENED, "", 0)))
     assert after.truth.forbidden
     assert not after.passed
     assert set(before.truth.forbidden) <= set(after.truth.forbidden)
@@ -154,8 +154,8 @@ def test_faults_are_left_out_as_long_as_the_verdict_stays_wrong(monkeypatch, tmp
     monkeypatch.setattr(verdict, "judge", passing)
     scenario = scenarios().small(1)
     key = scenario.plan.steps[0].key
-    regression = Fault(Kind.REGRESSION, key, 1)
-    many = (Fault(Kind.DUPLICATED, key, 1), regression, Fault(Kind.VERDICT_AGENT_LOST, "", 1))
+    regression = Fault(FaultKind.REGRESSION, key, 1)
+    many = (Fault(FaultKind.DUPLICATED, key, 1), regression, Fault(FaultKind.VERDICT_AGENT_LOST, "", 1))
     assert shrink(scenario, "shrunk", many, Wrong.FALSE_PASS, tmp_path) == (regression,)
 
 

@@ -21,7 +21,7 @@ from hilgate.simulate import job
 from hilgate.simulate.buildkite import NEVER, Build
 from hilgate.simulate.campaign import Campaign, Wrong
 from hilgate.simulate.job import EPOCH, write_health
-from hilgate.simulate.scenarios import Kind
+from hilgate.simulate.scenarios import FaultKind
 
 ROOT = Path(__file__).parents[3]
 TODAY, WEEK = EPOCH.date(), dt.timedelta(days=7)
@@ -146,40 +146,46 @@ def ended_well(_, attempt):
 
 
 MUTANTS = {
-    "another plan is as good": (reading("build", plan_digest=lambda _, plan, __: plan_digest(plan)), {Kind.OTHER_PLAN}),
-    "another commit is as good": (reading("build", commit=lambda _, plan, __: plan.commit), {Kind.OTHER_COMMIT}),
-    "another tree is as good": (reading("build", tree=lambda *_: "t" * 64), {Kind.OTHER_TREE}),
+    "another plan is as good": (
+        reading("build", plan_digest=lambda _, plan, __: plan_digest(plan)),
+        {FaultKind.OTHER_PLAN},
+    ),
+    "another commit is as good": (reading("build", commit=lambda _, plan, __: plan.commit), {FaultKind.OTHER_COMMIT}),
+    "another tree is as good": (reading("build", tree=lambda *_: "t" * 64), {FaultKind.OTHER_TREE}),
     "packages of another tree are as good": (
         reading("step", imported=lambda _, plan, __: plan.packages),
-        {Kind.OTHER_PACKAGES},
+        {FaultKind.OTHER_PACKAGES},
     ),
-    "another command is as good": (reading("step", command=planned_command), {Kind.OTHER_COMMAND}),
-    "another image is as good": (reading("step", environment=built_image), {Kind.OTHER_IMAGE}),
+    "another command is as good": (reading("step", command=planned_command), {FaultKind.OTHER_COMMAND}),
+    "another image is as good": (reading("step", environment=built_image), {FaultKind.OTHER_IMAGE}),
     "an image of anything is as good": (
         reading("image", content=lambda record, plan, _: plan.images[record["image"]]),
-        {Kind.IMAGE_OTHER_CONTENT},
+        {FaultKind.IMAGE_OTHER_CONTENT},
     ),
-    "lost lines are not counted": (before_reading(counts_no_lines), {Kind.LINE_REMOVED}),
-    "every node is well": (before_reading(believes_every_node_is_well), {Kind.SICK_AFTERWARDS}),
-    "no preflight is well": (before_reading(believes_every_node_is_well), {Kind.PREFLIGHT_MISSING}),
-    "a missing step is forgotten": (forgiving(lambda _, attempt: attempt is None), {Kind.SKIPPED}),
-    "a network loss is forgotten": (forgiving(lambda _, attempt: attempt is None), {Kind.NETWORK_LOSS}),
+    "lost lines are not counted": (before_reading(counts_no_lines), {FaultKind.LINE_REMOVED}),
+    "every node is well": (before_reading(believes_every_node_is_well), {FaultKind.SICK_AFTERWARDS}),
+    "no preflight is well": (before_reading(believes_every_node_is_well), {FaultKind.PREFLIGHT_MISSING}),
+    "a missing step is forgotten": (forgiving(lambda _, attempt: attempt is None), {FaultKind.SKIPPED}),
+    "a network loss is forgotten": (forgiving(lambda _, attempt: attempt is None), {FaultKind.NETWORK_LOSS}),
     "the record is trusted": (
         forgiving(lambda _, attempt: attempt and attempt.record.outcome is Outcome.PASS),
-        {Kind.FALSE_CLAIM},
+        {FaultKind.FALSE_CLAIM},
     ),
-    "exit 0 is enough": (forgiving(ended_well), {Kind.NO_EVIDENCE}),
-    "exit 0 is enough, skips or not": (forgiving(ended_well), {Kind.ALL_SKIPPED}),
-    "flaky is a pass": (forgiving(lambda step, _: step.ruling is Ruling.FLAKY), {Kind.FLAKY}),
-    "quarantine never ends": (with_quarantine(added=TODAY, expires=TODAY + WEEK), {Kind.QUARANTINE_EXPIRED}),
-    "quarantine holds everywhere": (with_quarantine(devices=()), {Kind.QUARANTINED_ELSEWHERE}),
-    "nobody need approve": ((verdict, "judge", approved_by_anybody), {Kind.LOOSENED}),
-    "a pass stands whatever changed": ((reuse, "key_of", over_any_files), {Kind.EVIDENCE_STALE}),
-    "nobody looks whether a pass is whole": ((reuse, "parse", without_looking), {Kind.EVIDENCE_EDITED}),
-    "a pass of any machine is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_COPIED}),
-    "a pass of any versions is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_OF_OTHER_VERSIONS}),
-    "any name of a result is taken": ((collect, "_misnamed", lambda _: ""), {Kind.NAMES_OF_OTHERS, Kind.REGRESSION}),
-    "agents may reuse": ((judge_step, "LOCAL", {"pr"}), {Kind.REUSED_BY_AGENT}),
+    "exit 0 is enough": (forgiving(ended_well), {FaultKind.NO_EVIDENCE}),
+    "exit 0 is enough, skips or not": (forgiving(ended_well), {FaultKind.ALL_SKIPPED}),
+    "flaky is a pass": (forgiving(lambda step, _: step.ruling is Ruling.FLAKY), {FaultKind.FLAKY}),
+    "quarantine never ends": (with_quarantine(added=TODAY, expires=TODAY + WEEK), {FaultKind.QUARANTINE_EXPIRED}),
+    "quarantine holds everywhere": (with_quarantine(devices=()), {FaultKind.QUARANTINED_ELSEWHERE}),
+    "nobody need approve": ((verdict, "judge", approved_by_anybody), {FaultKind.LOOSENED}),
+    "a pass stands whatever changed": ((reuse, "key_of", over_any_files), {FaultKind.EVIDENCE_STALE}),
+    "nobody looks whether a pass is whole": ((reuse, "parse", without_looking), {FaultKind.EVIDENCE_EDITED}),
+    "a pass of any machine is as good": ((reuse, "key_of", on_any_machine), {FaultKind.EVIDENCE_COPIED}),
+    "a pass of any versions is as good": ((reuse, "key_of", on_any_machine), {FaultKind.EVIDENCE_OF_OTHER_VERSIONS}),
+    "any name of a result is taken": (
+        (collect, "_misnamed", lambda _: ""),
+        {FaultKind.NAMES_OF_OTHERS, FaultKind.REGRESSION},
+    ),
+    "agents may reuse": ((judge_step, "LOCAL", {"pr"}), {FaultKind.REUSED_BY_AGENT}),
 }
 
 
@@ -199,12 +205,12 @@ def test_a_table_without_the_minimum_is_seen(monkeypatch):
     fewer = tuple(rule for rule in outcome.RULES if rule.name != "fewer checks than the step promises")
     assert len(fewer) == len(outcome.RULES) - 1
     monkeypatch.setattr(outcome, "RULES", fewer)
-    assert false_passes({Kind.BELOW_MINIMUM}) > 0
+    assert false_passes({FaultKind.BELOW_MINIMUM}) > 0
 
 
 WITHOUT_A_RULE = {
-    "a check did not run, without a true excuse": Kind.SKIPPED_TEST,
-    "a check ran without what it is declared to need": Kind.RAN_WITHOUT,
+    "a check did not run, without a true excuse": FaultKind.SKIPPED_TEST,
+    "a check ran without what it is declared to need": FaultKind.RAN_WITHOUT,
 }
 
 
@@ -218,11 +224,11 @@ def test_a_table_that_takes_every_excuse_is_seen(rule, monkeypatch):
 
 def test_a_judge_who_believes_a_record_about_its_device_is_seen(monkeypatch):
     monkeypatch.setattr(judge_step, "not_lacking", lambda _: frozenset())
-    assert false_passes({Kind.SKIPPED_TEST}) > 0
+    assert false_passes({FaultKind.SKIPPED_TEST}) > 0
 
 
 def test_what_a_machine_cannot_run_holds_nothing_up():
-    campaign = Campaign(ROOT, 16, "tests", rate=1.0, kinds=frozenset({Kind.CANNOT_RUN})).run()
+    campaign = Campaign(ROOT, 16, "tests", rate=1.0, kinds=frozenset({FaultKind.CANNOT_RUN})).run()
     assert not any(campaign.problems.values())
 
 
@@ -242,7 +248,8 @@ def believed(source, target, **_):
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"), [(Kind.HOLES, (collect, "_take", linked)), (Kind.MANY_FILES, (job, "collect", believed))]
+    ("kind", "place"),
+    [(FaultKind.HOLES, (collect, "_take", linked)), (FaultKind.MANY_FILES, (job, "collect", believed))],
 )
 def test_an_agent_without_a_budget_for_what_a_container_leaves_is_seen(kind, place, monkeypatch):
     """What is uploaded without end never arrives, and a build that deserves to pass does not."""
@@ -252,6 +259,6 @@ def test_an_agent_without_a_budget_for_what_a_container_leaves_is_seen(kind, pla
 
 
 def test_a_flow_that_waits_for_nobody_is_seen(monkeypatch):
-    assert false_passes({Kind.LATE}) == 0
+    assert false_passes({FaultKind.LATE}) == 0
     monkeypatch.setattr(Build, "download", lambda build, _: download(build, NEVER))
-    assert false_passes({Kind.LATE}) > 0
+    assert false_passes({FaultKind.LATE}) > 0

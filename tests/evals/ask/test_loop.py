@@ -5,11 +5,11 @@ import pytest
 
 from hileval.ask.evaluation import IdentityMismatchError
 from hileval.ask.loop import Heading, Journal, ask_until_decided, code_fingerprint
-from hileval.gates.rule import Rule
+from hileval.gates.rule import GateRule
 from hilgate.errors import NothingSelectedError
 
 N = 200
-RULE = Rule(
+RULE = GateRule(
     questions=N,
     seed=1,
     look_every=25,

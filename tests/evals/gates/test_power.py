@@ -7,7 +7,7 @@ import pytest
 from hileval.gates import statistics
 from hileval.gates.declare import load_gates
 from hileval.gates.power import STRESS, Noise, simulate, smallest_drop
-from hileval.gates.rule import Rule
+from hileval.gates.rule import GateRule
 from hilgate.errors import MisuseError
 
 N = 1319
@@ -22,7 +22,7 @@ def test_a_drop_of_two_points_is_within_reach_of_the_whole_set_up_to_3_percent_n
 
 @pytest.mark.parametrize(("n", "d"), [(500, 0.04), (N, 0.02)])
 def test_simulated_power_agrees_with_the_closed_form(n, d):
-    rule = Rule(alpha=0.01, margin=0.02, beta=0.01, unresolved="block")
+    rule = GateRule(alpha=0.01, margin=0.02, beta=0.01, unresolved="block")
     drop = smallest_drop(n, 5, 1, d, 0.01, 0.9)
     seen = simulate(rule, n, Noise(accuracy=0.85, d=d), drop=drop, base_runs=5, replays=300, seed=1)
     assert seen.failed == pytest.approx(0.9, abs=0.06)

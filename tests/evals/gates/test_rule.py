@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from hileval.gates.rule import Rule, State, first_runs, order, shared, stand
+from hileval.gates.rule import GateRule, RuleState, first_runs, order, shared, stand
 
-PRE_MERGE = Rule(
+PRE_MERGE = GateRule(
     questions=250,
     seed=3,
     look_every=25,
@@ -19,7 +19,7 @@ PRE_MERGE = Rule(
     extensions=1,
     unresolved="flag",
 )
-RELEASE = Rule(
+RELEASE = GateRule(
     alpha=0.01, margin=0.02, beta=0.01, baseline_runs=5, extensions=2, noisy_d=0.05, noisy_runs=3, unresolved="block"
 )
 
@@ -52,7 +52,7 @@ def test_order_is_a_seeded_draw_without_repetition():
 def test_an_unchanged_deterministic_model_passes_after_75_questions():
     base = np.ones((5, 250), dtype=bool)
     standings = [stand(PRE_MERGE, base, [sure(n)]) for n in (25, 50, 75)]
-    assert [s.state for s in standings] == [State.ASK_MORE, State.ASK_MORE, State.PASS]
+    assert [s.state for s in standings] == [RuleState.ASK_MORE, RuleState.ASK_MORE, RuleState.PASS]
     assert standings[-1].high < 0.05
     late = sure(250)
     late[100:] = False
@@ -61,7 +61,7 @@ def test_an_unchanged_deterministic_model_passes_after_75_questions():
 
 def test_a_wreck_fails_at_the_first_look():
     found = stand(PRE_MERGE, np.ones((5, 250), dtype=bool), [sure(50, wrong=30)])
-    assert (found.state, found.n) == (State.FAIL, 50)
+    assert (found.state, found.n) == (RuleState.FAIL, 50)
     assert found.drop == pytest.approx(0.6)
 
 
@@ -72,11 +72,11 @@ def test_undecided_after_all_questions_asks_for_another_run_and_then_is_unresolv
     lossy = base[0].copy()
     lossy[np.flatnonzero(lossy)[-7:]] = False
     first = stand(PRE_MERGE, base, [lossy])
-    assert first.state is State.RUN_AGAIN
-    assert stand(PRE_MERGE, base, [lossy, lossy[:100]]).state is State.ASK_MORE
+    assert first.state is RuleState.RUN_AGAIN
+    assert stand(PRE_MERGE, base, [lossy, lossy[:100]]).state is RuleState.ASK_MORE
     again = stand(PRE_MERGE, base, [lossy, lossy])
     assert again.new_runs == 2
-    assert again.state in {State.FAIL, State.UNRESOLVED}
+    assert again.state in {RuleState.FAIL, RuleState.UNRESOLVED}
     assert again.p_value < first.p_value
 
 
@@ -85,10 +85,10 @@ def test_a_noisy_baseline_starts_with_three_runs():
     noisy = np.array([toss(rng, np.full(400, 0.8)) for _ in range(5)])
     quiet = np.ones((5, 400), dtype=bool)
     assert (first_runs(RELEASE, noisy), first_runs(RELEASE, quiet)) == (3, 1)
-    assert stand(RELEASE, noisy, [noisy[0]]).state is State.ASK_MORE
-    assert stand(RELEASE, noisy, [noisy[0], noisy[1], noisy[2]]).state is not State.ASK_MORE
+    assert stand(RELEASE, noisy, [noisy[0]]).state is RuleState.ASK_MORE
+    assert stand(RELEASE, noisy, [noisy[0], noisy[1], noisy[2]]).state is not RuleState.ASK_MORE
     wreck = toss(rng, np.full(400, 0.4))
-    assert stand(RELEASE, noisy, [wreck]).state is State.FAIL, "a wreck costs one run"
+    assert stand(RELEASE, noisy, [wreck]).state is RuleState.FAIL, "a wreck costs one run"
 
 
 def test_gates_that_decide_together_share_alpha():
@@ -114,4 +114,4 @@ def test_gates_that_decide_together_share_alpha():
 )
 def test_refuses_a_rule_that_makes_no_sense(changes, message):
     with pytest.raises(ValidationError, match=message):
-        Rule(**(PRE_MERGE.model_dump() | changes))
+        GateRule(**(PRE_MERGE.model_dump() | changes))
