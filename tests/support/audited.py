@@ -19,6 +19,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from support.nops import kept_for_nothing
+
 from amdgcn.errors import UnknownInstructionError, UnreadableTextError
 from amdgcn.launch import ARCHES
 from amdgcn.text import parse
@@ -32,7 +34,6 @@ from pagedkv.audit.isolation import run_isolated
 from pagedkv.audit.machine import LDS_GRANULES
 from pagedkv.audit.objects import ObjectStore, object_key
 from pagedkv.audit.runner import make_plan
-from support.nops import kept_for_nothing
 
 
 def check(text: str) -> tuple[int, str]:

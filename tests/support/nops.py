@@ -27,7 +27,9 @@ def kept_for_nothing(program: Program, most: int | None = None) -> list[str]:
                 continue
             seen += 1
             behind = instructions[place + 1 :] or program.blocks[block + 1].instructions
-            if not is_demanded(program, entries, set(hazards), block, one.index) and not reason(instructions[:place], behind):
+            if not is_demanded(program, entries, set(hazards), block, one.index) and not reason(
+                instructions[:place], behind
+            ):
                 found.append(f"{program.name}: {one} before {' '.join(behind[0].text.split())}")
     return found
 
