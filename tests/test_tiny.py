@@ -71,7 +71,7 @@ if INTERPRETED:  # elsewhere nothing is replaced
 
     def test_what_the_interpreter_leaves_out_changes_no_bit():
         """Triton's own interpreter, in a process of its own, answers the same; what it refuses is refused."""
-        as_it_comes = "from pagedkv import interpreter; interpreter.hasten = lambda: None; "
+        as_it_comes = "from pagedkv import interpreter; interpreter.speed_up = lambda: None; "
         program = f"import sys; sys.path.append('tests'); {as_it_comes}import test_tiny; print(test_tiny.digest())"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == digest()

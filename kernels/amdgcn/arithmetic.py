@@ -217,12 +217,13 @@ def minimum(a: Array, b: Array) -> Array:
 
 def _extreme(a: Array, b: Array, choose: np.ufunc, of_equal: np.ufunc) -> Array:
     a, b = np.broadcast_arrays(a, b)
-    kind, quiet = (U, U(0x400000)) if a.dtype == F else (W16, W16(0x200))
+    kind: Any = U if a.dtype == F else W16
+    quiet: Any = kind(0x400000 if kind is U else 0x200)
     p, q = np.ascontiguousarray(a).view(kind), np.ascontiguousarray(b).view(kind)
     found = np.where(a == b, of_equal(p, q), choose(a, b).view(kind))  # equal ones differ by the sign of a zero at most
     found = np.where(np.isnan(a), q, found)
     for each, bits in ((b, q), (a, p)):
-        signalling = (each != each) & ((bits & quiet) == 0)
+        signalling = np.isnan(each) & ((bits & quiet) == 0)
         if signalling.any():
             found = np.where(signalling, bits | quiet, found)
     return found.view(a.dtype)

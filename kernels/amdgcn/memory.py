@@ -161,7 +161,7 @@ class Sharing:
 def own_steps(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[tuple[tuple[int, int], ...], int]:
     """Axes above the innermost dense run, and that run's bytes.
 
-    Axes that overlap (a sliding window of one buffer) cannot be told apart by dividing; then every byte between first
+    Axes that overlap (a sliding window of one buffer) cannot be separated by division; then every byte between first
     and last counts as the tensor's.
     """
     axes = sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1 and stride > 0)

@@ -184,7 +184,8 @@ class _Modifiers(dict[str, str]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """As of a dictionary."""
-        return self[name] if name in self else default
+        self.asked.add(name)
+        return super().get(name, default)
 
     def unread(self) -> list[str]:
         """Those that nobody has asked for and that might change a value."""
@@ -702,7 +703,7 @@ class _Writer:
         return [
             *before,
             f"r = np.broadcast_to({a}, (n, 64)).astype(Q) {sign} {b}{taken}; c = high(r) != 0",
-            f"V[{target.register}] = merge({lanes}, low(r), V[{target.register}]); "
+            f"V[{target.register}] = merge({lanes}, low(r), V[{target.register}])",
             f"g.set_mask({mask.register}, c, {lanes})",
         ]
 
@@ -727,11 +728,11 @@ class _Writer:
         if one.mnemonic == "v_pk_mov_b32":
             if any(map(any, negated)):
                 raise UnknownInstructionError(one.text, "a sign modifier")
-            words = (
+            moved = (
                 self._literal(each.value, "u") if each.kind == "literal" else self._register(each, lower[k])
                 for k, each in enumerate(sources)
             )
-            parts = (f"np.broadcast_to({word}, (n, 64))" for word in words)
+            parts = (f"np.broadcast_to({word}, (n, 64))" for word in moved)
             return [f"p, r = {', '.join(parts)}", self._put_two(target, "p", "r")]
         if found := re.fullmatch(r"v_pk_(mul|add|fma)_f32", one.mnemonic):
             form = {"mul": "{} * {}", "add": "{} + {}", "fma": "fma({}, {}, {})"}[found[1]]

@@ -22,7 +22,7 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 
 
 if INTERPRETED:
-    interpreter.hasten()
+    interpreter.speed_up()
 
 
 def current(tensor: torch.Tensor | None = None) -> Arch:

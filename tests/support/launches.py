@@ -204,4 +204,4 @@ FIGURES = {
 }
 """Kernel, and what of it -> its launches."""
 CASES = {name: cases for name, cases in FIGURES.items() if "," not in name}
-"""What `amdgcn.mutants` changes."""
+"""What `support.mutants` changes."""

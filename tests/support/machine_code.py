@@ -63,7 +63,7 @@ NO_COVER = {
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 KNOWN = ROOT / ".triton/.launches"
-"""Launches of earlier runs locally, by content."""
+"""Launches of earlier local runs, by content."""
 SESSION = pytest.StashKey()
 """The `amdgcn.launch.Session` of a test."""
 

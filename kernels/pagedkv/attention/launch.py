@@ -264,7 +264,7 @@ def choose(
 
 
 def options(arch: Arch, launch: AttentionLaunch, *, decode: bool, head_size: int, element_bytes: int) -> dict[str, int]:
-    """Return what the AMD compiler is told beyond waves and stages; nothing on other devices.
+    """Return the options of the AMD compiler beyond waves and stages; none on other devices.
 
     MFMA of 16 rows whatever the tile: of 64 rows those of 32 make two blocks for four waves, which compute Q.K twice.
     With registers bounded to those of two waves a SIMD products stay out of accumulation registers, to which and from

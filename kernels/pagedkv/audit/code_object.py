@@ -7,7 +7,7 @@ The figures are in a MessagePack note (AMDGPUUsage, "Code Object V3 and Above Me
 
 Counts of the text are static: an instruction in a loop counts once. That is enough to tell a kernel that reads the KV
 cache in 16-byte pieces from one that reads it two bytes at a time, and it is all that can be said without running it.
-Loops are told by their backward branches; what a turn of one issues beside its matrix instructions is what it costs.
+A backward branch marks a loop; what a turn of one issues beside its matrix instructions is what it costs.
 """
 
 from __future__ import annotations

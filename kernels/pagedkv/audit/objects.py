@@ -48,7 +48,7 @@ class _Reads(DependenciesFinder):  # type: ignore[misc]
 
 @functools.cache
 def source_key(function: JITCallable) -> str:
-    """What a Triton function is made of, with its place: figures of loads are told by file and line."""
+    """What a Triton function is made of, with its place: figures of loads name the file and the line."""
     scope = inspect.getclosurevars(function.fn).nonlocals
     reads = _Reads(function.fn.__qualname__, function.__globals__, scope, function.src)
     reads.visit(function.parse())

@@ -188,16 +188,20 @@ def _gather(configuration: Configuration, batch: Batch) -> Callable[[], object]:
     )
 
 
-def mla_batch(dtype: torch.dtype, num_heads: int, *, block_size: int = 16, query_len: int = 1) -> Batch:
+def mla_batch(
+    dtype: torch.dtype, num_heads: int, *, block_size: int = 16, query_len: int = 1, big: bool = True
+) -> Batch:
     """A step of MLA decode, whose one KV head is latent and rope together."""
     size = MLA_LATENT + MLA_ROPE
-    return Batch(dtype, size, num_heads=num_heads, num_kv_heads=1, block_size=block_size, query_len=query_len)
+    shape = {"num_heads": num_heads, "num_kv_heads": 1, "block_size": block_size, "query_len": query_len}
+    return Batch(dtype, size, **shape, big=big)
 
 
 def mla_name(batch: Batch, quantised: str | None = None) -> str:
     """Name of a case of MLA decode."""
     special = f"-q{batch.query_len}" if batch.query_len > 1 else ""
     special += f"-{quantised}" if quantised else ""
+    special += "" if batch.big else "-small"
     return f"mla-{batch.dtype_name}-h{batch.num_heads}-d{MLA_LATENT}+{MLA_ROPE}-bs{batch.block_size}{special}"
 
 
@@ -212,6 +216,10 @@ def _mla_cases() -> list[Case]:
         _mla(mla_batch(torch.bfloat16, 128, query_len=2, block_size=64)),
         _mla(mla_batch(torch.bfloat16, 16), "e4m3fnuz"),
         _mla(mla_batch(torch.bfloat16, 128), "e4m3fn"),
+        # Below 2 GiB, 1.86 million tokens of a layer: what most servers run.
+        _mla(mla_batch(torch.bfloat16, 16, big=False)),
+        _mla(mla_batch(torch.bfloat16, 128, big=False)),
+        _mla(mla_batch(torch.bfloat16, 128, block_size=64, big=False)),
     ]
 
 

@@ -99,7 +99,7 @@ class Batch:
         return torch.arange(self.num_seqs + 1, dtype=torch.int32) * self.query_len
 
     def sequences(self) -> dict[str, Any]:
-        """What attention is told of them, by the names of our launchers."""
+        """Arguments of attention that describe them, by the names of our launchers."""
         return {
             "block_table": self.block_table,
             "seq_lens": self.seq_lens,

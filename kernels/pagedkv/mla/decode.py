@@ -18,7 +18,7 @@ from pagedkv.mla.kernel import mla_decode_kernel, mla_reduce_kernel
 from pagedkv.mla.launch import MlaShape, choose, options
 from pagedkv.mla.schedule import check, sizes
 from pagedkv.mla.tables import allocate, fill
-from pagedkv.prepared import Launch, call, look
+from pagedkv.prepared import TWO_GIB, Launch, call, look
 from pagedkv.strides import alignment
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def mla_decode(
             block_table.stride()[:1],
         )
         merge_numbers = (out.stride()[:2], lse_strides)
+        wide = launch.rows > 16 and tuning(arch.name).mla.wide_addresses
 
         def run(
             tables: Tables | None,
@@ -182,7 +183,8 @@ def mla_decode(
             step = (seq_lens, query_start_loc)
             with on(query):
                 works = (tables.works, tables.work_indptr, block_table)
-                attend(query, cache, cache_scale, out, lse, partial, sums, *works, *step, *numbers)
+                rows = _of_any_size(cache) if wide and not attend.compiled else cache
+                attend(query, rows, cache_scale, out, lse, partial, sums, *works, *step, *numbers)
                 merge(partial, sums, out, lse, tables.reduce_indptr, *step, *merge_numbers)
 
         return run, (attend, merge)
@@ -190,3 +192,10 @@ def mla_decode(
     tensors = (query, cache, out, block_table, seq_lens, query_start_loc, lse, cache_scale)
     given = (tables and tables.look, max_query_len, scale, cache_format, programs)
     call(None if debug else ("mla", *map(look, tensors), *given), prepare, tables, *tensors)
+
+
+def _of_any_size(tensor: Tensor) -> Tensor:
+    """Return the tensor as one that Triton for AMD compiles for as if it were above 2 GiB."""
+    alias = tensor.detach()
+    vars(alias)["ptr_range"] = lambda: TWO_GIB  # Triton asks this before it asks the storage
+    return alias

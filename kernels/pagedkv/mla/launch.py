@@ -162,7 +162,7 @@ def choose(arch: Arch, shape: MlaShape) -> MlaLaunch:
 
 
 def options(arch: Arch, launch: MlaLaunch) -> dict[str, int]:
-    """Return what the AMD compiler is told beyond waves and stages; nothing on other devices.
+    """Return the options of the AMD compiler beyond waves and stages; none on other devices.
 
     MFMA of 16 rows whatever the tile, and the waves of a SIMD (a compute unit has 4): without them Triton 3.6 takes 272
     to 288 registers on gfx942 where 240 do, and one program a unit fewer runs.

@@ -75,7 +75,7 @@ SETTINGS: dict[str, Callable[[], object]] = {
 
 
 def check() -> None:
-    """Read every setting, so that a wrong one is told when vLLM loads the plugin, before it makes a layer.
+    """Read every setting, so that a wrong one is reported when vLLM loads the plugin, before it makes a layer.
 
     Raises:
         SettingError: Of the first that means nothing.

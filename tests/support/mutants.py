@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutation testing of machine code: seeded changes of one instruction, and how many of them are noticed, by class.
 
-    TRITON_INTERPRET=0 python -m amdgcn.mutants support.launches --arch gfx942 --count 200
+    TRITON_INTERPRET=0 PYTHONPATH=tests python -m support.mutants support.launches --arch gfx942 --count 200
 
 A module names its launches in `CASES`: kernel -> functions without arguments that launch it on CPU tensors and say what
 is wrong with the result (nothing: it is right). All launches of a kernel have the same machine code and other data. A
@@ -24,19 +24,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from . import machine
-from .errors import LaunchError, ProgramFault, UnknownInstructionError, UnreadableTextError
-from .launch import ARCHES, amdgcn
-from .text import parse
-from .translate import Probe, translate
-from .wait_states import check_wait_states
-from .waits import check_waits
+from amdgcn import machine
+from amdgcn.errors import LaunchError, ProgramFault, UnknownInstructionError, UnreadableTextError
+from amdgcn.launch import ARCHES, amdgcn
+from amdgcn.text import parse
+from amdgcn.translate import Probe, translate
+from amdgcn.wait_states import check_wait_states
+from amdgcn.waits import check_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .text import Instruction, Program
-    from .translate import Translated
+    from amdgcn.text import Instruction, Program
+    from amdgcn.translate import Translated
 
     Case = Callable[[], str]
 
@@ -179,7 +179,7 @@ def _noticed(arch: str, kernel: str, text: str, mutated: str, cases: Sequence[Ca
 
 def main(arguments: list[str] | None = None) -> int:
     """Print rates by class and the survivors; exit status 1 where a class is below its share."""
-    parser = argparse.ArgumentParser(prog="amdgcn.mutants", description="Are changes of machine code noticed?")
+    parser = argparse.ArgumentParser(prog="support.mutants", description="Are changes of machine code noticed?")
     parser.add_argument("module", help="that has CASES, e.g. support.launches")
     parser.add_argument("--arch", choices=sorted(ARCHES), default="gfx942")
     parser.add_argument("--count", type=int, default=200, help="changes of each kernel")
