@@ -940,6 +940,7 @@ class Verdict(StrictModel):
     images: dict[Key, str] = Field(default_factory=dict)
     """Image -> digest, as built."""
     loosened: tuple[ProtectedChange, ...] = ()
+    """The protected changes of the plan."""
     approved_by: str = ""
     """Who approved the protected changes; empty when there are none or nobody has."""
     notes: tuple[str, ...] = ()

@@ -192,7 +192,7 @@ def admit(env: Mapping[str, str], temporary: Path) -> int:
         save(env, known)
     except OSError as error:
         problems = problems or [f"what this agent remembers cannot be written: {error.strerror} ({path(env)})"]
-    facts.write_agent(env, known, env.get(health.QUEUE, ""))
+    write_agent(env, known, env.get(health.QUEUE, ""))
     if not problems:
         return int(Exit.PASS)
     sys.stdout.write("".join(f"refused: {problem}\n" for problem in problems))
@@ -223,7 +223,22 @@ def ended(env: Mapping[str, str]) -> int:
         save(env, known)
     except OSError as error:
         sys.stdout.write(f"how this job ended cannot be noted: {error.strerror} ({path(env)})\n")
-    facts.write_agent(env, known, env.get(health.QUEUE, ""))
+    write_agent(env, known, env.get(health.QUEUE, ""))
     if why:
         pause.take_out([why], env, PAUSE_MINUTES)
     return int(Exit.PASS)
+
+
+def write_agent(env: Mapping[str, str], known: Endings, queue: str) -> None:
+    """Write what an agent knows of itself as metrics of the node exporter."""
+    agent = env.get("BUILDKITE_AGENT_NAME", "")
+    of = {"agent": agent, "queue": queue}
+    samples: list[facts.Sample] = [("hilgate_node_fit", of, float(not known.unfit))]
+    samples += [("hilgate_node_unfit_info", {**of, "why": problem}, 1.0) for problem in dict.fromkeys(known.unfit)]
+    samples += [
+        ("hilgate_jobs_total", {**of, "ending": kind}, float(count)) for kind, count in sorted(known.jobs.items())
+    ]
+    samples.append(("hilgate_job_retries_total", of, float(known.retries)))
+    samples.append(("hilgate_fast_endings", of, float(known.row)))
+    samples.append(("hilgate_last_job_timestamp_seconds", of, time.time()))
+    facts.write(env, agent, samples)

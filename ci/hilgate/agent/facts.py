@@ -20,7 +20,6 @@ from hilgate.agent import host
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hilgate.agent.endings import Endings
 
 FOLDER = "HILGATE_TEXTFILE"
 """Of the agent: the exporter's folder of text files."""
@@ -78,21 +77,6 @@ def write(env: Mapping[str, str], name: str, samples: Iterable[Sample]) -> None:
         path.chmod(0o644)  # the exporter is another user
     except OSError as error:
         sys.stderr.write(f"note: {path} cannot be written: {error.strerror}\n")
-
-
-def write_agent(env: Mapping[str, str], known: Endings, queue: str) -> None:
-    """What an agent knows of itself."""
-    agent = env.get("BUILDKITE_AGENT_NAME", "")
-    of = {"agent": agent, "queue": queue}
-    samples: list[Sample] = [("hilgate_node_fit", of, float(not known.unfit))]
-    samples += [("hilgate_node_unfit_info", {**of, "why": problem}, 1.0) for problem in dict.fromkeys(known.unfit)]
-    samples += [
-        ("hilgate_jobs_total", {**of, "ending": kind}, float(count)) for kind, count in sorted(known.jobs.items())
-    ]
-    samples.append(("hilgate_job_retries_total", of, float(known.retries)))
-    samples.append(("hilgate_fast_endings", of, float(known.row)))
-    samples.append(("hilgate_last_job_timestamp_seconds", of, time.time()))
-    write(env, agent, samples)
 
 
 def write_host(

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import declared, endings, facts, gpus, health, host, kernel_log, pause, reap, services, upload
+from hilgate.agent import declared, endings, gpus, health, host, kernel_log, pause, reap, services, upload
 from hilgate.errors import DeclarationError, Exit, HilgateError, ending
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _remember(env: Mapping[str, str], queue: str, problems: Sequence[str]) -> No
     known.unfit, known.reported = list(problems), bool(problems)
     with contextlib.suppress(OSError):
         endings.save(env, known)
-    facts.write_agent(env, known, queue)
+    endings.write_agent(env, known, queue)
 
 
 def started(process: int) -> int:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 from hilgate.agent import declared, trust
 from hilgate.declare import globs
 from hilgate.errors import DeclarationError
-from hilgate.model import BUILDKITE_KEY, CPU, RESERVED_KEYS, Image, Project, planned_key
+from hilgate.model import BUILDKITE_KEY, CPU, RESERVED_KEYS, Project, planned_key
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hilgate.declare.imports import Packages
-    from hilgate.declare.load import Declarations
     from hilgate.declare.yaml import Document, Loc
     from hilgate.model import Agents, Area, Key, Profile, Step
 
@@ -122,28 +121,6 @@ def _check_places(document: Document[Area], at: Loc, step: Step, agents: Agents)
         elif device != CPU and queue.gpus < step.gpus:
             what = f"queue {name!r} has {queue.gpus} GPUs and the step needs {step.gpus}"
             document.blame(loc, what, "name a larger queue")
-
-
-def check_tools(areas: Sequence[Document[Area]], declarations: Declarations) -> None:
-    """What a step asks for by `tools` is where its jobs on agents run: in its image, or on the hosts of its queue."""
-    for document in areas:
-        for index, step in enumerate(document.value.steps if document.value else ()):
-            for device in step.devices:
-                queue, image = declarations.queue_for(step, device), declarations.image_for(step, device)
-                if queue is None:  # no agent offers the device
-                    continue
-                if image is None:
-                    there, place = declarations.agents.queues[queue].tools, f"on hosts of {queue!r}"
-                    remedy = f"install it there and name it in queues.{queue}.tools of {declared.AGENTS_FILE}"
-                else:
-                    there, place = (
-                        declarations.project.images.get(image, Image(recipe="")).tools,
-                        f"in the image {image!r}",
-                    )
-                    remedy = f"name a queue without an image, or images.{image}.tools of {declared.PROJECT_FILE}"
-                if missing := [tool for tool in step.tools if tool not in there]:
-                    what = f"on agents it runs {place}, which nobody says to have {', '.join(missing)}"
-                    document.blame(("steps", index, "tools"), what, remedy)
 
 
 def _check_globs(document: Document[Area]) -> None:

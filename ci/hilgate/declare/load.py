@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from hilgate.agent.declared import AGENTS_FILE, PROJECT_FILE
 from hilgate.declare import imports
-from hilgate.declare.check import check, check_project, check_queues, check_tools
+from hilgate.declare.check import check, check_project, check_queues
 from hilgate.declare.yaml import Document, Mistake, parse, read
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.git import files_at, names_at
-from hilgate.model import CPU, Agents, Area, Key, Project, Step, planned_key
+from hilgate.model import CPU, Agents, Area, Image, Key, Project, Step, planned_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -229,7 +229,29 @@ def load(root: Path) -> Declarations:
     declarations = Declarations(
         tuple(document.value for document in areas if document.value), agents.value, project.value
     )
-    check_tools(areas, declarations)  # where a step runs is known once everything else is right
+    _check_tools(areas, declarations)  # where a step runs is known once everything else is right
     if mistakes := [mistake for document in areas for mistake in document.mistakes]:
         raise InvalidDeclarationsError(mistakes)
     return declarations
+
+
+def _check_tools(areas: Iterable[Document[Area]], declarations: Declarations) -> None:
+    """What a step asks for by `tools` is where its jobs on agents run: in its image, or on the hosts of its queue."""
+    for document in areas:
+        for index, step in enumerate(document.value.steps if document.value else ()):
+            for device in step.devices:
+                queue, image = declarations.queue_for(step, device), declarations.image_for(step, device)
+                if queue is None:  # no agent offers the device
+                    continue
+                if image is None:
+                    there, place = declarations.agents.queues[queue].tools, f"on hosts of {queue!r}"
+                    remedy = f"install it there and name it in queues.{queue}.tools of {AGENTS_FILE}"
+                else:
+                    there, place = (
+                        declarations.project.images.get(image, Image(recipe="")).tools,
+                        f"in the image {image!r}",
+                    )
+                    remedy = f"name a queue without an image, or images.{image}.tools of {PROJECT_FILE}"
+                if missing := [tool for tool in step.tools if tool not in there]:
+                    what = f"on agents it runs {place}, which nobody says to have {', '.join(missing)}"
+                    document.blame(("steps", index, "tools"), what, remedy)

@@ -170,7 +170,7 @@ def test_after_a_pause_one_more_such_ending_is_enough(node: FakeNode) -> None:
 def test_the_text_file_is_prometheus_text_whatever_a_problem_says(tmp_path: Path) -> None:
     known = Endings(unfit=['GPU "2"\\ has\nfeed', "second"], jobs={"answered": 2}, retries=1, row=1)
     env = {"BUILDKITE_AGENT_NAME": "host-1", facts.FOLDER: str(tmp_path)}
-    facts.write_agent(env, known, "amd-cpu")
+    endings.write_agent(env, known, "amd-cpu")
     (path,) = tmp_path.iterdir()
     assert path.name == "hilgate-host-1.prom"
     lines = path.read_text().splitlines()
@@ -184,6 +184,6 @@ def test_the_text_file_is_prometheus_text_whatever_a_problem_says(tmp_path: Path
 
 def test_a_text_file_that_cannot_be_written_costs_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
-    facts.write_agent({facts.FOLDER: str(tmp_path / "file"), "BUILDKITE_AGENT_NAME": "a"}, Endings(), "q")
+    endings.write_agent({facts.FOLDER: str(tmp_path / "file"), "BUILDKITE_AGENT_NAME": "a"}, Endings(), "q")
     assert "cannot be written" in capsys.readouterr().err
-    facts.write_agent({}, Endings(), "q")
+    endings.write_agent({}, Endings(), "q")
