@@ -109,7 +109,7 @@ class Mla:
     quantised_stages: int = 0
     """Likewise."""
     wide_addresses: int = 0
-    """AMD: 1 addresses a cache below 2 GiB with 64 bits too, where a program has `rows` rows. With the 32 bits of buffer
+    """AMD: 1 addresses a cache below 2 GiB with 64 bits too, where a program has `rows` rows. With 32 bits of buffer
     loads the compiler keeps more in registers than it has, and spills."""
 
 
