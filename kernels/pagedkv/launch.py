@@ -109,8 +109,8 @@ class Mla:
     quantised_stages: int = 0
     """Likewise."""
     wide_addresses: int = 0
-    """AMD: 1 addresses a cache below 2 GiB with 64 bits too, as a larger one. With the 32 bits of buffer loads the
-    compiler keeps more in registers than it has, and spills."""
+    """AMD: 1 addresses a cache below 2 GiB with 64 bits too, where a program has `rows` rows. With 32 bits of buffer
+    loads the compiler keeps more in registers than it has, and spills."""
 
 
 @dataclass(frozen=True)

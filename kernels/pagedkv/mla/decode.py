@@ -159,7 +159,8 @@ def mla_decode(
             block_table.stride()[:1],
         )
         merge_numbers = (out.stride()[:2], lse_strides)
-        wide = launch.rows > 16 and tuning(arch.name).mla.wide_addresses
+        mla = tuning(arch.name).mla
+        wide = launch.rows == mla.rows and mla.wide_addresses  # with fewer rows the registers suffice
 
         def run(
             tables: Tables | None,
