@@ -129,10 +129,10 @@ def sha256_files(*files: Path) -> str:
 def _require_decided(gate: Gate, folder: Path) -> None:
     """A tokenizer with code of its own is replaced by another one, in silence, where that code may not run."""
     try:
-        told = json.loads((folder / "tokenizer_config.json").read_bytes())
+        config = json.loads((folder / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError):
         return  # whoever loads the tokenizer says what is wrong with it
-    if isinstance(told, dict) and "auto_map" in told and "trust_remote_code" not in gate.engine_args:
+    if isinstance(config, dict) and "auto_map" in config and "trust_remote_code" not in gate.engine_args:
         raise TaskError(
             "the model's tokenizer has code of its own, and the gate does not say whether it runs",
             where=gate.model,

@@ -94,8 +94,8 @@ def lost_to_a_fast_failing_agent():
     found = []
     for number in range(runs.builds):
         scenario, faults = runs.drawn(scenarios(), number)
-        deeds = built(scenario, f"tests:{number}", faults).site.ledger.deeds.values()
-        found.append(sum(FAILS_FAST in deed.wrong for tries in deeds for deed in tries))
+        events = built(scenario, f"tests:{number}", faults).site.ledger.events.values()
+        found.append(sum(FAILS_FAST in event.wrong for tries in events for event in tries))
     return found
 
 
