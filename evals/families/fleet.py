@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run families in processes of their own, a few at a time; one that crashes takes no other along."""
+"""Run families in processes of their own, a few at a time; a crash of one ends no other."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Attention:
     pair_tokens: int
     """Likewise where codes are read in pairs."""
     tiles_at_least: int
-    """Tiles, of 32 tokens and more, that the longest sequence shall fill: half of one at the diagonal is lost."""
+    """Least number of tiles (of 32 tokens or more) per sequence: half of the tile at the causal diagonal is wasted."""
     waves: int
     quantised_waves: int
     """Likewise where the cache is quantised: with fewer, each decodes more of a tile and waits less for the others."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who approves protected changes: `hilgate approver` prints the name and address, or says why that is nobody else.
+"""Who approves protected changes: `hilgate approver` prints the name and address, or says why nobody else has approved.
 
 Buildkite names who pressed the button after a block step. That must be somebody else than whoever started the build,
 wrote the commit or has a part in the change. An address that is missing could be anybody's, so it is refused.

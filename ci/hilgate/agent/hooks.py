@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of an agent: is this node fit for a job, and how does the job leave it?
+"""Hooks of an agent: check that the node is fit before a job, and clean up after it.
 
     agent/__main__.py hooks admit         called by ci/hooks/pre-bootstrap, before anything of a job runs
     agent/__main__.py hooks started       called by ci/hooks/pre-command: when the job began

@@ -318,7 +318,7 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
 
 
 def job_id(env: Mapping[str, str]) -> str:
-    """Buildkite's id of this job, by which what it leaves is found; one of its own locally."""
+    """Buildkite's id of this job, by which what it leaves is found; a local run makes an id itself."""
     return env.get("BUILDKITE_JOB_ID") or str(uuid.uuid4())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does what a job needs besides its node answer: Docker's daemon, the registry of images, the git server?
+"""Check that what a job needs besides its node answers: Docker's daemon, the registry of images, the git server.
 
 An idle agent takes the next job at once. One whose Docker is dead would end every job of its queue within seconds, so
 it is asked before each job.

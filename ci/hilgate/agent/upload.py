@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upload what a job found, with more patience than the agent itself has: results are hours of a GPU."""
+"""Upload what a job found, with more retries than the agent itself makes: results cost hours of a GPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold the `minimum` of every pytest step to what pytest collects: `python -m hilgate.checks.floors [--write]`.
+"""Compare the `minimum` of every pytest step with what pytest collects: `python -m hilgate.checks.floors [--write]`.
 
 A step must report every test that pytest collected (`run.evidence`), so a test that is skipped or lost is noticed by
 itself. Tests that are not even collected, because a folder was renamed, only a number can miss: each step's `minimum`

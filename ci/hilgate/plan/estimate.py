@@ -242,9 +242,9 @@ class Estimate:
     each: Mapping[Key, float]
     """Planned key -> minutes."""
     wall: float = 0.0
-    """Locally, from the first start to the last end of what is to run there."""
+    """Minutes of the local run, from the first start to the last end; 0 in plans of agents."""
     cores: int = 0
-    """Locally, how many it fills."""
+    """Cores that the local run fills; 0 in plans of agents."""
 
 
 def size_of(

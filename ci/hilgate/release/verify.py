@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a bundle back and believe none of it: every file accounted for, every digest equal, the verdict derived again.
+"""Verify a bundle: account for every file, compare every digest, and derive the verdict again.
 
 Each check needs what the ones before it found sound; the first that fails is the answer. A clone that has the commit
 says what the bundle cannot say of itself: which steps, lock files and pins the commit declares. Whoever can write a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From recorded results to a verdict and its reports, on whatever is there: a verdict is written in every case."""
+"""Judge recorded results and write the reports. However little was recorded, there is a verdict."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step left behind, as checks; a kind of evidence is one class, and every stage asks it instead of its name.
+"""Read what a step left behind as checks. Each kind of evidence is one class; every stage asks it, never its name.
 
 Evidence is never believed halfway: whatever cannot be read becomes a `problem`, and a step with a problem is not a
 pass. The checks that could be read are kept, because a failure among them stays a failure.

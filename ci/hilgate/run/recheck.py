@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failing tests once more over the same files: to tell a flake from a regression, never to make anything green."""
+"""Run failing tests again over the same files, to tell a flake from a regression. That never makes a step green."""
 
 from __future__ import annotations
 

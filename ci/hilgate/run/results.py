@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of steps: one file per finished step, written whole and renamed, read whole or not believed at all.
+"""Write and read results of steps: one file per finished step, written atomically, refused unless it is complete.
 
 `results.jsonl` of a step holds a `BuildRecord`, the `CheckRecord`s of each attempt before its `StepRecord`, the image
 that it built, reruns of its failing checks, and in the last line a sha256 of all lines before. It guards against

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a build deserves, from what really happened in it. Shares no code with `rules` or `judge`, and reads no record.
+"""What a build deserves, from what really happened in it. Shares no code with the judge, and reads no record.
 
 The jobs of the simulator note here what they do, before anything is damaged, lost or misreported.
 """

@@ -387,7 +387,7 @@ def attention_kernel(
     DEPENDENT: tl.constexpr,  # see merge.follow
     PAIRS: tl.constexpr,  # whether codes are read in pairs; see attend_pairs
     MFMA: tl.constexpr,  # whether this is decode on CDNA; see matched_token
-    KEPT: tl.constexpr,  # whether the query stays as it was loaded, which takes that no scale is negative
+    KEPT: tl.constexpr,  # True if the query is used unmodified (requires every scale >= 0)
 ):
     """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
     follow(DEPENDENT)
