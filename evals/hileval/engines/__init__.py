@@ -21,7 +21,7 @@ BACKEND = "CUSTOM"
 """Our backend's member of vLLM's AttentionBackendEnum; on the CPU platform it replaces the only one."""
 REPORTERS = {"pagedkv": ("pagedkv.vllm_plugin.inspect.WorkerReport", "pagedkv_report")}
 """What vLLM's workers are extended by, to say who served attention, and the method to call: ours counts calls."""
-REPORTER = ("hileval.engines.worker.WorkerReport", "hileval_report")
+REPORTER = ("hileval.engines.worker.EngineWorkerReport", "hileval_report")
 """The same for every other backend: what vLLM itself says, without a package of ours in it."""
 Rows = list[list[dict[int, float]]]
 """Per sequence and place, the likeliest next tokens with their log-probabilities."""
