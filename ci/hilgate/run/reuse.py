@@ -60,6 +60,7 @@ MAY_DIFFER: Final = frozenset(
         "LS_COLORS",
         "MAKEFLAGS",
         "MAKELEVEL",
+        "MAKEOVERRIDES",
         "MAKE_TERMERR",
         "MAKE_TERMOUT",
         "MFLAGS",

@@ -10,6 +10,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -388,3 +390,17 @@ def test_a_module_that_goes_changes_the_key_of_every_step_that_the_planner_selec
     for key in chosen:
         assert reuse.files_digest(bases[key], tree) != reuse.files_digest(now[key], left), key
     assert graph.graph is not None
+
+
+def test_arguments_of_make_are_no_part_of_the_environment(tmp_path):
+    """`make gate ARGS=--all` reuses what `make test` has passed: make itself tells programs of its command line."""
+    root = Path(__file__).parents[3]
+    kept = next(line for line in (root / "Makefile").read_text().splitlines() if line.startswith("unexport"))
+    dump = "import json, os; print(json.dumps(dict(os.environ)))"
+    (tmp_path / "Makefile").write_text(f"{kept}\nall:\n\t@{sys.executable} -c '{dump}'\n")
+    plain, given = (
+        json.loads(subprocess.run(["make", *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
+        for words in ((), ("ARGS=--all",))
+    )
+    assert plain != given
+    assert reuse.variables_of(plain) == reuse.variables_of(given)
