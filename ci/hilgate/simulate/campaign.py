@@ -240,7 +240,7 @@ class Tally:
     """What a campaign found.
 
     Attributes:
-        unseen_failures: Failures of attempts that Buildkite retried, in builds that passed: out of everybody's reach.
+        unseen_failures: Failures outside the quarantine in attempts that Buildkite retried, in builds that passed.
     """
 
     seed: str
@@ -294,8 +294,12 @@ class Tally:
             self.verdicts[finished.verdict.outcome.value] += 1
             self.rulings.update(step.ruling.value for step in finished.verdict.steps)
         if finished.passed:
-            tries = finished.site.ledger.events.values()
-            self.unseen_failures += sum(bool(event.failures()) for events in tries for event in events[:-1])
+            ledger = finished.site.ledger
+            self.unseen_failures += sum(
+                bool(event.failures() - ledger.excused(step, event.failures()))
+                for step in finished.site.plan.steps
+                for event in ledger.events.get(step.key, [])[:-1]
+            )
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,20 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.plans import hilgate
+from support.plans import hilgate, plan, python, step
 
 from hilgate.errors import Exit
 from hilgate.judge import verdict
 from hilgate.model import Outcome
-from hilgate.simulate.campaign import Campaign, Wrong, problems, run_build, shrink
+from hilgate.simulate.campaign import Campaign, Tally, Wrong, problems, run_build, shrink
 from hilgate.simulate.job import DAMAGING, FAILS_FAST, damage
 from hilgate.simulate.scenarios import Fault, FaultKind, draw, possible, scenarios_of
+from hilgate.simulate.truth import Event, Excuse, Ledger, Truth
 
 ROOT = Path(__file__).parents[3]
 _judge = verdict.judge
@@ -240,3 +242,14 @@ def test_wrong_options_are_refused(arguments, words):
     done = simulate(*arguments)
     assert done.returncode == Exit.MISUSE
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(("excuses", "counted"), [((), 1), ((Excuse("t", "a", None, expired=False),), 0)])
+def test_a_failure_that_a_retry_has_hidden_is_counted_unless_it_may_fail(excuses, counted):
+    ledger = Ledger()
+    ledger.excuses.extend(excuses)
+    ledger.events["a-cpu"] = [Event("a-cpu", n, "h", tests={"t": end}) for n, end in enumerate(("failed", "passed"))]
+    site = SimpleNamespace(ledger=ledger, plan=plan(step("a", python("1"))))
+    tally = Tally("1", 0.0)
+    tally.add(SimpleNamespace(passed=True, verdict=None, truth=Truth((), ()), faults=(), site=site))
+    assert tally.unseen_failures == counted
