@@ -25,7 +25,6 @@ QUEUE = "gh-readonly-queue"
 REF, DEFAULT_REF, OWN_REF, QUEUE_REFS = (f"refs/hilgate/{name}" for name in ("base", "default", "own", "queue"))
 RELEASE_BRANCH = re.compile(r"release/[0-9]+(?:\.[0-9]+)*")
 """Branches of patch releases: a release build of one is planned whole, as one of the default branch is."""
-_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def compared(env: Mapping[str, str]) -> BaseComparison:
         found = BaseComparison("release branch", default)
     else:
         found = BaseComparison("branch", default)
-    wrong = default.startswith("-") or (found.kind == "merge queue" and not _COMMIT.fullmatch(found.ref))
+    wrong = default.startswith("-") or (found.kind == "merge queue" and not host.FULL_SHA.fullmatch(found.ref))
     if not found.ref or not default or wrong:
         raise CannotRunHereError(
             f"this build of a {found.kind} does not say what it is compared with",

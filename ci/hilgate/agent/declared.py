@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hilgate.agent.host import FULL_SHA
 from hilgate.errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ REPOSITORY = "HILGATE_REPOSITORY"
 """Of the agent: its own clone of the repository that it serves, which no job writes to. Without it, the one that these
 modules lie in."""
 
-_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _ENTRY = re.compile(r"([\w.-]+):\s*\{([^{}]*)\}")
 _PAIR = re.compile(r"(\w+):\s*([\w.-]+)")
 
@@ -76,7 +76,7 @@ def oldest_base(folder: Path) -> str:
     """
     text = read(folder, OLDEST_BASE_FILE)
     lines = [bare for line in text.splitlines() if (bare := line.partition("#")[0].strip())]
-    if text and not (len(lines) == 1 and _COMMIT.fullmatch(lines[0])):
+    if text and not (len(lines) == 1 and FULL_SHA.fullmatch(lines[0])):
         raise DeclarationError(
             "names no commit", where=str(folder / OLDEST_BASE_FILE), remedy="write one full sha, and comments after '#'"
         )

@@ -129,16 +129,19 @@ def load(env: Mapping[str, str]) -> Endings:
     try:
         known = json.loads(path(env).read_text(encoding="utf-8"))
         found = Endings(**{one.name: known[one.name] for one in fields(Endings)})
-        typed = (
-            found.job + "",
-            found.began + 0.0,
-            found.row + found.retries,
-            "".join([*found.why, *found.unfit]),
-            sum(found.jobs.values()),
-        )
     except (OSError, ValueError, KeyError, TypeError):
         return Endings()
-    return found if typed else Endings()
+    return found if _is_whole(found) else Endings()
+
+
+def _is_whole(found: Endings) -> bool:
+    """Whether every value of a note is of its type; JSON may hold any."""
+    if not (isinstance(found.why, list) and isinstance(found.unfit, list) and isinstance(found.jobs, dict)):
+        return False
+    texts, numbers = (found.job, *found.why, *found.unfit), (found.began, found.row, found.retries)
+    return all(isinstance(text, str) for text in texts) and all(
+        isinstance(number, int | float) for number in (*numbers, *found.jobs.values())
+    )
 
 
 def save(env: Mapping[str, str], known: Endings) -> None:

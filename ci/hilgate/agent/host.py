@@ -43,6 +43,9 @@ REAP_SECONDS = 3.0
 MAX_OUTPUT_BYTES = 8 * 2**20
 """Of one stream; amd-smi prints about 3 KiB for a GPU, and a whole kernel log is at most a few MiB."""
 
+FULL_SHA = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+"""Of a commit, in a repository of SHA-1 or of SHA-256."""
+
 GIT_SECONDS = 600.0
 DOCKER_SECONDS = 30.0
 

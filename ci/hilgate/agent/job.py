@@ -44,7 +44,6 @@ DISPOSABLE = "HILGATE_DISPOSABLE"
 FROM_BUILD = "HILGATE_IMAGE_FROM_BUILD"
 """Of a rerun: the build whose images are used, where this one builds none."""
 
-_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _FOLDER = re.compile(r"\.|\w[\w.-]*(?:/\w[\w.-]*)*/?")
@@ -95,7 +94,7 @@ def read_plan(path: Path, key: str) -> PlannedJob:
         providers = [name for name, other in steps.items() if image and other["step"].get("provides") == image]
         return PlannedJob(
             key=host.expect_text(key, "its key", container.KEY),
-            commit=host.expect_text(plan["commit"], "commit", _COMMIT),
+            commit=host.expect_text(plan["commit"], "commit", host.FULL_SHA),
             fork=_flag(plan.get("fork", False), "fork"),
             image=host.expect_text(image, "image", container.KEY) if image else "",
             content=host.expect_text(plan["images"][image], f"the content of {image}", _SHA256) if image else "",

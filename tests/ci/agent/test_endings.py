@@ -113,6 +113,8 @@ DAMAGE = [
     json.dumps({**vars(Endings()), "why": [1]}),
     json.dumps({**vars(Endings()), "row": "3"}),
     json.dumps({**vars(Endings()), "jobs": {"a": "b"}}),
+    json.dumps({**vars(Endings()), "jobs": ["a"]}),
+    json.dumps({**vars(Endings()), "why": "a"}),
 ]
 
 

@@ -10,11 +10,11 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support.agent import BUILDER, CPU, DIGEST, KEY, SECRET, topology
+from support.plans import wait_for
 
 from hilgate.agent import collect, container, gpus, job
 
@@ -229,9 +229,7 @@ def test_a_signal_stops_the_container_and_keeps_its_results(agent, number):
     words = [sys.executable, "-m", "hilgate.agent.job", KEY, *where]
     env = {**agent.env, "PYTHONPATH": "ci", "TMPDIR": str(agent.bin.parent)}
     with subprocess.Popen(words, cwd=agent.checkout, env=env, stderr=subprocess.PIPE, text=True) as child:
-        deadline = time.monotonic() + 60
-        while not (agent.bin / "started").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for((agent.bin / "started").exists, 60)
         child.send_signal(number)
         assert child.wait(60) == 130
         assert f"ended: {number.name}" in child.stderr.read()
