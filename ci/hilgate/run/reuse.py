@@ -36,7 +36,7 @@ from hilgate.run.results import Attempt
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from hilgate.model import Plan, PlannedStep, Step
     from hilgate.plan.machine import Machine
@@ -213,15 +213,16 @@ class Store:
     def key(self, step: PlannedStep, env: Mapping[str, str]) -> str:
         """What a pass or a failure of a step in this environment holds for."""
         path = [Path(part) for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
-        installed = {str(folder): self._importable(folder) for folder in (*path, *own_path())}
-        parts = {"machine": self._here.machine, "installed": installed, "variables": variables_of(env)}
-        return key_of(identity(step, self._plan), self._here.digest(step.step.key), _digest(parts))
+        return key_of(identity(step, self._plan), self._here.digest(step.step.key), self._environment(path, env))
 
     def surroundings(self) -> str:
-        """sha256 of what the command itself runs in: the machine, what is installed, the variables."""
-        installed = {str(folder): self._importable(folder) for folder in own_path()}
-        parts = {"machine": self._here.machine, "installed": installed, "variables": variables_of(os.environ)}
-        return _digest(parts)
+        """sha256 of what the command itself runs in."""
+        return self._environment((), os.environ)
+
+    def _environment(self, path: Sequence[Path], env: Mapping[str, str]) -> str:
+        """sha256 of the machine, what can be imported (from `path` first) and the variables."""
+        installed = {str(folder): self._importable(folder) for folder in (*path, *own_path())}
+        return _digest({"machine": self._here.machine, "installed": installed, "variables": variables_of(env)})
 
     def _importable(self, folder: Path) -> dict[str, str]:
         """`importable`, asked once for each folder."""
