@@ -125,7 +125,7 @@ def test_a_planner_that_does_not_end_is_ended_with_all_that_it_started(
         (tmp_path / "pids").write_text(f"{os.getpid()} {child}")
         time.sleep(300)
 
-    monkeypatch.setattr(limits, "make_plan", hangs)
+    monkeypatch.setattr(make, "make_plan", hangs)
     monkeypatch.setattr(limits, "SECONDS", 5.0)  # a loaded machine takes a while to start both
     began = time.monotonic()
     done = hilgate(change.theirs, *PR, limited=True)
@@ -156,7 +156,7 @@ def breaks(*_: object, **__: object) -> None:
 def test_what_ends_the_planner_is_no_plan(
     change: Project, monkeypatch: pytest.MonkeyPatch, work: object, status: int, words: str
 ) -> None:
-    monkeypatch.setattr(limits, "make_plan", work)
+    monkeypatch.setattr(make, "make_plan", work)
     monkeypatch.setattr(limits, "MEMORY_BYTES", 2**28)
     done = hilgate(change.theirs, *PR, "--write", "plan.json", limited=True)
     assert (done.returncode, words in done.stderr) == (status, True), done.stderr
@@ -167,13 +167,13 @@ def test_the_same_plan_and_the_same_words_as_without_limits(change: Project) -> 
     change.write("src/limits.toml", "floor = 0.9\n")
     change.commit()
     asked = {"base": "main", "profile": "pr"}
-    within = limits.plan_within_limits(change.theirs, **asked)
+    within = limits.within_limits(make.make_plan, change.theirs, **asked)
     assert make.plan_digest(within) == make.plan_digest(make.make_plan(change.theirs, **asked))
     for wrong in ({"base": "nowhere"}, {"select": ("nothing",)}, {"models": ("none",)}):
         with pytest.raises(make.MisuseError) as plain:
             make.make_plan(change.theirs, **{**asked, **wrong})
         with pytest.raises(make.MisuseError) as reported:
-            limits.plan_within_limits(change.theirs, **{**asked, **wrong})
+            limits.within_limits(make.make_plan, change.theirs, **{**asked, **wrong})
         assert str(reported.value) == str(plain.value)
 
 

@@ -22,7 +22,7 @@ import typer.main
 from hilgate.cli.app import main
 from hilgate.model import Environment, Omission, Plan, PlannedStep
 from hilgate.plan import limits
-from hilgate.plan.make import make_plan, plan_digest
+from hilgate.plan.make import plan_digest
 from hilgate.run import results, reuse
 from hilgate.run.runner import Runner
 
@@ -230,6 +230,11 @@ _command = functools.cache(typer.main.get_command)
 """What typer makes of the program's functions: once for all commands of a session."""
 
 
+def _unlimited(planner: Callable[..., Plan], root: Path, **asked: object) -> Plan:
+    """In place of `within_limits`: plan in this process."""
+    return planner(root, **asked)
+
+
 def hilgate(root: Path, *arguments: str, limited: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a small repository, in this process: another one costs more than most tests.
 
@@ -242,7 +247,7 @@ def hilgate(root: Path, *arguments: str, limited: bool = False, **env: str) -> s
         contextlib.chdir(root),
         mock.patch.dict(os.environ, environ(**env), clear=True),
         mock.patch.object(typer.main, "get_command", _command),
-        contextlib.nullcontext() if limited else mock.patch.object(limits, "plan_within_limits", make_plan),
+        contextlib.nullcontext() if limited else mock.patch.object(limits, "within_limits", _unlimited),
         mock.patch.object(reuse, "_distribution", _known_distribution),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),

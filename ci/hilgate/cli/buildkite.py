@@ -48,15 +48,15 @@ def pipeline(
     """Print the Buildkite steps (YAML) of a change or of a plan."""
     from hilgate.buildkite.steps import pipeline_yaml
     from hilgate.declare.load import load
-    from hilgate.plan.limits import plan_within_limits
-    from hilgate.plan.make import read_plan
+    from hilgate.plan.limits import within_limits
+    from hilgate.plan.make import make_plan, read_plan
 
     root = repository(ctx)
     branch = os.environ.get("BUILDKITE_BRANCH", "")
     if plan_file is None:
         if recheck or required or jobs:
             raise MisuseError("--recheck, --jobs and --required are about a plan that was run", remedy="give --plan")
-        plan = plan_within_limits(root, base=base, profile="pr")
+        plan = within_limits(make_plan, root, base=base, profile="pr")
         sys.stdout.write(pipeline_yaml(plan, load(root), branch=branch))
         return
     if base or (recheck and required) or bool(jobs) is not recheck:

@@ -69,8 +69,8 @@ def plan(
     """Show which steps would run, where and why. Runs nothing."""
     from hilgate.history.store import images
     from hilgate.plan.estimate import size_of
-    from hilgate.plan.limits import plan_within_limits
-    from hilgate.plan.make import PlanChoice
+    from hilgate.plan.limits import within_limits
+    from hilgate.plan.make import PlanChoice, make_plan
     from hilgate.report import terminal
 
     root = repository(ctx)
@@ -81,7 +81,8 @@ def plan(
     names, served = tuple(select or ()), tuple(models or ())
     # Never the history of a checkout, which a change could bring with it.
     built = partial(images, history) if history else None
-    made = plan_within_limits(
+    made = within_limits(
+        make_plan,
         root,
         base=choice.base,
         profile=choice.profile,

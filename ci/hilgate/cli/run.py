@@ -124,8 +124,8 @@ def gate(
     from hilgate.declare.load import load
     from hilgate.model import PLAN_FILE
     from hilgate.plan.estimate import budget_of, remember, size_of
-    from hilgate.plan.limits import plan_within_limits
-    from hilgate.plan.make import first_line
+    from hilgate.plan.limits import within_limits
+    from hilgate.plan.make import first_line, make_plan
     from hilgate.report import terminal
     from hilgate.run.runner import locked
 
@@ -135,8 +135,8 @@ def gate(
         choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=tuple(steps or ()))
         declarations = load(root)
         quarantine.load_quarantine(root, declarations)  # a mistake in it is reported before anything runs
-        plan = plan_within_limits(
-            root, base=choice.base, profile=choice.profile, select=tuple(steps or ()), whole=choice.whole
+        plan = within_limits(
+            make_plan, root, base=choice.base, profile=choice.profile, select=tuple(steps or ()), whole=choice.whole
         )
         terminal.say(terminal.stderr(), first_line(plan, root, choice.why))
         earlier = _earlier(folder, plan) if resume else None
@@ -190,8 +190,8 @@ def run(
     from hilgate.git import default_base
     from hilgate.model import PLAN_FILE
     from hilgate.plan.estimate import remember
-    from hilgate.plan.limits import plan_within_limits
-    from hilgate.plan.make import read_plan
+    from hilgate.plan.limits import within_limits
+    from hilgate.plan.make import make_plan, read_plan
     from hilgate.report.terminal import print_slowest, print_verdict
     from hilgate.run.runner import locked
 
@@ -211,7 +211,7 @@ def run(
         require_known(chosen, frozenset(step.key for step in plan.steps), str(plan_file))
         only = frozenset(chosen)
     else:
-        plan = plan_within_limits(root, base=default_base(root)[0] or None, profile="gate", select=chosen)
+        plan = within_limits(make_plan, root, base=default_base(root)[0] or None, profile="gate", select=chosen)
         plan = narrowed(plan, chosen, arguments)
     with locked(folder):
         set_previous_aside(folder)

@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec
 
 from hilgate.errors import (
     CannotRunHereError,
@@ -31,13 +31,11 @@ from hilgate.errors import (
     of_system,
 )
 from hilgate.model import Plan
-from hilgate.plan.make import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hilgate.model import PlanProfile
-    from hilgate.plan.make import Built
+Asked = ParamSpec("Asked")
 
 SECONDS = 60.0
 """An honest change takes 2 to 5 on an idle machine."""
@@ -56,21 +54,14 @@ _KINDS = {kind.exit_status: kind for kind in (MisuseError, DeclarationError, Not
 """Exit status -> the error that the first process raises for it."""
 
 
-def plan_within_limits(
-    root: Path,
-    *,
-    base: str | None,
-    profile: PlanProfile,
-    select: tuple[str, ...] = (),
-    models: tuple[str, ...] = (),
-    built: Built | None = None,
-    whole: bool = False,
+def within_limits(
+    planner: Callable[Concatenate[Path, Asked], Plan], root: Path, *args: Asked.args, **asked: Asked.kwargs
 ) -> Plan:
-    """`make_plan` within SECONDS and MEMORY_BYTES; the arguments are the same.
+    """The plan that `planner` (`plan.make.make_plan`) makes of these arguments within SECONDS and MEMORY_BYTES.
 
     Raises:
         PlanLimitError: It took more.
-        HilgateError: What `make_plan` raised, by its text and its exit status.
+        HilgateError: What `planner` raised, by its text and its exit status.
         CannotRunHereError: This machine cannot start another process.
     """
     sys.stdout.flush()
@@ -86,10 +77,7 @@ def plan_within_limits(
         ) from error
     if child == 0:
         os.close(reading)
-        _work(
-            writing,
-            lambda: make_plan(root, base=base, profile=profile, select=select, models=models, built=built, whole=whole),
-        )
+        _work(writing, lambda: planner(root, *args, **asked))
     os.close(writing)
     with contextlib.suppress(OSError):  # here too: either process may be first
         os.setpgid(child, child)
