@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from hilgate.checks import conclude
 from hilgate.declare.load import find_root, load
-from hilgate.errors import DeclarationError, Exit, ending
+from hilgate.errors import DeclarationError, ending
 from hilgate.git import tracked_files
 from hilgate.model import Check, Outcome
 from hilgate.plan.machine import detect
@@ -208,15 +209,7 @@ def _listings(step: Step, root: Path, declarations: Declarations, machine: Machi
 @ending
 def main() -> int:
     """Check the repository around the current folder; exit status 0, 1 (findings) or 5 (a package is missing)."""
-    found = checks(find_root(Path.cwd()))
-    for check in found:
-        sys.stdout.write(f"{check.outcome.value:<12} {check.id:<28} {check.seconds:5.1f} s  {check.message}\n")
-    if out := os.environ.get("HILGATE_OUT"):
-        Check.write_all(Path(out), found)
-    outcomes = {check.outcome for check in found}
-    if Outcome.FAIL in outcomes:
-        return Exit.FAIL
-    return Exit.CANNOT_RUN_HERE if Outcome.DID_NOT_RUN in outcomes else Exit.PASS
+    return conclude(checks(find_root(Path.cwd())))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hilgate.checks import conclude
 from hilgate.declare.load import find_root, load
-from hilgate.errors import DeclarationError, Exit, NothingSelectedError, ending
+from hilgate.errors import DeclarationError, NothingSelectedError, ending
 from hilgate.model import CPU, Check, Outcome
 from hilgate.run.evidence import WITH_VALUE
 
@@ -315,15 +316,7 @@ def main(arguments: list[str] | None = None) -> int:
         _write(root, wanted, found)
         wanted = list(floors(load(root)))
     seconds = (time.monotonic() - began) / len(wanted)
-    checks = [floor.check(found[floor.name], seconds) for floor in wanted]
-    for check in checks:
-        sys.stdout.write(f"{check.outcome.value:<12} {check.id:<32} {check.message}\n")
-    if "HILGATE_OUT" in os.environ:
-        Check.write_all(Path(os.environ["HILGATE_OUT"]), checks)
-    outcomes = {check.outcome for check in checks}
-    if Outcome.FAIL in outcomes:
-        return Exit.FAIL
-    return Exit.CANNOT_RUN_HERE if Outcome.DID_NOT_RUN in outcomes else Exit.PASS
+    return conclude(floor.check(found[floor.name], seconds) for floor in wanted)
 
 
 if __name__ == "__main__":

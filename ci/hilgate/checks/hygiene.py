@@ -22,10 +22,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from hilgate.buildkite.lint import FLOWS, lint_files
+from hilgate.checks import conclude
 from hilgate.declare.load import find_root, load
-from hilgate.errors import Exit, NothingSelectedError, ending
+from hilgate.errors import NothingSelectedError, ending
 from hilgate.git import tracked_files
-from hilgate.model import FINDINGS_FILE, Check, Outcome
+from hilgate.model import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -174,19 +175,10 @@ def sizes(texts: Mapping[str, str]) -> Iterator[str]:
 @ending
 def main() -> int:
     """Check the repository around the current folder; exit status 0, 1 (findings) or 5 (a tool is missing)."""
-    out = Path(os.environ["HILGATE_OUT"]) / FINDINGS_FILE if "HILGATE_OUT" in os.environ else None
-    outcomes = set()
-    for check in checks(find_root(Path.cwd())):
-        outcomes.add(check.outcome)
-        sys.stdout.write(f"{check.outcome.value:<12} {check.id:<18} {check.seconds:5.1f} s  {check.message}\n")
-        sys.stdout.flush()
-        if out:
-            with out.open("a", encoding="utf-8") as file:
-                file.write(check.model_dump_json() + "\n")
-    sys.stdout.write("".join(f"{line}\n" for line in sizes(_texts(find_root(Path.cwd())))))
-    if Outcome.FAIL in outcomes:
-        return Exit.FAIL
-    return Exit.CANNOT_RUN_HERE if Outcome.DID_NOT_RUN in outcomes else Exit.PASS
+    root = find_root(Path.cwd())
+    status = conclude(checks(root))
+    sys.stdout.write("".join(f"{line}\n" for line in sizes(_texts(root))))
+    return status
 
 
 def checks(root: Path) -> Iterator[Check]:
