@@ -215,9 +215,7 @@ def test_only_what_the_flow_itself_has_made_is_downloaded_into_a_checkout() -> N
     text = "".join(path.read_text() for path in flows)
     asked = re.findall(r"artifact download (.*?)(?: \|\||$)", text, re.MULTILINE)
     assert len(asked) > 10
-    assert [
-        line for line in asked if line.split()[0] not in OWN or line.split()[-1] not in {"plan", "verdict", "bundle"}
-    ] == []
+    assert [line for line in asked if line.split()[0] not in OWN or line.split()[-1] not in OWN_STEPS] == []
 
 
 FORGES = """\

@@ -282,19 +282,7 @@ def test_the_sides_are_fixed_sequences_and_a_replaced_block():
 
 
 def test_another_backend_on_either_side_did_not_run():
-    rows = [[{0: math.log(0.9), 1: math.log(0.1)}] * 5] * 2
-    changed = [[{0: math.log(0.1), 1: math.log(0.9)}] * 2] * 2
-    good = sides.Side(
-        name="x",
-        served=Check(id="g/served-by-vllm", outcome=Outcome.PASS, message="m"),
-        read=rows,
-        wrote=rows,
-        asked=[[1]] * 2,
-        written=[[2]] * 2,
-        read_again=dict.fromkeys(("ours", "second", "peer"), rows),
-        read_alone=rows,
-        changed=changed,
-    )
+    good = a_side({0: math.log(0.9), 1: math.log(0.1)})
     assert {check.outcome for check in sides.compare_sides("g", good, good, FLOOR)} == {Outcome.PASS}
     bad = good.model_copy(update={"served": good.served.model_copy(update={"outcome": Outcome.DID_NOT_RUN})})
     for pair in ((bad, good), (good, bad)):
