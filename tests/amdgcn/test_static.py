@@ -249,6 +249,11 @@ def test_scalar_loads_that_a_page_fault_repeats():
         # Each of LLVM's own rules, and beside it what the rule does not say.
         (["v_pk_mul_f32 v[2:3], v[4:5], v[6:7] op_sel_hi:[0,1]", "s_nop 0", "v_add_f32_e32 v8, v3, v3"], True),
         (["v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", "s_nop 0", "v_add_f32_e32 v8, v9, v9"], True),
+        (
+            ["v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", "s_nop 0", *(f"v_accvgpr_write_b32 a{k}, v{k}" for k in (4, 3))],
+            False,
+        ),
+        (["v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", "s_nop 0", "v_accvgpr_write_b32 a4, v4", "s_mov_b32 s2, 0"], True),
         (["global_load_dword v1, v2, s[4:5]", "s_nop 0", "global_store_dword v3, v4, s[6:7]"], False),
         (["global_load_dword v1, v2, s[4:5]", "s_nop 0", "global_load_dword v2, v3, s[6:7]"], False),
         (["global_load_dword v1, v2, s[4:5]", "s_nop 0", "global_load_dword v3, v2, s[6:7]"], True),

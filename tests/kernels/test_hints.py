@@ -50,7 +50,9 @@ if INTERPRETED:  # elsewhere nobody has the numbers
     def test_claims_of_attention_are_true(launched, layout, codes, claims):
         for block_size in (16, 48):
             for query_lens in ([1, 1], [1, 9]):
-                data = small("cpu", query_lens, [75, 130], layout_name=layout, dtype=HALF, block_size=block_size, **codes)
+                data = small(
+                    "cpu", query_lens, [75, 130], layout_name=layout, dtype=HALF, block_size=block_size, **codes
+                )
                 attend(data, num_splits=1)
         if layout == "shuffle":
             assert claims.count > 0

@@ -62,7 +62,7 @@ def reason(before: list[Instruction], behind: list[Instruction]) -> str:
     following = behind[0]
     if _breaks_clause(before, following):
         return "checkSoftClauseHazards: a page fault may repeat loads that follow each other (XNACK)"
-    if before and _is_valu(following) and _shares_a_bit(before[-1], following):
+    if before and _is_valu(following) and _shares_a_bit(before[-1], behind):
         return "checkVALUHazards: in its encoding DST_OP_SEL of a VOP3 is the bit of op_sel_hi[0] of a VOP3P"
     if any(_begins_a_spill(each, following) for each in before[-2:]):
         return "checkVALUHazards: the first lane write of a spilled tuple defines all its scalars (spillSGPR)"
@@ -102,9 +102,13 @@ def _is_vector_memory(one: Instruction) -> bool:
     return one.mnemonic.startswith(("global_", "buffer_", "scratch_"))
 
 
-def _shares_a_bit(last: Instruction, following: Instruction) -> bool:
+def _shares_a_bit(last: Instruction, behind: list[Instruction]) -> bool:
+    """Whether what follows reads a packed result; each copy of a tuple's registers is marked as reading all of them."""
     packed = last.mnemonic.startswith(("v_pk_", "v_fma_mix"))
     default = [0] if last.mnemonic.startswith("v_fma_mix") else [1]
     if not packed or not last.numbers("op_sel_hi", default)[0]:
         return False
-    return bool(effects(last).writes & effects(following).reads)
+    first = behind[0].mnemonic
+    copies = first in {"v_mov_b32", "v_accvgpr_write_b32", "v_accvgpr_read_b32"}
+    reading = itertools.takewhile(lambda each: each.mnemonic == first, behind) if copies else behind[:1]
+    return any(effects(last).writes & effects(each).reads for each in reading)
