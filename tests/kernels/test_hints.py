@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kernels tell the compiler of their numbers is true: the compiler believes it, and reads several for one.
 
-`tl.max_constancy(x, n)` says that aligned groups of n are equal, `tl.max_contiguous` that they count up. The interpreter
-has the numbers, so here each claim is looked at.
+`tl.max_constancy(x, n)` says that aligned groups of n are equal, `tl.max_contiguous` that they count up. The
+interpreter has the numbers, so here each claim is looked at.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Claims:
             return
         sizes = [values] if isinstance(values, int) else [getattr(each, "value", each) for each in values]
         self.count += 1
-        for axis, size in enumerate(sizes):
-            size = min(int(size), data.shape[axis])
+        for axis, most in enumerate(sizes):
+            size = min(int(most), data.shape[axis])
             step = np.diff(np.moveaxis(data.astype(np.int64), axis, -1).reshape(-1, size), axis=-1)
             wanted = 0 if kind == "constancy" else 1
             assert (step == wanted).all(), f"{kind} {sizes} is claimed of {data.tolist()}"
@@ -41,13 +41,18 @@ if INTERPRETED:  # elsewhere nobody has the numbers
     @pytest.fixture
     def claims(monkeypatch):
         found = Claims()
-        monkeypatch.setattr(interpreter.TensorHandle, "set_attr", lambda *claim: found.look(*claim))
+
+        def look(handle, key, values):
+            found.look(handle, key, values)
+
+        monkeypatch.setattr(interpreter.TensorHandle, "set_attr", look)
         return found
 
     @pytest.mark.parametrize("codes", [{}, {"quantised": "e4m3fn", "scales": "token"}], ids=["", "codes"])
     @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.usefixtures("launched")
     @pytest.mark.parametrize("launched", ["interpreter", "gfx942"], indirect=True)
-    def test_claims_of_attention_are_true(launched, layout, codes, claims):
+    def test_claims_of_attention_are_true(layout, codes, claims):
         for block_size in (16, 48):
             for query_lens in ([1, 1], [1, 9]):
                 data = small(

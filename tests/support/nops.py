@@ -76,7 +76,7 @@ def _is_valu(one: Instruction) -> bool:
 def _breaks_clause(before: list[Instruction], following: Instruction) -> bool:
     """Whether it may not follow the loads in front of it: it stores, or one of them overwrites what one of them reads.
 
-    A clause is what follows each other of vector memory, or of scalar loads; the rule of the latter is in `wait_states`.
+    A clause is what follows each other of vector memory. That of scalar loads has the same rule, in `wait_states`.
     """
     clause = list(itertools.takewhile(_is_vector_memory, reversed(before)))
     loaded = set().union(*(effects(each).writes for each in clause))
@@ -88,7 +88,7 @@ def _breaks_clause(before: list[Instruction], following: Instruction) -> bool:
 
 
 def _begins_a_spill(first: Instruction, following: Instruction) -> bool:
-    """Whether both write scalars of one tuple to lanes of one register, and so the first is marked as writing the other.
+    """Whether both write scalars of one tuple to lanes of one register: the first is marked as writing all of it.
 
     A write of a scalar by a vector instruction and a read of it are two wait states apart.
     """
