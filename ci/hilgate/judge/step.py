@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.conditions import Where, holds, of_the_device
 from hilgate.errors import Exit
-from hilgate.model import CPU, LOCAL, SEVERITY, Counts, Outcome, Ruling, StepVerdict
-from hilgate.run.evidence import kind_of
+from hilgate.evidence import kind_of
+from hilgate.model.declaration import CPU
+from hilgate.model.plan import LOCAL
+from hilgate.model.record import SEVERITY, Counts, Outcome
+from hilgate.model.verdict import Ruling, StepVerdict
 from hilgate.run.outcome import (
     NOT_STARTED,
     OWN_SIGNALS,
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hilgate.declare.quarantine import Entries
-    from hilgate.model import Check, GpuHealth, Health, Plan, PlannedStep, RerunRecord
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import Check, GpuHealth, Health, RerunRecord
     from hilgate.run.results import Attempt, Recorded
 
 OF_THE_NODE = frozenset({int(Exit.SICK_NODE)})

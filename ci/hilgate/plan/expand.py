@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hilgate.model import CPU, Area, Check, Key, Omission, OmissionCause, PlannedStep, Step, StrictModel, planned_key
+from hilgate.model import Key, StrictModel
+from hilgate.model.declaration import CPU, Area, Step
+from hilgate.model.plan import Omission, OmissionCause, PlannedStep, planned_key
+from hilgate.model.record import Check
 from hilgate.plan.machine import Machine
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from hilgate.declare import imports
 from hilgate.declare.load import as_permitted, load, require_modest
 from hilgate.declare.protected import protected_changes
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
+from hilgate.evidence import kind_of
 from hilgate.images.contents import contents
-from hilgate.model import LOCAL, Plan, planned_key
+from hilgate.model.plan import LOCAL, Plan, planned_key
 from hilgate.plan.expand import Target, Wanted, expand
 from hilgate.plan.machine import Machine, detect, on_ci
 from hilgate.plan.select import select as select_steps
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, OmissionCause, PlannedStep, PlanProfile, ProtectedChange, Smoke
+    from hilgate.model import Key
+    from hilgate.model.declaration import Smoke
+    from hilgate.model.plan import OmissionCause, PlannedStep, PlanProfile, ProtectedChange
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN: dict[PlanProfile, str] = {
@@ -422,9 +425,13 @@ def read_plan(path: Path) -> Plan:
     """Read a plan.
 
     Raises:
-        RecordsError: Missing, truncated, of another schema, or with keys or dependencies that do not fit.
+        RecordsError: Missing, truncated, of another schema, with keys or dependencies that do not fit, or with a kind
+            of evidence that is unknown here.
     """
-    return Plan.load(path, "run `hilgate gate`, or write one with `hilgate plan --write FILE` of this version")
+    plan = Plan.load(path, "run `hilgate gate`, or write one with `hilgate plan --write FILE` of this version")
+    for step in plan.steps:
+        kind_of(step)
+    return plan
 
 
 def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wanted]:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 
 from hilgate.conditions import NEEDS
 from hilgate.errors import Exit
-from hilgate.model import SEVERITY, Check, Counts, Outcome
+from hilgate.model.record import SEVERITY, Check, Counts, Outcome
 from hilgate.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from hilgate.model import Plan, StepRecord
-    from hilgate.run.evidence import EvidenceKind
+    from hilgate.evidence import EvidenceKind
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import StepRecord
 
 OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 """Signals that a process brings upon itself; the others come from outside (SIGKILL: out of memory)."""

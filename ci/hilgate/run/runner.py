@@ -22,12 +22,13 @@ from rich.console import Console
 from hilgate import git
 from hilgate.conditions import Where, holds
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
-from hilgate.model import CPU, BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
+from hilgate.evidence import LOG_FILE, Collected, collect_image, kind_of
+from hilgate.model.declaration import CPU
+from hilgate.model.record import BuildRecord, Environment, Outcome, StepRecord
 from hilgate.plan.estimate import fits, in_order, stretch
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
-from hilgate.run.evidence import LOG_FILE, Collected, collect_image, kind_of
 from hilgate.run.outcome import (
     NOT_STARTED,
     SLOW,
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from hilgate.model import Check, Record
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import Check, Record
     from hilgate.run.progress import LiveTable
     from hilgate.run.results import Attempt
     from hilgate.run.reuse import Store

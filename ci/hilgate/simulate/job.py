@@ -20,8 +20,9 @@ from hilgate.agent.collect import collect
 from hilgate.agent.endings import Endings
 from hilgate.conditions import NEEDS
 from hilgate.errors import Exit
-from hilgate.model import (
-    CPU,
+from hilgate.evidence import kind_of
+from hilgate.model.declaration import CPU, Quarantine, Quarantined
+from hilgate.model.record import (
     BuildRecord,
     Check,
     CheckRecord,
@@ -30,14 +31,11 @@ from hilgate.model import (
     Health,
     ImageRecord,
     Outcome,
-    Quarantine,
-    Quarantined,
     RerunRecord,
     Reused,
     StepRecord,
 )
 from hilgate.run import outcome, results, reuse
-from hilgate.run.evidence import kind_of
 from hilgate.simulate.buildkite import LOST, Host, JobEnd, JobState, Upload
 from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, FaultKind, lackable
 from hilgate.simulate.truth import CANNOT_RUN, FAILED, PASSED, SKIPPED, Event, Excuse, Ledger
@@ -46,7 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from hilgate.model import Plan, PlannedStep, Record
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import Record
     from hilgate.simulate.buildkite import Build, Command
 
 Moment = Literal["before", "after"]

@@ -29,7 +29,9 @@ from support.jobs import (
 from support.plans import plan
 
 from hilgate.judge import step
-from hilgate.model import Outcome, Quarantine, Quarantined, Ruling
+from hilgate.model.declaration import Quarantine, Quarantined
+from hilgate.model.record import Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.run import results
 
 ECC = {"healthy": False, "problems": ("uncorrectable ECC: 3",)}

@@ -14,11 +14,13 @@ from support.plans import ENVIRONMENT, plan, step
 from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
+from hilgate.evidence import kind_of
 from hilgate.judge.verdict import exit_status, judge, read_verdict
-from hilgate.model import SEVERITY, BuildRecord, Check, Outcome, ProtectedChange, Quarantine, Quarantined, StepRecord
+from hilgate.model.declaration import Quarantine, Quarantined
+from hilgate.model.plan import ProtectedChange
+from hilgate.model.record import SEVERITY, BuildRecord, Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
-from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import Facts, decide
 from hilgate.run.reuse import identity
 

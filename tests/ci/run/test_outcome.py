@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from hilgate.model import Check, Outcome
-from hilgate.run.evidence import KINDS
+from hilgate.evidence import KINDS
+from hilgate.model.record import Check, Outcome
 from hilgate.run.outcome import RULES, Facts, decide, said, summary
 
 PASS = Check(id="p", outcome=Outcome.PASS)

@@ -13,7 +13,8 @@ import pytest
 from hilgate.agent import collect
 from hilgate.judge import step as judge_step
 from hilgate.judge import verdict
-from hilgate.model import Outcome, Ruling
+from hilgate.model.record import Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import outcome, results, reuse
 from hilgate.run.results import with_digest
