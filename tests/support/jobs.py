@@ -23,7 +23,7 @@ from hilgate.model.record import (
 )
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
-from hilgate.run.outcome import Facts, decide
+from hilgate.run.rules import Facts, decide
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -35,7 +35,7 @@ from hilgate.model.record import (
     Reused,
     StepRecord,
 )
-from hilgate.run import outcome, results, reuse
+from hilgate.run import results, reuse, rules
 from hilgate.simulate.buildkite import LOST, Host, JobEnd, JobState, Upload
 from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, FaultKind, lackable
 from hilgate.simulate.truth import CANNOT_RUN, FAILED, PASSED, SKIPPED, Event, Excuse, Ledger
@@ -473,10 +473,10 @@ class _Job:
         foreign = self.struck.keys() & {FaultKind.OTHER_IMAGE, FaultKind.IMAGE_IMPOSTOR}
         return other(digest) if foreign and digest else digest
 
-    def _process(self) -> outcome.Facts:
+    def _process(self) -> rules.Facts:
         """Run the step's process; what really happens goes to the ledger, and what can be known of it comes back."""
         event, struck, step = self.event, self.struck, self.step.step
-        facts = outcome.Facts(kind_of(self.step), step.minimum, None, ())
+        facts = rules.Facts(kind_of(self.step), step.minimum, None, ())
         if FaultKind.HANG in struck:
             return replace(facts, stopped=f"timed out after {step.timeout_minutes * 60} s")
         if FaultKind.OUT_OF_MEMORY in struck or FaultKind.NO_EVIDENCE in struck:
@@ -537,11 +537,11 @@ class _Job:
             lacked |= {needs[test]} - {"", "program:sh"}
         return needs, frozenset(lacked)
 
-    def _write(self, facts: outcome.Facts, image: str) -> int:
+    def _write(self, facts: rules.Facts, image: str) -> int:
         """Write the records of the attempt; returns the exit status of the job's command."""
         site, step = self.site, self.step
         build = site.opening(step, self.host, image, self.minute, self.struck)
-        decision = outcome.decide(facts)
+        decision = rules.decide(facts)
         claims = FaultKind.FALSE_CLAIM in self.struck and decision.outcome is not Outcome.PASS
         key, command = self._named()
         folder = "/other/" if FaultKind.OTHER_PACKAGES in self.struck else ""

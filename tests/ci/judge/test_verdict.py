@@ -21,8 +21,8 @@ from hilgate.model.plan import ProtectedChange
 from hilgate.model.record import SEVERITY, BuildRecord, Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
-from hilgate.run.outcome import Facts, decide
 from hilgate.run.reuse import identity
+from hilgate.run.rules import Facts, decide
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 PASS = Check(id="p", outcome=Outcome.PASS)
