@@ -329,3 +329,8 @@ def reduced_at_once(splits: int, most: int) -> int:
     Few values, because each is compiled; and not always `most`, because what is not there is loaded too.
     """
     return min(most, max(8, next_power_of_two(splits)))
+
+
+def bound_of_queries(length: int) -> int:
+    """Return likewise an upper bound of the query lengths: a power of two; 1 for a decode step."""
+    return next_power_of_two(length) if length > 1 else length
