@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, online_softmax
+from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, narrow, online_softmax
 from pagedkv.fp8.scales import decoded, half_of, row_unit
 from pagedkv.strides import locate, tile_base, wide
 
@@ -189,7 +189,7 @@ def mla_decode_kernel(
                 seen = seen & (token[None, :] <= position[:, None])
             scores = tl.where(seen, scores, float("-inf"))
             weights, decay, maximum, total = online_softmax(scores, maximum, total, row_factor, SHIFT)
-            weights = weights.to(kv_low.dtype)
+            weights = narrow(weights, kv_low.dtype)
             acc_low = tl.dot(weights, kv_low, acc_low * decay[:, None], input_precision="ieee")
             acc_high = tl.dot(weights, kv_high, acc_high * decay[:, None], input_precision="ieee")
 
@@ -256,7 +256,7 @@ def mla_reduce_kernel(
     head = row % NUM_HEADS
     stride_token, stride_head = wide(out_strides)
     target = out + (token * stride_token + head * stride_head)[:, None] + channel[None, :]
-    result = (acc / divisor[:, None]).to(out.dtype.element_ty)
+    result = (acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty)
     tl.store(target, result, mask=live[:, None] & (channel < LATENT)[None, :])
     if HAS_LSE:
         stride_token, stride_head = wide(lse_strides)
