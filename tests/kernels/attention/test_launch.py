@@ -265,6 +265,18 @@ def test_partitions_do_not_spill_into_another_round(programs, splits):
     assert launch.choose_splits(programs, 10_000, units=132, per_unit=3, fewest_tiles=1) == splits
 
 
+@pytest.mark.parametrize(
+    ("programs", "splits"),
+    [
+        (8, 64),  # 512 of 528 places, and the reduce loads all at once; 66 would be all places
+        (4, 128),  # 64 would leave half of the places empty
+        (9, 58),
+    ],
+)
+def test_partitions_are_no_more_than_the_reduce_loads_at_once_where_that_fills_the_device(programs, splits):
+    assert launch.choose_splits(programs, 10_000, units=132, per_unit=4, fewest_tiles=1, at_once=64) == splits
+
+
 def test_an_arch_without_data():
     with pytest.raises(UnsupportedArchError, match=r"tuning/gfx1100\.toml"):
         tuning("gfx1100")
