@@ -146,8 +146,8 @@ def choose_splits(
     programs that do not find one would cost a whole round more (H200, batch 1, 32k tokens: 49 partitions make 392
     programs for 396 places and take 41.2 us; 50 make 400 and take 46.1 us; two partitions of 256 programs take 2 %
     less than one at 4k tokens, and 70 us more in the mixed batch at 8k). Likewise down to the `at_once` that the reduce
-    loads at once, which saves it a loop (66 partitions of 32k tokens take 41.9 us, 64 39.9). It depends on shapes and on
-    the bound of the lengths alone, so a captured graph stays valid.
+    loads at once, which saves it a loop (66 partitions of 32k tokens take 41.9 us, 64 take 39.9). It depends on shapes
+    and on the bound of the lengths alone, so a captured graph stays valid.
     """
     places = units * per_unit
     fewer = places // max(programs, 1)

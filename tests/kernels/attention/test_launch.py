@@ -124,6 +124,7 @@ def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, 
         ({"head_size": 256, "block_size": 16}, 64, 128, 8, 2),
         ({"head_size": 64}, 64, 128, 4, 3),
         ({"max_kv_len": 2048}, 32, 128, 4, 3),
+        ({"max_kv_len": 1024, "num_tokens": 1024, "num_seqs": 1}, 128, 128, 8, 3),
         ({"max_kv_len": 2048, "batch_invariant": True}, 128, 128, 8, 3),  # what a sequence gets follows from no bound
         ({"max_query_len": 8}, 64, 32, 4, 3),
         ({"max_query_len": 8, "batch_invariant": True}, 128, 128, 8, 3),
