@@ -24,6 +24,18 @@ from pagedkv.strides import locate, tile_base, wide
 
 
 @triton.jit
+def shares(x, WAVES: tl.constexpr):
+    """Return [n, channels] as [WAVES, n, channels / WAVES]: the compiler gives the first axis of a product to waves."""
+    return tl.permute(tl.reshape(x, [x.shape[0], WAVES, x.shape[1] // WAVES]), (1, 0, 2))
+
+
+@triton.jit
+def turned(x):
+    """Return [batch, n, channels] as [batch, channels, n]."""
+    return tl.permute(x, (0, 2, 1))
+
+
+@triton.jit
 def load_channels(cache, channel, loaded, WIDTH: tl.constexpr):
     """Return WIDTH channels of the rows at `cache` [TILE, 1], 0 where not `loaded`, for 0 * NaN would be NaN."""
     return tl.load(cache + channel[None, :], mask=loaded[:, None] & (channel < WIDTH)[None, :], other=0)
@@ -74,6 +86,7 @@ def mla_decode_kernel(
     AHEAD: tl.constexpr,  # whether blocks are looked up a tile ahead, which takes registers and saves a wait
     PAIRS: tl.constexpr,  # whether codes are read in pairs; see attention.kernel.attend_pairs
     KEPT: tl.constexpr,  # see attention.kernel
+    SPREAD: tl.constexpr,  # waves that share the channels of a score's product; 1: each computes whole scores
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""
     stride_query_token, stride_query_head = wide(query_strides, ALIGN)
@@ -135,6 +148,8 @@ def mla_decode_kernel(
             q_high = (q_high / unit[:, None]).to(tl.float16)
             rope_pairs: tl.constexpr = [ROWS, PADDED_ROPE // 2, 2]
             q_even, q_odd = tl.split(tl.reshape((q_rope / unit[:, None]).to(tl.float16), rope_pairs))
+        if SPREAD > 1:
+            q_low, q_high, q_rope = shares(q_low, SPREAD), shares(q_high, SPREAD), shares(q_rope, SPREAD)
         table = block_table + seq.to(tl.int64) * stride_table
         last = (kv_end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
 
@@ -181,9 +196,15 @@ def mla_decode_kernel(
                     kv_low = decoded(kv_low, FORMAT, NATIVE, q_low.dtype)
                     kv_high = decoded(kv_high, FORMAT, NATIVE, q_low.dtype)
                     k_rope = decoded(k_rope, FORMAT, NATIVE, q_low.dtype)
-                scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
-                scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
-                scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee")
+                if SPREAD > 1:
+                    scores = tl.dot(q_rope, turned(shares(k_rope, SPREAD)), input_precision="ieee")
+                    scores = tl.dot(q_low, turned(shares(kv_low, SPREAD)), scores, input_precision="ieee")
+                    scores = tl.dot(q_high, turned(shares(kv_high, SPREAD)), scores, input_precision="ieee")
+                    scores = tl.sum(scores, axis=0)
+                else:
+                    scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
+                    scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
+                    scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee")
             seen = loaded[None, :]
             if CAUSAL:
                 seen = seen & (token[None, :] <= position[:, None])
