@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge the accuracy of models: run gates against stored baselines, compare stored runs, record baselines.
 
-`gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
-exits with the status that the worst check has.
+`gate` writes `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) into the output folder.
+Its exit status is that of the worst check.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from hileval.records.records import Sample
 
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 console = Console()
 stderr = Console(stderr=True)
 
@@ -58,7 +60,7 @@ COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "ye
 JOURNALS = Path("results/journals")
 """Where answers are kept until their gate has spoken."""
 When = Annotated[
-    Occasion | None, typer.Option("--when", help="Rule of the gate to apply (default: the one for the current plan).")
+    Occasion | None, typer.Option("--when", help="Apply the rule of this occasion (default: that of the current plan).")
 ]
 Limit = Annotated[int | None, typer.Option(help="Ask only the first N questions. Too few make the gate inconclusive.")]
 Of = Annotated[
@@ -92,7 +94,9 @@ def import_config(
 
 @app.command("gate")
 def run_gate(
-    name: Annotated[str, typer.Argument(help="Gate of evals/gates.yaml, or an accuracy configuration of vLLM.")],
+    name: Annotated[
+        str, typer.Argument(help="Gate of evals/gates.yaml, or the file of an accuracy configuration of vLLM.")
+    ],
     when: When = None,
     limit: Limit = None,
     of: Of = 1,
@@ -169,7 +173,7 @@ def changes(gate: Gate, engine: str, baseline: Baseline) -> tuple[str, ...]:
 @app.command("judge")
 def judge_again(
     name: Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")],
-    folder: Annotated[Path, typer.Argument(help="Folder that `gate` wrote: answers, and the engine that gave them.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `gate` wrote.")],
     when: When = None,
     limit: Limit = None,
     of: Of = 1,
@@ -195,7 +199,10 @@ def trend(
     ] = Path("results/history"),
     out: Out = Path("results/evals"),
 ) -> None:
-    """Report accuracy steps that slowly got worse over the stored nights, by too little each night to fail a gate."""
+    """Report models that got worse from night to night.
+
+    Each night may lose too little to fail a gate; the stored nights together show it.
+    """
     finish("trend", out, lambda: judge_nights(read_nights(history)))
 
 
@@ -237,7 +244,10 @@ def view(
     ] = None,
     out: Annotated[Path, typer.Option(help="Page to write.")] = Path("results/evals/view.html"),
 ) -> None:
-    """Write one static page with the questions and answers of a run, and what changed against the baseline."""
+    """Write a page with the answers of a run.
+
+    It is one static file with every question, its answer, and what changed against the baseline.
+    """
     checks = read_findings(run) if run.is_dir() else []
     name = checks[0].id.partition("/")[0] if checks else ""
     gate = load_gates().gates.get(name)
@@ -334,7 +344,9 @@ def run(command: typer.Typer) -> NoReturn:
 
 
 baseline_app = typer.Typer(
-    no_args_is_help=True, help="Record, show and accept the stored runs that later runs are compared with."
+    no_args_is_help=True,
+    help="Record, show and accept baselines.",
+    rich_markup_mode=None,
 )
 app.add_typer(baseline_app, name="baseline")
 Trusted = Annotated[
@@ -350,7 +362,7 @@ Name = Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")]
 @baseline_app.command("record")
 def record(
     name: Name,
-    reason: Annotated[str, typer.Option(help="Why the baseline is recorded. Stored in it for review.")],
+    reason: Annotated[str, typer.Option(help="Why the baseline is recorded. Reviewers read it there.")],
     runs: Annotated[int, typer.Option(min=1, help="K: number of times that all questions are asked.")] = 5,
     attention_backend: Trusted = "vllm",
     second: Annotated[
@@ -428,7 +440,9 @@ def ask_once(
             questions.engine.close()
     assert questions.engine is not None
     if served is not None and served.outcome is not Outcome.PASS:
-        raise MisuseError(f"not recorded: {served.message}", where=name)
+        raise MisuseError(
+            f"not recorded: {served.message}", where=name, remedy="name the --attention-backend that is to serve it"
+        )
     run = Run(
         identity=questions.identity,
         samples=tuple(found[one] for one in range(questions.available)),
@@ -461,7 +475,10 @@ def control(
     attention_backend: Trusted = "vllm",
     runs: Annotated[int, typer.Option(min=1, help="K: number of times that all questions are asked.")] = 3,
 ) -> None:
-    """Record the answer key and K runs of a gate with random weights on the trusted attention, within this job."""
+    """Record the control of a gate with random weights.
+
+    That is its answer key and K runs on the trusted attention, made in this job.
+    """
     gate = find_gate(name, load_gates())
     if gate.weights != "drawn":
         raise MisuseError("its weights are not drawn", where=name, remedy="use baseline record")
@@ -580,7 +597,9 @@ def print_power(
     replays: Annotated[int, typer.Option(min=10, help="Number of simulated merges behind each number.")] = 1000,
     d: Annotated[
         float | None,
-        typer.Option(min=0, max=0.5, help="Assume this share of disputed questions (d) instead of the baseline's."),
+        typer.Option(
+            min=0, max=0.5, help="Share of questions that runs answer differently (default: d of the baseline)."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 1,
     of: Annotated[
@@ -595,7 +614,10 @@ def print_power(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Simulate each rule: how many merges it fails, passes or leaves open, and how many answers it needs."""
+    """Simulate merges under each rule.
+
+    Prints how many merges a rule fails, passes or leaves undecided, and how many answers it needs.
+    """
     declared = load_gates()
     rows: list[PowerRow] = []
     if stress:

@@ -61,7 +61,7 @@ def pipeline(
     if base or (recheck and required) or bool(jobs) is not recheck:
         raise MisuseError(
             "--base and --plan exclude each other, --recheck and --required too; --recheck needs --jobs",
-            remedy="a plan already knows its base",
+            remedy="leave out --base, which the plan has, and name --recheck with --jobs, or --required",
         )
     plan = read_plan(plan_file)
     if jobs:
@@ -180,8 +180,8 @@ def rerun(
 ) -> None:
     """Run the steps of some models of a pull request again.
 
-    They run in the images of its last build. The token comes from BUILDKITE_API_TOKEN. A part of the plan never changes
-    the required status.
+    They run in the images of its last build. The token comes from BUILDKITE_API_TOKEN. Only a run of the whole plan
+    changes the required status.
     """
     from hilgate.buildkite import api
     from hilgate.declare.load import load

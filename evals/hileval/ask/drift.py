@@ -93,7 +93,8 @@ def sequences_of(gate: ResolvedGate, drift: DriftGate) -> list[list[int]]:
             while not one or len(one) < length:
                 if (more := next(tokens, None)) is None:
                     what = f"too little text for {times} sequences of {length} tokens"
-                    raise RecordsError(what, where=gate.declared.task)
+                    remedy = "ask for fewer or shorter sequences (`lengths` of the drift gate), or name a longer task"
+                    raise RecordsError(what, where=gate.declared.task, remedy=remedy)
                 one += more
             found.append(one[: length or None])
     return found

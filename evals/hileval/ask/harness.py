@@ -93,7 +93,9 @@ class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
             TaskError: The gate's protocol is not chat.
         """
         if self._chat is None or not add_generation_prompt:
-            raise TaskError("a conversation without a template", remedy="use protocol: chat")
+            raise TaskError(
+                "the task is a conversation, and the gate has no chat template", remedy="use protocol: chat"
+            )
         return self._chat.text(chat_history)
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:  # noqa: ARG002
@@ -301,7 +303,7 @@ def read_samples(records: list[dict[str, Any]], answers: dict[str, Answer], ques
     if len(ids) != questions or sorted(by_filter[FLEXIBLE]) != ids:
         raise ScoreError(
             f"{len(ids)} strict and {len(by_filter[FLEXIBLE])} flexible scores for {questions} questions",
-            remedy="the task's data holds fewer questions than the gate declares, or a filter is missing",
+            remedy="check that the task's data has every question, and that the task has both filters",
         )
     return tuple(_sample(by_filter[STRICT][i], by_filter[FLEXIBLE][i], answers) for i in ids)
 
@@ -338,6 +340,6 @@ def _binary(record: dict[str, Any]) -> bool:
     if score not in (0, 1, 0.0, 1.0):
         raise ScoreError(
             f"question {record['doc_id']} ({record['filter']}): exact_match is {score!r}, not 0 or 1",
-            remedy="the metric of the task is not a binary exact match",
+            remedy="give the task a metric that is 0 or 1: a binary exact match",
         )
     return bool(score)

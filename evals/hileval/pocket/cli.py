@@ -34,7 +34,9 @@ Name = Annotated[
     typer.Argument(help="Name of a pocket model (pocket/models.py)."),
 ]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False
+)
 
 
 @app.command("questions")
