@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 ProfileName = Annotated[
     Literal["smoke", "gate", "pr", "nightly", "release"] | None,
     typer.Option(
-        help="What to plan for. smoke and gate: this machine (default: what `hilgate gate` would run); pr, nightly "
-        "and release: the agents, the last two whatever changed."
+        help="What to plan for (default: what `hilgate gate` would run). smoke and gate plan for this machine, the "
+        "others for the agents. nightly and release plan every step."
     ),
 ]
 
