@@ -153,7 +153,7 @@ def reduce_kernel(
     stride_token, stride_head = wide(out_strides)
     target = out + (token * stride_token + head * stride_head)[:, None] + channel[None, :]
     mask = live[:, None] & in_head[None, :]
-    tl.store(target, (acc / divisor[:, None]).to(out.dtype.element_ty), mask=mask)
+    tl.store(target, (acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty), mask=mask)
     if LSE:
         stride_token, stride_head = wide(out_lse_strides)
         tl.store(out_lse + token * stride_token + head * stride_head, row_lse * LN2, mask=live)
