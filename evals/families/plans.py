@@ -48,13 +48,12 @@ class EnginePlan:
     """Whether the KV pool holds NaN at the start. A prefix cache must not be poisoned."""
 
 
-def plans(family: Family, platform: str, index: int) -> tuple[EnginePlan, ...]:
+def plans(family: Family, platform: str) -> tuple[EnginePlan, ...]:
     """The engines of one family.
 
     Args:
         family: Which one.
-        platform: "cpu", "cuda" or "rocm". Under the interpreter each family tries one of INFLATED, elsewhere all.
-        index: Which one that is.
+        platform: "cpu", "cuda" or "rocm". A family tries the blocks that its models get; on GPUs all of INFLATED too.
     """
     cache = {"enable_prefix_caching": True}
     # One engine for both, where a prefix cache is known to work beside everything else.
@@ -63,7 +62,7 @@ def plans(family: Family, platform: str, index: int) -> tuple[EnginePlan, ...]:
         if family.attention == "paged"
         else (EnginePlan(("again",)), EnginePlan(("prefix",), cache, poison=False))
     )
-    sizes = (INFLATED[index % len(INFLATED)],) if platform == "cpu" else INFLATED
+    sizes = family.blocks if platform == "cpu" else sorted({*family.blocks, *INFLATED})
     return (
         EnginePlan(("prefill", "decode", "chunked", "mixed", "preempt", "reuse", "fuzz")),
         *second,
@@ -89,8 +88,8 @@ def published_plans(family: Family, block: int) -> tuple[EnginePlan, ...]:
     reach |= {"max_num_batched_tokens": max(COMMON["max_num_batched_tokens"], 2 * block // 3 | 1)}
     wide = max(block, INFLATED[0])  # where its states do not make it so large, the least that those of another make
     return tuple(
-        replace(plan, arguments=inflated(wide) if plan.behaviours == ("blocks",) else reach | plan.arguments)
-        for plan in plans(family, "cpu", 0)
+        replace(plan, arguments=plan.arguments if plan.behaviours == ("blocks",) else reach | plan.arguments)
+        for plan in plans(replace(family, blocks=(wide,)), "cpu")
     )
 
 
@@ -98,7 +97,7 @@ def inflated(size: int) -> dict[str, Any]:
     """Arguments of an engine with blocks of `size` tokens, and prompts that cross from one into the next."""
     return {
         "block_size": size,
-        "num_gpu_blocks_override": 10,
+        "num_gpu_blocks_override": 10 + 4 * (64 // size),
         "max_model_len": size + 64,
         "max_num_batched_tokens": 256,
     }

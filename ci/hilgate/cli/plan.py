@@ -405,7 +405,7 @@ def explain_kernel(ctx: typer.Context) -> None:
 
 @program.command(context_settings=FOREIGN)
 def fit(ctx: typer.Context) -> None:
-    """Show how a hybrid fits its GPUs in vLLM, and what to set where it does not.
+    """Show how a hybrid fits its GPUs in vLLM.
 
     MODEL --arch gfx942 --tp 2; --help lists all options.
     """

@@ -10,7 +10,9 @@ import json
 from pathlib import Path
 
 import pytest
+from support import blocks
 
+from pagedkv.configurations import BLOCKS
 from pagedkv.routing import __main__ as cli
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -182,3 +184,9 @@ def test_a_bad_config_is_status_3(fit, tmp_path, config, words):
     assert (status, out) == (3, "")
     assert words in err
     assert str(tmp_path) in err
+
+
+def test_the_kernels_tests_take_every_size_that_a_hybrid_gets():
+    assert len(blocks.hybrids()) >= 9
+    assert blocks.made_by("qwen3.5-35b-a3b") == {1: 1056, 2: 1056, 4: 528, 8: 272}
+    assert list(BLOCKS) == blocks.all_sizes()
