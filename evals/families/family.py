@@ -36,8 +36,13 @@ BEHAVIOURS = (
     "blocks",
     "state",
     "spec",
+    "production",
+    "graphs",
 )
 """Columns of the table, in its order. `behaviours.py` says what each one is."""
+
+TINY_ALONE = ("production", "graphs")
+"""Columns whose lengths are made for blocks of a few tokens; published checkpoints have none of them."""
 
 FAMILIES_FILE = Path(__file__).with_name("families.yaml")
 
