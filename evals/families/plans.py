@@ -126,8 +126,8 @@ def inflated(size: int) -> dict[str, Any]:
 def production(family: Family, platform: str) -> dict[str, Any]:
     """Arguments of an engine as in production, but for its size."""
     step = STEP[platform]
-    # On CPUs the scan of Mamba-2 gives no states within a step, and where a step goes beyond a block vLLM reads past the
-    # end of what it gives (IndexError): there a block is as long as a step.
+    # On CPUs the scan of Mamba-2 gives no states within a step; where a step goes beyond a block vLLM reads past the
+    # end of what it gives (IndexError). There a block is as long as a step.
     here: dict[str, Any] = {"block_size": step} if platform == "cpu" else {}
     if platform == "cpu" and family.attention == "cross":
         # A compiled encoder-decoder ends its process there (SIGABRT or SIGSEGV, cause not known); eager it is right.

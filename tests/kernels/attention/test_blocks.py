@@ -19,6 +19,11 @@ HEADS = {"num_q_heads": 4, "num_kv_heads": 1, "head_size": 32}
 STEPS = {
     "decode": lambda block: ([1, 1, 1], [block, block + 1, 2 * block - 1]),
     "extend": lambda block: ([3, 17, 0], [block + 1, 2 * block, block]),
+    # Drafts of 1 to 7 tokens and the token before them: one end is before an edge, one at it, the others behind.
+    "verify": lambda block: (
+        [2, 3, 4, 5, 6, 7, 8],
+        [block - 1, block, block + 1, block + 2, block + 3, 2 * block, 2 * block + 7],
+    ),
     "mixed": lambda block: ([1, 19, 1, 5], [block + 1, 19, 2 * block, block + 3]),
 }
 """Query and sequence lengths around the ends of blocks."""
