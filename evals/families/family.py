@@ -202,11 +202,8 @@ def _family(name: str, declared: Any, where: str) -> Family:
         raise FamilyDeclarationError(f"{where}: neither attention nor states: nothing of it would be served by a cache")
     if any(not isinstance(size, int) or size < 16 or size % 16 for size in made.blocks):
         raise FamilyDeclarationError(f"{where}.blocks: got {list(made.blocks)}; expected multiples of 16 tokens")
-    if bool(made.blocks) != (made.attention == "paged" and bool(made.config_class)):
-        raise FamilyDeclarationError(
-            f"{where}.blocks: got {list(made.blocks)}; expected sizes where attention is paged and a config is there, "
-            "else none"
-        )
+    if made.blocks and made.attention != "paged":
+        raise FamilyDeclarationError(f"{where}.blocks: got {list(made.blocks)}; expected none without paged attention")
     return made
 
 

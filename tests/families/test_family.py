@@ -72,7 +72,11 @@ def test_the_conditions_of_all_limits_are_those_that_the_steps_may_lack():
         ("attention: paged", "architecture: Other", "the key architecture stands twice"),
         ("    architecture: SmallForCausalLM\n", "", "families.small: the key architecture is missing"),
         ("[16, 528]", "[16, 520]", r"families.small.blocks: got \[16, 520\]; expected multiples of 16"),
-        ("    blocks: [16, 528]\n", "", r"families.small.blocks: got \[\]; expected sizes where attention is paged"),
+        (
+            "attention: paged",
+            "attention: latent",
+            r"families.small.blocks: got \[16, 528\]; expected none without paged",
+        ),
         ("cpu: never", "tpu: never", "families.small.cannot: got 'tpu'; did you mean cpu"),
         ("spec: ", "specs: ", "families.small.cannot.cuda: got 'specs'; did you mean spec"),
         ("cpu: never", "cpu: '('", r"families.small.cannot.cpu: '\(' is no regular expression"),
@@ -121,4 +125,6 @@ def test_blocks_are_those_of_published_models(name):
 
 
 def test_every_size_that_users_have_met_is_in_a_cell():
+    paged = {name for name, family in FAMILIES.items() if family.attention == "paged" and family.config_class}
+    assert {name for name, family in FAMILIES.items() if family.blocks} == paged
     assert set(blocks.SEEN) <= {size for family in FAMILIES.values() for size in family.blocks}
