@@ -394,12 +394,29 @@ ROUTING = "pagedkv.routing"
 
 
 # Options, --help among them, are those of the command that is started.
-@program.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@program.command(context_settings=FOREIGN)
 def explain_kernel(ctx: typer.Context) -> None:
     """Show which kernel serves each attention layer of a model.
 
     --model config.json --arch gfx942; --help lists all options.
     """
+    _ask_routing(ctx, "explain")
+
+
+@program.command(context_settings=FOREIGN)
+def fit(ctx: typer.Context) -> None:
+    """Show how a hybrid fits its GPUs in vLLM.
+
+    MODEL --arch gfx942 --tp 2; --help lists all options.
+    """
+    _ask_routing(ctx, "fit")
+
+
+def _ask_routing(ctx: typer.Context, command: str) -> None:
+    """Run a command of the kernels' routing, and end as it does."""
     kernels = repository(ctx) / "kernels"
     if not (kernels / ROUTING.replace(".", "/") / "__main__.py").is_file():
         raise CannotRunHereError(
@@ -407,7 +424,7 @@ def explain_kernel(ctx: typer.Context) -> None:
         )
     path = os.pathsep.join(filter(None, (str(kernels), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-m", ROUTING, "explain", *ctx.args],
+        [sys.executable, "-m", ROUTING, command, *ctx.args],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
