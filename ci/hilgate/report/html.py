@@ -17,6 +17,7 @@ import jinja2
 
 from hilgate import text
 from hilgate.report import problems, tables
+from hilgate.report.causes import causes
 from hilgate.report.merge_base import NOTHING, MergeBase
 from hilgate.report.problems import Detail, fit
 
@@ -45,6 +46,7 @@ def render(
     """
     template = environment().get_template("report.html.j2")
     bars, ticks = timeline(plan, recorded, verdict)
+    found = causes(plan, recorded, verdict)
 
     def page(detail: Detail) -> str:
         return template.render(
@@ -52,7 +54,10 @@ def render(
             verdict=verdict,
             headline=problems.headline(plan, verdict, recorded),
             step_counts=problems.step_counts(verdict),
-            problems=problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
+            problems=problems.problems(plan, recorded, verdict, found, limit=detail.failures_per_step, facts=facts),
+            beside=problems.beside,
+            more=problems.more,
+            others_limit=detail.table_rows,
             rulings=problems.RULINGS,
             named=problems.named(verdict, recorded),
             named_limit=problems.NAMED_IDS,

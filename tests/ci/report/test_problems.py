@@ -14,7 +14,7 @@ from support.jobs import failed, gpu_step, passed, skipped
 from support.plans import step
 
 from hilgate.model import Check, Outcome, ProtectedChange, Ruling
-from hilgate.report import annotation, problems, terminal
+from hilgate.report import annotation, causes, problems, terminal
 from hilgate.report.html import render
 from hilgate.report.merge_base import MergeBase
 from hilgate.report.write import Judged
@@ -276,7 +276,7 @@ def test_a_score_stands_beside_its_baseline():
     "message", ["it is off", "see a.py:3", "a\nb.py:x: Error", "tests/t.py:3: E rest of it\nmore"], ids=repr
 )
 def test_no_place_is_invented(message):
-    assert problems.place(wrong_check(message=message)) == ""
+    assert causes.place(wrong_check(message=message)) == ""
 
 
 def test_nothing_recorded_is_nothing_shown():
