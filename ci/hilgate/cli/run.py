@@ -402,6 +402,7 @@ def run_plan(
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
+    from hilgate.report.merge_base import known_on_base
     from hilgate.run import bytecode, progress, reuse
     from hilgate.run.process import variables
     from hilgate.run.results import Recorded, put_back
@@ -448,6 +449,9 @@ def run_plan(
             if (found := store.find(step, variables(step, plan, root, cores)))
         }
         pace = stretch(plan, root, machine.cores)
+        same = plan.merge_base == plan.commit and not plan.dirty
+        base = "" if same or only_ids else plan.merge_base
+        known = known_on_base(plan, root) if base else frozenset[str]()
         _tell(store)
         if reused:
             words = f"{len(reused)} of {count(len(keys), 'step')} passed before, and nothing they rest on has changed"
@@ -472,6 +476,8 @@ def run_plan(
                 only_ids=only_ids,
                 store=store,
                 reused=reused,
+                base=base,
+                base_known=known,
                 pace=pace,
             ).run()
         _tell(store)

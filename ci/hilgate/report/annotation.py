@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hilgate.model import Outcome
 from hilgate.report import problems, tables
 from hilgate.report.causes import causes
-from hilgate.report.merge_base import NOTHING, MergeBase
+from hilgate.report.merge_base import NOTHING, MergeBase, whose
 from hilgate.text import MARKS, fenced, markdown, marked, shorten, xml
 
 if TYPE_CHECKING:
@@ -40,8 +40,11 @@ def _render(
     commit = f"`{markdown(plan.commit[:12])}`" if plan.commit else "(not a git checkout)"
     dirty = " with uncommitted changes" if plan.dirty else ""
     against = f" against {markdown(plan.base)}" if plan.base else ", compared with nothing"
+    headline = problems.headline(plan, verdict, recorded)
+    first = whose(found, facts, recorded, local=plan.local)
     parts = [
-        f"## {marked(verdict.outcome)}: {markdown(problems.headline(plan, verdict, recorded))}",
+        f"## {marked(verdict.outcome)}: {markdown(first or headline)}",
+        *([markdown(headline)] if first else []),
         f"{markdown(problems.step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
         *(markdown(words) for words in (*verdict.doubts, *verdict.notes)),
         *_loosened(verdict, detail),

@@ -18,7 +18,7 @@ import jinja2
 from hilgate import text
 from hilgate.report import problems, tables
 from hilgate.report.causes import causes
-from hilgate.report.merge_base import NOTHING, MergeBase
+from hilgate.report.merge_base import NOTHING, MergeBase, whose
 from hilgate.report.problems import Detail, fit
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def render(
         return template.render(
             plan=plan,
             verdict=verdict,
+            whose=whose(found, facts, recorded, local=plan.local),
             headline=problems.headline(plan, verdict, recorded),
             step_counts=problems.step_counts(verdict),
             problems=problems.problems(plan, recorded, verdict, found, limit=detail.failures_per_step, facts=facts),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hilgate.judge.verdict import totals
 from hilgate.model import CPU, SEVERITY, Outcome, Ruling
 from hilgate.report.causes import place
-from hilgate.report.merge_base import NOTHING, MergeBase, on_merge_base
+from hilgate.report.merge_base import NOTHING, MergeBase, of_cause
 from hilgate.run import outcome
 from hilgate.text import count, duration, marked, shorten
 
@@ -152,7 +152,7 @@ def problems(
     for cause in found:
         led.setdefault(cause.failures[0].step.key, []).append(cause)
     return tuple(
-        _problem(plan, planned[step.key], step, recorded.last(step.key), led[step.key], limit, facts)
+        _problem(plan, planned[step.key], step, recorded, led[step.key], limit, facts)
         for step in not_green(verdict)
         if step.key in led
     )
@@ -162,12 +162,12 @@ def _problem(
     plan: Plan,
     planned: PlannedStep,
     step: StepVerdict,
-    attempt: Attempt | None,
+    recorded: Recorded,
     led: Sequence[Cause],
     limit: int,
     facts: MergeBase,
 ) -> StepProblem:
-    local = plan.local
+    attempt = recorded.last(step.key)
     checks = attempt.checks if attempt else ()
     skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
     reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
@@ -177,7 +177,7 @@ def _problem(
     for cause in of_checks[:limit]:
         check = cause.failures[0].check
         assert check is not None
-        found = finding(check, planned.device, on_merge_base(facts, step.key, check.id, local=local))
+        found = finding(check, planned.device, of_cause(cause, facts, recorded, local=plan.local))
         findings.append(
             replace(
                 found,
@@ -194,7 +194,7 @@ def _problem(
         max(0, len(of_checks) - limit),
         sum(len(cause.failures) for cause in of_checks[limit:]),
         tuple(reasons.most_common(limit)),
-        on_merge_base(facts, step.key, local=local),
+        of_cause(whole, facts, recorded, local=plan.local) if whole else "",
         container_line(step, planned, plan.python_path),
         tuple(key for key in whole.steps if key != step.key) if whole else (),
         whole.waiting if whole else (),

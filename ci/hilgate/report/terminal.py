@@ -24,7 +24,7 @@ from hilgate.model import Counts, Outcome, planned_key
 from hilgate.plan.make import WHEN
 from hilgate.report import tables
 from hilgate.report.causes import causes
-from hilgate.report.merge_base import NOTHING
+from hilgate.report.merge_base import NOTHING, whose
 from hilgate.report.problems import (
     approval,
     at_most,
@@ -145,6 +145,11 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     """
     recorded, verdict = judged.recorded, judged.verdict
     console = stdout()
+    facts = judged.facts or NOTHING
+    found = causes(judged.plan, recorded, verdict)
+    if first := whose(found, facts, recorded, local=judged.plan.local):
+        say(console, f"{first[0].upper()}{first[1:]}.", "bold")
+        console.print()
     today = verdict.decided.astimezone().replace(hour=0, minute=0)
     rows = [
         (
@@ -158,8 +163,7 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
         for step in verdict.steps
     ]
     console.print(_table_of_steps(rows, console.width))
-    found = causes(judged.plan, recorded, verdict)
-    for problem in problems(judged.plan, recorded, verdict, found, limit=CAUSES, facts=judged.facts or NOTHING):
+    for problem in problems(judged.plan, recorded, verdict, found, limit=CAUSES, facts=facts):
         _print_problem(console, problem, local=judged.plan.local)
     for one in named(verdict, recorded):
         console.print()
