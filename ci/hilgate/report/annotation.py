@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 from hilgate.report import problems, tables
 from hilgate.report.causes import causes
 from hilgate.report.merge_base import NOTHING, MergeBase, whose
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from junitparser import TestCase
 
-    from hilgate.model import Check, Plan, Verdict
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import Check
+    from hilgate.model.verdict import Verdict
     from hilgate.report.causes import Cause
     from hilgate.report.problems import CheckFinding, Detail, StepProblem
     from hilgate.run.results import Recorded

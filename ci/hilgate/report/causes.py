@@ -15,14 +15,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.model import SEVERITY, Outcome, Ruling
+from hilgate.model.record import SEVERITY, Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.report.factors import case_of, common, split
 from hilgate.run import outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hilgate.model import Check, Plan, StepVerdict, Verdict
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import Check
+    from hilgate.model.verdict import StepVerdict, Verdict
     from hilgate.run.results import Recorded
 
 
@@ -242,7 +245,7 @@ _PLACE = re.compile(r"(\S+\.py:\d+): \S+( \(\S+\))?")
 
 
 def place(check: Check) -> str:
-    """`file:line` where a test failed, and the helper's: the last line of its message (`hilgate.run.evidence`)."""
+    """`file:line` where a test failed, and the helper's: the last line of its message (`hilgate.evidence`)."""
     last = check.message.splitlines()[-1:]
     found = _PLACE.fullmatch(last[0].strip()) if last else None
     return found[1] + (found[2] or "") if found else ""

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from hilgate.errors import HilgateError, NothingSelectedError
 from hilgate.history import store
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, Outcome, Ruling
+from hilgate.model import JOBS_FOLDER, PLAN_FILE
+from hilgate.model.record import Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report.causes import shape_of
 from hilgate.run import results
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from hilgate.model import Check, Plan, RerunRecord, StepRecord
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import Check, RerunRecord, StepRecord
     from hilgate.report.causes import Cause, Failure
 
 RECENT_BUILDS = 50

@@ -11,7 +11,8 @@ from support.builds import built
 from support.jobs import failed, gpu_step, health, passed
 from support.plans import step
 
-from hilgate.model import Check, Outcome, Ruling
+from hilgate.model.record import Check, Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.report import annotation, html, terminal
 from hilgate.report.causes import causes, shape_of
 from hilgate.report.write import Judged

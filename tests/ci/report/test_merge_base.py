@@ -11,7 +11,8 @@ from support.jobs import failed, passed, skipped
 from support.plans import COMMIT, plan, step
 
 from hilgate.judge.verdict import judge
-from hilgate.model import Outcome, RerunRecord, Ruling
+from hilgate.model.record import Outcome, RerunRecord
+from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.report import merge_base
 from hilgate.report.causes import causes
