@@ -9,6 +9,7 @@ from hilgate.model.record import Outcome
 from hilgate.report import problems, tables
 from hilgate.report.causes import causes
 from hilgate.report.merge_base import NOTHING, MergeBase, whose
+from hilgate.report.reservations import TITLE, reservations
 from hilgate.text import MARKS, fenced, markdown, marked, shorten, xml
 
 if TYPE_CHECKING:
@@ -54,8 +55,10 @@ def _render(
     for problem in problems.problems(plan, recorded, verdict, found, limit=detail.failures_per_step, facts=facts):
         parts += _problem(problem, detail)
     parts += [line for table in tables.tables(plan, recorded, verdict) if (line := _first_failing_cell(table))]
-    for one in problems.named(verdict, recorded):
-        title = f"**{one.kind}** in {markdown(one.step)} ({markdown(one.what)})"
+    found_beside = reservations(plan, recorded, verdict)
+    parts += [f"### {TITLE}"] if found_beside else []
+    for one in found_beside:
+        title = f"**{markdown(one.title)}** ({markdown(one.what)})"
         parts.append(f"{title}\n\n{_bullets(problems.at_most(one.ids, problems.NAMED_IDS), 300)}")
     passed = [step for step in verdict.steps if step.outcome is Outcome.PASS]
     if passed:

@@ -20,6 +20,7 @@ from hilgate.report import problems, tables
 from hilgate.report.causes import causes
 from hilgate.report.merge_base import NOTHING, MergeBase, whose
 from hilgate.report.problems import Detail, fit
+from hilgate.report.reservations import TITLE, reservations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +63,8 @@ def render(
             more=problems.more,
             others_limit=detail.table_rows,
             rulings=problems.RULINGS,
-            named=problems.named(verdict, recorded),
+            reservations=reservations(plan, recorded, verdict),
+            reservations_title=TITLE,
             named_limit=problems.NAMED_IDS,
             evidence_limit=problems.EVIDENCE_LINES,
             approval=problems.approval(verdict),

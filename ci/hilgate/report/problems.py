@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hilgate.model.record import Check
     from hilgate.model.verdict import StepVerdict, Verdict
     from hilgate.report.causes import Cause
-    from hilgate.run.results import Attempt, Recorded
+    from hilgate.run.results import Recorded
 
 
 LIMIT_BYTES = 1024 * 1024
@@ -128,16 +128,6 @@ class StepProblem:
     """Keys of steps that were not started because of it, where no check says more."""
 
 
-@dataclass(frozen=True)
-class Named:
-    """Checks that somebody must look after although they may not have stopped anything."""
-
-    step: str
-    kind: str
-    what: str
-    ids: tuple[str, ...]
-
-
 def problems(
     plan: Plan,
     recorded: Recorded,
@@ -213,37 +203,6 @@ def beside(one: CheckFinding | StepProblem) -> tuple[tuple[str, tuple[str, ...]]
 def more(problem: StepProblem) -> str:
     """`and 3 more causes of 12 failures, in results.jsonl`."""
     return f"and {count(problem.more, 'more cause')} of {count(problem.more_checks, 'failure')}, in results.jsonl"
-
-
-PASSED_BUT = "passed_but"
-"""The label of a check that passes and does not prove all it is for."""
-
-
-def named(verdict: Verdict, recorded: Recorded) -> tuple[Named, ...]:
-    """Flaky and quarantined checks, unexpected passes and passes with a reservation, of every step, green ones too."""
-    kinds = (
-        ("flaky", "failed and then passed over the same files: not a pass", "flaky"),
-        ("quarantined", "failed in quarantine: an owner has promised to mend it", "quarantined"),
-        ("unexpected pass", "in quarantine and passed: remove the entry from ci/quarantine.yaml", "unexpected_passes"),
-    )
-    return tuple(
-        Named(step.key, kind, what, ids)
-        for step in verdict.steps
-        for kind, what, attribute in kinds
-        if (ids := getattr(step, attribute))
-    ) + tuple(
-        Named(step.key, "passed, but", "a pass that does not prove all it is for", notes)
-        for step in verdict.steps
-        if (notes := _reservations(recorded.last(step.key)))
-    )
-
-
-def _reservations(attempt: Attempt | None) -> tuple[str, ...]:
-    return tuple(
-        f"{check.id}: {check.labels[PASSED_BUT]}"
-        for check in (attempt.checks if attempt else ())
-        if check.outcome is Outcome.PASS and check.labels.get(PASSED_BUT)
-    )
 
 
 def approval(verdict: Verdict) -> str:

@@ -32,12 +32,12 @@ from hilgate.report.problems import (
     beside,
     headline,
     more,
-    named,
     problems,
     ruled,
     step_counts,
     time_of,
 )
+from hilgate.report.reservations import TITLE, reservations
 from hilgate.text import count, shorten
 
 if TYPE_CHECKING:
@@ -169,9 +169,10 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     console.print(_table_of_steps(rows, console.width))
     for problem in problems(judged.plan, recorded, verdict, found, limit=CAUSES, facts=facts):
         _print_problem(console, problem, local=judged.plan.local)
-    for one in named(verdict, recorded):
-        console.print()
-        say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
+    if beside_passes := reservations(judged.plan, recorded, verdict):
+        console.print("", f"{TITLE}:", sep="\n")
+    for one in beside_passes:
+        say(console, f"{one.title}: {', '.join(at_most(one.ids, RESERVED))}", indent="  ")
     console.print()
     mark = mark_of(verdict.outcome)
     said = text.log(text.line(f"{mark.plain}: {headline(judged.plan, verdict, recorded)}"))
@@ -390,6 +391,8 @@ NARROWEST = 60
 """Columns of a terminal below which lines are left to wrap."""
 ROW_CELLS, NAME_CELLS, STEP = 22, 12, 3
 """Terminal columns: most for names of rows, least for the last column's name, and for a mark below upright names."""
+RESERVED = 6
+"""Of checks or steps of one kind that passed with a reservation; the others are counted."""
 CAUSES = 5
 """Of a step, shown in full or in a few lines."""
 MESSAGE_LINES, NOTE_CHARACTERS = 6, 400

@@ -112,7 +112,7 @@ def test_a_pass_that_does_not_prove_all_it_is_for_is_listed(capsys):
         note(*build, FACTS).replace("\\", ""),
         " ".join(capsys.readouterr().out.split()),
     ):
-        assert shown.count("passed, but") == 1
+        assert shown.count("Passed, but") == 1
         assert "g/accuracy: no baseline yet, so only the floor holds" in shown
         assert "g/floor:" not in shown
 
