@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.model.record import SEVERITY, Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.report.factors import case_of, common, split
+from hilgate.report.factors import EVERY, case_of, common, split
 from hilgate.run import outcome
 
 if TYPE_CHECKING:
@@ -165,7 +165,9 @@ def _divided(group: Sequence[Failure], passing: dict[str, list[str]]) -> list[Ca
         return [Cause(tuple(group))]
     ids, beside = [one.id for one in group], _beside(group, passing)
     if whole := common(ids, beside):
-        return [Cause(tuple(group), whole.words)]
+        tests = dict.fromkeys(case_of(name).test.rpartition("::")[2] for name in ids)
+        of = f" of {' and '.join(tests)}" if whole.words == EVERY else ""
+        return [Cause(tuple(group), whole.words + of)]
     parts = split(ids, beside)
     if len(parts) < 2:
         return [Cause(tuple(group))]

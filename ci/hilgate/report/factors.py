@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+EVERY = "every case"
+"""How the words of a factor begin; alone where no case passed."""
 MOST_CONDITIONS = 3
 """Conditions of one factor; more describe the cases and no cause."""
 MOST_PARTS = 4
@@ -131,7 +133,7 @@ class _Cases:
         `whole` takes none that leaves one out; else two cases are enough.
         """
         if not self.passing and whole:
-            return Factor("every case", frozenset(_places(wanted)))
+            return Factor(EVERY, frozenset(_places(wanted)))
         useful = [one for one in self.conditions if one.cases & wanted and (not whole or wanted & ~one.cases == 0)]
         useful = [one for one in useful if self.passing & ~one.cases]
         plainest = {one.cases: one for one in reversed(useful)}.values()  # of those that the same cases meet
@@ -168,7 +170,7 @@ class _Cases:
             alike = [one for one in self.conditions if one.cost == chosen[0].cost == 0 and one is not chosen[0]]
             same = [one.words for one in alike if one.cases == chosen[0].cases]
             words += f" (no case tells it from {' or '.join(same[:MOST_SAME])})" if same else ""
-        return Factor(f"every case{words}", frozenset(_places(met)))
+        return Factor(f"{EVERY}{words}", frozenset(_places(met)))
 
     def _conditions(self) -> Iterable[Condition]:
         """Conditions that two failing cases meet, and words that only passing ones have."""

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hilgate.judge.step import reproduce_line
 from hilgate.judge.verdict import totals
 from hilgate.model.declaration import CPU
 from hilgate.model.record import SEVERITY, Outcome
@@ -182,6 +183,9 @@ def _problem(
                 waiting=cause.waiting,
             )
         )
+    if findings:
+        _, image, digest = step.reproduce.partition("  # in image ")
+        step = step.model_copy(update={"reproduce": reproduce_line(planned, findings[0].check) + image + digest})
     return StepProblem(
         step,
         tuple(findings),

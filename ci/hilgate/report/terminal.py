@@ -7,6 +7,7 @@ here know none, and `cell` takes out what a terminal would obey.
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import textwrap
@@ -142,13 +143,25 @@ def print_slowest(recorded: Recorded, number: int) -> None:
         say(stdout(), f"{text.duration(seconds)} {check}", whole=True)
 
 
-def print_verdict(judged: Judged, *, every: bool = False) -> None:
+SCREEN = (80, 24)
+"""Columns and lines of a terminal that nobody has made larger."""
+
+
+def first_screen(judged: Judged) -> str:
+    """What a reader sees of a verdict before scrolling."""
+    columns, lines = SCREEN
+    console = Console(file=io.StringIO(), width=columns, highlight=False, markup=False, emoji=False)
+    print_verdict(judged, console=console)
+    return "\n".join(console.file.getvalue().splitlines()[:lines])  # type: ignore[attr-defined]  # it is a StringIO
+
+
+def print_verdict(judged: Judged, *, every: bool = False, console: Console | None = None) -> None:
     """The outcomes, what broke in each step that is not green, where the report is, and tables.
 
     With `every` all tables are printed whole; else those of steps that are not green, and a line for each other one.
     """
     recorded, verdict = judged.recorded, judged.verdict
-    console = stdout()
+    console = console or stdout()
     facts = judged.facts or NOTHING
     found = causes(judged.plan, recorded, verdict)
     if first := whose(found, facts, recorded, local=judged.plan.local):
@@ -274,16 +287,17 @@ def _print_problem(console: Console, problem: StepProblem, *, local: bool) -> No
         say(console, f"also: {finding.alike or finding.check.id}", "bold", indent="  ")
         for line in (finding.check.id if finding.alike else "", finding.assertion, finding.place):
             say(console, shorten(line, NOTE_CHARACTERS), indent="    ")
-        _print_facts(console, finding, ("merge base", finding.merge_base))
+        same = finding.merge_base == merge_base
+        _print_facts(console, finding, ("merge base", "" if same else finding.merge_base), indent="    ")
     if problem.more:
         say(console, more(problem), indent="  ")
     say(console, f"reproduce: {step.reproduce}", "bold", indent="  ", whole=True)
 
 
-def _print_facts(console: Console, of: CheckFinding | StepProblem, *facts: tuple[str, str]) -> None:
+def _print_facts(console: Console, of: CheckFinding | StepProblem, *facts: tuple[str, str], indent: str = "  ") -> None:
     for name, words in (*facts, *((name, ", ".join(keys)) for name, keys in beside(of))):
         if words:
-            say(console, shorten(f"{name}: {words}", NOTE_CHARACTERS), indent="  ")
+            say(console, shorten(f"{name}: {words}", NOTE_CHARACTERS), indent=indent)
 
 
 def print_checks(checks: tuple[Check, ...]) -> None:

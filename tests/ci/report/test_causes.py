@@ -102,7 +102,7 @@ def test_tests_that_fail_in_one_helper_are_joined_only_by_a_factor_of_all_of_the
     other = [case(name, test="test_scale", line=90) if "prefill" in name else good(name, "test_scale") for name in GRID]
     assert sorted(of(*first, *other)) == [(6, "every case with fp16"), (6, "every case with prefill")]
     whole = [case(name, test="test_scale", line=90) for name in GRID]  # nothing there could have contradicted it
-    assert sorted(of(*first, *whole)) == [(6, "every case with fp16"), (12, "every case")]
+    assert sorted(of(*first, *whole)) == [(6, "every case with fp16"), (12, "every case of test_scale")]
 
 
 def test_a_value_that_is_no_number_is_the_same_cause_where_a_factor_says_so():
