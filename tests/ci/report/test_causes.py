@@ -77,8 +77,8 @@ def test_another_device_and_another_kernel_log_are_other_causes():
     plan, recorded, verdict = built((gpu_step("one"), [case("a")]), (gpu_step("two"), [case("a")]))
     assert len(causes(plan, recorded, verdict)) == 1
     log = health("after", dmesg=("amdgpu 0000:05:00.0: [gfxhub] page fault (src_id:0 ring:24)",))
-    told = dataclasses.replace(recorded, health={"two-gfx942": (log,)})
-    assert len(causes(plan, told, verdict)) == 2
+    known = dataclasses.replace(recorded, health={"two-gfx942": (log,)})
+    assert len(causes(plan, known, verdict)) == 2
 
 
 def test_two_bugs_with_one_message_and_one_place_are_two_entries():
@@ -135,13 +135,13 @@ def replay_of_a_hung_tool():
     behind = [gpu_step(f"lib-{n}", depends_on=("hipinfo-gfx942",)) for n in range(26)]
     beside = [gpu_step(f"other-{n}") for n in range(11)]
     plan, recorded, verdict = built((first, []), *((one, []) for one in behind), *((one, [passed()]) for one in beside))
-    told = {
+    known = {
         "hipinfo-gfx942": (Ruling.UNFINISHED, "timed out after 600 s; its last line: hipInfo: device 0"),
         **{one.key: (Ruling.NOT_STARTED, "not started: it needs hipinfo-gfx942, which did not run") for one in behind},
     }
     steps = tuple(
-        one.model_copy(update={"outcome": Outcome.DID_NOT_RUN, "ruling": told[one.key][0], "why": told[one.key][1]})
-        if one.key in told
+        one.model_copy(update={"outcome": Outcome.DID_NOT_RUN, "ruling": known[one.key][0], "why": known[one.key][1]})
+        if one.key in known
         else one
         for one in verdict.steps
     )

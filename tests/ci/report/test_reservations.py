@@ -48,8 +48,8 @@ def a_build():
     reused = old.record.model_copy(update={"reused": Reused(of="0" * 64, commit="a" * 40, tree="t")})
     attempts["old-cpu"] = (dataclasses.replace(old, record=reused),)
     recorded = dataclasses.replace(recorded, attempts=attempts, restored={"measured-cpu": ("tests/tolerances.py",)})
-    told = {"old-cpu": {"reused": NOW - dt.timedelta(days=1)}, "gate-cpu": {"flaky": ("f",), "quarantined": ("q",)}}
-    ruled = tuple(one.model_copy(update=told.get(one.key, {})) for one in verdict.steps)
+    known = {"old-cpu": {"reused": NOW - dt.timedelta(days=1)}, "gate-cpu": {"flaky": ("f",), "quarantined": ("q",)}}
+    ruled = tuple(one.model_copy(update=known.get(one.key, {})) for one in verdict.steps)
     return plan, recorded, verdict.model_copy(update={"steps": ruled})
 
 
