@@ -120,6 +120,10 @@ def watch(
             help="Call this URL at the end; the service behind it raises an alarm when no call comes.",
         ),
     ] = "",
+    end_late: Annotated[
+        bool,
+        typer.Option("--end-late", help="End jobs that wait longer than `wait_minutes` of their queue."),
+    ] = False,
 ) -> None:
     """Name paused or lost nodes, red builds, long queues.
 
@@ -141,6 +145,9 @@ def watch(
     ended = client.builds(branch=branch, state="finished", created_from=since)
     agents = client.agents()
     found = api.alarms(agents, unfinished, ended, queues, now)
+    for job, sentence in api.overdue(unfinished, queues, now) if end_late else ():
+        client.cancel_job(job)
+        found.append(sentence)
     samples = api.queue_facts(agents, unfinished, queues, now)
     if rulesets := github.load(repository(ctx)):
         asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))

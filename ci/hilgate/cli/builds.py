@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hilgate.release.verify import BundleAnswer
 
 
+METRICS = "accuracy, kernels, flakes, waiting, minutes"
 Step = Annotated[
     str,
     typer.Option(
@@ -84,7 +85,8 @@ def add(
 def show(
     ctx: typer.Context,
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="One of accuracy, kernels, flakes, minutes (default: all).")
+        str,
+        typer.Option("--metric", metavar="NAME", help=f"One of {METRICS} (default: all)."),
     ] = "",
     step: Step = "",
     since: Since = None,
@@ -145,6 +147,7 @@ NOTHING = {
     "accuracy": "no check of these builds has an exact_match with its interval",
     "kernels": "no check of these builds has a time (a number named ..._us or ..._ms)",
     "flakes": "no check failed in these builds",
+    "waiting": "no step of these builds was planned for a queue",
     "minutes": "no step of these builds was run",
 }
 
@@ -176,6 +179,10 @@ def _time(value: float) -> str:
     return shortest(float(value)) if value < 1000 else f"{value:.0f}"
 
 
+def _minutes(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
 COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
     "accuracy": {
         "accuracy": lambda row: row["id"],
@@ -201,6 +208,15 @@ COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
         "failed": lambda row: str(row["failed"]),
         "of builds": lambda row: str(row["builds"]),
         "last": lambda row: f"{row['last']:%m-%d %H:%M}",
+    },
+    "waiting": {
+        "waiting for": lambda row: row["queue"],
+        "jobs": lambda row: str(row["jobs"]),
+        "half (min)": lambda row: _minutes(row["half"]),
+        "9 of 10": lambda row: _minutes(row["nine_of_ten"]),
+        "longest": lambda row: _minutes(row["longest"]),
+        "never began": lambda row: str(row["never"] or ""),
+        "course": lambda row: bars(row["course"] or []),
     },
     "minutes": {
         "began (UTC)": lambda row: f"{row['time']:%Y-%m-%d %H:%M}",

@@ -184,6 +184,7 @@ def render_history(answers: Mapping[Metric, Sequence[Row]], *, step: str) -> str
         kernels=answers["kernels"][:MOST_ROWS],
         kernel_plots=[_kernel_plot(row) for row in answers["kernels"] if row["builds"] > 1][:MOST_PLOTS],
         flakes=answers["flakes"][:MOST_ROWS],
+        waiting=answers["waiting"][:MOST_ROWS],
         more={name: max(0, len(rows) - MOST_ROWS) for name, rows in answers.items()},
         percent=lambda value: "none" if value is None else f"{value:.1%}",
         number=lambda value: "none" if value is None else problems.shortest(float(value)),
