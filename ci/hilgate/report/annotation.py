@@ -29,10 +29,17 @@ ANNOTATION_FILE = "annotation.md"
 JUNIT_FILE = "junit.xml"
 
 
-def render(plan: Plan, recorded: Recorded, verdict: Verdict, *, facts: MergeBase = NOTHING) -> str:
-    """The first screen as CommonMark, below Buildkite's limit of 1 MiB."""
+def render(
+    plan: Plan,
+    recorded: Recorded,
+    verdict: Verdict,
+    *,
+    facts: MergeBase = NOTHING,
+    limit: int = problems.LIMIT_BYTES,
+) -> str:
+    """The first screen as CommonMark, by default below Buildkite's limit of 1 MiB."""
     found = causes(plan, recorded, verdict)
-    return problems.fit(lambda detail: _render(plan, recorded, verdict, found, detail, facts))
+    return problems.fit(lambda detail: _render(plan, recorded, verdict, found, detail, facts), limit)
 
 
 def _render(

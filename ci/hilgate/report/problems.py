@@ -53,12 +53,12 @@ DETAILS = (Detail(20, 4000, 500), Detail(8, 1500, 150), Detail(3, 500, 30), Deta
 """Tried in order until the report fits; what is left out is counted and stays in the results folder."""
 
 
-def fit(render: Callable[[Detail], str]) -> str:
-    """The most detailed text below `LIMIT_BYTES`."""
+def fit(render: Callable[[Detail], str], limit: int = LIMIT_BYTES) -> str:
+    """The most detailed text below so many bytes."""
     text = ""
     for detail in DETAILS:
         text = render(detail)
-        if len(text.encode()) < LIMIT_BYTES:
+        if len(text.encode()) < limit:
             return text
     raise AssertionError(f"a report of {len(text)} characters at the least detail")
 
