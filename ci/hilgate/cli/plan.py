@@ -67,6 +67,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show which steps would run, where and why. Runs nothing."""
+    from hilgate.history.queries import forecast
     from hilgate.history.store import images
     from hilgate.plan.estimate import size_of
     from hilgate.plan.limits import within_limits
@@ -97,6 +98,9 @@ def plan(
         sys.stdout.write(made.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
         terminal.print_plan(terminal.stdout(), made, size_of(made, root, history), omitted=omitted)
+        if history and not made.local:
+            for words in forecast(history, {step.queue for step in made.steps if step.queue}):
+                terminal.say(terminal.stdout(), words, "dim")
 
 
 @program.command()
