@@ -104,7 +104,17 @@ def test_a_wheel_that_holds_where_it_was_built_is_found(tmp_path, monkeypatch):
             "`sample --version` fails",
         ),
     ],
-    ids=["another version", "an import", "another license", "no license", "no description", "plain text", "a relative link", "no classifier", "its program"],
+    ids=[
+        "another version",
+        "an import",
+        "another license",
+        "no license",
+        "no description",
+        "plain text",
+        "a relative link",
+        "no classifier",
+        "its program",
+    ],
 )
 def test_a_wheel_that_does_not_work_is_found(tmp_path, monkeypatch, changes, words):
     status, found, _ = run(distribution(tmp_path, **changes), monkeypatch)
