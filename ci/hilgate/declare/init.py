@@ -100,13 +100,13 @@ def _facts(root: Path, files: Iterable[str]) -> dict[str, object]:
         keys[_key(path) if _key(path) not in keys else f"{_key(path)}-{len(keys)}"] = path
     python_path = [*sorted(parents - {"."}), "."]
     graph = imports.build(root, python_path)
-    packages = {key: ["pytest", *(one for one in PACKAGES if _uses(graph, path, one))] for key, path in keys.items()}
+    needed = {key: ["pytest", *(one for one in PACKAGES if _uses(graph, path, one))] for key, path in keys.items()}
     recipe = next((str(path) for path in paths if {"dockerfile", "rocm"} <= set(_words(path.name))), "")
     return {
         "python_path": python_path,
         "folders": [f"{top}/" for top in tops],
         "inside": [f"{top}/" for top in tops if stays_inside(f"{top}/file", [f"{top}/"]) and f"{top}/" not in recipe],
-        "steps": [(key, path, packages[key]) for key, path in keys.items()],
+        "steps": [(key, path, needed[key]) for key, path in keys.items()],
         "recipe": recipe,
         "image": "-".join(word for word in _words(PurePosixPath(recipe).name) if word != "dockerfile"),
     }
