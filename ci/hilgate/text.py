@@ -20,7 +20,7 @@ from hilgate.errors import DeclarationError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hilgate.model import Outcome
+    from hilgate.model.record import Outcome
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories without a shape of their own: controls (escape sequences begin with one), directions and joiners,

@@ -38,7 +38,7 @@ from hileval.gates.view import read_findings, render
 from hileval.records.baseline import Baseline, environment, make_baseline
 from hileval.records.records import Filter, Run, Setting
 from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -38,6 +38,8 @@ class Arch:
     """Whether a kernel can be started while the one before it ends (CUDA: programmatic dependent launch)."""
     code_pairs: bool = False
     """Whether decode takes FP8 codes in pairs: two bytes at a time are moved (ldmatrix), two codes converted."""
+    compiled: bool = True
+    """Whether kernels are compiled: then launches take few values, so that a service soon has all of them."""
     native_fp8: str = ""
     """The 4-bit-exponent FP8 format of the device's matrix and conversion instructions (CDNA3 and CDNA4 ISA, "FP8"; PTX
     ISA `.e4m3`); "" for none. The same byte read as the other format is wrong by a factor of 2."""
@@ -79,6 +81,7 @@ ARCHES: dict[str, Arch] = {
             lanes=1,
             operand_from_lds_rows=1,
             compute_units=1,
+            compiled=False,
         ),
     )
 }

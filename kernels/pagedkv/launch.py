@@ -6,10 +6,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import get_type_hints
+from typing import TYPE_CHECKING, get_type_hints
 
 from pagedkv import toml
-from pagedkv.arch import limits, next_power_of_two
+from pagedkv.arch import NEVER, limits, next_power_of_two
+
+if TYPE_CHECKING:
+    from pagedkv.arch import Arch
 
 LARGEST_CHUNK = 1024
 """Tokens of a chunk of Mamba-2's scan."""
@@ -47,6 +50,64 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class Where:
+    """A measured launch of attention for some layers or lengths, with queries of two bytes: conditions and numbers.
+
+    The numbers are taken as they are: what fits the arch was measured too. A condition that a file leaves out holds.
+    """
+
+    because: str
+    """When, on what and among how many launches this was the fastest."""
+    cache_bytes: int
+    """Condition: bytes of a cache element."""
+    packing: str
+    """Condition: packing of the cache."""
+    channels: int
+    """Condition: channels of a head, rounded up to a power of two."""
+    tokens: int
+    """KV tokens of a tile."""
+    waves: int
+    stages: int
+    rows: int = 16
+    """Query rows of a program. A layer whose query heads of one KV head are more takes the other data."""
+    block_at_least: int = 1
+    """Condition: tokens of a block."""
+    length_at_most: int = NEVER
+    """Condition: upper bound of the tokens that a query may see."""
+    needed_at_most: int = NEVER
+    """Condition: upper bound of the query tokens of a sequence, times the query heads of one KV head."""
+    programs_at_most: int = NEVER
+    """Condition: pairs of a sequence and a KV head for each compute unit, rounded down."""
+    split_tokens: int = 0
+    """As in `Attention`, as is what follows; 0 is no other number."""
+    programs_per_unit: int = 0
+
+    def holds(
+        self,
+        *,
+        cache_bytes: int,
+        packing: str,
+        head_size: int,
+        block_size: int,
+        group: int,
+        longest: int,
+        needed: int,
+        programs: int,
+    ) -> bool:
+        """Whether the conditions hold."""
+        return (
+            cache_bytes == self.cache_bytes
+            and packing == self.packing
+            and next_power_of_two(head_size) == self.channels
+            and block_size >= self.block_at_least
+            and group <= self.rows
+            and longest <= self.length_at_most
+            and needed <= self.needed_at_most
+            and programs <= self.programs_at_most
+        )
+
+
+@dataclass(frozen=True)
 class Attention:
     """How attention is launched in one phase (decode: one query token a sequence; prefill: more)."""
 
@@ -56,8 +117,6 @@ class Attention:
     """Most KV tokens of one tile; fewer where LDS or registers say so."""
     pair_tokens: int
     """Likewise where codes are read in pairs."""
-    tiles_at_least: int
-    """Least number of tiles (of 32 tokens or more) per sequence: half of the tile at the causal diagonal is wasted."""
     waves: int
     quantised_waves: int
     """Likewise where the cache is quantised: with fewer, each decodes more of a tile and waits less for the others."""
@@ -84,6 +143,11 @@ class Attention:
     """Stages where the cache is quantised; 0 takes those of the packing."""
     waves_per_eu: int = 0
     """AMD: waves of a SIMD that registers shall suffice for, of elements of two bytes; 0 leaves it to the compiler."""
+    few_rows: int = 0
+    """Prefill: `rows` where the queries of every sequence fit so many, as when drafts are verified. Two sizes and not
+    each power of two, because each is compiled. 0 is no other number."""
+    where: tuple[Where, ...] = ()
+    """Measured launches; the first whose conditions hold counts."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +230,7 @@ class Tuning:
     gather: Gather
     reduce: Reduce
     decode: Attention
-    decode_native: Attention
-    """Where blocks of packing `native` hold at least a tile of it; what a file does not say is as in `decode`."""
     prefill: Attention
-    prefill_large: Attention
-    """Likewise, where blocks of packing `rows` do and queries fill its rows; as `prefill`."""
     mla: Mla
     mla_narrow: Mla
     """Where one token has at most 16 heads."""
@@ -186,10 +246,13 @@ def parse(text: str, where: str) -> Tuning:
     """
     kinds = get_type_hints(Tuning)
     data = toml.parse(where, text, kinds, every=True)
-    for name, base in (("decode_native", data["decode"]), ("prefill_large", data["prefill"])):
-        if isinstance(base, dict) and isinstance(data[name], dict):
-            data[name] = base | data[name]
-    return Tuning(**{name: toml.entry(f"{where} [{name}]", data[name], kind, least=1) for name, kind in kinds.items()})
+    rules = {
+        name: toml.entries(f"{where} [[{name}.where]]", data[name].pop("where", []), Where, least=1)
+        for name in ("decode", "prefill")
+        if isinstance(data[name], dict)
+    }
+    found = {name: toml.entry(f"{where} [{name}]", data[name], kind, least=1) for name, kind in kinds.items()}
+    return Tuning(**found | {name: replace(found[name], where=each) for name, each in rules.items()})
 
 
 @functools.cache
@@ -203,3 +266,14 @@ def tuning(arch: str) -> Tuning:
     limits(arch)
     file = resources.files("pagedkv") / "tuning" / f"{arch}.toml"
     return parse(file.read_text(encoding="utf-8"), f"pagedkv/tuning/{arch}.toml")
+
+
+def rows_of_program(arch: Arch, count: int, *, most: int, fewest: int) -> int:
+    """Return how many of `count` rows a program takes, a power of two: `most`, or `fewest` where there are not as many.
+
+    Two values and not every power of two, because each is compiled; Triton's interpreter, which compiles nothing, takes
+    what the rows need.
+    """
+    if count >= most:
+        return most
+    return min(most, fewest if arch.compiled else next_power_of_two(count))

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     Prepared = tuple[Callable[..., None], Sequence["Launch"]]
     """What runs a call, without holding a tensor, and the launches in that."""
 
-MOST = 4096
-"""Calls that are kept; a service sees as many as it has batch sizes and lengths, times kinds of layers."""
+MOST = 1024
+"""Calls that are kept, each a few kilobytes; the oldest makes room. A service in graphs has as many as batch sizes and
+bounds of lengths, times kinds of layers; prefill without graphs has one for each number of tokens."""
 TWO_GIB = 1 << 31
 """Bytes of a tensor's storage above which Triton for AMD addresses it otherwise (buffer operations have 32 bits)."""
 
@@ -122,5 +123,5 @@ def call(looks: Hashable, prepare: Callable[[], Prepared | None], *arguments: An
     run(*arguments)
     if looks is not None and all(launch.compiled for launch in launches):
         if len(_runs) >= MOST:
-            _runs.clear()
+            del _runs[next(iter(_runs))]
         _runs[looks] = run

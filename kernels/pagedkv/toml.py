@@ -64,9 +64,10 @@ def entry(where: str, table: object, kind: type[Entry], *, least: int = 0) -> En
     return kind(**{key: _value(f"{where}: {key}", value, types[key], least) for key, value in table.items()})
 
 
-def entries(where: str, tables: object, kind: type[Entry]) -> tuple[Entry, ...]:
-    """Read a list of tables; raises as `rows` and `entry`."""
-    return tuple(entry(f"{where} {number}", table, kind) for number, table in enumerate(rows(where, tables), 1))
+def entries(where: str, tables: object, kind: type[Entry], *, least: int = 0) -> tuple[Entry, ...]:
+    """Read a list of tables; arguments and errors are those of `rows` and `entry`."""
+    numbered = enumerate(rows(where, tables), 1)
+    return tuple(entry(f"{where} {number}", table, kind, least=least) for number, table in numbered)
 
 
 def among(where: str, values: Iterable[str], known: Iterable[str]) -> None:

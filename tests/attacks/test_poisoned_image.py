@@ -16,7 +16,7 @@ from support.agent import KEY, Agent
 from support.jobs import DIGEST, GATHER, Jobs, agents_plan, environment, finished, image, passed
 
 from hilgate.images import __main__ as command
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path

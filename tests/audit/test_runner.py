@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from hilgate.model import Check
+from hilgate.model.record import Check
 from pagedkv.audit.budgets import Budgets, Declared, KernelBudget, Limits
 from pagedkv.audit.cases import Case
 from pagedkv.audit.compile import probe

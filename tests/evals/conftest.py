@@ -18,7 +18,7 @@ from hileval.gates.declare import Gate, load_gates
 from hileval.gates.rule import GateRule
 from hileval.records.baseline import make_baseline
 from hileval.records.records import Identity, Run, Sample, Setting, flags_of
-from hilgate.model import Environment
+from hilgate.model.record import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

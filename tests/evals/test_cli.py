@@ -12,7 +12,7 @@ from hileval.ask.evaluation import stored_outcomes
 from hileval.engines import EngineError
 from hileval.gates import declare
 from hileval.records.baseline import BaselineError
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 
 @pytest.fixture

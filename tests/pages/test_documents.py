@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hilgate.git import tracked_files
-from hilgate.model import Verdict
+from hilgate.model.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [name for name in tracked_files(ROOT) if name.endswith(".md")]
@@ -38,7 +38,7 @@ def test_a_page_names_nothing_that_is_not_there(page):
 
 
 def test_a_wrong_path_is_noticed():
-    text = "[a](none.md) [b](README.md#x) [c](https://example.org) `ci/hilgate/none.py` `ci/hilgate/model.py`"
+    text = "[a](none.md) [b](README.md#x) [c](https://example.org) `ci/hilgate/none.py` `ci/hilgate/model/plan.py`"
     assert missing("README.md", text) == ["none.md", "ci/hilgate/none.py"]
 
 

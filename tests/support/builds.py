@@ -12,7 +12,7 @@ from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.history import store
 from hilgate.judge import verdict
-from hilgate.model import BuildRecord, Outcome, StepRecord
+from hilgate.model.record import BuildRecord, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
 

@@ -11,7 +11,7 @@ from support import jobs
 from support.jobs import IMAGE_STEP, finished, opening, passed
 from support.plans import ENVIRONMENT, plan, step
 
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 from hilgate.release import bundle, verify
 from hilgate.report.write import decide
 from hilgate.run import results

@@ -6,7 +6,8 @@ from __future__ import annotations
 from support.builds import built
 from support.plans import step
 
-from hilgate.model import Check, Matrix, Outcome
+from hilgate.model.declaration import Matrix
+from hilgate.model.record import Check, Outcome
 from hilgate.report import tables
 
 SPEC = Matrix(rows="fruit", columns="test", file="cells.json")

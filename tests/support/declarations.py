@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hilgate.declare.load import Declarations
 from hilgate.git import Changes
-from hilgate.model import Agents, Area
+from hilgate.model.declaration import Agents, Area
 from hilgate.plan.machine import Machine
 
 AGENTS = Agents.model_validate(

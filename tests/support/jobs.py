@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from support.plans import ENVIRONMENT, plan, step
 
+from hilgate.evidence import kind_of
 from hilgate.judge.verdict import judge
-from hilgate.model import (
+from hilgate.model.record import (
     BuildRecord,
     Check,
     CheckRecord,
@@ -17,20 +18,19 @@ from hilgate.model import (
     Health,
     ImageRecord,
     Outcome,
-    Plan,
-    PlannedStep,
     RerunRecord,
     StepRecord,
 )
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
-from hilgate.run.evidence import kind_of
-from hilgate.run.outcome import Facts, decide
+from hilgate.run.rules import Facts, decide
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hilgate.model import Record, StepVerdict, Verdict
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import Record
+    from hilgate.model.verdict import StepVerdict, Verdict
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 CONTENT = "e" * 64

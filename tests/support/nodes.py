@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hilgate.agent import health, hooks
-from hilgate.model import Health
+from hilgate.model.record import Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable

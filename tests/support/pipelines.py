@@ -15,7 +15,7 @@ from hilgate.buildkite.lint import sdk_schema
 from hilgate.declare.load import load
 
 if TYPE_CHECKING:
-    from hilgate.model import Plan
+    from hilgate.model.plan import Plan
 
 DECLARED = load(Path(__file__).resolve().parents[2])
 SCHEMAS = {

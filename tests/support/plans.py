@@ -20,7 +20,8 @@ from unittest import mock
 import typer.main
 
 from hilgate.cli.app import main
-from hilgate.model import Environment, Omission, Plan, PlannedStep
+from hilgate.model.plan import Omission, Plan, PlannedStep
+from hilgate.model.record import Environment
 from hilgate.plan import limits
 from hilgate.plan.make import plan_digest
 from hilgate.run import results, reuse

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a queue promises of its nodes, the limits of a fit one, and the record of a look: `hilgate.model.Health`.
+"""What a queue promises of its nodes, the limits of a fit one, and the record of a look: `hilgate.model.record.Health`.
 
 The record is `health-before.json` or `health-after.json` in a job's folder. An agent's host has a plain Python, so it
 is written from a dataclass; a test reads it with the model.

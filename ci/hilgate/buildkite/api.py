@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hilgate.agent import facts
-    from hilgate.model import Plan, Queue
+    from hilgate.model.declaration import Queue
+    from hilgate.model.plan import Plan
 
 TOKEN_VARIABLE = "BUILDKITE_API_TOKEN"  # noqa: S105 - the name of a variable
 HEARTBEAT_VARIABLE = "HILGATE_HEARTBEAT_URL"

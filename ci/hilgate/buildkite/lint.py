@@ -20,7 +20,7 @@ import yaml
 from hilgate.agent.fetch import RECHECK_KEY_SUFFIX
 from hilgate.declare.check import find_cycle
 from hilgate.errors import Exit
-from hilgate.model import BUILDKITE_KEY, POSTED_BY, RESERVED_KEYS
+from hilgate.model.declaration import BUILDKITE_KEY, POSTED_BY, RESERVED_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -31,13 +31,14 @@ from hilgate.agent.fetch import recheck_key
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.buildkite.lint import KILLED, LOST, lint, schema_problems, sdk_schema
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, POSTED_BY
+from hilgate.model import JOBS_FOLDER, PLAN_FILE
+from hilgate.model.declaration import POSTED_BY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hilgate.declare.load import Declarations
-    from hilgate.model import Plan, PlannedStep, PlanProfile
+    from hilgate.model.plan import Plan, PlannedStep, PlanProfile
 
 MARGIN_MINUTES = 4
 """What Buildkite's timeout adds to the step's own: checkout, preflight and plan before it, and after it the minute that

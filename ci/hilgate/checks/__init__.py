@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.errors import Exit
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Final
 from hilgate.checks import conclude
 from hilgate.declare.load import find_root, load
 from hilgate.errors import DeclarationError, ending
+from hilgate.evidence import KINDS
 from hilgate.git import tracked_files
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 from hilgate.plan.machine import detect
-from hilgate.run.evidence import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from hilgate.declare.load import Declarations
-    from hilgate.model import Step
+    from hilgate.model.declaration import Step
     from hilgate.plan.machine import Machine
 
 TIMEOUT_SECONDS: Final = 400

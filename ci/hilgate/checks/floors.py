@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the `minimum` of every pytest step with what pytest collects: `python -m hilgate.checks.floors [--write]`.
 
-A step must report every test that pytest collected (`run.evidence`), so a test that is skipped or lost is noticed by
-itself. Tests that are not even collected, because a folder was renamed, only a number can miss: each step's `minimum`
-must be within 5 % of what is collected, on any machine. `--write` writes the numbers into `ci/areas`.
-
+A step must report every test that pytest collected (`hilgate.evidence`), so a test that is skipped or lost is noticed
+by itself. Tests that are not even collected, because a folder was renamed, only a number can miss: each step's
+`minimum` must be within 5 % of what is collected, on any machine. `--write` writes the numbers into `ci/areas`.
 Collecting imports what the tests import, once for all steps that pytest can collect in one process. Under the runner
 (`HILGATE_OUT` set) each number is a check of `findings.jsonl`.
 """
@@ -31,8 +30,9 @@ from typing import TYPE_CHECKING
 from hilgate.checks import conclude
 from hilgate.declare.load import find_root, load
 from hilgate.errors import DeclarationError, NothingSelectedError, ending
-from hilgate.model import CPU, Check, Outcome
-from hilgate.run.evidence import WITH_VALUE
+from hilgate.evidence import WITH_VALUE
+from hilgate.model.declaration import CPU
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -26,7 +26,7 @@ from hilgate.checks import conclude
 from hilgate.declare.load import find_root, load
 from hilgate.errors import NothingSelectedError, ending
 from hilgate.git import tracked_files
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -29,11 +29,13 @@ from hilgate.checks.watch import CONNECTION, GIT
 from hilgate.declare import imports
 from hilgate.declare.load import find_root, load
 from hilgate.errors import CannotRunHereError, DeclarationError, Exit, HilgateError, RecordsError, ending
+from hilgate.evidence import KINDS
 from hilgate.git import tracked_files
-from hilgate.model import CPU, Check, Outcome, StrictModel, first_problem
+from hilgate.model import StrictModel, first_problem
+from hilgate.model.declaration import CPU
+from hilgate.model.record import Check, Outcome
 from hilgate.plan.make import plan_alone
 from hilgate.plan.select import select
-from hilgate.run.evidence import KINDS
 from hilgate.run.reuse import may_be_reused, own_path
 from hilgate.run.runner import run_plan
 
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from hilgate.declare.load import Declarations
-    from hilgate.model import Area, Key, PlannedStep, Step
+    from hilgate.model import Key
+    from hilgate.model.declaration import Area, Step
+    from hilgate.model.plan import PlannedStep
 
 READS_FILE: Final = "ci/reads.json"
 RECORD_IT: Final = "record it with `python -m hilgate.checks.reads {}`"

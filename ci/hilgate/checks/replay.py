@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from hilgate.declare.imports import Imports
     from hilgate.declare.load import Declarations
-    from hilgate.model import Key, Plan, Profile
+    from hilgate.model import Key
+    from hilgate.model.declaration import Profile
+    from hilgate.model.plan import Plan
 
 BROKE = "=>"
 

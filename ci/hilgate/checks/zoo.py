@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -22,11 +22,15 @@ from hilgate.declare import yaml
 from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.judge.verdict import judge
-from hilgate.model import Check, Key, Outcome, StrictModel, Verdict
+from hilgate.model import Key, StrictModel
+from hilgate.model.record import Check, Outcome
 from hilgate.plan.make import plan_alone, plan_digest
 from hilgate.run.outcome import first_line, worst
 from hilgate.run.runner import run_plan
 from hilgate.text import suggest
+
+if TYPE_CHECKING:
+    from hilgate.model.verdict import Verdict
 
 ZOO = Path("tests/bugs")
 UNDER_TEST = "kernels"

@@ -37,7 +37,7 @@ def declared(*kinds: Literal["areas", "steps", "models", "bugs"]) -> Callable[[t
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         from hilgate.checks import zoo
         from hilgate.declare.load import find_root, load
-        from hilgate.model import planned_key
+        from hilgate.model.plan import planned_key
 
         names: list[str] = []
         with contextlib.suppress(Exception):  # a shell has no place for an error

@@ -17,7 +17,7 @@ from hilgate.cli import Base, Json, declared, program, repository
 from hilgate.errors import Exit, MisuseError
 
 if TYPE_CHECKING:
-    from hilgate.model import Plan
+    from hilgate.model.plan import Plan
     from hilgate.simulate.campaign import Tally
 
 

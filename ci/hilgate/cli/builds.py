@@ -304,7 +304,7 @@ def attest(
     Of a bundle that is verified first: an in-toto statement with SLSA provenance, of commit, plan, wheels and images.
     `ssh-keygen -Y sign` signs it.
     """
-    from hilgate.model import Outcome
+    from hilgate.model.record import Outcome
     from hilgate.release.provenance import built_by
     from hilgate.release.verify import Asked, statement_of
 

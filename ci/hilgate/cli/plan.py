@@ -23,7 +23,7 @@ from hilgate.text import count
 if TYPE_CHECKING:
     from hilgate.checks.replay import Replay, Replayed
     from hilgate.declare.load import Declarations
-    from hilgate.model import Check
+    from hilgate.model.record import Check
     from hilgate.plan.expand import Readiness
     from hilgate.plan.machine import Machine
 
@@ -166,7 +166,7 @@ def explain(
 @program.command()
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     """Show what this machine has and lacks. Exit status 5 when something required is missing."""
-    from hilgate.model import Outcome
+    from hilgate.model.record import Outcome
     from hilgate.plan.expand import Diagnosis
     from hilgate.plan.prerequisites import ask
     from hilgate.report.terminal import print_machine, print_readiness
@@ -199,28 +199,31 @@ def schema(
     """Print the JSON schema of a file of hilgate."""
     from pydantic import TypeAdapter
 
-    from hilgate import model
+    from hilgate.model.declaration import Agents, Area, Project, Quarantine
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import Check, Health, Record
+    from hilgate.model.verdict import Verdict
     from hilgate.plan.expand import Diagnosis, StepExplanation
     from hilgate.release.bundle import Manifest
     from hilgate.report.tables import TableFile
     from hilgate.text import suggest
 
     written: dict[str, Any] = {
-        "plan.json": model.Plan,
-        "results.jsonl": model.Record,
-        "verdict.json": model.Verdict,
-        "health.json": model.Health,
+        "plan.json": Plan,
+        "results.jsonl": Record,
+        "verdict.json": Verdict,
+        "health.json": Health,
         "table.json": TableFile,
         "manifest.json": Manifest,
         "doctor --json": Diagnosis,
         "explain --json": StepExplanation,
     }
     given: dict[str, Any] = {
-        "findings.jsonl": model.Check,
-        "area.yaml": model.Area,
-        "agents.yaml": model.Agents,
-        "quarantine.yaml": model.Quarantine,
-        "project.yaml": model.Project,
+        "findings.jsonl": Check,
+        "area.yaml": Area,
+        "agents.yaml": Agents,
+        "quarantine.yaml": Quarantine,
+        "project.yaml": Project,
     }
     if not name:
         sys.stdout.write("".join(f"{known}\n" for known in written | given))
@@ -292,7 +295,7 @@ def replay(
     from hilgate.checks.replay import parse, replay_changes
     from hilgate.declare import imports
     from hilgate.declare.load import load
-    from hilgate.model import Check, Outcome
+    from hilgate.model.record import Check, Outcome
     from hilgate.plan.estimate import measured
 
     root = repository(ctx)
@@ -321,7 +324,7 @@ def replay(
 
 
 def _check(line: Replayed) -> Check:
-    from hilgate.model import Check, Outcome
+    from hilgate.model.record import Check, Outcome
 
     wrong = [f"{step} was not selected, and {why}" for step, why in line.missed.items()]
     return Check(

@@ -24,7 +24,7 @@ from hilgate.text import count, suggest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hilgate.model import Plan, PlannedStep
+    from hilgate.model.plan import Plan, PlannedStep
     from hilgate.plan.estimate import Estimate
     from hilgate.run.results import Recorded
     from hilgate.run.reuse import Store
@@ -283,7 +283,7 @@ def selftest(
 ) -> None:
     """Inject known bugs; each must turn a step red."""
     from hilgate.checks import zoo
-    from hilgate.model import Check
+    from hilgate.model.record import Check
     from hilgate.report import terminal
     from hilgate.run.runner import locked
 
@@ -532,9 +532,9 @@ def _selected(plan: Plan, folder: Path) -> frozenset[str]:
     Raises:
         MisuseError: No part has any.
     """
+    from hilgate.evidence import kind_of
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
-    from hilgate.run.evidence import kind_of
     from hilgate.run.results import read_all
 
     recorded, asked, empty = read_all(folder, None, plan, plan_digest(plan)), [], dict[str, int]()
@@ -591,7 +591,7 @@ def recheck(
 
     Exit status 0 when all pass. That is never a pass of the step.
     """
-    from hilgate.model import Outcome
+    from hilgate.model.record import Outcome
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.run.outcome import worst

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from hilgate.agent import declared, trust
 from hilgate.declare import globs
 from hilgate.errors import DeclarationError
-from hilgate.model import BUILDKITE_KEY, CPU, RESERVED_KEYS, Project, planned_key
+from hilgate.evidence import KINDS
+from hilgate.model.declaration import BUILDKITE_KEY, CPU, RESERVED_KEYS, Project
+from hilgate.model.plan import planned_key
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
     from hilgate.declare.imports import Packages
     from hilgate.declare.yaml import Document, Loc
-    from hilgate.model import Agents, Area, Key, Profile, Step
+    from hilgate.model import Key
+    from hilgate.model.declaration import Agents, Area, Profile, Step
 
     Declared = tuple[Document[Area], Loc, Step]
 
@@ -42,6 +45,9 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], packages: P
         _check_agents(agents, agents.value)
         for document, at, step in steps:
             _check_places(document, at, step, agents.value)
+    for document, at, step in steps:
+        if step.evidence not in KINDS:
+            document.blame((*at, "evidence"), f"unknown kind {step.evidence!r}", suggest(step.evidence, KINDS))
     for document in areas:
         _check_globs(document)
     for document, at, step in steps:

@@ -14,13 +14,14 @@ from hilgate.agent.trust import stays_inside
 from hilgate.declare import imports
 from hilgate.declare.load import load
 from hilgate.errors import MisuseError
-from hilgate.model import POSTED_BY, Key
+from hilgate.model.declaration import POSTED_BY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from hilgate.declare.load import Declarations
+    from hilgate.model import Key
 
 DECLARATIONS = {
     "ci/project.yaml": "project.yaml",

@@ -16,13 +16,15 @@ from hilgate.declare.check import check, check_project, check_queues
 from hilgate.declare.yaml import Document, Mistake, parse, read
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.git import files_at, names_at
-from hilgate.model import CPU, Agents, Area, Image, Key, Project, Step, planned_key
+from hilgate.model.declaration import CPU, Agents, Area, Image, Project, Step
+from hilgate.model.plan import planned_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from hilgate.model import PlannedStep
+    from hilgate.model import Key
+    from hilgate.model.plan import PlannedStep
 
 
 class InvalidDeclarationsError(DeclarationError):

@@ -15,13 +15,14 @@ from hilgate import git
 from hilgate.declare import globs, yaml
 from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.errors import CannotRunHereError
-from hilgate.model import ProtectedChange, StrictModel, refused
+from hilgate.model import StrictModel, refused
+from hilgate.model.plan import ProtectedChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from hilgate.model import Plan
+    from hilgate.model.plan import Plan
 
 PROTECTED_FILE = "ci/protected.yaml"
 HUNK_LINES = 30

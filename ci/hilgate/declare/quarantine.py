@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hilgate.declare import yaml
 from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.git import file_at
-from hilgate.model import LONGEST_QUARANTINE, Quarantine, Quarantined
+from hilgate.model.declaration import LONGEST_QUARANTINE, Quarantine, Quarantined
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.declare.yaml import Document
-    from hilgate.model import PlannedStep
+    from hilgate.model.plan import PlannedStep
 
 QUARANTINE_FILE = "ci/quarantine.yaml"
 USED_FILE = "quarantine.json"

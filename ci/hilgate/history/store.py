@@ -20,23 +20,15 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
-from hilgate.model import (
-    PLAN_FILE,
-    VERDICT_FILE,
-    BuildRecord,
-    Check,
-    CheckRecord,
-    Outcome,
-    StepRecord,
-    first_problem,
-    record_adapter,
-)
+from hilgate.model import PLAN_FILE, VERDICT_FILE, first_problem
+from hilgate.model.record import BuildRecord, Check, CheckRecord, Outcome, StepRecord, record_adapter
 from hilgate.run.results import RESULTS_FILE, Attempt, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hilgate.model import Plan, Verdict
+    from hilgate.model.plan import Plan
+    from hilgate.model.verdict import Verdict
 
 FOLDER: Final = "history"
 """Below `results/`, unless HILGATE_HISTORY or --history names another."""

@@ -19,12 +19,12 @@ from hilgate.images.contents import contents, fill, unfilled, wheel_keys
 from hilgate.images.engines import Buildah, Docker, available, output
 from hilgate.images.extensions import Extensions
 from hilgate.images.pins import PINS_FILE, read
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 
 if TYPE_CHECKING:
     from hilgate.images.engines import Engine
     from hilgate.images.pins import Pins
-    from hilgate.model import Check
+    from hilgate.model.record import Check
 
 
 @ending

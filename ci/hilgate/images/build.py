@@ -19,7 +19,7 @@ from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError
 from hilgate.images import engines
 from hilgate.images.contents import contents, copy_inputs, unfilled, wheel_keys
 from hilgate.images.pins import PINS_FILE, bake_variables, labels, read
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from hilgate.images.engines import Engine
     from hilgate.images.pins import Pins
-    from hilgate.model import Image
+    from hilgate.model.declaration import Image
 
 
 @dataclass(frozen=True)

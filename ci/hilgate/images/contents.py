@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hilgate.images.pins import BaseImage, Pins
-    from hilgate.model import Image
+    from hilgate.model.declaration import Image
 
 ANSWERS: Final = {
     "commit": re.compile(r"\b([0-9a-f]{40})\b"),

@@ -27,7 +27,8 @@ from hilgate.images.build import check, locked, proven
 from hilgate.images.contents import content, copy_inputs, wheel_keys
 from hilgate.images.engines import Buildah, BuildFailedError, BuildRequest, pip_settings
 from hilgate.images.pins import WHEELS, read, source_variables
-from hilgate.model import Check, Image
+from hilgate.model.declaration import Image
+from hilgate.model.record import Check
 
 if TYPE_CHECKING:
     from pathlib import Path

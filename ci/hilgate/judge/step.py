@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judgement of one planned step: a table over all that is known of it, read from the top. Pure.
-
-`run.outcome` says what an exit status and its checks mean. Here that meets the node, the image, reruns and the
-quarantine. A step is never better than what its own record says, nor than what its checks show, with one exception that
-has an owner and a date: failures that the merge base has in quarantine.
-"""
+"""What arrived about one planned step, as the facts that `run.rules` decides on. Pure."""
 
 from __future__ import annotations
 
@@ -16,40 +11,30 @@ from typing import TYPE_CHECKING
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.conditions import Where, holds, of_the_device
 from hilgate.errors import Exit
-from hilgate.model import CPU, LOCAL, SEVERITY, Counts, Outcome, Ruling, StepVerdict
-from hilgate.run.evidence import kind_of
-from hilgate.run.outcome import (
-    NOT_STARTED,
-    OWN_SIGNALS,
-    SLOW_MACHINE,
-    TIMED_OUT,
-    Decision,
-    Facts,
-    crashed,
-    decide,
-    first,
-    first_line,
-    other_packages,
-)
+from hilgate.evidence import kind_of
+from hilgate.model.declaration import CPU
+from hilgate.model.plan import LOCAL
+from hilgate.model.record import Counts, Outcome
+from hilgate.model.verdict import StepVerdict
+from hilgate.run.outcome import crashed, first, first_line, other_packages
 from hilgate.run.results import MOMENTS
 from hilgate.run.reuse import identity, reusable
+from hilgate.run.rules import PASSED_LATE, Facts, Surroundings, decide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hilgate.declare.quarantine import Entries
-    from hilgate.model import Check, GpuHealth, Health, Plan, PlannedStep, RerunRecord
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import Check, GpuHealth, Health, RerunRecord
     from hilgate.run.results import Attempt, Recorded
 
-OF_THE_NODE = frozenset({int(Exit.SICK_NODE)})
-"""Exit statuses by which a step says that its node is at fault, whatever its evidence."""
-
-FAIL, DID_NOT_RUN, INCONCLUSIVE, PASS = Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.INCONCLUSIVE, Outcome.PASS
+FAIL, INCONCLUSIVE, PASS = Outcome.FAIL, Outcome.INCONCLUSIVE, Outcome.PASS
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """A planned step and all that arrived about it, as the table asks for it."""
+    """A planned step and all that arrived about it."""
 
     step: PlannedStep
     plan: Plan
@@ -189,10 +174,10 @@ class StepResult:
         return self.recorded.reruns.get(self.step.key, ())
 
     @cached_property
-    def flaky(self) -> tuple[str, ...]:
-        """Ids that failed and passed when run again."""
+    def flaky(self) -> tuple[Check, ...]:
+        """Checks that failed and passed when run again."""
         passed = {rerun.check for rerun in self.reruns if rerun.outcome is PASS}
-        return tuple(check.id for check in self.failed if check.id in passed)
+        return tuple(check for check in self.failed if check.id in passed)
 
     @cached_property
     def regressed(self) -> bool:
@@ -202,22 +187,47 @@ class StepResult:
     @cached_property
     def confirmed(self) -> bool:
         """Whether such a check failed on another node too, one whose own health says nothing against that."""
-        assert self.attempt is not None
-        failed = {check.id for check in self.failed} - set(self.flaky)
+        here = self.attempt.record.environment.host if self.attempt else ""
+        failed = {check.id for check in self.failed} - {check.id for check in self.flaky}
         health = self.recorded.health.get(self.step.key + RECHECK_SUFFIX, ())
         return any(
             (rerun.outcome, rerun.elsewhere, rerun.check in failed) == (FAIL, True, True)
-            and rerun.host != self.attempt.record.environment.host
+            and rerun.host != here
             and not trouble(health, rerun.host, 0)
             for rerun in self.reruns
         )
 
     @cached_property
-    def decision(self) -> Decision:
-        """What the rules say of the attempt, without failures that are excused; a flaky one is inconclusive."""
-        assert self.attempt is not None
-        return decide_attempt(
-            self.step, self.attempt, self.excusable, frozenset() if self.regressed else frozenset(self.flaky)
+    def facts(self) -> Facts:
+        """All that the rules ask; failures that are excused are left out, and a flaky one is inconclusive."""
+        flaky = frozenset() if self.regressed else frozenset(check.id for check in self.flaky)
+        facts = facts_of(self.step, self.attempt, self.excusable, flaky)
+        return replace(facts, around=self.around)
+
+    @property
+    def around(self) -> Surroundings:
+        """What is known of it besides its own evidence."""
+        return Surroundings(
+            arrived=self.attempt is not None,
+            damaged=self.damaged,
+            of_a_fork=self.of_a_fork,
+            other_command=self.other_command,
+            not_reusable=self.not_reusable,
+            other_image=self.other_image,
+            other_packages=self.other_packages,
+            local=self.plan.local,
+            watched=bool(self.health),
+            node_in_doubt=self.node_in_doubt,
+            without_health=self.without_health,
+            confirmed=self.confirmed,
+            flaky=self.flaky,
+            excused=self.excused,
+            expired=self.expired[0] if self.expired else "",
+            failed_earlier=self.had(FAIL) or bool(self.passed_late) or any(crashed(one.record) for one in self.earlier),
+            open_earlier=self.had(INCONCLUSIVE),
+            failed_before=self.failed_before,
+            unbuilt=self.unbuilt,
+            stray=self.stray,
         )
 
     @cached_property
@@ -232,20 +242,9 @@ class StepResult:
         failed = [check.id for one in self.earlier for check in one.checks if check.outcome is FAIL]
         return tuple(dict.fromkeys(name for name in failed if name in now))
 
-    def had(self, *outcomes: Outcome) -> bool:
+    def had(self, outcome: Outcome) -> bool:
         """Whether an earlier attempt ended so: only one that did not run is made good by a later one."""
-        return any(decide_attempt(self.step, one, self.excusable).outcome in outcomes for one in self.earlier)
-
-    @property
-    def too_slow(self) -> bool:
-        """Whether it timed out on a machine that its runner found slow."""
-        message = self.attempt.record.message if self.attempt else ""
-        return self.status is None and message.startswith(TIMED_OUT) and SLOW_MACHINE in message
-
-    @cached_property
-    def crashed(self) -> bool:
-        """Whether an earlier attempt crashed or hung: that is a finding as a failing test is."""
-        return any(crashed(one.record) for one in self.earlier)
+        return any(decide(facts_of(self.step, one, self.excusable)).outcome is outcome for one in self.earlier)
 
     @property
     def failed_before(self) -> str:
@@ -266,184 +265,11 @@ class StepResult:
         return self.attempt.record.exit_status if self.attempt else None
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """If `when` holds, this is what a step is; without an outcome of its own, what the rules say of its checks."""
-
-    name: str
-    when: Callable[[StepResult], object]
-    outcome: Outcome | None
-    ruling: Ruling
-    why: Callable[[StepResult], str]
-
-
-def _decided(s: StepResult) -> str:
-    return s.decision.why
-
-
-def _joined(*reasons: str) -> str:
-    return "; ".join(filter(None, reasons))
-
-
-JUDGEMENTS = (
-    # Nothing to go by.
-    Judgement(
-        "damaged",
-        lambda s: s.damaged,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda s: _joined(f"its results cannot be believed: {s.damaged}", s.node_in_doubt),
-    ),
-    Judgement(
-        "no record",
-        lambda s: s.attempt is None,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda s: _joined("no record of it arrived", s.node_in_doubt, s.of_a_fork),
-    ),
-    # Evidence of something else.
-    Judgement(
-        "another command",
-        lambda s: s.other_command,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda s: f"another command was run: {s.other_command}",
-    ),
-    Judgement("reused and must not be", lambda s: s.not_reusable, DID_NOT_RUN, Ruling.INFRA, lambda s: s.not_reusable),
-    Judgement(
-        "another image",
-        lambda s: s.other_image,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda s: _joined(s.other_image, f"{s.first_failure.id} failed there" if s.first_failure else ""),
-    ),
-    Judgement(
-        "another tree's packages", lambda s: s.other_packages, DID_NOT_RUN, Ruling.INFRA, lambda s: s.other_packages
-    ),
-    # Failing checks.
-    Judgement(
-        "failed, node in doubt",
-        lambda s: s.regressed and s.trouble and not s.confirmed,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda s: f"{s.decision.why}; but {s.node_in_doubt}: it may be the node's doing",
-    ),
-    Judgement("failed", lambda s: s.regressed, None, Ruling.REGRESSION, _decided),
-    Judgement(
-        "node in doubt",
-        lambda s: s.trouble or s.without_health,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda s: f"{s.node_in_doubt or s.without_health}; the step itself: {s.decision.why}",
-    ),
-    Judgement(
-        "flaky",
-        lambda s: s.flaky and s.decision.outcome is INCONCLUSIVE,
-        INCONCLUSIVE,
-        Ruling.FLAKY,
-        lambda s: f"{s.failed[0].id} failed and passed when run again: {first_line(s.failed[0].message)}",
-    ),
-    # A pass, and what is against it.
-    Judgement(
-        "failed before",
-        lambda s: s.decision.outcome is PASS and (s.had(FAIL) or s.passed_late or s.crashed),
-        INCONCLUSIVE,
-        Ruling.FLAKY,
-        _decided,
-    ),
-    Judgement(
-        "failed in an earlier run",
-        lambda s: s.decision.outcome is PASS and s.failed_before,
-        INCONCLUSIVE,
-        Ruling.FLAKY,
-        lambda s: f"{s.decision.why}; it failed at {s.failed_before} over these files",
-    ),
-    Judgement(
-        "open before",
-        lambda s: s.decision.outcome is PASS and s.had(INCONCLUSIVE),
-        INCONCLUSIVE,
-        Ruling.INCONCLUSIVE,
-        _decided,
-    ),
-    Judgement(
-        "image not built",
-        lambda s: s.decision.outcome is PASS and s.unbuilt,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda s: s.unbuilt,
-    ),
-    Judgement(
-        "another step's tests",
-        lambda s: s.decision.outcome is PASS and s.stray,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda s: s.stray,
-    ),
-    # An entry that has expired is red by itself, so that it cannot be forgotten.
-    Judgement(
-        "quarantine expired",
-        lambda s: s.decision.outcome is PASS and s.expired,
-        FAIL,
-        Ruling.QUARANTINED,
-        lambda s: s.expired[0],
-    ),
-    Judgement(
-        "failed in quarantine",
-        lambda s: s.excused and (s.decision.outcome is PASS or s.status == Exit.FAIL),
-        None,
-        Ruling.QUARANTINED,
-        lambda s: f"{s.decision.why}; {len(s.excused)} failed in quarantine",
-    ),
-    Judgement("passed", lambda s: s.decision.outcome is PASS, PASS, Ruling.PASS, _decided),
-    Judgement(
-        "inconclusive", lambda s: s.decision.outcome is INCONCLUSIVE, INCONCLUSIVE, Ruling.INCONCLUSIVE, _decided
-    ),
-    Judgement(
-        "failed without a failing check", lambda s: s.decision.outcome is FAIL, FAIL, Ruling.REGRESSION, _decided
-    ),
-    # Did not run: whose doing that is.
-    Judgement("hung on a slow machine", lambda s: s.plan.local and s.too_slow, DID_NOT_RUN, Ruling.INFRA, _decided),
-    Judgement(
-        "hung",
-        lambda s: s.status is None and s.attempt and s.attempt.record.message.startswith(TIMED_OUT),
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        _decided,
-    ),
-    Judgement(
-        "not started",
-        lambda s: s.attempt and s.attempt.record.message.startswith(NOT_STARTED),
-        DID_NOT_RUN,
-        Ruling.NOT_STARTED,
-        _decided,
-    ),
-    Judgement("ended, or never started", lambda s: s.status is None, DID_NOT_RUN, Ruling.INFRA, _decided),
-    # A crash on a node that was watched and is sound is the step's own, as a hang is.
-    Judgement(
-        "crashed",
-        lambda s: s.status is not None and -s.status in OWN_SIGNALS and s.health,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        _decided,
-    ),
-    Judgement("killed", lambda s: s.status is not None and s.status < 0, DID_NOT_RUN, Ruling.INFRA, _decided),
-    Judgement(
-        "cannot run there",
-        lambda s: kind_of(s.step).cannot_run_here(s.status) or s.status in OF_THE_NODE,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        _decided,
-    ),
-    Judgement("did not do its work", lambda _: True, DID_NOT_RUN, Ruling.UNFINISHED, _decided),
-)
-"""Read from the top, the first that holds decides; the last holds always."""
-
-
 def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) -> StepVerdict:
     """Decide on a step."""
     s = StepResult(step, plan, recorded, entries)
-    found = next(one for one in JUDGEMENTS if one.when(s))
-    why = found.why(s)
+    decision = decide(s.facts)
+    why = decision.why
     if s.earlier and s.believed:
         before = ", ".join(attempt.record.outcome.value for attempt in s.earlier)
         why += f" (attempt {len(s.earlier) + 1}; before: {before})"
@@ -454,13 +280,13 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
         key=step.key,
         area=step.area,
         label=step.label,
-        outcome=found.outcome or s.decision.outcome,
-        ruling=found.ruling,
+        outcome=decision.outcome,
+        ruling=decision.ruling,
         why=why,
         evidence=_evidence(s),
         node=record.environment.host if record else "",
         image=image,
-        flaky=s.flaky or (s.passed_late if found.name == "failed before" else ()),
+        flaky=tuple(check.id for check in s.flaky) or (s.passed_late if decision.rule == PASSED_LATE else ()),
         quarantined=s.excused,
         unexpected_passes=tuple(c.id for c in s.checks if c.outcome is PASS and c.id in s.excusable),
         counts=Counts.of(check.outcome for check in s.attempt.checks) if s.attempt else Counts(),
@@ -472,14 +298,16 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
     )
 
 
-def decide_attempt(
-    step: PlannedStep, attempt: Attempt, excused: frozenset[str], flaky: frozenset[str] = frozenset()
-) -> Decision:
-    """What the rules say of an attempt where some failures do not count as such; never better than it says itself.
+def facts_of(
+    step: PlannedStep, attempt: Attempt | None, excused: frozenset[str], flaky: frozenset[str] = frozenset()
+) -> Facts:
+    """The facts of an attempt (None: none arrived) where some failures do not count as such.
 
     A failure that is excused is left out, so it counts for no minimum either; a flaky one is inconclusive. Exit status
     1 says that checks failed: it goes with them, and no other status does.
     """
+    if attempt is None:
+        return Facts(kind_of(step), step.step.minimum, None, ())
     record = attempt.record
     facts = Facts(
         kind_of(step),
@@ -489,19 +317,17 @@ def decide_attempt(
         stopped=record.message,
         may_lack=step.step.may_lack,
         lacked=frozenset(record.lacked) - not_lacking(step),
+        recorded=record.outcome,
     )
     left = tuple(
         check.model_copy(update={"outcome": INCONCLUSIVE}) if check.outcome is FAIL and check.id in flaky else check
         for check in attempt.checks
         if check.outcome is not FAIL or check.id not in excused
     )
-    if left != attempt.checks and record.outcome is FAIL:
-        status = Exit.PASS if record.exit_status == Exit.FAIL else record.exit_status
-        return decide(replace(facts, exit_status=status, checks=left, stopped="it was ended before it was done"))
-    derived = decide(facts)
-    if SEVERITY[derived.outcome] > SEVERITY[record.outcome]:
-        return Decision(derived.outcome, f"{derived.why} (recorded as {record.outcome.value})")
-    return Decision(record.outcome, record.message or derived.why)
+    if left == attempt.checks or record.outcome is not FAIL:
+        return facts
+    status = Exit.PASS if record.exit_status == Exit.FAIL else record.exit_status
+    return replace(facts, exit_status=status, checks=left, stopped="it was ended before it was done", recorded=None)
 
 
 def not_lacking(step: PlannedStep) -> frozenset[str]:

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 from hilgate.declare.quarantine import Entries
 from hilgate.errors import Exit
+from hilgate.evidence import kind_of
 from hilgate.judge.step import judge_step
-from hilgate.model import Counts, Outcome, Plan, Quarantine, StepVerdict, Verdict
-from hilgate.run.evidence import kind_of
+from hilgate.model.declaration import Quarantine
+from hilgate.model.record import Counts, Outcome
+from hilgate.model.verdict import StepVerdict, Verdict
 from hilgate.run.outcome import worst
 
 if TYPE_CHECKING:
     import datetime as dt
     from pathlib import Path
 
+    from hilgate.model.plan import Plan
     from hilgate.run.results import Recorded
 
 NO_QUARANTINE = Quarantine()

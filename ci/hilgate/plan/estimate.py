@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, ValidationError
 
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.model import CPU, Key, Outcome, StrictModel
+from hilgate.model import Key, StrictModel
+from hilgate.model.declaration import CPU
+from hilgate.model.record import Outcome
 from hilgate.plan.machine import detect, on_ci
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hilgate.declare.load import Declarations
-    from hilgate.model import Plan, PlannedStep, StepRecord
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import StepRecord
 
 HISTORY_FOLDER = "results/history"
 """A folder of builds (`hilgate.history.store`), whose names sort by time."""

@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hilgate.model import CPU, Area, Check, Key, Omission, OmissionCause, PlannedStep, Step, StrictModel, planned_key
+from hilgate.model import Key, StrictModel
+from hilgate.model.declaration import CPU, Area, Step
+from hilgate.model.plan import Omission, OmissionCause, PlannedStep, planned_key
+from hilgate.model.record import Check
 from hilgate.plan.machine import Machine
 
 if TYPE_CHECKING:
@@ -28,6 +31,11 @@ class Wanted:
 
     reason: str
     devices: frozenset[Key] | None = None
+
+
+NotWanted = tuple[OmissionCause, str]
+"""Cause and reason of a step that is not wanted."""
+NOT_ASKED_FOR: NotWanted = ("not asked for", "not asked for")
 
 
 @dataclass(frozen=True)
@@ -51,13 +59,13 @@ def expand(
     wanted: Mapping[Key, Wanted],
     target: Target,
     *,
-    otherwise: Mapping[Key, tuple[OmissionCause, str]],
+    otherwise: Mapping[Key, NotWanted],
 ) -> tuple[tuple[PlannedStep, ...], tuple[Omission, ...]]:
     """Place wanted steps (by declared key) where `target` says: steps behind what they depend on, and what is left out.
 
     What a wanted step needs is planned too, and so is what builds the images of its queues. A step whose need has
-    nowhere to run is omitted, and the reason says so. `otherwise` has cause and reason of every step that is not
-    wanted.
+    nowhere to run is omitted, and the reason says so. `otherwise` says why steps are not wanted; the rest were not
+    asked for.
     """
     wanted = with_needs(declarations, wanted, target)
     placed: dict[Key, Placement] = {}
@@ -69,7 +77,7 @@ def expand(
             for device, why in placed[step.key].left_out.items():
                 omissions.append(_omission(area, step, planned_key(step, device), cause, why))
         else:
-            omissions.append(_omission(area, step, step.key, *otherwise[step.key]))
+            omissions.append(_omission(area, step, step.key, *otherwise.get(step.key, NOT_ASKED_FOR)))
     places = {key: list(one.devices) for key, one in placed.items()}
     steps: list[PlannedStep] = []
     for area, step in _in_order(declarations, target, places):

@@ -30,7 +30,7 @@ from hilgate.errors import (
     NothingSelectedError,
     of_system,
 )
-from hilgate.model import Plan
+from hilgate.model.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

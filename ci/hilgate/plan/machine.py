@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.conditions import version_of
-from hilgate.model import CPU, Environment, StrictModel
+from hilgate.model import StrictModel
+from hilgate.model.declaration import CPU
+from hilgate.model.record import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

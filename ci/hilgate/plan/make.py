@@ -20,10 +20,12 @@ from hilgate.declare import imports
 from hilgate.declare.load import as_permitted, load, require_modest
 from hilgate.declare.protected import protected_changes
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
+from hilgate.evidence import kind_of
 from hilgate.images.contents import contents
-from hilgate.model import LOCAL, Plan, planned_key
-from hilgate.plan.expand import Target, Wanted, expand
+from hilgate.model.plan import LOCAL, Plan, planned_key
+from hilgate.plan.expand import NotWanted, Target, Wanted, expand
 from hilgate.plan.machine import Machine, detect, on_ci
+from hilgate.plan.select import Selection
 from hilgate.plan.select import select as select_steps
 from hilgate.text import count, suggest
 
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, OmissionCause, PlannedStep, PlanProfile, ProtectedChange, Smoke
+    from hilgate.model import Key
+    from hilgate.model.declaration import Smoke
+    from hilgate.model.plan import PlannedStep, PlanProfile, ProtectedChange
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN: dict[PlanProfile, str] = {
@@ -290,18 +294,13 @@ def assemble(
     steps in images cannot pass.
     """
     known = facts or ChangeFacts()
-    otherwise: dict[Key, tuple[OmissionCause, str]] = {
-        step.key: ("not asked for", "not asked for") for _, step in declarations.steps()
-    }
+    target = Target(machine, absent, no_checkout, known.fork, frozenset(known.digests))
     if select or models:
         wanted = by_model(declarations, models) | by_name(declarations, select)
+        otherwise: dict[Key, NotWanted] = {}
     else:
-        wanted = _affected(declarations, None if whole else change.files, change.appeared, profile, graph, otherwise)
-        for step in [step for _, step in declarations.steps() if step.provides in known.digests]:
-            wanted.pop(step.key, None)
-            image = f"{step.provides} is {known.digests[step.provides or ''][:19]}"
-            otherwise[step.key] = ("not affected", f"a build of the default branch built the same: {image}")
-    target = Target(machine, absent, no_checkout, known.fork, frozenset(known.digests))
+        selection = select_steps(declarations.areas, None if whole else change.files, graph, change.appeared)
+        wanted, otherwise = _overruled(selection, declarations, profile, known.digests)
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
     promised = 0
     if profile == "smoke":
@@ -367,32 +366,33 @@ def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...
             raise CannotRunHereError(what, where="; ".join(named[:5]), remedy=ELSEWHERE)
 
 
-def _affected(
-    declarations: Declarations,
-    changed: tuple[str, ...] | None,
-    appeared: tuple[str, ...],
-    profile: PlanProfile,
-    graph: imports.Imports | None,
-    otherwise: dict[Key, tuple[OmissionCause, str]],
-) -> dict[Key, Wanted]:
-    """Steps of the profile that the change selects; cause and reason of every other one go to `otherwise`."""
-    selection = select_steps(declarations.areas, changed, graph, appeared)
+def _overruled(
+    selection: Selection, declarations: Declarations, profile: PlanProfile, built: Mapping[Key, str]
+) -> tuple[dict[Key, Wanted], dict[Key, NotWanted]]:
+    """What the change selects, as the profile and the images that are built already leave it: wanted, and not wanted.
+
+    A step belongs to its profiles alone. A smoke plan has every step with a smoke subset. Some profiles run everything.
+    An image of which a build of the default branch has built the same contents (`built`: image -> digest) is not built.
+    """
     wanted: dict[Key, Wanted] = {}
+    otherwise: dict[Key, NotWanted] = {}
     for _, step in declarations.steps():
-        if ("gate" if profile == "smoke" else profile) not in step.profiles:
+        if step.provides and step.provides in built:
+            image = f"{step.provides} is {built[step.provides][:19]}"
+            otherwise[step.key] = ("not affected", f"a build of the default branch built the same: {image}")
+        elif ("gate" if profile == "smoke" else profile) not in step.profiles:
             otherwise[step.key] = ("other profiles", "runs " + " and ".join(WHEN[one] for one in step.profiles))
-        elif profile == "smoke":
-            if step.smoke:
-                wanted[step.key] = Wanted(f"smoke: {_of_it(step.smoke) if step.smoke.arguments else 'the whole step'}")
-            else:
-                otherwise[step.key] = ("not in smoke", "has no smoke subset; runs when a change can break it")
+        elif profile == "smoke" and step.smoke is None:
+            otherwise[step.key] = ("not in smoke", "has no smoke subset; runs when a change can break it")
+        elif profile == "smoke" and step.smoke:
+            wanted[step.key] = Wanted(f"smoke: {_of_it(step.smoke) if step.smoke.arguments else 'the whole step'}")
         elif profile in WHOLE:
             wanted[step.key] = Wanted(f"everything runs {WHEN[profile]}")
         elif step.key in selection.reasons:
             wanted[step.key] = Wanted(selection.reasons[step.key])
         else:
             otherwise[step.key] = ("not affected", selection.omitted[step.key])
-    return wanted
+    return wanted, otherwise
 
 
 def _images(steps: Sequence[PlannedStep], facts: ChangeFacts) -> dict[Key, str]:
@@ -422,9 +422,13 @@ def read_plan(path: Path) -> Plan:
     """Read a plan.
 
     Raises:
-        RecordsError: Missing, truncated, of another schema, or with keys or dependencies that do not fit.
+        RecordsError: Missing, truncated, of another schema, with keys or dependencies that do not fit, or with a kind
+            of evidence that is unknown here.
     """
-    return Plan.load(path, "run `hilgate gate`, or write one with `hilgate plan --write FILE` of this version")
+    plan = Plan.load(path, "run `hilgate gate`, or write one with `hilgate plan --write FILE` of this version")
+    for step in plan.steps:
+        kind_of(step)
+    return plan
 
 
 def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wanted]:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from hilgate.errors import CannotRunHereError, DeclarationError, Exit
-from hilgate.model import Check, Outcome, first_problem
+from hilgate.model import first_problem
+from hilgate.model.record import Check, Outcome
 from hilgate.text import argument_list, count
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hilgate.model import Project
+    from hilgate.model.declaration import Project
 
 SECONDS = 20
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from hilgate.declare.imports import Imports
-    from hilgate.model import Area, Key, Step
+    from hilgate.model import Key
+    from hilgate.model.declaration import Area, Step
 
 EVERYTHING = "everything runs"
 NOT_AFFECTED = "not affected by this change"

@@ -30,7 +30,9 @@ from packageurl import PackageURL
 from hilgate import __version__
 from hilgate.errors import RecordsError
 from hilgate.judge.verdict import read_verdict
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Key, Outcome, PlanProfile, StrictModel
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Key, StrictModel
+from hilgate.model.plan import PlanProfile
+from hilgate.model.record import Outcome
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import tables
 from hilgate.run import results
@@ -38,7 +40,8 @@ from hilgate.run import results
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hilgate.model import Environment, Plan
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import Environment
     from hilgate.run.results import Recorded
 
 TOP = "evidence"

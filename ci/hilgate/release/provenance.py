@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from hilgate.model import Verdict
+    from hilgate.model.verdict import Verdict
     from hilgate.run.results import Recorded
 
 PRINCIPAL: Final = "release"

@@ -36,7 +36,8 @@ from hilgate.text import count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hilgate.model import Plan, Verdict
+    from hilgate.model.plan import Plan
+    from hilgate.model.verdict import Verdict
     from hilgate.run.results import Recorded
 
 CHECKS: Final = (

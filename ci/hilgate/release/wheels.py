@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from hilgate.declare.load import find_root
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
 from hilgate.git import tracked_files
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 from hilgate.release.bundle import DIGEST_LABEL, WHEEL_LABEL, sha256
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 from hilgate.report import problems, tables
 from hilgate.report.merge_base import NOTHING, MergeBase
 from hilgate.text import MARKS, fenced, markdown, marked, shorten, xml
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from junitparser import TestCase
 
-    from hilgate.model import Check, Plan, Verdict
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import Check
+    from hilgate.model.verdict import Verdict
     from hilgate.report.problems import CheckFinding, Detail, StepProblem
     from hilgate.run.results import Recorded
 

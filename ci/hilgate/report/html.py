@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hilgate.history.queries import Metric, Row
-    from hilgate.model import Outcome, Plan, Verdict
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import Outcome
+    from hilgate.model.verdict import Verdict
     from hilgate.run.results import Recorded
 
 

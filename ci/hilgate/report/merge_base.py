@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from hilgate.errors import HilgateError, NothingSelectedError
 from hilgate.history import store
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, Outcome
+from hilgate.model import JOBS_FOLDER, PLAN_FILE
+from hilgate.model.record import Outcome
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.run import results
 from hilgate.run.outcome import first_line
@@ -23,7 +24,7 @@ from hilgate.text import count
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hilgate.model import Plan
+    from hilgate.model.plan import Plan
     from hilgate.run.results import Attempt
 
 RECENT_BUILDS = 50

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.judge.verdict import totals
-from hilgate.model import CPU, SEVERITY, Outcome, Ruling
+from hilgate.model.declaration import CPU
+from hilgate.model.record import SEVERITY, Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.report.merge_base import NOTHING, MergeBase, on_merge_base
 from hilgate.run import outcome
 from hilgate.text import count, duration, marked, shorten
@@ -22,7 +24,9 @@ from hilgate.text import count, duration, marked, shorten
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hilgate.model import Check, Plan, PlannedStep, StepVerdict, Verdict
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import Check
+    from hilgate.model.verdict import StepVerdict, Verdict
     from hilgate.run.results import Attempt, Recorded
 
 
@@ -180,7 +184,7 @@ def approval(verdict: Verdict) -> str:
 
 
 _ERROR = re.compile(r"(?:^|_)(?:err|error|errors|diff|difference|ulps)(?:_|$)")
-_NOT_FINITE = frozenset({"nan", "inf", "-inf"})  # JSON has neither, so `hilgate.run.evidence` keeps them as labels
+_NOT_FINITE = frozenset({"nan", "inf", "-inf"})  # JSON has neither, so `hilgate.evidence` keeps them as labels
 _CASE = ("shape", "dtype", "layout", "kernel", "arch")
 _DTYPE = re.compile(r"(?<![a-z0-9])(?:b?float\d+|fp8\w*|e[45]m[23]\w*|[bf]f?p?16|fp32|tf32|int8|uint8)(?![a-z0-9])")
 _ARCH = re.compile(r"(?<![a-z0-9])gfx[0-9a-f]{3,4}(?![a-z0-9])")
@@ -198,7 +202,7 @@ def finding(check: Check, device: str, merge_base: str = "") -> CheckFinding:
 
 
 def place(check: Check) -> str:
-    """`file:line` where a test failed, and the helper's: the last line of its message (`hilgate.run.evidence`)."""
+    """`file:line` where a test failed, and the helper's: the last line of its message (`hilgate.evidence`)."""
     last = check.message.splitlines()[-1:]
     found = _PLACE.fullmatch(last[0].strip()) if last else None
     return found[1] + (found[2] or "") if found else ""

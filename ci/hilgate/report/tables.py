@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hilgate.errors import Exit
-from hilgate.model import SEVERITY, Check, Counts, Environment, Key, Outcome, StrictModel
-from hilgate.run.evidence import EVIDENCE_CHECK, kind_of
+from hilgate.evidence import EVIDENCE_CHECK, kind_of
+from hilgate.model import Key, StrictModel
+from hilgate.model.record import SEVERITY, Check, Counts, Environment, Outcome
 from hilgate.run.outcome import first, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from hilgate.model import Number, Plan, PlannedStep, StepVerdict, Verdict
+    from hilgate.model import Number
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.verdict import StepVerdict, Verdict
     from hilgate.run.results import Attempt, Recorded
 
 NOTES = 30

@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hilgate import text
-from hilgate.model import Counts, Outcome, planned_key
+from hilgate.model.plan import planned_key
+from hilgate.model.record import Counts, Outcome
 from hilgate.plan.make import WHEN
 from hilgate.report import tables
 from hilgate.report.merge_base import NOTHING
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hilgate.declare.load import Declarations
-    from hilgate.model import Area, Check, Key, Plan, Step
+    from hilgate.model import Key
+    from hilgate.model.declaration import Area, Step
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import Check
     from hilgate.plan.estimate import Estimate
     from hilgate.plan.expand import Diagnosis, Readiness
     from hilgate.report.problems import StepProblem

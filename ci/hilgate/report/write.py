@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hilgate.model import Plan, Quarantine, Verdict
+    from hilgate.model.declaration import Quarantine
+    from hilgate.model.plan import Plan
+    from hilgate.model.verdict import Verdict
     from hilgate.report.merge_base import MergeBase
     from hilgate.run.results import Recorded
 
@@ -67,7 +69,9 @@ def decide(
     from hilgate.declare.quarantine import USED_FILE, effective, load_quarantine
     from hilgate.history.store import folder_of
     from hilgate.judge.verdict import judge
-    from hilgate.model import VERDICT_FILE, Outcome, Quarantine
+    from hilgate.model import VERDICT_FILE
+    from hilgate.model.declaration import Quarantine
+    from hilgate.model.record import Outcome
     from hilgate.plan.make import plan_digest
     from hilgate.report import annotation, html, tables
     from hilgate.report.merge_base import find
@@ -140,7 +144,9 @@ def read_plan_or_say_so(path: Path, folder: Path, *, whole: bool = False) -> Pla
 
     A verdict and an annotation that say so are written before: no old verdict may outlive that.
     """
-    from hilgate.model import VERDICT_FILE, Outcome, Verdict
+    from hilgate.model import VERDICT_FILE
+    from hilgate.model.record import Outcome
+    from hilgate.model.verdict import Verdict
     from hilgate.plan.make import read_plan
     from hilgate.report import tables
     from hilgate.report.annotation import ANNOTATION_FILE
@@ -173,7 +179,7 @@ def read_plan_or_say_so(path: Path, folder: Path, *, whole: bool = False) -> Pla
 
 def find_logs(folder: Path, jobs: Path | None, plan: Plan) -> dict[str, str]:
     """Step key -> its log, relative to the results folder, for the steps that have one there."""
-    from hilgate.run.evidence import LOG_FILE
+    from hilgate.evidence import LOG_FILE
     from hilgate.run.results import step_folder
 
     found = {}

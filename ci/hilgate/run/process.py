@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hilgate.errors import CannotRunHereError
-from hilgate.model import CPU
+from hilgate.evidence import LOG_FILE, kind_of
+from hilgate.model.declaration import CPU
 from hilgate.plan.machine import CPU_BUILD, installed
 from hilgate.plan.make import place
-from hilgate.run.evidence import LOG_FILE, kind_of
 from hilgate.run.outcome import TIMED_OUT, said
 from hilgate.run.results import RESULTS_FILE
 from hilgate.text import argument_list
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from hilgate.model import Plan, PlannedStep
+    from hilgate.model.plan import Plan, PlannedStep
 
 
 GRACE_SECONDS = 5.0

@@ -13,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hilgate import text
-from hilgate.model import Outcome, Plan, PlannedStep, StepRecord
+from hilgate.model.record import Outcome, StepRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hilgate.model.plan import Plan, PlannedStep
     from hilgate.plan.estimate import Estimate
     from hilgate.run.process import Child
     from hilgate.run.results import Attempt

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from hilgate.errors import Exit
-from hilgate.model import Check, Outcome, RerunRecord
+from hilgate.evidence import kind_of
+from hilgate.model.record import Check, Outcome, RerunRecord
 from hilgate.run import process
-from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import other_packages
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hilgate.model import Plan, PlannedStep
+    from hilgate.model.plan import Plan, PlannedStep
     from hilgate.run.process import Child
     from hilgate.run.results import Recorded
 

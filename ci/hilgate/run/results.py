@@ -26,7 +26,8 @@ from pydantic import ValidationError
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.git import files_at
-from hilgate.model import (
+from hilgate.model import first_problem
+from hilgate.model.record import (
     BuildRecord,
     Check,
     CheckRecord,
@@ -35,7 +36,6 @@ from hilgate.model import (
     Outcome,
     RerunRecord,
     StepRecord,
-    first_problem,
     record_adapter,
 )
 
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from hilgate.model import Plan, Record
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import Record
 
 RESULTS_FILE = "results.jsonl"
 NOTE = "restored.json"

@@ -28,7 +28,8 @@ from pydantic import ValidationError
 from hilgate import git
 from hilgate.declare import imports
 from hilgate.declare.load import load
-from hilgate.model import Check, FailedBefore, Outcome, Reused, StepRecord, StrictModel
+from hilgate.model import StrictModel
+from hilgate.model.record import Check, FailedBefore, Outcome, Reused, StepRecord
 from hilgate.plan.machine import environment
 from hilgate.plan.select import basis_of
 from hilgate.run.outcome import crashed
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Collection, Mapping, Sequence
 
-    from hilgate.model import Plan, PlannedStep, Step
+    from hilgate.model.declaration import Step
+    from hilgate.model.plan import Plan, PlannedStep
     from hilgate.plan.machine import Machine
     from hilgate.plan.select import Basis
 

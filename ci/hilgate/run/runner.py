@@ -22,32 +22,26 @@ from rich.console import Console
 from hilgate import git
 from hilgate.conditions import Where, holds
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
-from hilgate.model import CPU, BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
+from hilgate.evidence import LOG_FILE, Collected, collect_image, kind_of
+from hilgate.model.declaration import CPU
+from hilgate.model.record import BuildRecord, Environment, Outcome, StepRecord
 from hilgate.plan.estimate import fits, in_order, stretch
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
-from hilgate.run.evidence import LOG_FILE, Collected, collect_image, kind_of
-from hilgate.run.outcome import (
-    NOT_STARTED,
-    SLOW,
-    SLOW_MACHINE,
-    TIMED_OUT,
-    Decision,
-    Facts,
-    decide,
-    other_packages,
-)
+from hilgate.run.outcome import NOT_STARTED, SLOW, SLOW_MACHINE, TIMED_OUT, other_packages
 from hilgate.run.process import SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
+from hilgate.run.rules import Facts, Surroundings, decide
 from hilgate.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from hilgate.model import Check, Record
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import Check, Record
     from hilgate.run.progress import LiveTable
     from hilgate.run.results import Attempt
     from hilgate.run.reuse import Store
@@ -268,6 +262,7 @@ class Runner:
         folder = step_folder(self.results_folder, step.key)
         found = kind_of(step).collect(folder, self.root).with_problem_as_failure() if child else Collected(())
         lacked = self._lacked(step) if child else ()
+        image, problem = collect_image(step, self.plan, folder)
         decision = decide(
             Facts(
                 evidence=kind_of(step),
@@ -279,11 +274,9 @@ class Runner:
                 said=child.said() if child else "",
                 may_lack=step.step.may_lack,
                 lacked=frozenset(lacked),
+                around=Surroundings(unbuilt=problem),
             )
         )
-        image, problem = collect_image(step, self.plan, folder) if decision.outcome is Outcome.PASS else (None, "")
-        if problem:
-            decision = Decision(Outcome.DID_NOT_RUN, problem)
         record = StepRecord(
             key=step.key,
             started=child.started if child else dt.datetime.now(dt.UTC),
@@ -305,7 +298,8 @@ class Runner:
                 attempt = replace(attempt, record=record.model_copy(update={"failed_before": when}))
             if decision.outcome is not Outcome.PASS or step.key not in self.earlier.attempts:
                 self.store.settle(step, attempt, env)
-        self._write(step.key, *results.records_of(attempt), *([image] if image else []))
+        built = [image] if image and decision.outcome is Outcome.PASS else []
+        self._write(step.key, *results.records_of(attempt), *built)
         self._outcomes[step.key] = decision.outcome
         self.progress.finished(step, attempt, folder / LOG_FILE)
         return found.checks

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from hilgate.errors import Exit, MisuseError, RecordsError
 from hilgate.judge.verdict import read_verdict
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, ProtectedChange, Ruling
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE
+from hilgate.model.plan import ProtectedChange
+from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import write
 from hilgate.run import recheck, results
@@ -33,7 +35,9 @@ from hilgate.simulate.truth import PASSED, Truth, deserved
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hilgate.model import PlannedStep, Quarantine, StepVerdict, Verdict
+    from hilgate.model.declaration import Quarantine
+    from hilgate.model.plan import PlannedStep
+    from hilgate.model.verdict import StepVerdict, Verdict
     from hilgate.simulate.buildkite import Command
     from hilgate.simulate.scenarios import Scenario, Scenarios
     from hilgate.simulate.truth import Event, Ledger

@@ -20,8 +20,9 @@ from hilgate.agent.collect import collect
 from hilgate.agent.endings import Endings
 from hilgate.conditions import NEEDS
 from hilgate.errors import Exit
-from hilgate.model import (
-    CPU,
+from hilgate.evidence import kind_of
+from hilgate.model.declaration import CPU, Quarantine, Quarantined
+from hilgate.model.record import (
     BuildRecord,
     Check,
     CheckRecord,
@@ -30,14 +31,11 @@ from hilgate.model import (
     Health,
     ImageRecord,
     Outcome,
-    Quarantine,
-    Quarantined,
     RerunRecord,
     Reused,
     StepRecord,
 )
-from hilgate.run import outcome, results, reuse
-from hilgate.run.evidence import kind_of
+from hilgate.run import results, reuse, rules
 from hilgate.simulate.buildkite import LOST, Host, JobEnd, JobState, Upload
 from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, FaultKind, lackable
 from hilgate.simulate.truth import CANNOT_RUN, FAILED, PASSED, SKIPPED, Event, Excuse, Ledger
@@ -46,7 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from hilgate.model import Plan, PlannedStep, Record
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import Record
     from hilgate.simulate.buildkite import Build, Command
 
 Moment = Literal["before", "after"]
@@ -474,10 +473,10 @@ class _Job:
         foreign = self.struck.keys() & {FaultKind.OTHER_IMAGE, FaultKind.IMAGE_IMPOSTOR}
         return other(digest) if foreign and digest else digest
 
-    def _process(self) -> outcome.Facts:
+    def _process(self) -> rules.Facts:
         """Run the step's process; what really happens goes to the ledger, and what can be known of it comes back."""
         event, struck, step = self.event, self.struck, self.step.step
-        facts = outcome.Facts(kind_of(self.step), step.minimum, None, ())
+        facts = rules.Facts(kind_of(self.step), step.minimum, None, ())
         if FaultKind.HANG in struck:
             return replace(facts, stopped=f"timed out after {step.timeout_minutes * 60} s")
         if FaultKind.OUT_OF_MEMORY in struck or FaultKind.NO_EVIDENCE in struck:
@@ -538,11 +537,11 @@ class _Job:
             lacked |= {needs[test]} - {"", "program:sh"}
         return needs, frozenset(lacked)
 
-    def _write(self, facts: outcome.Facts, image: str) -> int:
+    def _write(self, facts: rules.Facts, image: str) -> int:
         """Write the records of the attempt; returns the exit status of the job's command."""
         site, step = self.site, self.step
         build = site.opening(step, self.host, image, self.minute, self.struck)
-        decision = outcome.decide(facts)
+        decision = rules.decide(facts)
         claims = FaultKind.FALSE_CLAIM in self.struck and decision.outcome is not Outcome.PASS
         key, command = self._named()
         folder = "/other/" if FaultKind.OTHER_PACKAGES in self.struck else ""

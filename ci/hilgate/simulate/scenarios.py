@@ -18,10 +18,11 @@ from hilgate.buildkite.steps import pipeline_yaml, recheck_yaml
 from hilgate.conditions import of_the_device
 from hilgate.declare.load import Declarations, load
 from hilgate.errors import MisuseError, NothingSelectedError
+from hilgate.evidence import kind_of
 from hilgate.images.contents import contents
-from hilgate.model import CPU, Plan, PlannedStep, Step
+from hilgate.model.declaration import CPU, Step
+from hilgate.model.plan import Plan, PlannedStep
 from hilgate.plan.make import ChangeFacts, assemble
-from hilgate.run.evidence import kind_of
 from hilgate.simulate.buildkite import Command, Wait, parse
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hilgate.simulate.buildkite import NEVER
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hilgate.model import Plan, PlannedStep
+    from hilgate.model.plan import Plan, PlannedStep
 
 PASSED, FAILED, SKIPPED, CANNOT_RUN = "passed", "failed", "skipped", "cannot run there"
 """What became of a test on the node where it ran."""

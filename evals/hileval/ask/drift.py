@@ -17,7 +17,8 @@ from hileval.engines import EngineError, Rows
 from hileval.gates.declare import engine_factory
 from hileval.gates.drift import Compared, Drift, Floor, judge_drift
 from hilgate.errors import RecordsError
-from hilgate.model import Check, Outcome, StrictModel
+from hilgate.model import StrictModel
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,8 @@ from hileval.gates.rule import order
 from hileval.records.baseline import NOBODY, BaselineError
 from hileval.records.records import Identity, Run, Sample, json_lines
 from hilgate.errors import RecordsError
-from hilgate.model import FINDINGS_FILE, Check, Outcome
+from hilgate.model import FINDINGS_FILE
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,7 +24,8 @@ from hileval.gates.rule import RuleState, decide, first_runs, order
 from hileval.records.baseline import versions
 from hileval.records.records import Identity, Run, Sample, Setting
 from hilgate.errors import NothingSelectedError
-from hilgate.model import Environment, Scalar, StrictModel
+from hilgate.model import Scalar, StrictModel
+from hilgate.model.record import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

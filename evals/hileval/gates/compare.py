@@ -14,7 +14,7 @@ from hileval.gates import statistics
 from hileval.gates.judge import Flip
 from hileval.records.records import json_lines
 from hilgate.errors import RecordsError
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from hilgate.model import Check, Number, Outcome
+from hilgate.model.record import Check, Outcome
+
+if TYPE_CHECKING:
+    from hilgate.model import Number
 
 LIKELIEST = 5
 """Next tokens whose log-probabilities `distance` compares."""

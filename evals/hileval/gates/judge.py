@@ -22,7 +22,7 @@ from hileval.gates import statistics
 from hileval.gates.rule import RuleState, stand
 from hileval.records.records import Flag
 from hilgate.errors import Exit, NothingSelectedError
-from hilgate.model import Check, Number, Outcome
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hileval.gates.rule import GateRule, Standing
     from hileval.records.baseline import Baseline
     from hileval.records.records import Filter, Sample
+    from hilgate.model import Number
 
 
 NO_BASELINE = "no baseline"

@@ -29,7 +29,8 @@ import numpy as np
 from hileval.gates import statistics
 from hileval.gates.judge import FLIPPED, unpacked
 from hilgate.errors import CannotRunHereError, RecordsError
-from hilgate.model import PLAN_FILE, Check, Number, Outcome
+from hilgate.model import PLAN_FILE, Number
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

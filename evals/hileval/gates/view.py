@@ -14,7 +14,8 @@ from hileval.gates.judge import FLIPPED
 from hileval.records.baseline import Baseline
 from hileval.records.records import json_lines
 from hilgate.errors import RecordsError
-from hilgate.model import FINDINGS_FILE, Check
+from hilgate.model import FINDINGS_FILE
+from hilgate.model.record import Check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

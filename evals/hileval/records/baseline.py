@@ -18,7 +18,8 @@ from hileval.gates import statistics
 from hileval.gates.declare import first_problem
 from hileval.records.records import Filter, Flag, Identity, Run, Setting, Sha, refuse_duplicates
 from hilgate.errors import RecordsError
-from hilgate.model import Environment, Key, StrictModel
+from hilgate.model import Key, StrictModel
+from hilgate.model.record import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

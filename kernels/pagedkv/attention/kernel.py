@@ -14,8 +14,9 @@ head. A tile may straddle blocks of any size. Tokens that no row of the program 
 hold anything, NaN included. Under Triton's interpreter, where an operation costs the same whatever its size, a program
 takes SEQS sequences and HEADS KV heads at once: see `batching.py`, and read both as 1.
 
-With SPLITS > 1 the tiles of a sequence are shared by that many programs, and `reduce_kernel` merges their results; the
-sink belongs to the first of them. K and V of a quantised cache are decoded without loss; the scale of K is applied to
+With SPLIT the tiles of a sequence are shared by `splits` programs, and `reduce_kernel` merges their results; the sink
+belongs to the first of them. That number is an argument and no constant: it follows the batch, and a service would
+compile for each. K and V of a quantised cache are decoded without loss; the scale of K is applied to
 the scores and that of V to the result, both in fp32; one for each token is applied to V itself.
 """
 
@@ -45,13 +46,13 @@ def kv_range(
 
 
 @triton.jit
-def tile_range(begin, end, split, TILE: tl.constexpr, SPLITS: tl.constexpr, SPLIT_TILES: tl.constexpr):
+def tile_range(begin, end, split, splits, TILE: tl.constexpr, SPLIT: tl.constexpr, SPLIT_TILES: tl.constexpr):
     """Return the bounds of the tiles over the tokens begin .. end - 1 that are this partition's."""
     first_tile = begin // TILE
     end_tile = (end + TILE - 1) // TILE
-    if SPLITS > 1:
+    if SPLIT:
         # Equal shares; of a fixed length as long as there are few of them, for what follows from the sequence alone.
-        parts: tl.constexpr = SPLITS if SPLIT_TILES == 0 else MOST_FIXED_SPLITS
+        parts = splits if SPLIT_TILES == 0 else MOST_FIXED_SPLITS
         tiles = tl.maximum((tl.maximum(end_tile - first_tile, 0) + parts - 1) // parts, SPLIT_TILES)
         first_tile += split * tiles
         end_tile = tl.minimum(end_tile, first_tile + tiles)
@@ -330,13 +331,17 @@ def attend_pairs(
     return even, odd, maximum, total, largest
 
 
-@triton.jit
+@triton.jit(
+    # What differs from one step of a service to the next may make no other machine code.
+    do_not_specialize=["num_seqs", "splits", "stride_table"],
+    do_not_specialize_on_alignment=["lse", "block_table", "seq_lens", "query_start_loc", "slopes", "sinks"],
+)
 def attention_kernel(
     query,  # [num_tokens, num_q_heads, head_size]
     key_cache,  # axes of PACKING
     value_cache,
-    out,  # like query; with SPLITS > 1 partial results [num_tokens, num_q_heads, SPLITS, head_size] fp32
-    lse,  # fp32, written if LSE: [num_tokens, num_q_heads]; with SPLITS > 1 [num_tokens, num_q_heads, SPLITS], base 2
+    out,  # like query; with SPLIT partial results [num_tokens, num_q_heads, splits, head_size] fp32, contiguous
+    lse,  # fp32, written if LSE: [num_tokens, num_q_heads]; with SPLIT one more axis, splits, contiguous and in base 2
     block_table,  # [num_seqs, max_blocks] int32
     seq_lens,  # [num_seqs] int32
     query_start_loc,  # [num_seqs + 1] int32
@@ -345,15 +350,16 @@ def attention_kernel(
     slopes,  # [num_q_heads] fp32, read if ALIBI
     sinks,  # [num_q_heads] fp32, read if SINKS
     num_seqs,
+    splits,
+    stride_table,  # sequence
     scale,  # of the scores, times log2(e); with CAPPED times 2 log2(e) / cap
     cap_log2e,
     window,
     query_strides,  # token, head
     key_strides,  # block, token, head, group of X channels
     value_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
-    out_strides,  # token, head, split
-    lse_strides,  # token, head
-    table_strides,  # sequence
+    out_strides,  # token, head; those of partial results follow from `splits`
+    lse_strides,
     key_scale_strides,  # block, token, head
     value_scale_strides,
     HEAD_SIZE: tl.constexpr,
@@ -367,7 +373,7 @@ def attention_kernel(
     TOKENS: tl.constexpr,  # query tokens
     ROWS: tl.constexpr,  # SEQS * TOKENS * HEADS * GROUP, rounded up to a power of two
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,  # whether there is more than one partition
     SPLIT_TILES: tl.constexpr,  # of a partition; 0 shares the tiles of each sequence equally
     DECODE: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -389,7 +395,7 @@ def attention_kernel(
     MFMA: tl.constexpr,  # whether this is decode on CDNA; see matched_token
     KEPT: tl.constexpr,  # True if the query is used unmodified (requires every scale >= 0)
 ):
-    """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
+    """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, splits]."""
     follow(DEPENDENT)
     stride_query_token, stride_query_head = wide(query_strides, ALIGN)
     stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_strides, ALIGN)
@@ -406,9 +412,7 @@ def attention_kernel(
             stride_vc_token // 2,
             stride_vc_head // 2,
         )
-    stride_out_token, stride_out_head, stride_out_split = wide(out_strides)
-    stride_lse_token, stride_lse_head = wide(lse_strides)
-    (stride_table,) = wide(table_strides)
+    stride_table = tl.cast(stride_table, tl.int64)
     strides_ks, strides_vs = wide(key_scale_strides), wide(value_scale_strides)
 
     # The queries of the program. Programs of neighbouring heads run together: in a token-first layout their rows are
@@ -470,7 +474,7 @@ def attention_kernel(
     position = context_len + row_token
     kv_begin, kv_end = kv_range(seq_len, context_len, first_token, window, TOKENS, CAUSAL and not DECODE, WINDOWED)
     first_tile, end_tile = tile_range(
-        lowest(kv_begin, SEQS if WINDOWED else 1), highest(kv_end, SEQS), split, TILE, SPLITS, SPLIT_TILES
+        lowest(kv_begin, SEQS if WINDOWED else 1), highest(kv_end, SEQS), split, splits, TILE, SPLIT, SPLIT_TILES
     )
     if WINDOWED:
         q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_mask, other=0.0)
@@ -733,9 +737,16 @@ def attention_kernel(
     result = acc / divisor[:, None]
     if SCALES == 1:
         result *= tl.load(value_scale + row_kv_head * strides_vs[2])[:, None]
-    out_offset = query_row * stride_out_token + row_head * stride_out_head + split * stride_out_split
+    if SPLIT:
+        lse_offset = (query_row * (HEAD_PROGRAMS * HEADS * GROUP) + row_head) * splits + split
+        out_offset = lse_offset * HEAD_SIZE
+    else:
+        stride_out_token, stride_out_head = wide(out_strides)
+        stride_lse_token, stride_lse_head = wide(lse_strides)
+        lse_offset = query_row * stride_lse_token + row_head * stride_lse_head
+        out_offset = query_row * stride_out_token + row_head * stride_out_head
     tl.store(out + out_offset[:, None] + channel[None, :], result.to(out.dtype.element_ty), mask=row_mask)
     if LSE:
-        if SPLITS == 1:
+        if not SPLIT:
             row_lse *= LN2
-        tl.store(lse + query_row * stride_lse_token + row_head * stride_lse_head + split, row_lse, mask=row_live)
+        tl.store(lse + lse_offset, row_lse, mask=row_live)

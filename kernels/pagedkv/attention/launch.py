@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -16,13 +16,19 @@ if TYPE_CHECKING:
     from pagedkv.arch import Arch
     from pagedkv.launch import Attention
 
+MEASURED_BYTES = 2
+"""Of an element of the queries for which launches are measured (`pagedkv.launch.Where`)."""
+
 FIXED_SPLITS = 64
 """Most partitions of a fixed length: those of a longer sequence are longer, so that the scratch has a bound."""
 
 
 @dataclass(frozen=True)
 class AttentionLaunch:
-    """What one call of paged attention launches; all of it compile-time constants but `splits`."""
+    """What one call of paged attention launches; all of it compile-time constants but `splits`.
+
+    A layer has few of them whatever the batch: a service compiles each once (`vllm_plugin.warm_up`).
+    """
 
     tile: int
     """KV tokens of a tile."""
@@ -183,33 +189,50 @@ def choose(
         InvalidFileError: if the data ask for more registers or LDS than the arch has.
     """
     decode = max_query_len == 1
-    table = tuning(arch.name)
-    data, large = (table.decode, table.decode_native) if decode else (table.prefill, table.prefill_large)
+    data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
     read = cache_bytes or element_bytes
     packed, quantised = packing != "rows", read < element_bytes
     group, parts = num_q_heads // num_kv_heads, 1
-    filled = decode or batch_invariant or max_query_len * group >= large.rows
-    if packing == ("native" if decode else "rows") and not quantised and block_size >= large.tokens and filled:
-        rows = max(16, next_power_of_two(group)) if decode else large.rows
-        stages = large.packed_stages if packed else large.stages
-        shape = {"head_size": head_size, "element_bytes": element_bytes, "packed": packed, "rows": rows}
-        bounds = {"waves": large.waves, "occupancy": large.occupancy, "most": large.tokens}
-        if tile_tokens(arch, **shape, stages=stages, **bounds) == large.tokens:
-            data = large
+    # What a sequence gets may not follow from a bound where the batch may not show.
+    longest = NEVER if batch_invariant else max_kv_len
+    programs = (
+        NEVER
+        if batch_invariant or num_splits is not None
+        else query_tiles(num_tokens, num_seqs, 1, 1, decode=decode) * num_kv_heads
+    )
+    needed = NEVER if batch_invariant else max_query_len * group
+    few = arch.compiled and not decode and needed <= data.few_rows
+    if few:
+        data = replace(data, rows=data.few_rows, quantised_rows=0)
+    layer = {"cache_bytes": read, "packing": packing, "head_size": head_size, "block_size": block_size, "group": group}
+    step = {"longest": longest, "needed": needed, "programs": programs // arch.compute_units}
+    measured = None
+    if element_bytes == MEASURED_BYTES:
+        measured = next((where for where in data.where if where.holds(**layer, **step)), None)
     pairs = arch.code_pairs and quantised and decode and not packed and element_bytes == 2
     wanted = data.quantised_waves if quantised else data.waves
     most_rows = (quantised and data.quantised_rows) or data.rows
     heads = power_of_two_divisor(num_kv_heads, data.heads)
     seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
     tokens, most = 1 if decode else max(1, most_rows // (group * heads)), data.pair_tokens if pairs else data.tokens
-    if not batch_invariant:
-        longest = next_power_of_two(max_kv_len)
-        tokens = min(tokens, next_power_of_two(max_query_len))
-        most = min(most, longest, max(32, longest // data.tiles_at_least))
+    if not (arch.compiled or batch_invariant):
+        tokens, most = min(tokens, next_power_of_two(max_query_len)), min(most, next_power_of_two(max_kv_len))
+    if measured is not None:
+        tokens = 1 if decode else measured.rows // group
+        heads = seqs = 1
+        pairs = False
+        data = replace(
+            data,
+            split_tokens=measured.split_tokens or data.split_tokens,
+            programs_per_unit=measured.programs_per_unit or data.programs_per_unit,
+        )
     # MFMA: each wave has 16 rows of its own while they fit, because waves that share rows all compute their scores.
     alone = arch.operand_from_lds_rows == NEVER
     while True:
         rows = max(16, next_power_of_two(tokens * seqs * group * heads))
+        if measured is not None:
+            tile, stages, waves = measured.tokens, measured.stages, measured.waves
+            break
         waves = min(wanted, rows // 16) if alone else wanted
         tile, stages = _tile_and_stages(
             arch,
@@ -287,3 +310,22 @@ def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decod
     `num_tokens // tokens + num_seqs` in all.
     """
     return -(-num_seqs // seqs) if decode else num_tokens // tokens + num_seqs
+
+
+def bound(length: int) -> int:
+    """Return an upper bound of a length that few lengths share: of every power of two the eighths up to the next.
+
+    A launch follows from the bound and not from the length, so calls of a growing sequence look alike.
+    """
+    if length <= 64:
+        return length
+    step = next_power_of_two(length) // 16
+    return -(-length // step) * step
+
+
+def reduced_at_once(splits: int, most: int) -> int:
+    """Return how many partitions a program of the reduce loads at once: a power of two, at least 8 and at most `most`.
+
+    Few values, because each is compiled; and not always `most`, because what is not there is loaded too.
+    """
+    return min(most, max(8, next_power_of_two(splits)))

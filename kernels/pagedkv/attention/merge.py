@@ -4,7 +4,7 @@
     out[n, h, :] = sum_s e^(lse[n, h, s] - m) part[n, h, s, :] / sum_s e^(lse[n, h, s] - m),   m = max_s lse[n, h, s]
     lse[n, h]    = m + ln sum_s e^(lse[n, h, s] - m)
 
-`reduce_kernel` merges the SPLITS partitions of one call (base 2), `merge_kernel` the results of two calls (base e). A
+`reduce_kernel` merges the partitions of one call (base 2), `merge_kernel` the results of two calls (base e). A
 part that saw nothing has lse -inf: its weight is 0 and its rows are not read, so they may hold anything. If no part saw
 anything the result is 0 and -inf.
 """
@@ -102,27 +102,31 @@ def merge_kernel(
         tl.store(lse + token * stride_token + head * stride_head, sums, mask=live)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_seqs", "num_rows", "splits"],  # as in the attention kernel
+    do_not_specialize_on_alignment=["out_lse", "query_start_loc"],
+)
 def reduce_kernel(
-    partial,  # [num_tokens, num_q_heads, SPLITS, head_size] fp32, contiguous
-    lse,  # [num_tokens, num_q_heads, SPLITS] fp32 base 2, contiguous
+    partial,  # [num_tokens, num_q_heads, splits, head_size] fp32, contiguous
+    lse,  # [num_tokens, num_q_heads, splits] fp32 base 2, contiguous
     out,  # [num_tokens, num_q_heads, head_size]
     out_lse,  # [num_tokens, num_q_heads] fp32, written if LSE
     query_start_loc,  # [num_seqs + 1] int32
     num_seqs,
     num_rows,  # num_tokens * NUM_HEADS
+    splits,
     out_strides,  # token, head
     out_lse_strides,  # token, head
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
-    SPLITS: tl.constexpr,
     ROWS: tl.constexpr,  # (token, head) rows of a program
     CHUNK: tl.constexpr,  # partitions loaded at once
+    ONCE: tl.constexpr,  # whether that is all of them
     LSE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Merge SPLITS partial results of each of ROWS rows; grid [ceil(num_tokens * NUM_HEADS / ROWS)]."""
+    """Merge `splits` partial results of each of ROWS rows; grid [ceil(num_tokens * NUM_HEADS / ROWS)]."""
     follow(DEPENDENT)
     # Rows before the first and behind the last sequence (another call's, the padding of a captured graph) have no
     # partial results and keep what `out` holds.
@@ -137,11 +141,13 @@ def reduce_kernel(
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
     acc = tl.full([ROWS, PADDED], 0.0, tl.float32)
-    for first in range(0, SPLITS, CHUNK):
-        split = first + tl.arange(0, CHUNK)
-        part = row[:, None] * SPLITS + split[None, :]
+    # A loop that runs once would cost a tenth of a small decode step: its loads wait for it.
+    chunks = 1 if ONCE else tl.cdiv(splits, CHUNK)
+    for chunk in range(chunks):
+        split = chunk * CHUNK + tl.arange(0, CHUNK)
+        part = row[:, None] * splits + split[None, :]
         # Rows that are not live hold anything and are not stored; a mask of them would wait for query_start_loc.
-        inside = (row < num_rows)[:, None] & (split < SPLITS)[None, :]
+        inside = (row < num_rows)[:, None] & (split < splits)[None, :]
         maximum, total, acc = merge_parts(partial, lse, part, inside, channel, in_head, HEAD_SIZE, maximum, total, acc)
     divisor, row_lse = log_sum(maximum, total)
     token, head = row // NUM_HEADS, row % NUM_HEADS

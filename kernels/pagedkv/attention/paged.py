@@ -12,7 +12,7 @@ from pagedkv import checks as tensor_checks
 from pagedkv.arch import NEVER, next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import attention_kernel
-from pagedkv.attention.launch import choose, options, query_stays, query_tiles
+from pagedkv.attention.launch import bound, choose, options, query_stays, query_tiles, reduced_at_once
 from pagedkv.attention.merge import reduce_kernel
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
@@ -88,7 +88,10 @@ def paged_attention(
         ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
     index = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
-    given = (max_query_len, max_seq_len, scale, causal, sliding_window, softcap, num_splits, batch_invariant)
+    # A launch follows from bounds that many steps share, so that a call of a growing sequence looks like earlier ones.
+    most_queries = next_power_of_two(max_query_len) if max_query_len > 1 else max_query_len
+    longest = bound(max_seq_len)
+    given = (most_queries, longest, scale, causal, sliding_window, softcap, num_splits, batch_invariant)
 
     def prepare() -> Prepared | None:
         checks.tensors(query, cache, out, lse, index)
@@ -127,8 +130,8 @@ def paged_attention(
             num_kv_heads=num_kv_heads,
             num_tokens=num_tokens,
             num_seqs=num_seqs,
-            max_query_len=max_query_len,
-            max_kv_len=max_seq_len if sliding_window is None else min(max_seq_len, sliding_window + max_query_len),
+            max_query_len=most_queries,
+            max_kv_len=longest if sliding_window is None else min(longest, sliding_window + most_queries),
             num_splits=num_splits,
             cache_bytes=cache.key.element_size(),
             packing=cache.packing,
@@ -140,11 +143,7 @@ def paged_attention(
         splits = launch.splits
         scales = kernel_scales(cache)
         lse_strides = (0, 0) if lse is None else lse.stride()
-        partial, partial_strides = (num_tokens, num_q_heads, splits), (num_q_heads * splits, splits)
-        if splits > 1:
-            target_strides = (*(stride * head_size for stride in partial_strides), head_size)
-        else:
-            target_strides, partial_strides = (*out.stride()[:2], 0), lse_strides
+        partial = (num_tokens, num_q_heads, splits)
         tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
         dependent = decode and arch.dependent_launches
         # Two bytes at a time, so at even addresses.
@@ -159,15 +158,15 @@ def paged_attention(
         log2e = math.log2(math.e)
         numbers = (
             num_seqs,
+            splits,
+            block_table.stride(0),
             scale * log2e * (2 / softcap if softcap else 1),
             (softcap or 0.0) * log2e,
             sliding_window or 0,
             query.stride()[:2],
             cache.key_strides,
             cache.value_strides,
-            target_strides,
-            partial_strides,
-            block_table.stride()[:1],
+            *(((0, 0), (0, 0)) if splits > 1 else (out.stride()[:2], lse_strides)),
             *scales.strides,
         )
         attend = Launch(
@@ -184,7 +183,7 @@ def paged_attention(
             TOKENS=launch.tokens,
             ROWS=launch.rows,
             TILE=launch.tile,
-            SPLITS=splits,
+            SPLIT=splits > 1,
             SPLIT_TILES=launch.split_tiles if splits > 1 else 0,
             DECODE=decode,
             CAUSAL=causal,
@@ -211,16 +210,17 @@ def paged_attention(
             **follows,
         )
         data = tuning(arch.name).reduce
-        merge_numbers = (num_seqs, num_tokens * num_q_heads, out.stride()[:2], lse_strides)
+        chunk = data.chunk if batch_invariant or not decode else reduced_at_once(splits, data.chunk)
+        merge_numbers = (num_seqs, num_tokens * num_q_heads, splits, out.stride()[:2], lse_strides)
         merge = Launch(
             reduce_kernel,
             (-(-num_tokens * num_q_heads // data.rows),),
             NUM_HEADS=num_q_heads,
             HEAD_SIZE=head_size,
             PADDED=padded,
-            SPLITS=splits,
             ROWS=data.rows,
-            CHUNK=data.chunk if batch_invariant else min(data.chunk, next_power_of_two(splits)),
+            CHUNK=chunk,
+            ONCE=splits <= chunk,
             LSE=lse is not None,
             DEPENDENT=dependent,
             num_warps=data.waves,

@@ -28,7 +28,7 @@ from pagedkv.arch import next_power_of_two
 from pagedkv.cache import checks as cache_checks
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales, meant
-from pagedkv.launch import tuning
+from pagedkv.launch import rows_of_program, tuning
 from pagedkv.layout import PACKINGS
 from pagedkv.strides import alignment, in_groups, locate, sequence_of_tile, value_channels, value_tokens, wide
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pagedkv.cache.cache import PagedCache
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "max_blocks"])
 def _gather_kernel(
     key_cache,  # [num_blocks, block_size, num_kv_heads, head_size]
     value_cache,
@@ -178,11 +178,11 @@ def gather_kv_cache(
     strides = (cache.key_strides, cache.value_strides, key.stride()[:2], value.stride()[:2])
     if cache.packing == "rows":
         kernel, count = _gather_kernel, num_rows * num_kv_heads
-        rows = min(launch.rows, next_power_of_two(count))
+        rows = rows_of_program(arch, count, most=launch.rows, fewest=next_power_of_two(num_kv_heads))
         grid, index, counts = (triton.cdiv(count, rows),), (token_to_seq, seq_starts), (count, max_blocks)
         sizes = {"NUM_HEADS": num_kv_heads, "ROWS": rows}
     else:
-        kernel, tokens = packed_gather_kernel, max(16, min(launch.rows, next_power_of_two(num_rows)))
+        kernel, tokens = packed_gather_kernel, max(16, rows_of_program(arch, num_rows, most=launch.rows, fewest=16))
         grid, index = (num_rows // tokens + 2 * num_seqs, num_kv_heads), (seq_starts,)
         counts = (num_seqs, num_rows, max_blocks)
         sizes = {"TOKENS": tokens, "PACKING": PACKINGS.index(cache.packing), "X": cache.x}
@@ -212,7 +212,7 @@ def gather_kv_cache(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "max_blocks"])
 def packed_gather_kernel(
     key_cache,  # axes of PACKING
     value_cache,

@@ -55,7 +55,7 @@ def _turn(rows, channel, mask, cos, sin, ROTARY: tl.constexpr, NEOX: tl.constexp
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
 def rotated_write_kernel(
     query,  # [num_tokens, num_q_heads, head_size]
     key,  # [num_tokens, num_kv_heads, head_size]

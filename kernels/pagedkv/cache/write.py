@@ -26,7 +26,7 @@ from pagedkv.arch import next_power_of_two
 from pagedkv.cache import checks as cache_checks
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import PER_TOKEN, kernel_scales, stored
-from pagedkv.launch import tuning
+from pagedkv.launch import rows_of_program, tuning
 from pagedkv.layout import PACKINGS
 from pagedkv.prepared import Launch, call, look
 from pagedkv.strides import alignment, key_channels, value_channels, value_tokens, wide
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pagedkv.prepared import Prepared
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # which another step has others of
 def _write_kernel(
     key,  # [num_tokens, num_kv_heads, head_size]
     value,
@@ -126,19 +126,20 @@ def write_kv_cache(
         num_slots = slot_mapping.shape[0]
         if num_slots == 0:
             return None
-        data = tuning(current(key).name).write
+        arch = current(key)
+        data = tuning(arch.name).write
         scales = kernel_scales(cache)
         strides = (key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
         padded = next_power_of_two(head_size)
         if cache.packing == "rows":
             kernel, count = _write_kernel, num_slots * num_kv_heads
-            rows = min(data.rows, next_power_of_two(count))
+            rows = rows_of_program(arch, count, most=data.rows, fewest=next_power_of_two(num_kv_heads))
             grid: tuple[int, ...] = (-(-count // rows),)
             sizes = {"PADDED": padded, "ROWS": rows}
         else:
             kernel, count = packed_write_kernel, num_slots
             width = padded if scales.kind == PER_TOKEN else min(data.slice, padded)
-            tokens = min(data.rows * padded // width, next_power_of_two(count))
+            tokens = rows_of_program(arch, count, most=data.rows * padded // width, fewest=16)
             grid = (-(-count // tokens), num_kv_heads * -(-head_size // width))
             sizes = {"TOKENS": tokens, "SLICE": width, "PACKING": PACKINGS.index(cache.packing), "X": cache.x}
         write = Launch(
@@ -166,7 +167,7 @@ def write_kv_cache(
     call(None if debug else ("write", cache.look, *map(look, tensors)), prepare, cache, *tensors)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def packed_write_kernel(
     key,  # [num_tokens, num_kv_heads, head_size]
     value,

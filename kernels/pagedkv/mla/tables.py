@@ -112,7 +112,7 @@ def _units(seq_lens, query_start_loc, seq, num_seqs, GRANULARITY: tl.constexpr):
     return tl.where(end > start, (tl.maximum(length, 0) + GRANULARITY - 1) // GRANULARITY, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"], do_not_specialize_on_alignment=["seq_lens", "query_start_loc"])
 def mla_schedule_kernel(
     seq_lens,  # [num_seqs] int32
     query_start_loc,  # [num_seqs + 1] int32

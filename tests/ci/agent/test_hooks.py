@@ -12,7 +12,7 @@ import pytest
 from support.nodes import JOB, QUIET, FakeNode, write_gpu
 
 from hilgate.errors import DeclarationError
-from hilgate.model import Health
+from hilgate.model.record import Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,7 +31,7 @@ from hilgate.buildkite.api import (
 )
 from hilgate.declare.load import load
 from hilgate.errors import Exit, MisuseError
-from hilgate.model import ProtectedChange
+from hilgate.model.plan import ProtectedChange
 
 PATH = "/v2/organizations/acme/pipelines/rocm/builds"
 

@@ -19,7 +19,7 @@ from support.pipelines import DECLARED, SCHEMAS, agent_plan, steps_of
 from hilgate.buildkite.lint import lint, schema_problems
 from hilgate.buildkite.steps import InvalidPipelineError, pipeline_yaml, recheck_key, recheck_yaml, required_yaml
 from hilgate.errors import NothingSelectedError
-from hilgate.model import POSTED_BY
+from hilgate.model.declaration import POSTED_BY
 from hilgate.plan.make import assemble
 from hilgate.run.process import UPLOAD_SECONDS
 

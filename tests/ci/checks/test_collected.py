@@ -11,7 +11,7 @@ from support.plans import AGENTS, git
 
 from hilgate.checks import collected
 from hilgate.errors import DeclarationError
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 
 TESTS = {
     "tests/a/test_x.py": "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_one(n): ...\n"

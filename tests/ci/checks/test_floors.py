@@ -16,7 +16,7 @@ from support.plans import write_repository
 from hilgate.checks import floors
 from hilgate.declare.load import load
 from hilgate.errors import DeclarationError
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,7 @@ import pytest
 from hilgate.checks import hygiene
 from hilgate.checks.hygiene import RULES, Linter, lint
 from hilgate.errors import Exit
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 HOME = "/".join(("", "home", "someone", "project"))  # spelt so that this file keeps the rule it tests
 INDEX = "https://" + "pypi.example.org/simple"

@@ -11,7 +11,7 @@ from support.plans import AGENTS, git, python, write_repository
 from hilgate.checks import reads
 from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, DeclarationError, RecordsError
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 
 CODE = """
 import os, pathlib, subprocess, sys

@@ -11,7 +11,7 @@ from support.plans import environ, git, hilgate, python, write_repository
 
 from hilgate.checks import zoo
 from hilgate.errors import Exit, HilgateError
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 
 CHECKS = (
     "import json, os, pathlib, sys; from samplekernel import gather, scale; ok = gather([1, 2]) == [2, 1]; "

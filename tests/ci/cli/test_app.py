@@ -14,7 +14,7 @@ import pytest
 from support.plans import environ, git, hilgate, passing, write_repository, writes_findings
 
 from hilgate.errors import Exit, MisuseError, of_system
-from hilgate.model import Plan
+from hilgate.model.plan import Plan
 from hilgate.report import html
 
 REPOSITORY = Path(__file__).resolve().parents[3]

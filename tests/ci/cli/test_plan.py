@@ -14,7 +14,7 @@ import pytest
 from support import plans
 
 from hilgate.errors import EXIT_MEANINGS, Exit
-from hilgate.model import Plan
+from hilgate.model.plan import Plan
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

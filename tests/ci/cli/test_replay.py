@@ -9,7 +9,7 @@ from support.jobs import passed
 from support.plans import git, hilgate, passing, step, write_repository, writes_findings
 
 from hilgate.errors import Exit
-from hilgate.model import Plan
+from hilgate.model.plan import Plan
 
 
 @pytest.fixture

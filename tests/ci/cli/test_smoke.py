@@ -11,7 +11,7 @@ import pytest
 from support.plans import git, hilgate, python, write_repository
 
 from hilgate.errors import Exit
-from hilgate.model import Verdict
+from hilgate.model.verdict import Verdict
 
 COUNTING = (
     "import json, os, sys; n = 1 if '--part' in sys.argv else 3;"

@@ -10,7 +10,7 @@ from support.plans import failing, git, hilgate, passing, write_repository, writ
 
 from hilgate.declare import protected
 from hilgate.errors import Exit
-from hilgate.model import Plan
+from hilgate.model.plan import Plan
 from hilgate.plan import machine
 
 TOLERANCES = "ALLOWED = {'fp16': 0.001}\n"

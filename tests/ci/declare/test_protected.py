@@ -15,7 +15,7 @@ from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.declare.yaml import parse
 from hilgate.errors import CannotRunHereError
 from hilgate.git import tracked_files
-from hilgate.model import ProtectedChange
+from hilgate.model.plan import ProtectedChange
 
 ROOT = Path(__file__).parents[3]
 AT = "tests/support/tolerances.py"

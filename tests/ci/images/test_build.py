@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError
+from hilgate.evidence import KINDS
 from hilgate.images import engines
 from hilgate.images.build import ImageBuild, build
 from hilgate.images.contents import contents
 from hilgate.images.engines import BuildFailedError
 from hilgate.images.pins import labels, read
-from hilgate.model import Outcome
-from hilgate.run.evidence import KINDS
+from hilgate.model.record import Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from hilgate.git import tracked_files
 from hilgate.images import __main__ as command
 from hilgate.images.contents import contents, copy_inputs, inputs, wheel_keys
 from hilgate.images.pins import PINS_FILE, read
-from hilgate.model import Image
+from hilgate.model.declaration import Image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

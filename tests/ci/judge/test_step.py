@@ -29,8 +29,11 @@ from support.jobs import (
 from support.plans import plan
 
 from hilgate.judge import step
-from hilgate.model import Outcome, Quarantine, Quarantined, Ruling
+from hilgate.model.declaration import Quarantine, Quarantined
+from hilgate.model.record import Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.run import results
+from hilgate.run.rules import RULES, decide
 
 ECC = {"healthy": False, "problems": ("uncorrectable ECC: 3",)}
 HUNG = {"status": None, "stopped": "timed out after 1740 s"}
@@ -419,7 +422,7 @@ def test_a_missing_health_file_is_missing_and_not_wrong(tmp_path):
 
 
 def test_what_did_not_run_is_never_called_a_regression():
-    assert not [one.name for one in step.JUDGEMENTS if (one.outcome, one.ruling) == (D, R.REGRESSION)]
+    assert not [one.name for one in RULES if (one.outcome, one.ruling) == (D, R.REGRESSION)]
 
 
 @pytest.mark.parametrize(("profile", "ruling"), [("gate", R.INFRA), ("pr", R.UNFINISHED)])
@@ -453,7 +456,7 @@ def test_a_record_excuses_no_more_than_the_plan_declares(needs, lacked, outcome,
     waits = skipped().model_copy(update={"labels": {"needs": needs}})
     *lines, record = finished(a_step, passed(), waits, lacked=lacked, outcome=P, message="")
     attempt = results.Attempt(record, tuple(line.check for line in lines))
-    decision = step.decide_attempt(a_step, attempt, frozenset())
+    decision = decide(step.facts_of(a_step, attempt, frozenset()))
     assert decision.outcome is outcome
     assert why in decision.why
 
@@ -462,6 +465,7 @@ def test_a_record_of_a_check_that_ran_without_what_it_needs_is_red():
     a_step = GATHER.redeclared(may_lack=MAY_LACK)
     ran = passed().model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
     *lines, record = finished(a_step, ran, lacked=("cpu:amx_tile",), outcome=P)
-    decision = step.decide_attempt(a_step, results.Attempt(record, tuple(line.check for line in lines)), frozenset())
+    attempt = results.Attempt(record, tuple(line.check for line in lines))
+    decision = decide(step.facts_of(a_step, attempt, frozenset()))
     assert decision.outcome is F
     assert "remove the declaration" in decision.why

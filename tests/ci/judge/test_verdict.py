@@ -14,13 +14,15 @@ from support.plans import ENVIRONMENT, plan, step
 from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
+from hilgate.evidence import kind_of
 from hilgate.judge.verdict import exit_status, judge, read_verdict
-from hilgate.model import SEVERITY, BuildRecord, Check, Outcome, ProtectedChange, Quarantine, Quarantined, StepRecord
+from hilgate.model.declaration import Quarantine, Quarantined
+from hilgate.model.plan import ProtectedChange
+from hilgate.model.record import SEVERITY, BuildRecord, Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
-from hilgate.run.evidence import kind_of
-from hilgate.run.outcome import Facts, decide
 from hilgate.run.reuse import identity
+from hilgate.run.rules import Facts, decide
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 PASS = Check(id="p", outcome=Outcome.PASS)

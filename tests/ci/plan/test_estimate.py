@@ -9,7 +9,7 @@ from support.jobs import failed, passed
 from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.model import Smoke
+from hilgate.model.declaration import Smoke
 from hilgate.plan import estimate as estimating
 from hilgate.plan.estimate import (
     PASSES,

@@ -17,7 +17,8 @@ from hilgate.declare.imports import build
 from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.git import tracked_files
-from hilgate.model import Agents, Plan, ProtectedChange
+from hilgate.model.declaration import Agents
+from hilgate.model.plan import Plan, ProtectedChange
 from hilgate.plan import make
 from hilgate.plan.make import ChangeFacts, assemble, by_model, gather_facts, make_plan, plan_digest, read_plan
 

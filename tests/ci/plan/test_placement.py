@@ -5,7 +5,7 @@ import pytest
 from support.declarations import EVERYTHING, LAPTOP, MI300X, change, declare, reasons, step
 
 from hilgate.errors import CannotRunHereError
-from hilgate.model import Agents
+from hilgate.model.declaration import Agents
 from hilgate.plan.expand import Target, Wanted, expand, readiness
 from hilgate.plan.make import assemble
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from hilgate.errors import CannotRunHereError, DeclarationError, Exit
-from hilgate.model import Outcome, Project
+from hilgate.model.declaration import Project
+from hilgate.model.record import Outcome
 from hilgate.plan.prerequisites import ask, demand
 
 ROOT = Path(__file__).parents[3]

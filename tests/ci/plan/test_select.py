@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hilgate.declare.imports import Imports, build, find
 from hilgate.declare.load import load
 from hilgate.git import tracked_files
-from hilgate.model import Area
+from hilgate.model.declaration import Area
 from hilgate.plan.select import EVERYTHING, NOT_AFFECTED, NOT_IMPORTED, claimed_by, select
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -197,7 +197,7 @@ def test_repository_claims_what_it_should():
             {"kernels-ssd", "routing"},
         ),
         ("kernels/pagedkv/tuning/gfx942.toml", {"kernels-cache", "kernels-mla", "models", "routing"}, {"images-units"}),
-        ("ci/hilgate/model.py", {"units-ci", "units-evals", "accuracy-pocket-hybrid"}, {"kernels-cache"}),
+        ("ci/hilgate/model/record.py", {"units-ci", "units-evals", "accuracy-pocket-hybrid"}, {"kernels-cache"}),
         ("tests/kernels/attention/test_window.py", {"kernels-semantics", "selftest"}, {"kernels-cache", "models"}),
     ],
 )

@@ -34,7 +34,9 @@ from support.plans import COMMIT, ENVIRONMENT, plan, step
 
 from hilgate.errors import MisuseError, RecordsError
 from hilgate.judge.verdict import judge
-from hilgate.model import BuildRecord, Check, Omission, Outcome, Quarantine, Quarantined, Reused
+from hilgate.model.declaration import Quarantine, Quarantined
+from hilgate.model.plan import Omission
+from hilgate.model.record import BuildRecord, Check, Outcome, Reused
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.release import bundle, verify
 from hilgate.report import tables

@@ -14,7 +14,7 @@ from support.bundles import built, edited, first_problem, forge
 from support.jobs import passed
 
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 from hilgate.release import bundle, verify, wheels
 
 if TYPE_CHECKING:

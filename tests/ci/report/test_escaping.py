@@ -22,7 +22,8 @@ from hilgate.cli import app
 from hilgate.errors import MisuseError
 from hilgate.judge.step import reproduce_line
 from hilgate.judge.verdict import judge
-from hilgate.model import Check, Omission, Outcome, StepRecord
+from hilgate.model.plan import Omission
+from hilgate.model.record import Check, Outcome, StepRecord
 from hilgate.plan.estimate import estimate
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, html, terminal

@@ -13,7 +13,9 @@ from support.builds import Outline, built
 from support.jobs import failed, gpu_step, passed, skipped
 from support.plans import step
 
-from hilgate.model import Check, Outcome, ProtectedChange, Ruling
+from hilgate.model.plan import ProtectedChange
+from hilgate.model.record import Check, Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.report import annotation, problems, terminal
 from hilgate.report.html import render
 from hilgate.report.merge_base import MergeBase

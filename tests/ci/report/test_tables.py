@@ -12,11 +12,12 @@ from support.cell_tables import SPEC, STEP, build, cell, grid, table
 from support.jobs import failed, passed
 from support.plans import plan, step
 
+from hilgate.evidence import EVIDENCE_CHECK
 from hilgate.judge.verdict import judge
-from hilgate.model import PLAN_FILE, RESERVED_FILES, VERDICT_FILE, Check, Outcome
+from hilgate.model import PLAN_FILE, RESERVED_FILES, VERDICT_FILE
+from hilgate.model.record import Check, Outcome
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, tables
-from hilgate.run.evidence import EVIDENCE_CHECK
 
 
 def written(build_, folder):

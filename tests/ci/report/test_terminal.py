@@ -12,7 +12,7 @@ from support.cell_tables import cell, grid, table
 from support.jobs import passed
 from support.plans import step
 
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 from hilgate.report import terminal
 from hilgate.report.write import Judged
 from hilgate.text import MARKS, STYLES, duration

@@ -15,8 +15,9 @@ from support.plans import hilgate, plan, results_of, step, write_repository
 from hilgate.conditions import Where, cpu_flags, holds, problem_of
 from hilgate.declare.load import load
 from hilgate.errors import Exit
-from hilgate.model import Outcome, Step
-from hilgate.run.evidence import KINDS
+from hilgate.evidence import KINDS
+from hilgate.model.declaration import Step
+from hilgate.model.record import Outcome
 
 NO_AMX = "processor : 0\nflags\t\t: fpu avx2 avx512f\n\nprocessor : 1\nflags\t\t: fpu avx2\n"
 HERE = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from support.plans import plan, step
 
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 from hilgate.plan.estimate import estimate
 from hilgate.run import progress
 

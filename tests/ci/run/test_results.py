@@ -30,7 +30,8 @@ from support.plans import IDENTITY, failing, passing, plan, results_of, runner, 
 
 from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.judge.verdict import judge
-from hilgate.model import Outcome, Ruling
+from hilgate.model.record import Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
 from hilgate.run.results import NOTE, put_back, read_restored

@@ -21,7 +21,7 @@ from hilgate.declare.imports import build
 from hilgate.declare.load import load
 from hilgate.errors import Exit
 from hilgate.git import tracked_files
-from hilgate.model import Plan
+from hilgate.model.plan import Plan
 from hilgate.plan.select import basis_of, select
 from hilgate.run import reuse
 

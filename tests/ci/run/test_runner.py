@@ -14,7 +14,7 @@ from support import plans
 from support.plans import failing, passing, plan, python, results_of, runner, skipped, step, undecided, writes_findings
 
 from hilgate.errors import DeclarationError, RecordsError, RunInterruptedError
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 from hilgate.plan.make import plan_digest
 from hilgate.run import process, results
 from hilgate.run import runner as run_plan

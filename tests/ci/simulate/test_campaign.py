@@ -17,7 +17,7 @@ from support.plans import hilgate, plan, python, step
 
 from hilgate.errors import Exit
 from hilgate.judge import verdict
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 from hilgate.simulate.campaign import Campaign, Tally, Wrong, problems, run_build, shrink
 from hilgate.simulate.job import DAMAGING, FAILS_FAST, damage
 from hilgate.simulate.scenarios import Fault, FaultKind, draw, possible, scenarios_of

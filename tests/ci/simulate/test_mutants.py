@@ -13,9 +13,10 @@ import pytest
 from hilgate.agent import collect
 from hilgate.judge import step as judge_step
 from hilgate.judge import verdict
-from hilgate.model import Outcome, Ruling
+from hilgate.model.record import Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
-from hilgate.run import outcome, results, reuse
+from hilgate.run import results, reuse, rules
 from hilgate.run.results import with_digest
 from hilgate.simulate import job
 from hilgate.simulate.buildkite import NEVER, Build
@@ -202,9 +203,9 @@ def test_a_planted_bug_of_the_gate_is_seen(name, monkeypatch):
 
 
 def test_a_table_without_the_minimum_is_seen(monkeypatch):
-    fewer = tuple(rule for rule in outcome.RULES if rule.name != "fewer checks than the step promises")
-    assert len(fewer) == len(outcome.RULES) - 1
-    monkeypatch.setattr(outcome, "RULES", fewer)
+    fewer = tuple(rule for rule in rules.RULES if rule.name != "fewer checks than the step promises")
+    assert len(fewer) == len(rules.RULES) - 1
+    monkeypatch.setattr(rules, "RULES", fewer)
     assert false_passes({FaultKind.BELOW_MINIMUM}) > 0
 
 
@@ -218,7 +219,7 @@ WITHOUT_A_RULE = {
 def test_a_table_that_takes_every_excuse_is_seen(rule, monkeypatch):
     kinds = {WITHOUT_A_RULE[rule]}
     assert false_passes(kinds) == 0
-    monkeypatch.setattr(outcome, "RULES", tuple(one for one in outcome.RULES if one.name != rule))
+    monkeypatch.setattr(rules, "RULES", tuple(one for one in rules.RULES if one.name != rule))
     assert false_passes(kinds) > 0
 
 

@@ -31,7 +31,7 @@ from hileval.engines.vllm_engine import _as_vllm
 from hileval.gates.declare import EVALS, load_gates
 from hileval.gates.judge import exit_status, judge
 from hilgate.errors import CannotRunHereError, Exit
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 GATES = load_gates().gates
 GATE, PARSE = GATES["pocket-speech"], GATES["nemotron-parse"]

@@ -17,7 +17,7 @@ from hileval.gates.declare import EVALS, load_gates
 from hileval.gates.judge import judge
 from hileval.gates.rule import order
 from hilgate.errors import CannotRunHereError, HilgateError, RecordsError
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 GATE = load_gates().gates["drawn-falcon-h1-tiny"]
 RULE = load_gates().rules["drawn"].model_copy(update={"questions": 40, "margin": 0.3, "baseline_runs": 1})

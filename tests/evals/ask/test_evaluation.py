@@ -5,7 +5,7 @@ import pytest
 
 from hileval.ask.evaluation import IdentityMismatchError, check_layers, require_same_prompts, stored_outcomes
 from hilgate.errors import Exit
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 
 OURS = ("pagedkv.vllm_plugin.backend.PagedKVBackend", "pagedkv.vllm_plugin.impl.PagedKVImpl")
 THEIRS = tuple(f"vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend{kind}" for kind in ("", "Impl"))

@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 from hileval import cli
 from hileval.gates.compare import compare, read_answers
 from hilgate.errors import Exit, RecordsError
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 
 N = 400
 GOOD = [i % 10 > 0 for i in range(N)]

@@ -29,7 +29,7 @@ from hileval.gates.drift import (
     judge_drift,
 )
 from hilgate.errors import RecordsError
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 DECLARED = load_gates()
 DRIFT, GATE = DECLARED.drifts["pocket-window-drift"], DECLARED.gates["pocket-packed"]

@@ -7,7 +7,7 @@ import pytest
 from hileval.gates.judge import broken_beyond_doubt, diff_answers, exit_status, judge, side_by_side
 from hileval.records.records import Flag
 from hilgate.errors import Exit, NothingSelectedError
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 PASS, FAIL, INCONCLUSIVE = Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE
 N = 200

@@ -6,7 +6,7 @@ import pytest
 
 from hileval.gates.declare import load_gates
 from hileval.gates.judge import judge
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 
 N = 1319
 RULES = load_gates().rules

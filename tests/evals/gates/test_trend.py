@@ -9,7 +9,7 @@ import pytest
 from hileval.gates.judge import packed, unpacked
 from hileval.gates.trend import ALARM, CONFIRMED, FEWEST, YEAR, alarms, confirm, judge_nights, read_nights, scan
 from hilgate.errors import CannotRunHereError, RecordsError
-from hilgate.model import Outcome
+from hilgate.model.record import Outcome
 
 N = 1319
 

@@ -8,7 +8,7 @@ import pytest
 
 from hileval.gates.view import render, visible
 from hilgate.errors import RecordsError
-from hilgate.model import Check, Outcome
+from hilgate.model.record import Check, Outcome
 
 GOOD = [i % 9 > 0 for i in range(60)]
 EVIL = "</pre><script>alert(1)</script><img src=http://x.test/y onerror=alert(2)>\u202e\x00"

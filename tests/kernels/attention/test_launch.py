@@ -111,26 +111,89 @@ def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "tile", "rows"),
+    ("changes", "tile", "rows", "waves", "stages"),
     [
-        ({}, 128, 128),
-        ({"block_size": 16}, 64, 64),
-        ({"packing": "shuffle"}, 64, 64),
-        ({"cache_bytes": 1}, 64, 64),
-        ({"max_query_len": 31}, 64, 64),  # 124 rows do not fill 128
-        ({"max_query_len": 31, "batch_invariant": True}, 128, 128),  # what a sequence gets may not follow from a bound
-        ({"head_size": 256}, 32, 32),
-        ({"max_query_len": 1}, 32, 16),
-        ({"max_query_len": 1, "packing": "native"}, 128, 16),
-        ({"max_query_len": 1, "packing": "native", "block_size": 16}, 32, 16),
+        ({}, 128, 128, 8, 3),
+        ({"block_size": 16}, 64, 64, 4, 3),
+        ({"packing": "shuffle"}, 64, 64, 4, 2),
+        ({"packing": "native"}, 128, 128, 8, 1),
+        ({"cache_bytes": 1}, 128, 128, 8, 2),
+        ({"element_bytes": 4}, 32, 64, 4, 3),  # nothing is measured with elements of four bytes
+        ({"head_size": 96}, 128, 128, 8, 3),  # padded to 128 channels
+        ({"head_size": 192}, 64, 128, 8, 2),
+        ({"head_size": 256, "block_size": 16}, 64, 128, 8, 2),
+        ({"head_size": 64}, 64, 128, 4, 3),
+        ({"max_kv_len": 2048}, 32, 128, 4, 3),
+        ({"max_kv_len": 2048, "batch_invariant": True}, 128, 128, 8, 3),  # what a sequence gets follows from no bound
+        ({"max_query_len": 8}, 64, 32, 4, 3),
+        ({"max_query_len": 8, "batch_invariant": True}, 128, 128, 8, 3),
+        ({"max_query_len": 9}, 128, 128, 8, 3),
+        ({"max_query_len": 1}, 64, 16, 4, 2),
+        ({"max_query_len": 1, "num_tokens": 64, "num_seqs": 64}, 32, 16, 4, 5),
+        ({"max_query_len": 1, "batch_invariant": True}, 32, 16, 4, 5),
+        ({"max_query_len": 1, "num_splits": 4}, 32, 16, 4, 5),
+        ({"max_query_len": 1, "packing": "native"}, 128, 16, 4, 2),
+        ({"max_query_len": 1, "packing": "native", "block_size": 16}, 32, 16, 4, 5),
+        ({"max_query_len": 1, "head_size": 256}, 64, 16, 4, 3),
     ],
     ids=str,
 )
-def test_large_blocks_have_a_launch_of_their_own(changes, tile, rows):
+def test_a_measured_launch_is_taken_where_its_conditions_hold(changes, tile, rows, waves, stages):
     shape = {"head_size": 128, "element_bytes": 2, "block_size": 784, "max_query_len": 4096, "max_kv_len": 16384}
     heads = {"num_q_heads": 32, "num_kv_heads": 8, "num_tokens": 4096, "num_seqs": 4, "num_splits": None}
     chosen = launch.choose(limits("sm_90"), **(heads | shape | changes))
-    assert (chosen.tile, chosen.rows) == (tile, rows)
+    assert (chosen.tile, chosen.rows, chosen.waves, chosen.stages) == (tile, rows, waves, stages)
+    assert (chosen.heads, chosen.seqs, chosen.parts) == (1, 1, 1)
+
+
+LAYERS = [
+    {"num_q_heads": 32, "num_kv_heads": 8, "head_size": 128, "block_size": 16},
+    {"num_q_heads": 32, "num_kv_heads": 8, "head_size": 128, "block_size": 2048},
+    {"num_q_heads": 16, "num_kv_heads": 2, "head_size": 256, "block_size": 784},
+    {"num_q_heads": 24, "num_kv_heads": 4, "head_size": 64, "block_size": 544},
+    {"num_q_heads": 32, "num_kv_heads": 32, "head_size": 80, "block_size": 16},
+    {"num_q_heads": 64, "num_kv_heads": 1, "head_size": 192, "block_size": 16},
+    {"num_q_heads": 32, "num_kv_heads": 8, "head_size": 128, "block_size": 784, "packing": "native"},
+    {"num_q_heads": 32, "num_kv_heads": 8, "head_size": 128, "block_size": 784, "packing": "shuffle"},
+    {"num_q_heads": 32, "num_kv_heads": 8, "head_size": 128, "block_size": 16, "cache_bytes": 1},
+    {"num_q_heads": 16, "num_kv_heads": 2, "head_size": 256, "block_size": 784, "cache_bytes": 1},
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: "-".join(map(str, layer.values())))
+@pytest.mark.parametrize("arch", GPUS)
+def test_a_layer_has_at_most_eight_launches_whatever_the_batch(arch, layer):
+    """Each is compiled: what differs in nothing but how many partitions there are is one."""
+    found = set()
+    lengths = [1, 16, *(n + more for n in (1 << k for k in range(6, 18)) for more in (-1, 0, 1))]
+    for seqs, queries in itertools.product(
+        (1, 2, 3, 7, 8, 33, 64, 256), (1, 2, 3, 4, 5, 8, 13, 16, 32, 100, 512, 8192)
+    ):
+        for length in lengths:
+            bounds = {"max_query_len": next_power_of_two(queries) if queries > 1 else 1, "num_seqs": seqs}
+            asked = bounds | {"num_tokens": seqs * queries, "max_kv_len": launch.bound(length), "num_splits": None}
+            chosen = launch.choose(limits(arch), element_bytes=2, **layer, **asked)
+            found.add((queries == 1, dataclasses.replace(chosen, splits=min(chosen.splits, 2))))
+    assert 2 <= len(found) <= 8
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))
+def test_a_bound_holds_and_is_close_and_few(length, other):
+    found = launch.bound(length)
+    assert length <= found <= length * 1.125
+    assert launch.bound(found) == found
+    assert length > other or found <= launch.bound(other)
+
+
+def test_bounds_are_few():
+    assert len({launch.bound(n) for n in range(1, (1 << 17) + 1)}) == 64 + 8 * 11
+
+
+@pytest.mark.parametrize("splits", [1, 7, 8, 9, 64, 65, 128])
+def test_what_a_reduce_loads_at_once_takes_few_values(splits):
+    at_once = launch.reduced_at_once(splits, 64)
+    assert at_once in {8, 16, 32, 64}
+    assert at_once >= min(splits, 64)
 
 
 @pytest.mark.parametrize("units", [38, 80])
@@ -207,7 +270,7 @@ def test_an_arch_without_data():
         tuning("gfx1100")
 
 
-REST = "gather reduce decode decode_native prefill prefill_large mla mla_narrow mla_reduce scan"
+REST = "gather reduce decode prefill mla mla_narrow mla_reduce scan"
 TABLES = "".join(f"[{table}]\n" for table in REST.split())
 
 
@@ -221,8 +284,13 @@ TABLES = "".join(f"[{table}]\n" for table in REST.split())
             r"\[write\]: expected the keys rows, slice, waves; got rows, wave",
         ),
         (f"[write]\nrows = 0\nslice = 1\nwaves = 1\n{TABLES}", r"\[write\]: rows: got 0; expected int of at least 1"),
+        (f"[write]\n{TABLES}[decode.where]\nrows = 1\n", r"\[\[decode.where\]\]: got .*; expected tables in double"),
+        (
+            f"[write]\n{TABLES}[[prefill.where]]\nrows = 1\n",
+            r"\[\[prefill.where\]\] 1: expected the keys .*; got rows",
+        ),
     ],
-    ids=["not toml", "missing table", "unknown key", "zero"],
+    ids=["not toml", "missing table", "unknown key", "zero", "one table", "no reason"],
 )
 def test_a_wrong_tuning_file(text, message):
     with pytest.raises(InvalidFileError, match=message):

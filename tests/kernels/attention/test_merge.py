@@ -24,11 +24,11 @@ def test_reduce_kernel(splits, device, record_property):
     partial[lse == float("-inf")] = 0.0
     starts = torch.tensor([1, 3, 6], dtype=torch.int32, device=device)
     out = torch.full((num_tokens, heads, head_size), float("nan"), device=device)
-    sizes = {"NUM_HEADS": heads, "HEAD_SIZE": head_size, "PADDED": 128, "SPLITS": splits, "ROWS": 4, "CHUNK": 8}
+    sizes = {"NUM_HEADS": heads, "HEAD_SIZE": head_size, "PADDED": 128, "ROWS": 4, "CHUNK": 8, "ONCE": splits <= 8}
     sums = torch.full((heads, num_tokens), float("nan"), device=device).T
     strides = (out.stride()[:2], sums.stride())
     reduce_kernel[(6,)](
-        partial, lse, out, sums, starts, 2, num_tokens * heads, *strides, **sizes, LSE=True, DEPENDENT=False
+        partial, lse, out, sums, starts, 2, num_tokens * heads, splits, *strides, **sizes, LSE=True, DEPENDENT=False
     )
 
     weights = torch.exp2(lse.double() - lse.double().amax(-1, keepdim=True)).nan_to_num(0.0)

@@ -12,12 +12,14 @@ import pytest
 from support.jobs import TEST, failed
 from support.plans import hilgate, runner, write_repository
 
-from hilgate.errors import Exit
+from hilgate import evidence
+from hilgate.errors import Exit, RecordsError
+from hilgate.evidence import KINDS, MOST_IDS, Collected, EvidenceKind, register
 from hilgate.judge.verdict import read_verdict
-from hilgate.model import EVIDENCE, Check, Outcome, Ruling
+from hilgate.model.record import Check, Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest, read_plan
-from hilgate.run import evidence, recheck
-from hilgate.run.evidence import KINDS, MOST_IDS, Collected, EvidenceKind, register
+from hilgate.run import recheck
 from hilgate.run.results import RESULTS_FILE, read, read_all
 
 TESTS = """
@@ -284,7 +286,6 @@ def tap():
     register(TapEvidence())
     yield
     del KINDS["tap"]
-    EVIDENCE.discard("tap")
 
 
 @pytest.mark.usefixtures("tap")
@@ -311,8 +312,12 @@ def test_every_stage_honours_a_kind_that_is_registered(tmp_path):
     assert KINDS["tap"].exit_meaning(5) == "exit 5 (no test points)"
 
 
-def test_every_kind_that_a_declaration_may_name_has_its_class():
-    assert set(KINDS) == EVIDENCE
+def test_a_plan_whose_kind_of_evidence_is_unknown_here_is_refused(tmp_path):
+    root = write_repository(tmp_path, {"a": "true"})
+    assert hilgate(root, "plan", "--write", "plan.json").returncode == 0
+    (root / "plan.json").write_text((root / "plan.json").read_text().replace('"findings"', '"tap"'))
+    with pytest.raises(RecordsError, match="a-cpu leaves evidence of the kind 'tap', which is unknown here"):
+        read_plan(root / "plan.json")
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import ValidationError
 
-from hilgate.errors import EXIT_MEANINGS, Exit
-from hilgate.model import EVIDENCE, FINDINGS_FILE, SEVERITY, Check, ImageRecord, Number, Outcome, first_problem
+from hilgate.errors import EXIT_MEANINGS, Exit, RecordsError
+from hilgate.model import FINDINGS_FILE, Number, first_problem
+from hilgate.model.record import SEVERITY, Check, ImageRecord, Outcome
 from hilgate.text import pytest_word
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from junitparser.xunit2 import TestCase
 
-    from hilgate.model import Plan, PlannedStep
+    from hilgate.model.plan import Plan, PlannedStep
 
 IMAGE_FILE = "image.json"
 LOG_FILE = "log.txt"
@@ -274,7 +275,6 @@ KINDS: dict[str, EvidenceKind] = {}
 def register(kind: EvidenceKind) -> None:
     """Make a kind of evidence known; areas and plans may name it from then on."""
     KINDS[kind.name] = kind
-    EVIDENCE.add(kind.name)
 
 
 register(JunitEvidence())
@@ -282,8 +282,16 @@ register(FindingsEvidence())
 
 
 def kind_of(step: PlannedStep) -> EvidenceKind:
-    """The kind of evidence that a step leaves."""
-    return KINDS[step.step.evidence]
+    """The kind of evidence that a step leaves.
+
+    Raises:
+        RecordsError: The plan names a kind that is not registered here.
+    """
+    try:
+        return KINDS[step.step.evidence]
+    except KeyError:
+        what = f"step {step.key} leaves evidence of the kind {step.step.evidence!r}, which is unknown here"
+        raise RecordsError(what, remedy=f"plan again; known are {', '.join(sorted(KINDS))}") from None
 
 
 def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRecord | None, str]:

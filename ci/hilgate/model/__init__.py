@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of hilgate's files; this file has what they share.
+
+A module for each artefact: `declaration` (what the repository declares), `plan` (what will run), `record` (what a run
+leaves) and `verdict` (what was decided). Every file that one stage hands to the next is one of these models as JSON.
+They are frozen and forbid unknown keys, so a misspelt key is an error and never a silent default. A change of the keys
+raises the `schema_version` of the file. `hilgate schema` prints them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, Self
+
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic_core import PydanticCustomError
+
+from hilgate.errors import RecordsError, writing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+REFUSED: Final = "refused"
+"""Type of the validation errors that `refused` makes."""
+
+
+def refused(what: str, remedy: str = "") -> PydanticCustomError:
+    """The error that a validator raises for a value that is of the right type and wrong all the same."""
+    return PydanticCustomError(REFUSED, "{what}", {"what": what, "remedy": remedy})
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first mistake with its place; but another version before all others, because they follow from it."""
+    mistakes = error.errors(include_url=False)
+    version = next((one for one in mistakes if one["loc"][-1:] == ("schema_version",)), None)
+    if version and version["type"] == "literal_error":
+        return f"schema {version['input']!r:.20}, this reads {version['ctx']['expected']}"
+    place = ".".join(map(str, mistakes[0]["loc"]))
+    return f"{place}: {mistakes[0]['msg']}" if place else mistakes[0]["msg"]
+
+
+Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
+"""A name usable as a Buildkite step key and as a folder name."""
+
+ImageDigest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+PLAN_FILE, VERDICT_FILE, FINDINGS_FILE, JOBS_FOLDER = "plan.json", "verdict.json", "findings.jsonl", "jobs"
+"""Names in the folder of a build's results."""
+
+RESERVED_FILES = frozenset(
+    {
+        PLAN_FILE,
+        VERDICT_FILE,
+        "quarantine.json",
+        "restored.json",
+        "manifest.json",
+        "health-before.json",
+        "health-after.json",
+    }
+)
+"""Files that every build leaves, or its bundle, under these names."""
+
+Number = int | float
+
+Scalar = str | int | float | bool | None
+
+
+class StrictModel(BaseModel):
+    """Base of every record: frozen, no unknown keys, no NaN or infinity (JSON has neither)."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        json_schema_serialization_defaults_required=True,
+    )
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, atomically: a reader sees the old file or the whole new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}.new")
+        with writing(path):
+            new.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            new.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, remedy: str) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            RecordsError: Missing, truncated, of another schema or contradicting itself; with this remedy.
+        """
+        name = cls.__name__.lower()
+        try:
+            found = cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError as error:
+            raise RecordsError(f"there is no {name}", where=str(path), remedy=remedy) from error
+        except OSError as error:
+            raise RecordsError(f"the {name} cannot be read: {error}", where=str(path), remedy=remedy) from error
+        except ValidationError as error:
+            raise RecordsError(f"not a {name}: {first_problem(error)}", where=str(path), remedy=remedy) from error
+        if "schema_version" in cls.model_fields.keys() - found.model_fields_set:
+            raise RecordsError(f"not a {name}: it has no schema_version", where=str(path), remedy=remedy)
+        return found

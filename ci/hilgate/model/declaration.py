@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a repository declares: its steps in areas, its devices and queues, its images, itself, and its quarantine."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import shlex
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from hilgate.conditions import problem_of
+from hilgate.model import RESERVED_FILES, Key, StrictModel, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+CPU = "cpu"
+"""The device that every machine has: kernels under Triton's interpreter, and everything that needs no GPU."""
+
+
+def _label_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+        raise refused("must be a word of lower case letters, digits and '_'")
+    return name
+
+
+def _json_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,60}\.json", name):
+        raise refused("must be a plain file name, lower case, that ends in .json")
+    if name in RESERVED_FILES:
+        raise refused(f"{name!r} is a file of every build", "choose another name")
+    return name
+
+
+def _condition(text: str) -> str:
+    if problem := problem_of(text):
+        raise refused(problem)
+    return text
+
+
+Condition = Annotated[str, AfterValidator(_condition)]
+"""What a machine may lack, e.g. `cpu:amx_tile` (`hilgate.conditions`)."""
+
+LabelName = Annotated[str, AfterValidator(_label_name)]
+"""Name of a label of checks, usable as an option on the command line."""
+
+JsonName = Annotated[str, AfterValidator(_json_name)]
+"""Name of a JSON file without a folder, that no build has of its own."""
+
+Profile = Literal["gate", "pr", "nightly", "release"]
+"""Who asks for a plan: this machine, a pull request, the night, a release."""
+
+
+class Device(StrictModel):
+    """Something kernels run on. `cpu` runs them under Triton's interpreter."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of every step on this device."""
+
+
+class Queue(StrictModel):
+    """A Buildkite queue: a pool of identical agents."""
+
+    device: Key
+    """A key of `devices`: cpu, or a gfx arch."""
+    gpus: int = Field(ge=0, le=8)
+    memory_gib: int = Field(gt=0)
+    """GPU memory of one device, or host memory for a cpu queue."""
+    image: Key | None = None
+    """The image that its jobs run in; None runs them on the host."""
+    gate: bool = False
+    """Whether it runs only what decides (plan, recheck, verdict), and no step of a change."""
+    agents: int = Field(default=0, ge=0)
+    """How many agents of it must be connected and not paused, before `hilgate watch` says so; 0 for no number."""
+    signs: bool = False
+    """Whether its agents hold the key that signs releases; such a queue is a `gate` and signs, nothing else."""
+    tools: tuple[str, ...] = ()
+    """Programs that its hosts have, for steps that run there without an image."""
+    wait_minutes: int = Field(default=120, gt=0)
+    """How long a job may wait for an agent of it before `hilgate watch` says so."""
+
+
+class Agents(StrictModel):
+    """`ci/agents.yaml`: the devices that exist and the queues that offer them."""
+
+    devices: dict[Key, Device]
+    queues: dict[Key, Queue]
+
+
+class Image(StrictModel):
+    """How an image is built. Its key covers every file that its build sees; equal contents are the same image."""
+
+    recipe: str
+    """Its Dockerfile, below the root."""
+    inputs: tuple[str, ...] = ()
+    """gitignore-style globs of the other files that its build sees; the last match wins."""
+    pins: bool = False
+    """Whether `docker/pins.toml` has a table of its name, which its build is given and which it proves itself by."""
+    check: str = ""
+    """Command that runs once in a new image, with the checkout mounted, before the image is published. Optional."""
+    gigabytes: float = Field(default=0, ge=0)
+    """What it may hold at most; 0 for no budget."""
+    tools: tuple[str, ...] = ()
+    """Programs in it that steps may ask for by their `tools`."""
+
+
+def _place(path: str) -> str:
+    if not re.fullmatch(r"\.|(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*/?", path):
+        raise refused(f"{path!r} is no plain path below the root", "write e.g. src or tests/kernels/")
+    return path
+
+
+Place = Annotated[str, AfterValidator(_place)]
+"""A file or a folder below the root, as an agent's host and its shell can take it: no '..', no blank."""
+
+
+class GateBudgets(StrictModel):
+    """Minutes that `hilgate gate` may take on 2 idle cores. More is said at its end, and makes nothing red."""
+
+    smoke: float | None = Field(default=None, gt=0)
+    all: float | None = Field(default=None, gt=0)
+    """When nothing is left out as not affected."""
+    change: float | None = Field(default=None, gt=0)
+    """Of a change, say of one line."""
+    always: float | None = Field(default=None, gt=0)
+    """Of a change that selects only what always runs, say of a document."""
+
+
+class Project(StrictModel):
+    """`ci/project.yaml`: what hilgate must know of the repository it serves. Without the file, the defaults hold."""
+
+    python_path: tuple[Place, ...] = (".",)
+    """Folders below the root that every step imports from before anything else, in this order."""
+    forks_may_change: tuple[Place, ...] = ()
+    """Folders (with a closing slash) and files that hosts only copy into containers. Forks may change these, and areas,
+    the quarantine and pages. Agents refuse a fork that changes anything else."""
+    selfcheck: str = ""
+    """Command of the tiny kernel that each GPU must compute before a job; empty for none (`pagedkv.selfcheck`)."""
+    prerequisites: str = ""
+    """Command that prints a check a line (`hilgate schema findings.jsonl`) for each thing that a machine must have
+    before any step runs; empty for none. `hilgate doctor` shows them; a local run begins only where all pass."""
+    images: dict[Key, Image] = Field(default_factory=dict)
+    """Name, as queues and `provides` give it, to how it is built."""
+    budgets: GateBudgets = GateBudgets()
+    """How long a person should wait."""
+    status: str = "hilgate/required"
+    """The one commit status that a merge waits for."""
+    approvers: str = "hilgate-approvers"
+    """The team that approves protected changes."""
+
+
+class Matrix(StrictModel):
+    """A table of a step's checks: each check is the cell that two of its labels name."""
+
+    rows: LabelName
+    """The label that names the row, e.g. arch; also an option of the step's command, which runs that part alone."""
+    columns: LabelName
+    """The label that names the column; an option as well."""
+    file: JsonName
+    """The file of the results folder that gets its checks, e.g. cells.json: of this step, on all devices."""
+
+    @field_validator("columns")
+    @classmethod
+    def _not_the_rows(cls, columns: str, info: ValidationInfo) -> str:
+        if columns == info.data.get("rows"):
+            raise refused(f"{columns!r} names the rows already", "name another label")
+        return columns
+
+    def options(self, labels: Mapping[str, str]) -> str:
+        """The options that narrow a step to a cell, e.g. `--arch gfx942 --dtype bf16`; empty where they cannot."""
+        names = [(label, labels.get(label, "")) for label in (self.rows, self.columns)]
+        if not all(value and not value.startswith("-") and value.isprintable() for _, value in names):
+            return ""
+        return shlex.join(word for label, value in names for word in (f"--{label}", value))
+
+
+SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1"})
+
+
+def _needs_no_shell(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise refused(f"cannot be split into words: {error}", "balance the quotes") from None
+    if shell := sorted(SHELL_WORDS.intersection(words)):
+        what = f"{shell[0]!r} needs a shell and there is none"
+        raise refused(what, "put it into a script or a module and run that")
+    return command
+
+
+class Smoke(StrictModel):
+    """The subset of a step that a local machine runs when nothing has changed (`hilgate gate --smoke`)."""
+
+    arguments: Annotated[str, AfterValidator(_needs_no_shell)] = ""
+    """Added to the step's command, to run a part of it; empty runs it whole."""
+    minimum: int = Field(ge=1)
+    """Fewest checks that it must report, as `Step.minimum`."""
+    minutes: float = Field(gt=0)
+    """What it usually takes on 2 cores."""
+    on_change: bool = False
+    """Whether a change that selects the step runs only this subset locally. `--all` and agents always run all of it."""
+
+
+BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
+"""What every published version of Buildkite's schema takes as a step key; only the newest also takes a '.'."""
+
+RESERVED_KEYS = frozenset({"plan", "recheck", "verdict"})
+"""Step keys of the pipeline itself."""
+
+POSTED_BY = (
+    "build.pull_request.base_branch == pipeline.default_branch"
+    " || build.merge_queue.base_branch == pipeline.default_branch"
+    " || (build.branch == pipeline.default_branch && build.pull_request.id == null)"
+)
+"""Builds that post the required status. A build of another branch has no part in it: nobody asked to merge that."""
+
+
+class Step(StrictModel):
+    """One declared unit of work. It becomes one planned step per device."""
+
+    key: Key
+    label: str
+    """What a person reads: a few words, no device name."""
+    command: Annotated[str, AfterValidator(_needs_no_shell)]
+    """Run without a shell in the repository root; a leading `python` is the interpreter that runs hilgate."""
+    devices: tuple[Key, ...] = Field(min_length=1)
+    """Where it can run, keys of `agents.yaml: devices`."""
+    queues: dict[Key, Key] = Field(default_factory=dict)
+    """device -> queue, where the smallest queue of that device is not the right one."""
+    evidence: str
+    """What it must leave in its output folder besides an exit status: a kind of `hilgate.evidence`."""
+    minimum: int = Field(default=1, ge=1)
+    """Fewest checks that it must report: those that ran, and those that cannot run here (`may_lack`). It notices that
+    whole files of checks are gone; `python -m hilgate.checks.floors --write` writes it for steps of pytest."""
+    may_lack: dict[Condition, str] = Field(default_factory=dict)
+    """Conditions that a machine may lack -> the sentence that a verdict says where one is lacking, e.g.
+    {cpu:amx_tile: the prefix cache of MLA needs AMX}. A check that names such a condition, and is skipped where it is
+    lacking, is said and not red; any other check that did not run makes the step *did not run*."""
+    timeout_minutes: int = Field(ge=1, le=180)
+    env: dict[str, str] = Field(default_factory=dict)
+    needs: tuple[Key, ...] = ()
+    """Step keys (of any area) that must have passed first, on the same device or on the cpu."""
+    packages: tuple[str, ...] = ()
+    """Distributions that must be installed, e.g. torch, triton, vllm."""
+    tools: tuple[str, ...] = ()
+    """Programs that must be on the path, e.g. buildah. On agents its image must have them, or without one its queue."""
+    checkout: bool = False
+    """Whether it asks git about the repository's files. Outside of a git checkout (a zip) it did not run."""
+    imports: tuple[str, ...] = ()
+    """Modules (dotted) and test files that it runs: a changed Python module selects it only when one of these imports
+    it. Empty: every file of the area selects it."""
+    models: tuple[Key, ...] = ()
+    """Names of the models that it runs; `--models` selects by them."""
+    profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
+    """Plans that it belongs to."""
+    gpus: int = Field(default=1, ge=1, le=8)
+    """GPUs it needs where its device is a GPU."""
+    network: bool = False
+    """Whether its container may reach the network."""
+    secrets: tuple[str, ...] = ()
+    """Environment variables it is given from the agent's secrets; never in a build of a fork."""
+    provides: Key | None = None
+    """The image that it builds; steps on queues with that image wait for it."""
+    cores: int = Field(default=1, ge=1)
+    """CPU cores it keeps busy; the local runner fills the machine with them."""
+    minutes: float = Field(default=1.0, gt=0)
+    """What it usually takes on 2 cores; used for ordering and for the estimate in the plan."""
+    smoke: Smoke | None = None
+    """Its subset in a smoke run; a step without one is not in it."""
+    columns: tuple[str, ...] = ()
+    """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
+    is not green."""
+    matrix: Matrix | None = None
+    """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
+    reuse: bool = True
+    """Whether a local run may reuse a pass of it; false where its outcome rests on what no key holds: the clock, a
+    service, refs of git, files outside the tree or ignored in it. One with `network` is never reused."""
+
+    @field_validator("command")
+    @classmethod
+    def _says_what(cls, command: str) -> str:
+        if not shlex.split(command):
+            raise refused("is empty", "say what to run")
+        return command
+
+    @field_validator("devices")
+    @classmethod
+    def _listed_once(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := [device for place, device in enumerate(devices) if device in devices[:place]]:
+            raise refused(f"device {twice[0]!r} is listed twice", "keep one")
+        return devices
+
+    @field_validator("minutes")
+    @classmethod
+    def _within_the_timeout(cls, minutes: float, info: ValidationInfo) -> float:
+        if minutes > info.data.get("timeout_minutes", minutes):
+            what = f"usually {minutes:g} minutes, but ended after {info.data['timeout_minutes']}"
+            raise refused(what, "raise timeout_minutes")
+        return minutes
+
+
+class Area(StrictModel):
+    """`ci/areas/*.yaml`: a family of steps and the files that can break them."""
+
+    area: Key
+    title: str
+    why: str
+    """One sentence: what a green tick of this area tells the reader."""
+    paths: tuple[str, ...] = Field(min_length=1)
+    """gitignore-style globs; a change to a matching file selects the area."""
+    always: bool = False
+    """Selected whatever changed."""
+    steps: tuple[Step, ...] = Field(min_length=1)
+
+
+LONGEST_QUARANTINE = dt.timedelta(days=14)
+"""Two weeks: long enough to mend a kernel, and short enough that whoever promised it is still asked."""
+
+
+class Quarantined(StrictModel):
+    """One check that may fail for a while without stopping others, because somebody has promised to mend it."""
+
+    test: str = Field(min_length=1)
+    """Id of the check, as results write it."""
+    step: Key
+    """The declared step it belongs to."""
+    devices: tuple[Key, ...] = ()
+    """Where it fails; empty is everywhere."""
+    reason: str = Field(min_length=1)
+    owner: str = Field(min_length=1)
+    """A person or a team that can be asked."""
+    added: dt.date
+    expires: dt.date
+    """At most 14 days after `added`; from that day on the entry itself is red."""
+
+    @field_validator("expires")
+    @classmethod
+    def _soon(cls, expires: dt.date, info: ValidationInfo) -> dt.date:
+        added = info.data.get("added", expires - dt.timedelta(1))
+        if not dt.timedelta(0) < expires - added <= LONGEST_QUARANTINE:
+            what = f"expires {(expires - added).days} days after it was added"
+            raise refused(what, f"choose a day 1 to {LONGEST_QUARANTINE.days} days after {added}")
+        return expires
+
+    def overlaps(self, other: Quarantined) -> bool:
+        """Whether both are about one check on one device."""
+        everywhere = not self.devices or not other.devices
+        return (self.test, self.step) == (other.test, other.step) and (
+            everywhere or not set(self.devices).isdisjoint(other.devices)
+        )
+
+
+class Quarantine(StrictModel):
+    """`ci/quarantine.yaml`: quarantined checks still run and are still reported."""
+
+    tests: tuple[Quarantined, ...] = ()
+
+    @field_validator("tests")
+    @classmethod
+    def _once(cls, tests: tuple[Quarantined, ...]) -> tuple[Quarantined, ...]:
+        for place, one in enumerate(tests):
+            if any(one.overlaps(other) for other in tests[:place]):
+                raise refused(f"{one.test} of {one.step} is in quarantine already", "keep one of them")
+        return tests

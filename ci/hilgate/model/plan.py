@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`plan.json`: which steps will run and why, which were left out, and which protected files the change alters."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from hilgate.errors import MisuseError
+from hilgate.model import ImageDigest, Key, StrictModel, refused
+from hilgate.model.declaration import CPU, Profile, Step
+
+PlanProfile = Literal["smoke"] | Profile
+"""What a plan is made for: a profile, or `smoke`, which only local plans have."""
+
+LOCAL = frozenset({"gate", "smoke"})
+"""Profiles of plans for one machine at hand; no other one reuses a pass."""
+
+
+def planned_key(step: Step, device: Key) -> Key:
+    """Key of a step on a device."""
+    return f"{step.key}-{device}"
+
+
+class PlannedStep(StrictModel):
+    """A declared step on a device, with where it runs there and the reason it was selected."""
+
+    step: Step
+    """As declared; without its secrets where the change comes from a fork."""
+    area: Key
+    device: Key
+    queue: Key | None
+    """None where no queue offers the device (a local CUDA machine)."""
+    image: Key | None = None
+    """The image it runs in, a key of `Plan.images`; None runs it on the host (locally)."""
+    depends_on: tuple[Key, ...] = ()
+    """Keys of the planned steps that must have passed first."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the device and of the step."""
+    reason: str
+    """Why it is in the plan."""
+    arguments: str = ""
+    """What a person or its smoke subset added to its command, to run a part of it."""
+
+    @property
+    def as_declared(self) -> bool:
+        """Whether it is whole, or its smoke subset: nothing that a person narrowed."""
+        return self.arguments in {"", self.step.smoke.arguments if self.step.smoke else ""}
+
+    def part(self, arguments: str, minimum: int = 1) -> PlannedStep:
+        """A part of it: these arguments behind its command, and by default one check is enough."""
+        command = f"{self.step.command} {arguments}".rstrip()
+        return self.redeclared(command=command, minimum=minimum).model_copy(update={"arguments": arguments})
+
+    def subset(self) -> PlannedStep:
+        """Its smoke subset; the step itself where it has none."""
+        if self.step.smoke is None:
+            return self
+        return self.part(self.step.smoke.arguments, self.step.smoke.minimum).redeclared(minutes=self.step.smoke.minutes)
+
+    def redeclared(self, **changes: object) -> PlannedStep:
+        """The same with these fields of its declared step changed, e.g. `command`, for a run of a part of it."""
+        return self.model_copy(update={"step": self.step.model_copy(update=changes)})
+
+    @property
+    def key(self) -> Key:
+        """`<declared key>-<device>`."""
+        return planned_key(self.step, self.device)
+
+    @property
+    def label(self) -> str:
+        """What a person reads, with the device where there are several."""
+        return f"{self.step.label} ({self.device})" if len(self.step.devices) > 1 else self.step.label
+
+    @property
+    def gpus(self) -> int:
+        """GPUs it is given; 0 on the cpu."""
+        return 0 if self.device == CPU else self.step.gpus
+
+
+OmissionCause = Literal[
+    "not affected", "not asked for", "other profiles", "not in smoke", "no queue", "not here", "need omitted"
+]
+"""Why a step is left out: the change does not select it; others were named; it belongs to other plans; it has no smoke
+subset; no queue offers the device; this machine lacks something or another device of it is taken; what it needs is left
+out itself."""
+
+
+class Omission(StrictModel):
+    """A step that is not in the plan, and why not."""
+
+    key: Key
+    area: Key
+    label: str
+    cause: OmissionCause
+    reason: str
+    """The cause in full, for people."""
+
+
+class ProtectedChange(StrictModel):
+    """A change to a protected file, which decides: a tolerance, a budget, a gate, an area, the quarantine, hilgate."""
+
+    path: str
+    what: str
+    """In a few words: changed, deleted or new."""
+    hunk: str = ""
+    """The beginning of its diff against the merge base."""
+
+
+class Plan(StrictModel):
+    """`plan.json`: what will run and why, fixed before anything runs."""
+
+    schema_version: Literal[3, 4, 5] = 5
+    created: dt.datetime
+    commit: str
+    """Full sha of HEAD; empty outside a git checkout."""
+    dirty: bool
+    """Whether the working tree differs from the commit."""
+    base: str | None
+    """What the change was compared with; None plans everything."""
+    merge_base: str = ""
+    """Full sha of the merge base of HEAD and `base`; its thresholds and its quarantine are the ones that count."""
+    profile: PlanProfile
+    promised: int = 0
+    """Of a smoke plan: the fewest checks that the whole gate's steps promise here; of one that runs subsets of what a
+    change selects, those that its whole steps promise. Else 0."""
+    fork: bool = False
+    """Whether the change comes from a fork: no secrets, no caches written."""
+    images: dict[Key, str] = Field(default_factory=dict)
+    """Image -> sha256 of everything it is built from (`docker/`); its digest is known once it is built."""
+    digests: dict[Key, ImageDigest] = Field(default_factory=dict)
+    """Image -> digest, where a build of the default branch has built the same contents: no step of this one does."""
+    loosened: tuple[ProtectedChange, ...] = ()
+    """What the change alters in its own gate; needs a named approval."""
+    python_path: tuple[str, ...] = (".",)
+    """Folders below the root that every step imports from before anything else, as the project declares them."""
+    packages: dict[str, str] = Field(default_factory=dict)
+    """Import package in those folders -> where it stands below the root; no result of another copy of it counts."""
+    changed_files: tuple[str, ...]
+    steps: tuple[PlannedStep, ...]
+    omissions: tuple[Omission, ...]
+
+    @property
+    def local(self) -> bool:
+        """Whether it was made for one machine at hand, not for the agents."""
+        return self.profile in LOCAL
+
+    def require_whole(self, where: str) -> None:
+        """Refuse to let a part of the gate stand for it.
+
+        Raises:
+            MisuseError: It is a smoke plan, or a step of it was narrowed by hand.
+        """
+        part = next((step.key for step in self.steps if step.arguments), "")
+        if self.profile == "smoke" or part:
+            what = "a smoke run" if self.profile == "smoke" else f"a run of a part of {part}"
+            raise MisuseError(
+                f"{what} decides about no merge and no release", where=where, remedy="run `hilgate gate --all`"
+            )
+
+    @field_validator("steps")
+    @classmethod
+    def _in_order(cls, steps: tuple[PlannedStep, ...]) -> tuple[PlannedStep, ...]:
+        """Each key stands once, and behind what it depends on."""
+        before: set[Key] = set()
+        for step in steps:
+            if step.key in before:
+                raise refused(f"step {step.key} stands twice")
+            if late := [need for need in step.depends_on if need not in before]:
+                raise refused(f"step {step.key} depends on {late[0]}, which does not stand before it")
+            before.add(step.key)
+        return steps

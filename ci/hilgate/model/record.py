@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves: checks with their outcomes, and the records of `results.jsonl` and of a node's health."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import enum
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from hilgate.errors import writing
+from hilgate.model import FINDINGS_FILE, ImageDigest, Key, Number, StrictModel
+from hilgate.model.declaration import Condition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+class Outcome(enum.StrEnum):
+    """The only four things that can be said of a check, a step or a build."""
+
+    PASS = "pass"  # noqa: S105 - an outcome, not a password
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    DID_NOT_RUN = "did not run"
+
+
+SEVERITY: dict[Outcome, int] = {
+    Outcome.PASS: 0,
+    Outcome.INCONCLUSIVE: 1,
+    Outcome.DID_NOT_RUN: 2,
+    Outcome.FAIL: 3,
+}
+"""The order in which outcomes win: fail over did not run over inconclusive over pass."""
+
+
+class Environment(StrictModel):
+    """Where a record was made."""
+
+    host: str
+    device: str
+    """Name of the GPU or of the processor."""
+    cores: int
+    memory_gib: float
+    python: str
+    versions: dict[str, str]
+    """torch, triton, vllm, transformers, lm_eval ... as installed; absent packages are absent keys."""
+    image: str = ""
+    """Digest of the image the agent ran; empty locally."""
+
+
+class Check(StrictModel):
+    """One thing that was checked: a test, a code object, a gate. A line of `findings.jsonl`."""
+
+    schema_version: Literal[1] = Field(default=1, exclude=True)
+    """For whoever writes such lines; in `results.jsonl` the first record's counts."""
+    id: str = Field(min_length=1)
+    """Stable name that can be pasted back, with shapes and dtypes rather than indices."""
+    outcome: Outcome
+    seconds: float = Field(default=0.0, ge=0)
+    message: str = ""
+    """Why it is not a pass; for a pass, one line of evidence or nothing."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """What it was: arch, kernel, dtype ... `passed_but` says of a pass what it does not prove, and reports list it."""
+    numbers: dict[str, Number] = Field(default_factory=dict)
+    """What was measured, with the unit in the name: lds_bytes, max_abs_err, seconds_median."""
+
+    @model_validator(mode="after")
+    def _says_why(self) -> Check:
+        if self.outcome is not Outcome.PASS and not self.message:
+            raise ValueError(f"check {self.id!r} is {self.outcome.value!r} without a message that says why")
+        return self
+
+    @staticmethod
+    def write_all(folder: Path, checks: Iterable[Check]) -> None:
+        """Write `findings.jsonl`, the evidence of a step that is not pytest."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            lines = [f"{check.model_dump_json()}\n" for check in checks]
+            (folder / FINDINGS_FILE).write_text("".join(lines), "utf-8")
+
+
+class BuildRecord(StrictModel):
+    """First line of `results.jsonl`: which plan the following lines answer."""
+
+    kind: Literal["build"] = "build"
+    schema_version: Literal[2, 3] = 3
+    started: dt.datetime
+    plan_digest: str
+    """sha256 of the canonical plan JSON; results of another plan are refused."""
+    commit: str
+    tree: str = ""
+    """Fingerprint of the files under test (`hilgate.git`); empty outside a git checkout."""
+    surroundings: str = ""
+    """sha256 of machine, installed packages and variables (`hilgate.run.reuse`); empty where nothing is resumed."""
+    environment: Environment
+
+
+class CheckRecord(StrictModel):
+    """One check of one step."""
+
+    kind: Literal["check"] = "check"
+    step: Key
+    check: Check
+
+
+class Reused(StrictModel):
+    """Where a pass is from that was not run again (`hilgate.run.reuse`)."""
+
+    of: str
+    """sha256 of the step, its device and its settings, as they were when it ran."""
+    commit: str
+    tree: str
+    """Fingerprint of the files that it ran over."""
+
+
+class FailedBefore(StrictModel):
+    """A failure of an earlier run, over the same files and in the same environment (`hilgate.run.reuse`)."""
+
+    when: dt.datetime
+    checks: tuple[str, ...] = ()
+    """Ids that failed; empty for a crash, a timeout or an exit status alone."""
+
+
+class StepRecord(StrictModel):
+    """Last line of a finished step; a step without it did not finish."""
+
+    kind: Literal["step"] = "step"
+    key: Key
+    started: dt.datetime
+    seconds: float = Field(ge=0)
+    exit_status: int | None
+    """None when the step was killed (timeout) or could not be started."""
+    outcome: Outcome
+    message: str = ""
+    checks: int = Field(ge=0)
+    """How many CheckRecords of this step precede it; another number means lines were lost."""
+    command: str
+    imported: dict[str, str] = Field(default_factory=dict)
+    """Package of `Plan.packages` -> where Python finds it in the step's environment: below the root, or absolute."""
+    peak_memory_mib: float | None = None
+    environment: Environment
+    lacked: tuple[Condition, ...] = ()
+    """Those conditions of `Step.may_lack` that the machine lacked, asked where the step ran."""
+    reused: Reused | None = None
+    """Set where an earlier build's pass stands here; `started` and `seconds` are then of that."""
+    failed_before: FailedBefore | None = None
+    """Set where it failed in an earlier run over the same files: a pass is then inconclusive."""
+
+
+class RerunRecord(StrictModel):
+    """A failing check that was run once more over the same files. It never replaces the first answer."""
+
+    kind: Literal["rerun"] = "rerun"
+    step: Key
+    """The planned step that it failed in."""
+    check: str
+    """Id of the check."""
+    host: str
+    elsewhere: bool
+    """Whether this is another node than the one it failed on."""
+    outcome: Outcome
+    seconds: float = Field(ge=0)
+    message: str = ""
+
+
+class ImageRecord(StrictModel):
+    """An image that a step built, or found already built from the same contents."""
+
+    kind: Literal["image"] = "image"
+    step: Key
+    """The planned step that provides it."""
+    image: Key
+    content: str
+    """sha256 of everything it is built from; equals `Plan.images[image]`."""
+    digest: ImageDigest
+    """Of the image itself; every result that was made in it carries this digest."""
+    reused: bool = False
+
+
+class GpuHealth(StrictModel):
+    """One GPU as `amd-smi` reports it."""
+
+    index: int
+    bdf: str
+    """PCI address, e.g. 0000:05:00.0."""
+    name: str = ""
+    vram_total_mib: int = Field(ge=0)
+    vram_used_mib: int = Field(ge=0)
+    ecc_uncorrectable: int = Field(ge=0)
+    temperature_c: float | None = None
+
+
+class Health(StrictModel):
+    """`health-before.json`, `health-after.json` of a job: what the agent's hooks saw; no GPU result counts without."""
+
+    schema_version: Literal[1] = 1
+    step: str
+    moment: Literal["before", "after"]
+    host: str
+    agent: str
+    """Buildkite's name of the agent; empty locally."""
+    taken: dt.datetime
+    seconds: float = Field(ge=0)
+    healthy: bool
+    problems: tuple[str, ...] = ()
+    gpus: tuple[GpuHealth, ...] = ()
+    dmesg: tuple[str, ...] = ()
+    """Kernel log lines of GPU trouble since the job began."""
+    ended: tuple[str, ...] = ()
+    """Processes that the step left behind and that were ended."""
+
+
+Record = Annotated[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord, Field(discriminator="kind")]
+
+record_adapter: TypeAdapter[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord] = TypeAdapter(Record)
+
+
+class Counts(StrictModel):
+    """How many checks ended how."""
+
+    passed: int = 0
+    failed: int = 0
+    inconclusive: int = 0
+    did_not_run: int = 0
+
+    @classmethod
+    def of(cls, outcomes: Iterable[Outcome]) -> Counts:
+        """Count outcomes."""
+        found = collections.Counter(outcomes)
+        return cls(
+            passed=found[Outcome.PASS],
+            failed=found[Outcome.FAIL],
+            inconclusive=found[Outcome.INCONCLUSIVE],
+            did_not_run=found[Outcome.DID_NOT_RUN],
+        )
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{name: number + getattr(other, name) for name, number in self})
+
+    def __str__(self) -> str:
+        """`41 passed, 1 failed, 2 inconclusive, 12 not run`; zeros are left out except passed and failed."""
+        words = [f"{self.passed} passed", f"{self.failed} failed"]
+        words += [f"{self.inconclusive} inconclusive"] if self.inconclusive else []
+        words += [f"{self.did_not_run} not run"] if self.did_not_run else []
+        return ", ".join(words)

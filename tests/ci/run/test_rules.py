@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules that decide on a step: each by example, alone and in its surroundings."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from hilgate.errors import Exit
+from hilgate.evidence import KINDS
+from hilgate.model.record import SEVERITY, Check, Outcome
+from hilgate.model.verdict import Ruling
+from hilgate.run.rules import RULES, Facts, Surroundings, decide
+
+R = Ruling
+P, I, D, F = Outcome.PASS, Outcome.INCONCLUSIVE, Outcome.DID_NOT_RUN, Outcome.FAIL  # noqa: E741
+
+PASS = Check(id="p", outcome=Outcome.PASS)
+FAIL = Check(id="f", outcome=Outcome.FAIL, message="max_abs_err 0.5 > 0.001\nmore")
+SKIP = Check(id="s", outcome=Outcome.DID_NOT_RUN, message="needs gfx950")
+OPEN = Check(id="o", outcome=Outcome.INCONCLUSIVE, message="n=50")
+MLA = SKIP.model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
+RAN = PASS.model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
+TWO_GPUS = SKIP.model_copy(update={"id": "t", "labels": {"needs": "package:vllm gpus:2"}})
+AMX = {"cpu:amx_tile": "the prefix cache of MLA needs AMX", "gpus:2": "two ranks need two GPUs"}
+NO_AMX = {"may_lack": AMX, "lacked": frozenset({"cpu:amx_tile"})}
+NEITHER = {"may_lack": AMX, "lacked": frozenset(AMX)}
+
+
+def facts(exit_status=0, checks=(PASS,), *, evidence="findings", minimum=1, **more):
+    return Facts(KINDS[evidence], minimum, exit_status, tuple(checks), **more)
+
+
+EXAMPLES = [
+    (facts(), Outcome.PASS, "1 passed"),
+    # A check that was skipped: its step did not run, unless what it needs is declared and not here.
+    (facts(checks=[PASS, MLA], **NO_AMX), Outcome.PASS, "1 check passed, 1 cannot run here: the prefix cache of MLA n"),
+    (
+        facts(checks=[PASS, MLA, MLA, TWO_GPUS], minimum=4, **NEITHER),
+        Outcome.PASS,
+        "1 check passed, 3 cannot run here: 2: the prefix cache of MLA needs AMX; 1: two ranks need two GPUs",
+    ),
+    (
+        facts(checks=[PASS, SKIP], **NO_AMX),
+        Outcome.DID_NOT_RUN,
+        "s did not run, and it names no condition that the step may lack (may_lack): needs gfx950",
+    ),
+    (
+        facts(checks=[PASS, MLA], may_lack=AMX),
+        Outcome.DID_NOT_RUN,
+        "s did not run, and it needs cpu:amx_tile, which is here: needs gfx950",
+    ),
+    (
+        facts(checks=[PASS, MLA], lacked=frozenset({"cpu:amx_tile"})),
+        Outcome.DID_NOT_RUN,
+        "s did not run, and it needs cpu:amx_tile, which the step does not declare (may_lack)",
+    ),
+    (
+        facts(checks=[PASS, MLA, SKIP, SKIP], **NO_AMX),
+        Outcome.DID_NOT_RUN,
+        "2 checks that must run did not; the first: s did not run",
+    ),
+    (
+        facts(checks=[PASS, RAN], **NO_AMX),
+        Outcome.FAIL,
+        "p ran, and it is declared to need cpu:amx_tile, which is not here: remove the declaration",
+    ),
+    (facts(checks=[RAN], may_lack=AMX), Outcome.PASS, "1 passed"),
+    (
+        facts(checks=[PASS, MLA], minimum=3, **NO_AMX),
+        Outcome.DID_NOT_RUN,
+        "1 check ran, 1 cannot run here: the prefix cache of MLA needs AMX; at least 3 must be reported",
+    ),
+    (facts(0, [PASS, FAIL]), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001"),
+    (facts(1, [PASS, FAIL]), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001"),
+    (facts(None, [FAIL], stopped="timed out after 60 s"), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001"),
+    (facts(1), Outcome.FAIL, "exit 1 and no failing check"),
+    (facts(None, stopped="timed out after 60 s"), Outcome.DID_NOT_RUN, "timed out after 60 s"),
+    (facts(2), Outcome.DID_NOT_RUN, "exit 2 (misuse of the command line)"),
+    (facts(3, evidence="junit"), Outcome.DID_NOT_RUN, "exit 3 (pytest met an internal error)"),
+    (facts(5, (), evidence="junit"), Outcome.DID_NOT_RUN, "exit 5 (no tests were collected)"),
+    (facts(-9), Outcome.DID_NOT_RUN, "killed by SIGKILL"),
+    (facts(-200), Outcome.DID_NOT_RUN, "killed by signal 200"),
+    (facts(42, said="boom"), Outcome.DID_NOT_RUN, "exit 42; it said: boom"),
+    (facts(problem="its junit.xml is empty"), Outcome.DID_NOT_RUN, "its junit.xml is empty"),
+    (facts(checks=()), Outcome.DID_NOT_RUN, "it recorded no checks"),
+    (facts(checks=[SKIP, SKIP]), Outcome.DID_NOT_RUN, "none of its 2 checks ran; the first: needs gfx950"),
+    (facts(minimum=2), Outcome.DID_NOT_RUN, "1 check ran; at least 2 must be reported"),
+    (facts(0, [PASS, OPEN]), Outcome.INCONCLUSIVE, "o: n=50"),
+    (facts(6, [PASS]), Outcome.INCONCLUSIVE, "exit 6 (inconclusive) and no check that says why"),
+    (facts(6, [OPEN], minimum=2), Outcome.DID_NOT_RUN, "1 check ran; at least 2 must be reported"),
+    (facts(None, stopped="not started: image-rocm-cpu did not pass"), Outcome.DID_NOT_RUN, "not started: image"),
+    (facts(None), Outcome.DID_NOT_RUN, "it has no exit status"),
+    (facts(5), Outcome.DID_NOT_RUN, "exit 5 (this environment"),
+    # A step is never better than its own record, nor than its evidence.
+    (facts(0, recorded=Outcome.FAIL), Outcome.FAIL, "it says that it failed"),
+    (facts(0, recorded=Outcome.DID_NOT_RUN, stopped="no image"), Outcome.DID_NOT_RUN, "no image"),
+    (facts(0, recorded=Outcome.INCONCLUSIVE), Outcome.INCONCLUSIVE, "it says that it is inconclusive"),
+    (facts(0, [PASS, FAIL], recorded=Outcome.PASS), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001 (recorded as pass)"),
+    (facts(0, [OPEN], recorded=Outcome.FAIL, stopped="f: off"), Outcome.FAIL, "f: off"),
+]
+
+
+def among(exit_status=0, checks=(PASS,), **around):
+    return facts(exit_status, checks, stopped="" if exit_status is not None else SLOW, around=Surroundings(**around))
+
+
+SLOW = "timed out after 1860 s; this machine is slow: steps take 3.1 times as long as usual"
+DOUBT = {"node_in_doubt": "its node is in doubt (kernel log: reset)"}
+IN_ITS_SURROUNDINGS = [
+    (among(damaged="cut off", **DOUBT), D, R.INFRA, "its results cannot be believed: cut off; its node is in doubt"),
+    (among(arrived=False, of_a_fork="a maintainer starts it"), D, R.INFRA, "no record of it arrived; a maintainer"),
+    (among(other_command="true"), D, R.UNFINISHED, "another command was run: true"),
+    (among(not_reusable="agents never reuse one"), D, R.INFRA, "agents never reuse one"),
+    (among(checks=[FAIL], other_image="it ran in another"), D, R.INFRA, "it ran in another; f failed there"),
+    (among(other_packages="it imports x from y"), D, R.INFRA, "it imports x from y"),
+    (among(checks=[FAIL], **DOUBT), D, R.INFRA, "f: max_abs_err 0.5 > 0.001; but its node is in doubt"),
+    (among(checks=[FAIL], confirmed=True, **DOUBT), F, R.REGRESSION, "f: max_abs_err"),
+    (among(without_health="nothing is known"), D, R.INFRA, "nothing is known; the step itself: 1 passed"),
+    (among(checks=[PASS, OPEN], flaky=(FAIL,)), I, R.FLAKY, "f failed and passed when run again: max_abs_err"),
+    (among(failed_earlier=True), I, R.FLAKY, "1 passed"),
+    (among(failed_before="23 Nov 10:00"), I, R.FLAKY, "1 passed; it failed at 23 Nov 10:00 over these files"),
+    (among(open_earlier=True), I, R.INCONCLUSIVE, "1 passed"),
+    (among(unbuilt="no image"), D, R.UNFINISHED, "no image"),
+    (among(stray="it holds t"), D, R.UNFINISHED, "it holds t"),
+    (among(expired="the entry of f has expired", excused=("f",)), F, R.QUARANTINED, "the entry of f has expired"),
+    (among(excused=("f",)), P, R.QUARANTINED, "1 passed; 1 failed in quarantine"),
+    (among(None, local=True), D, R.INFRA, SLOW),
+    (among(None), D, R.UNFINISHED, SLOW),
+    (among(-11, watched=True), D, R.UNFINISHED, "killed by SIGSEGV"),
+    (among(-11), D, R.INFRA, "killed by SIGSEGV"),
+    (among(Exit.SICK_NODE), D, R.INFRA, "exit"),
+    # What stands against a pass says nothing of what is no pass.
+    (among(1, failed_earlier=True, unbuilt="no image", stray="t", expired="x"), F, R.REGRESSION, "exit 1 and no"),
+    (among(2, failed_before="23 Nov", open_earlier=True, excused=("f",)), D, R.UNFINISHED, "exit 2"),
+]
+
+
+@pytest.mark.parametrize(("given_facts", "outcome", "why"), EXAMPLES)
+def test_rules_by_example(given_facts, outcome, why):
+    decision = decide(given_facts)
+    assert decision.outcome is outcome
+    assert decision.why.startswith(why)
+
+
+@pytest.mark.parametrize(("given_facts", "outcome", "ruling", "why"), IN_ITS_SURROUNDINGS)
+def test_rules_of_surroundings_by_example(given_facts, outcome, ruling, why):
+    decision = decide(given_facts)
+    assert (decision.outcome, decision.ruling) == (outcome, ruling)
+    assert decision.why.startswith(why)
+
+
+def test_every_rule_decides_an_example():
+    deciding = {decide(example).rule for example, *_ in EXAMPLES + IN_ITS_SURROUNDINGS}
+    assert deciding == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_no_rule_but_the_last_is_a_pass(rule):
+    """Whatever is added to the table: a pass needs exit 0 and good evidence, or a quarantine over such."""
+    assert (rule.outcome in {P, None}) == (rule.name in {"exit 0 and good evidence", "failed in quarantine"})
+
+
+def test_no_surroundings_make_a_step_better():
+    """A failure may turn out to be the node's doing; it is never a pass then."""
+    for (alone, *_), (other, *_) in itertools.product(EXAMPLES, IN_ITS_SURROUNDINGS):
+        without = decide(alone).outcome
+        among_them = decide(replace(alone, around=other.around)).outcome
+        doubted = (without, among_them) == (F, D)
+        assert SEVERITY[among_them] >= SEVERITY[without] or doubted, (alone, other)
