@@ -162,7 +162,7 @@ def test_a_cuda_build_of_torch_is_announced_before_it_comes(clone):
     assert done.returncode == 0
     announced, coming = (
         done.stderr.index("with 2 packages of CUDA"),
-        done.stderr.index("2/7"),
+        done.stderr.index("2/8"),
     )
     assert coming < announced < done.stderr.index("3/8")
     assert "make gate TORCH_INDEX=URL" in done.stderr

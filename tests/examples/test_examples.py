@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples do what they say (`examples/serve.py`, which starts an engine: tests/models/test_example.py)."""
+"""The examples do what they say; those of a page are run by tests/pages, and the one that serves by test_serve.py."""
 
 from __future__ import annotations
 

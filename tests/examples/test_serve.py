@@ -31,5 +31,5 @@ def test_the_example_serves_a_hybrid_and_says_who_attended():
         check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    assert "Answer:  7 + 2 = 9\n#### 9" in done.stdout
+    assert "\n Bob has 4. Tom has 3. 4 + 3 = 7\n#### 7" in done.stdout
     assert "2 attention layers, each served by pagedkv.vllm_plugin.backend.PagedKVBackend" in done.stdout
