@@ -77,7 +77,10 @@ class Where:
     needed_at_most: int = NEVER
     """Condition: upper bound of the query tokens of a sequence, times the query heads of one KV head."""
     programs_at_most: int = NEVER
-    """Condition: pairs of a sequence and a KV head for each compute unit, rounded down."""
+    """Condition: pairs of a sequence and a KV head for each compute unit, rounded down; in prefill of a query token, or
+    a sequence, and a KV head."""
+    programs_at_least: int = 0
+    """Condition, likewise."""
     split_tokens: int = 0
     """As in `Attention`, as is what follows; 0 is no other number."""
     programs_per_unit: int = 0
@@ -103,7 +106,7 @@ class Where:
             and group <= self.rows
             and longest <= self.length_at_most
             and needed <= self.needed_at_most
-            and programs <= self.programs_at_most
+            and self.programs_at_least <= programs <= self.programs_at_most
         )
 
 

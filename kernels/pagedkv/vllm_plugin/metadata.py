@@ -16,6 +16,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
+from pagedkv.attention.warm_up import Service
 from pagedkv.vllm_plugin import NAME, log, routes
 from pagedkv.vllm_plugin.errors import refuse
 
@@ -79,8 +80,16 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         layers = vllm_config.compilation_config.static_forward_context
         order = vllm_config.cache_config.get_resolved_kv_cache_layout()
         impls = [layers[name].impl for name in layer_names]
+        scheduler = vllm_config.scheduler_config
+        service = Service(
+            max_seqs=scheduler.max_num_seqs,
+            max_tokens=max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
+            max_seq_len=vllm_config.model_config.max_model_len,
+            batch_invariant=self.batch_invariant,
+        )
         for impl in impls:
             impl.set_pool(kv_cache_spec.block_size, order)
+            impl.expect(service)
         for route, count in Counter(impl.route for impl in impls).items():
             log.info("pagedkv serves %d layers of %s", count, routes.log_line(route))
 
