@@ -90,10 +90,21 @@ def _recheck(plan: Plan, jobs: Path, branch: str) -> str:
 
 
 Organization = Annotated[
-    str, typer.Option(metavar="SLUG", envvar=["HILGATE_ORGANIZATION", "BUILDKITE_ORGANIZATION_SLUG"])
+    str,
+    typer.Option(
+        metavar="SLUG",
+        envvar=["HILGATE_ORGANIZATION", "BUILDKITE_ORGANIZATION_SLUG"],
+        help="Organization, as Buildkite's addresses have it.",
+    ),
 ]
 PipelineSlug = Annotated[
-    str, typer.Option("--pipeline", metavar="SLUG", envvar=["HILGATE_PIPELINE", "BUILDKITE_PIPELINE_SLUG"])
+    str,
+    typer.Option(
+        "--pipeline",
+        metavar="SLUG",
+        envvar=["HILGATE_PIPELINE", "BUILDKITE_PIPELINE_SLUG"],
+        help="Pipeline, as Buildkite's addresses have it.",
+    ),
 ]
 
 

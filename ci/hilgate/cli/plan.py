@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -114,7 +115,8 @@ def init(ctx: typer.Context) -> None:
     settings: Settings = ctx.obj
     for path, written in write_all((settings.root or Path.cwd()).resolve()).items():
         sys.stdout.write(f"{'wrote' if written else 'kept '}  {path}\n")
-    sys.stdout.write("next: hilgate plan\n")
+    install = "" if find_spec("pytest") else "pip install pytest, which the steps run; then "
+    sys.stdout.write(f"next: {install}hilgate plan\n")
 
 
 @program.command()
