@@ -342,7 +342,7 @@ def attention_kernel(
     query,  # [num_tokens, num_q_heads, head_size]
     key_cache,  # axes of PACKING
     value_cache,
-    out,  # like query; with SPLIT partial results [num_tokens, num_q_heads, splits, head_size] fp32, contiguous
+    out,  # like query; with SPLIT fp32, contiguous [tokens of this call, num_q_heads, splits, head_size]
     lse,  # fp32, written if LSE: [num_tokens, num_q_heads]; with SPLIT one more axis, splits, contiguous and in base 2
     block_table,  # [num_seqs, max_blocks] int32
     seq_lens,  # [num_seqs] int32
@@ -740,7 +740,8 @@ def attention_kernel(
     if SCALES == 1:
         result *= tl.load(value_scale + row_kv_head * strides_vs[2])[:, None]
     if SPLIT:
-        lse_offset = (query_row * (HEAD_PROGRAMS * HEADS * GROUP) + row_head) * splits + split
+        call_row = query_row - tl.load(query_start_loc)
+        lse_offset = (call_row * (HEAD_PROGRAMS * HEADS * GROUP) + row_head) * splits + split
         out_offset = lse_offset * HEAD_SIZE
     else:
         stride_out_token, stride_out_head = wide(out_strides)
