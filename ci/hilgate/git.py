@@ -143,7 +143,7 @@ def default_base(root: Path) -> tuple[str, str]:
     hint = " in this shallow clone (git fetch --unshallow)" if shallow else ""
     if unrelated:
         return "", f"{unrelated} and HEAD share no history{hint}"
-    return "", f"no default branch to compare with is known{hint}"
+    return "", f"no default branch to compare with is known{hint or ' (--base HEAD: with the last commit)'}"
 
 
 def short(ref: str) -> str:
@@ -454,6 +454,29 @@ def clone_at(root: Path, commit: str, target: Path) -> None:
         raise MisuseError(f"it has no commit {commit[:12]}", where=str(root), remedy="git fetch there")
     _required(root, "clone", "--quiet", "--no-checkout", "--shared", "--", str(root.resolve()), str(target.resolve()))
     _required(target, "-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", commit)
+
+
+def between(root: Path, good: str, bad: str) -> tuple[str, ...]:
+    """Commits after `good` up to and with `bad` along first parents, oldest first: what was merged, one by one.
+
+    Raises:
+        CannotRunHereError: git is not installed, or cannot list them.
+        MisuseError: One of them is no commit here, or nothing lies between them.
+    """
+    names = []
+    for commit in (good, bad):
+        known = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
+        if known is None:
+            raise MisuseError(f"it has no commit {commit[:40]!r}", where=str(root), remedy="git fetch there")
+        names.append(known.strip())
+    found = _required(root, "rev-list", "--first-parent", "--reverse", f"{names[0]}..{names[1]}").split()
+    if not found:
+        raise MisuseError(
+            f"no commit lies between {names[0][:12]} and {names[1][:12]}",
+            where=str(root),
+            remedy="give --good an ancestor of --bad",
+        )
+    return tuple(found)
 
 
 def commit_time(root: Path, commit: str) -> int:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hilgate.cli import Base, declared, program, repository
-from hilgate.errors import Exit, MisuseError
+from hilgate.cli import Base, History, JobsFolder, Results, declared, program, repository
+from hilgate.errors import Exit, MisuseError, RecordsError
 
 if TYPE_CHECKING:
     from hilgate.model.plan import Plan
@@ -90,10 +90,21 @@ def _recheck(plan: Plan, jobs: Path, branch: str) -> str:
 
 
 Organization = Annotated[
-    str, typer.Option(metavar="SLUG", envvar=["HILGATE_ORGANIZATION", "BUILDKITE_ORGANIZATION_SLUG"])
+    str,
+    typer.Option(
+        metavar="SLUG",
+        envvar=["HILGATE_ORGANIZATION", "BUILDKITE_ORGANIZATION_SLUG"],
+        help="Organization, as Buildkite's addresses have it.",
+    ),
 ]
 PipelineSlug = Annotated[
-    str, typer.Option("--pipeline", metavar="SLUG", envvar=["HILGATE_PIPELINE", "BUILDKITE_PIPELINE_SLUG"])
+    str,
+    typer.Option(
+        "--pipeline",
+        metavar="SLUG",
+        envvar=["HILGATE_PIPELINE", "BUILDKITE_PIPELINE_SLUG"],
+        help="Pipeline, as Buildkite's addresses have it.",
+    ),
 ]
 
 
@@ -119,6 +130,10 @@ def watch(
             help="Call this URL at the end; the service behind it raises an alarm when no call comes.",
         ),
     ] = "",
+    end_late: Annotated[
+        bool,
+        typer.Option("--end-late", help="End jobs that wait longer than `wait_minutes` of their queue."),
+    ] = False,
 ) -> None:
     """Name paused or lost nodes, red builds, long queues.
 
@@ -140,6 +155,9 @@ def watch(
     ended = client.builds(branch=branch, state="finished", created_from=since)
     agents = client.agents()
     found = api.alarms(agents, unfinished, ended, queues, now)
+    for job, sentence in api.overdue(unfinished, queues, now) if end_late else ():
+        client.cancel_job(job)
+        found.append(sentence)
     samples = api.queue_facts(agents, unfinished, queues, now)
     if rulesets := github.load(repository(ctx)):
         asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
@@ -213,3 +231,56 @@ def rerun(
     sys.stdout.write(f"build {started.number}: {started.web_url}\n")
     covers = "if it covers the whole plan" if api.ALL in chosen else "no, it is a part of the plan"
     sys.stderr.write(f"{declarations.project.status}: {covers}\n")
+
+
+@program.command()
+def publish(
+    ctx: typer.Context,
+    *,
+    pull_request: Annotated[int, typer.Option("--pr", min=1, metavar="N", help="Number of the pull request.")],
+    author: Annotated[
+        str, typer.Option(metavar="LOGIN", help="Who the token is; only a comment of this user is ever changed.")
+    ],
+    forge: Annotated[
+        str,
+        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
+    ] = "",
+    jobs: JobsFolder = None,
+    results: Results = None,
+    history: History = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests and send nothing.")] = False,
+) -> None:
+    """Show a judged build on GitHub: a check with annotations at the lines, and one comment.
+
+    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. Neither of the two decides a merge.
+    """
+    from hilgate.buildkite import github
+    from hilgate.buildkite import publish as sending
+    from hilgate.judge.verdict import read_verdict
+    from hilgate.model import PLAN_FILE, VERDICT_FILE
+    from hilgate.plan.make import plan_digest, read_plan
+    from hilgate.report.check import check_of, comment_of
+    from hilgate.report.merge_base import find
+    from hilgate.run.results import read_all
+
+    folder = results or repository(ctx) / "results"
+    plan, verdict = read_plan(folder / PLAN_FILE), read_verdict(folder / VERDICT_FILE)
+    if verdict.plan_digest != plan_digest(plan):
+        raise RecordsError(
+            "the verdict is of another plan than plan.json", where=str(folder), remedy="run `hilgate judge` again"
+        )
+    recorded = read_all(folder, jobs, plan, plan_digest(plan))
+    facts = find(plan, history=history if history and history.is_dir() else None)
+    check = check_of(plan, recorded, verdict, facts)
+    comment = comment_of(plan, recorded, verdict, facts)
+    url = github.repository_url(forge)
+    if dry_run:
+        sys.stdout.write(f"POST {url}/check-runs\n{json.dumps(check, indent=1)}\n")
+        sys.stdout.write(
+            f"POST or PATCH {url}/issues/{pull_request}/comments\n{json.dumps({'body': comment}, indent=1)}\n"
+        )
+        sys.stderr.write("nothing was sent\n")
+        return
+    asking = github.Forge(url, os.environ.get(github.TOKEN_VARIABLE, ""))
+    for address in sending.publish(asking, pull_request, author, check, comment):
+        sys.stdout.write(f"{address}\n")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -67,6 +68,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show which steps would run, where and why. Runs nothing."""
+    from hilgate.history.queries import forecast
     from hilgate.history.store import images
     from hilgate.plan.estimate import size_of
     from hilgate.plan.limits import within_limits
@@ -97,6 +99,9 @@ def plan(
         sys.stdout.write(made.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
         terminal.print_plan(terminal.stdout(), made, size_of(made, root, history), omitted=omitted)
+        if history and not made.local:
+            for words in forecast(history, {step.queue for step in made.steps if step.queue}):
+                terminal.say(terminal.stdout(), words, "dim")
 
 
 @program.command()
@@ -110,7 +115,8 @@ def init(ctx: typer.Context) -> None:
     settings: Settings = ctx.obj
     for path, written in write_all((settings.root or Path.cwd()).resolve()).items():
         sys.stdout.write(f"{'wrote' if written else 'kept '}  {path}\n")
-    sys.stdout.write("next: hilgate plan\n")
+    install = "" if find_spec("pytest") else "pip install pytest, which the steps run; then "
+    sys.stdout.write(f"next: {install}hilgate plan\n")
 
 
 @program.command()
@@ -394,12 +400,29 @@ ROUTING = "pagedkv.routing"
 
 
 # Options, --help among them, are those of the command that is started.
-@program.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@program.command(context_settings=FOREIGN)
 def explain_kernel(ctx: typer.Context) -> None:
     """Show which kernel serves each attention layer of a model.
 
     --model config.json --arch gfx942; --help lists all options.
     """
+    _ask_routing(ctx, "explain")
+
+
+@program.command(context_settings=FOREIGN)
+def fit(ctx: typer.Context) -> None:
+    """Show how a hybrid fits its GPUs in vLLM.
+
+    MODEL --arch gfx942 --tp 2; --help lists all options.
+    """
+    _ask_routing(ctx, "fit")
+
+
+def _ask_routing(ctx: typer.Context, command: str) -> None:
+    """Run a command of the kernels' routing, and end as it does."""
     kernels = repository(ctx) / "kernels"
     if not (kernels / ROUTING.replace(".", "/") / "__main__.py").is_file():
         raise CannotRunHereError(
@@ -407,7 +430,7 @@ def explain_kernel(ctx: typer.Context) -> None:
         )
     path = os.pathsep.join(filter(None, (str(kernels), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-m", ROUTING, "explain", *ctx.args],
+        [sys.executable, "-m", ROUTING, command, *ctx.args],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -14,9 +14,11 @@ import jinja2
 
 from hilgate import text
 from hilgate.report import problems, tables
-from hilgate.report.merge_base import NOTHING, MergeBase
+from hilgate.report.causes import causes
+from hilgate.report.merge_base import NOTHING, MergeBase, whose
 from hilgate.report.plots import accuracy_plot, kernel_plot, minutes_plot, unit_of
 from hilgate.report.problems import Detail, fit
+from hilgate.report.reservations import TITLE, reservations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,16 +47,22 @@ def render(
     """
     template = environment().get_template("report.html.j2")
     bars, ticks = timeline(plan, recorded, verdict)
+    found = causes(plan, recorded, verdict)
 
     def page(detail: Detail) -> str:
         return template.render(
             plan=plan,
             verdict=verdict,
+            whose=whose(found, facts, recorded, local=plan.local),
             headline=problems.headline(plan, verdict, recorded),
             step_counts=problems.step_counts(verdict),
-            problems=problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
+            problems=problems.problems(plan, recorded, verdict, found, limit=detail.failures_per_step, facts=facts),
+            beside=problems.beside,
+            more=problems.more,
+            others_limit=detail.table_rows,
             rulings=problems.RULINGS,
-            named=problems.named(verdict, recorded),
+            reservations=reservations(plan, recorded, verdict),
+            reservations_title=TITLE,
             named_limit=problems.NAMED_IDS,
             evidence_limit=problems.EVIDENCE_LINES,
             approval=problems.approval(verdict),
@@ -174,6 +182,7 @@ def render_history(answers: Mapping[Metric, Sequence[Row]], *, step: str) -> str
             if row["builds"] > 1
         ][:MOST_PLOTS],
         flakes=answers["flakes"][:MOST_ROWS],
+        waiting=answers["waiting"][:MOST_ROWS],
         more={name: max(0, len(rows) - MOST_ROWS) for name, rows in answers.items()},
         percent=lambda value: "none" if value is None else f"{value:.1%}",
         number=lambda value: "none" if value is None else problems.shortest(float(value)),

@@ -71,6 +71,7 @@ class Gate(StrictModel):
     """One accuracy gate."""
 
     title: str
+    """What reports call it."""
     model: str
     """Folder with weights, config and tokenizer, relative to evals/, or the name of a hub model."""
     weights: Literal["repository", "hub", "drawn"] = "repository"
@@ -83,9 +84,11 @@ class Gate(StrictModel):
     task: str
     """Task file, relative to evals/: lm-eval's of questions, `DocumentTask` of documents."""
     num_fewshot: int = Field(ge=0)
+    """Examples before each question."""
     max_gen_toks: int = Field(ge=1)
     """Token limit of an answer; reaching it sets the flag `truncated`."""
     protocol: Literal["completions", "chat"] = "completions"
+    """How a question is asked: as text to go on with, or as a message of a chat."""
     filter: Literal["strict", "flexible"] = "strict"
     """Which of two scores is gated; the other is watched. Of questions they are lm-eval's two extractions, of documents
     all of it and one drawn line (`hileval.ask.documents`)."""
@@ -111,7 +114,9 @@ class Gate(StrictModel):
     """Share of right answers below which the model is not the model any more, baseline or not; None only where nothing
     was published of a hub's model, which then proves nothing before its first baseline."""
     published: tuple[Published, ...] = ()
+    """What others say of the model."""
     broken: BrokenLimits
+    """When broken output is a failure."""
     baseline: str
     """Stored per-question outcomes, relative to evals/."""
 
@@ -140,6 +145,7 @@ class DriftGate(StrictModel):
     """A gate on log-probabilities (`hileval.gates.drift`) of the model of another gate, served as that declares."""
 
     kind: Literal["drift"]
+    """What tells it from a gate on answers."""
     of: Key
     """The gate whose model, task, engine and attention it is."""
     peer: str = Field(default="vllm", pattern=r"^(vllm|transformers|[A-Z][A-Z0-9_]*)$")
