@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 export PYTHONDONTWRITEBYTECODE =
 # ARGS is not exported: it would change the environment of every step, and no earlier pass could be reused.
 unexport ARGS
-.PHONY: gate test image extensions setup lock clean
+.PHONY: gate test simulate image extensions setup lock clean wheels docs docs-serve
 
 gate: setup  ## plan, run, judge, report: what changed, else a smoke run; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
@@ -22,6 +22,9 @@ else
 	@OMP_NUM_THREADS=1 "$(VENV)/bin/python" -m pytest --durations=10 $(ARGS)
 endif
 
+simulate: setup  ## replay whole builds with injected faults; ARGS=--help names the options
+	@PYTHONPATH=tests "$(VENV)/bin/python" -m support.simulate $(ARGS)
+
 image: setup  ## build the CPU image, or find it built (docker buildx, or root with buildah and debootstrap)
 	@"$(VENV)/bin/python" -m hilgate.images build cpu
 
@@ -31,6 +34,15 @@ extensions: setup  ## compile the ROCm image's extensions for AMD without ROCm, 
 # Takes a tenth of a second when all is installed: it compares a digest of the pins, not the times of files.
 setup:  ## make the environment, or find it made; TORCH_INDEX=URL names the index that torch comes from
 	@TORCH_INDEX="$(TORCH_INDEX)" requirements/install.sh "$(VENV)" "$(PYTHON)"
+
+docs: setup  ## build the documentation into results/site/; a dead link or an undocumented name fails
+	@NO_MKDOCS_2_WARNING=1 "$(VENV)/bin/python" -m mkdocs build --strict
+
+docs-serve: setup  ## serve the documentation, and build it again after each edit
+	@NO_MKDOCS_2_WARNING=1 "$(VENV)/bin/python" -m mkdocs serve
+
+wheels: setup  ## build the three wheels twice, compare their bytes, install and try each: results/wheels/wheels/
+	@"$(VENV)/bin/python" -m hilgate.release.wheels . kernels evals
 
 lock:  ## recompile requirements/*.txt from the .in files (needs uv)
 	@requirements/lock.sh

@@ -103,6 +103,11 @@ class BenchmarkCase:
         return not (self.scales != "none" or self.window or self.capped or self.num_splits or self.host)
 
     @property
+    def vendor(self) -> bool:
+        """Whether the vendor's library has the operation: causal attention of whole prompts."""
+        return self.op == "prefill" and self.plain and self.query_len == self.seq_len
+
+    @property
     def lens(self) -> tuple[tuple[int, int], ...]:
         """(seq_len, query_len) of every sequence."""
         return ((self.seq_len, self.query_len),) * self.num_seqs + ((self.prefill_tokens,) * 2,) * bool(
@@ -152,6 +157,10 @@ def _decode(name: str, num_seqs: int, seq_len: int, goal: Goal, **more: object) 
     return BenchmarkCase(name=f"decode {name}", op="decode", num_seqs=num_seqs, seq_len=seq_len, goal=goal, **more)
 
 
+def _prefill(name: str, num_seqs: int, length: int, *, fraction: float | None = None, **more: object) -> BenchmarkCase:
+    return BenchmarkCase(f"prefill {name}", "prefill", num_seqs, length, length, goal=Goal(fraction=fraction), **more)
+
+
 def _mla(num_seqs: int, num_heads: int, block_size: int = 16, scales: Scales = "none", **goal: float) -> BenchmarkCase:
     name = f"mla {num_heads} heads bs{num_seqs} 8k" + (f" block {block_size}" if block_size != 16 else "")
     return BenchmarkCase(
@@ -199,6 +208,12 @@ def _host(case: BenchmarkCase, name: str) -> BenchmarkCase:
 
 
 SIXTY_FOUR = Goal(like="decode bs64 8k")
+D256 = {"num_q_heads": 16, "num_kv_heads": 2, "head_size": 256}
+"""Of Qwen3-Next and Qwen3.5."""
+TP2 = {"num_q_heads": 8, "num_kv_heads": 1, "head_size": 256}
+HEADS_24 = {"num_q_heads": 24, "num_kv_heads": 4}
+BLOCKS_784 = {"block_size": 784, "layout": "interleaved"}
+"""As large as a hybrid's states make them."""
 
 CASES: tuple[BenchmarkCase, ...] = (
     _decode("bs1 2k", 1, 2048, Goal()),
@@ -225,6 +240,17 @@ CASES: tuple[BenchmarkCase, ...] = (
         block_size=784,
         layout="interleaved",
     ),
+    _decode("bs1 8k d256 block 784", 1, 8192, Goal(), **D256, **BLOCKS_784),
+    _decode("bs8 8k d256 block 784", 8, 8192, Goal(), **D256, **BLOCKS_784),
+    _decode("bs32 8k 2 tokens d256 block 784", 32, 8192, Goal(), query_len=2, **D256, **BLOCKS_784),
+    _decode("bs64 8k fp8 d256 block 784", 64, 8192, Goal(fraction=0.8), scales="tensor", **D256, **BLOCKS_784),
+    _decode("bs1 32k 8 / 1 heads d256 block 1056", 1, 32768, Goal(), **TP2, block_size=1056, layout="interleaved"),
+    _decode("bs8 2k d80 32 / 32 heads", 8, 2048, Goal(), num_kv_heads=32, head_size=80),
+    _decode("bs8 8k d64 block 544", 8, 8192, Goal(), head_size=64, block_size=544, layout="interleaved"),
+    _decode("bs64 8k 4 / 1 heads", 64, 8192, Goal(), num_q_heads=4, num_kv_heads=1),
+    _decode("bs32 8k 24 / 4 heads block 1568", 32, 8192, Goal(), **HEADS_24, block_size=1568, layout="interleaved"),
+    _decode("bs256 512", 256, 512, Goal()),
+    _decode("bs16 1k", 16, 1024, Goal()),
     _decode("bs64 8k block 16 / 2d", 64, 8192, SIXTY_FOUR, peer=PAGED_2D),
     _decode("bs64 8k block 2048 / 2d", 64, 8192, SIXTY_FOUR, block_size=2048, peer=PAGED_2D),
     *(
@@ -257,6 +283,23 @@ CASES: tuple[BenchmarkCase, ...] = (
     BenchmarkCase("prefill 4 x 4k block 784", "prefill", 4, 4096, 4096, block_size=784, layout="interleaved"),
     BenchmarkCase("extend 512 on 16k", "prefill", 1, 16384 + 512, 512),
     BenchmarkCase("extend 512 on 16k block 784", "prefill", 1, 16384 + 512, 512, block_size=784, layout="interleaved"),
+    _prefill("4 x 4k d256", 4, 4096, fraction=0.58, **D256),
+    _prefill("4 x 4k d256 block 784", 4, 4096, fraction=0.58, **D256, **BLOCKS_784),
+    _prefill("4 x 4k d192 16 / 4 heads", 4, 4096, fraction=0.4, num_q_heads=16, num_kv_heads=4, head_size=192),
+    _prefill("4 x 4k d64 block 544", 4, 4096, fraction=0.44, head_size=64, block_size=544, layout="interleaved"),
+    _prefill("4 x 4k d80 32 / 32 heads", 4, 4096, num_kv_heads=32, head_size=80),
+    _prefill("4 x 4k 24 / 4 heads block 1568", 4, 4096, **HEADS_24, block_size=1568, layout="interleaved"),
+    _prefill("16 x 512", 16, 512),
+    _prefill("16 x 512 d256 block 784", 16, 512, **D256, **BLOCKS_784),
+    _prefill("64 x 128", 64, 128),
+    _prefill("1 x 16k", 1, 16384),
+    _prefill("4 x 4k fp8", 4, 4096, scales="tensor"),
+    _prefill("4 x 4k fp8 d256 block 784", 4, 4096, scales="tensor", **D256, **BLOCKS_784),
+    _prefill("4 x 4k native 784", 4, 4096, block_size=784, layout="native"),
+    _prefill("4 x 4k window 1k", 4, 4096, window=1024),
+    BenchmarkCase("extend 512 on 16k d256 block 784", "prefill", 1, 16384 + 512, 512, **D256, **BLOCKS_784),
+    BenchmarkCase("extend 64 on 4k x 16", "prefill", 16, 4096 + 64, 64),
+    BenchmarkCase("mixed 32 x 8k + prefill 2k d256", "mixed", 32, 8192, prefill_tokens=2048, **D256),
     _scan(128, 64, 128),
     _scan(64, 64, 64, num_groups=2),
     _scan(24, 128, 256),

@@ -54,6 +54,8 @@ class MeasuredWork:
     bound: float
     """Largest error that is right."""
     sets: int
+    vendor: Callable[[], MeasuredSide] | None = None
+    """The vendor's library, where it has the operation; it reads K and V without blocks."""
 
 
 def side(sets: list[tuple], call: Callable, outputs: list[Tensor], error: Callable[[], float]) -> MeasuredSide:
@@ -198,8 +200,41 @@ def _attention(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) 
             )
 
     return MeasuredWork(
-        make(ours, [(*each, _batches(case, metadata)) for *each, metadata in inputs]), peer, bound, sets
+        make(ours, [(*each, _batches(case, metadata)) for *each, metadata in inputs]),
+        peer,
+        bound,
+        sets,
+        (lambda: _vendor(case, inputs, error)) if case.vendor else None,
     )
+
+
+def _vendor(case: BenchmarkCase, inputs: list[tuple], error: Callable[..., float]) -> MeasuredSide:
+    """Return torch's attention by the vendor's library, over K and V that were taken out of the cache before."""
+
+    def sequences(rows: Tensor, heads: int) -> Tensor:
+        return rows.reshape(case.num_seqs, -1, heads, case.head_size)[:, : case.seq_len].transpose(1, 2)
+
+    data = []
+    for query, cache, metadata in inputs:
+        blocks = metadata["block_table"].long().flatten()
+        sides = [sequences(rows[blocks], case.num_kv_heads).contiguous() for rows in pools.rows(cache)]
+        data.append((sequences(query, case.num_q_heads), *sides))
+    outs: list[Tensor] = [query for query, *_ in inputs]  # until there are any: what is judged is never the query
+
+    def run() -> None:
+        for place, each in enumerate(data):
+            outs[place] = peers.vendor_attention(*each)
+
+    def poison() -> None:
+        for (query, *_), out in zip(inputs, outs, strict=True):
+            if out is not query:
+                out.fill_(float("nan"))
+
+    def worst() -> float:
+        flat = [out.transpose(1, 2).reshape(query.shape) for (query, *_), out in zip(inputs, outs, strict=True)]
+        return max(error(*each, out) for each, out in zip(inputs, flat, strict=True))
+
+    return MeasuredSide(run, poison, worst)
 
 
 def _batches(case: BenchmarkCase, metadata: dict[str, Tensor]) -> list[dict]:

@@ -261,3 +261,15 @@ def write() -> Callable[..., None]:
             ops.triton_reshape_and_cache_flash(key, value, *sides, slot_mapping, "auto", None, None)
 
     return run
+
+
+def vendor_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return causal attention of whole prompts by the vendor's library, `[num_seqs, heads, tokens, head_size]`.
+
+    That of NVIDIA is cuDNN, asked for by torch; elsewhere torch chooses among its own.
+    """
+    backends = torch.nn.attention.SDPBackend
+    chosen = [backends.CUDNN_ATTENTION] if torch.version.cuda else [backends.FLASH_ATTENTION, backends.MATH]
+    with torch.nn.attention.sdpa_kernel(chosen):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(query, key, value, is_causal=True, enable_gqa=True)

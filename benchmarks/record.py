@@ -72,6 +72,9 @@ class Record:
     peer: str
     peer_us: float | None
     peer_spread: float | None
+    vendor_us: float | None
+    """Of the vendor's library on the same K and V without blocks, where it has the operation."""
+    vendor_spread: float | None
     ratio: float | None
     """Peer time / our time: above 1 we are faster."""
     gbps: float | None
@@ -84,6 +87,7 @@ class Record:
     """Bytes/s (read, copy), FLOP/s (matmul) or launches/s (launch)."""
     rel_error: float | None
     peer_rel_error: float | None
+    vendor_rel_error: float | None
     goal: str
     """"met", or what is missing."""
     trouble: str
@@ -117,6 +121,7 @@ def build(
     case: BenchmarkCase,
     ours: Measured,
     peer: Measured,
+    vendor: Measured | None = None,
     *,
     rates: Mapping[Yardstick, float],
     earlier: Sequence[Record],
@@ -131,8 +136,8 @@ def build(
     missing = _missing(case, time, derived["ratio"], derived["fraction"], earlier)
     trouble = [
         f"{name}: {side.trouble or f'WRONG, error {side.error:.1e}'}"
-        for name, side in (("ours", ours), ("peer", peer))
-        if not side.right
+        for name, side in (("ours", ours), ("peer", peer), ("vendor", vendor))
+        if side is not None and not side.right
     ]
     return Record(
         case=case.name,
@@ -142,11 +147,14 @@ def build(
         peer=case.peer,
         peer_us=peer_time,
         peer_spread=peer.spread_us,
+        vendor_us=vendor and vendor.median_us,
+        vendor_spread=vendor and vendor.spread_us,
         **derived,
         yardstick=case.yardstick,
         yardstick_rate=rate,
         rel_error=_finite(ours.error),
         peer_rel_error=_finite(peer.error),
+        vendor_rel_error=vendor and _finite(vendor.error),
         goal="; ".join(missing) or "met",
         trouble="; ".join(trouble),
         hardware=hardware,
@@ -206,8 +214,8 @@ def environment(records: Sequence[Record]) -> str:
 def table(records: Sequence[Record]) -> str:
     """Return the records as a Markdown table."""
     lines = [
-        "| case | ours us (spread) | peer us (spread) | ratio | rate | of | error, peer's | goal |",
-        "|---|---|---|---|---|---|---|---|",
+        "| case | ours us (spread) | peer us (spread) | ratio | vendor us, share | rate | of | error, peer's | goal |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for record in records:
         cells = (
@@ -215,6 +223,7 @@ def table(records: Sequence[Record]) -> str:
             _time(record.ours_us, record.spread),
             _time(record.peer_us, record.peer_spread),
             "-" if record.ratio is None else f"{record.ratio:.2f}",
+            _vendor(record),
             _rate(record),
             "-" if record.fraction is None else f"{record.fraction:.0%}{record.yardstick[0]}",
             f"{_error(record.rel_error)}, {_error(record.peer_rel_error)}",
@@ -226,6 +235,13 @@ def table(records: Sequence[Record]) -> str:
 
 def _time(median: float | None, spread: float | None) -> str:
     return "-" if median is None or spread is None else f"{median:,.1f} ({spread:,.1f})"
+
+
+def _vendor(record: Record) -> str:
+    """Return the vendor's time, and the share of its rate that ours has."""
+    if record.vendor_us is None or record.ours_us is None:
+        return "-"
+    return f"{record.vendor_us:,.1f}, {record.vendor_us / record.ours_us:.2f}"
 
 
 def _rate(record: Record) -> str:
@@ -312,17 +328,10 @@ def _contradictions(row: BenchmarkRow) -> Iterator[str]:
     """Say what in a record contradicts itself or its case."""
     case, record = row.case, row.record
     yield from _differences(record, case, ("op", "peer", "yardstick"), "as benchmarks/cases.py has the case")
-    for name in ("ours_us", "peer_us", "yardstick_rate"):
+    for name in ("ours_us", "peer_us", "vendor_us", "yardstick_rate"):
         if (value := getattr(record, name)) is not None and value <= 0:
             yield f"{name}: got {value}; expected more than 0"
-    for side, time, spread, error in (
-        ("ours", record.ours_us, record.spread, record.rel_error),
-        ("peer", record.peer_us, record.peer_spread, record.peer_rel_error),
-    ):
-        if time is not None and (spread is None or error is None):
-            yield f"{side}: got a time without its spread or its error; expected all three"
-        if (time is None) != (f"{side}: " in record.trouble):
-            yield f"{side}: got the time {time} with the trouble {record.trouble!r}; expected one of the two"
+    yield from _sides(case, record)
     derived = compared(case, record.ours_us, record.peer_us, record.yardstick_rate)
     for name, expected in derived.items():
         got = getattr(record, name)
@@ -330,6 +339,23 @@ def _contradictions(row: BenchmarkRow) -> Iterator[str]:
             yield f"{name}: got {got}; expected {expected} by the times"
         elif got is not None and not math.isclose(got, expected, rel_tol=ROUNDING):
             yield f"{name}: got {got}; expected {expected:.5g} by the times and by benchmarks/cases.py"
+
+
+def _sides(case: BenchmarkCase, record: Record) -> Iterator[str]:
+    """Say which side has a time without its error, or neither a time nor a reason."""
+    sides = [
+        ("ours", record.ours_us, record.spread, record.rel_error),
+        ("peer", record.peer_us, record.peer_spread, record.peer_rel_error),
+    ]
+    if case.vendor and (record.vendor_us is not None or "vendor: " in record.trouble):
+        sides.append(("vendor", record.vendor_us, record.vendor_spread, record.vendor_rel_error))
+    elif record.vendor_us is not None:
+        yield "vendor_us: got a time; expected none, because the vendor's library has no such operation"
+    for side, time, spread, error in sides:
+        if time is not None and (spread is None or error is None):
+            yield f"{side}: got a time without its spread or its error; expected all three"
+        if (time is None) != (f"{side}: " in record.trouble):
+            yield f"{side}: got the time {time} with the trouble {record.trouble!r}; expected one of the two"
 
 
 def _other_runs(record: Record, earlier: list[Record]) -> Iterator[str]:

@@ -43,18 +43,19 @@ def _guard(step: Callable[[], Measured]) -> Measured:
         return Measured(trouble=f"did not run: {type(error).__name__}: {error}".replace("\n", " ")[:300])
 
 
-def measure(case: BenchmarkCase) -> tuple[Measured, Measured]:
-    """Return our side and the peer's, measured on the GPU."""
+def measure(case: BenchmarkCase) -> tuple[Measured, Measured, Measured | None]:
+    """Return our side, the peer's and, where its library has the operation, the vendor's, measured on the GPU."""
     import torch
 
     from . import operations, timing
 
     work = operations.prepare(case, "cuda", torch.bfloat16, 1 if case.host else timing.CACHE_BYTES)
-    sides: list[MeasuredSide | None] = [work.ours, None]
-    graphs: list[torch.cuda.CUDAGraph | None] = [None, None]
+    makers = [lambda: work.ours, work.peer, *([work.vendor] if work.vendor else [])]
+    sides: list[MeasuredSide | None] = [None] * len(makers)
+    graphs: list[torch.cuda.CUDAGraph | None] = [None] * len(makers)
 
     def capture(index: int) -> Measured:
-        side = sides[index] = work.ours if index == 0 else work.peer()
+        side = sides[index] = makers[index]()
         side.poison()
         if case.host:
             side.run()
@@ -63,8 +64,8 @@ def measure(case: BenchmarkCase) -> tuple[Measured, Measured]:
         side.poison()
         return Measured()
 
-    troubles = [_guard(lambda i=i: capture(i)).trouble for i in range(2)]
-    ready = [i for i in range(2) if not troubles[i]]
+    troubles = [_guard(lambda i=i: capture(i)).trouble for i in range(len(makers))]
+    ready = [i for i in range(len(makers)) if not troubles[i]]
     times: dict[int, list[float]] = {}
 
     def replay() -> Measured:
@@ -79,10 +80,11 @@ def measure(case: BenchmarkCase) -> tuple[Measured, Measured]:
     def judge(index: int) -> Measured:
         return Measured(tuple(t / work.sets for t in times[index]), sides[index].error(), work.bound)
 
-    ours, peer = (
-        _guard(lambda i=i: judge(i)) if i in times else Measured(trouble=troubles[i] or stopped) for i in range(2)
+    ours, peer, *vendor = (
+        _guard(lambda i=i: judge(i)) if i in times else Measured(trouble=troubles[i] or stopped)
+        for i in range(len(makers))
     )
-    return ours, peer
+    return ours, peer, vendor[0] if vendor else None
 
 
 def smoke(names: list[BenchmarkCase]) -> int:
@@ -151,8 +153,7 @@ def _run(chosen: list[BenchmarkCase], out: Path, commit: str) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", encoding="utf-8") as file:
         for case in chosen:
-            ours, peer = measure(case)
-            records.append(build(case, ours, peer, rates=rates, earlier=records, **context))
+            records.append(build(case, *measure(case), rates=rates, earlier=records, **context))
             file.write(records[-1].line() + "\n")
             file.flush()
             print(table(records[-1:]).splitlines()[-1], file=sys.stderr, flush=True)

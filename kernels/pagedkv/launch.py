@@ -14,6 +14,9 @@ from pagedkv.arch import NEVER, limits, next_power_of_two
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
 
+FEWEST_AT_ONCE = 8
+"""Fewest partitions that a program of the reduce loads at once."""
+
 LARGEST_CHUNK = 1024
 """Tokens of a chunk of Mamba-2's scan."""
 
@@ -45,8 +48,16 @@ class Reduce:
     rows: int
     """(token, head) rows of one program, a power of two."""
     chunk: int
-    """Partitions that one program loads at once, a power of two."""
+    """Most partitions that one program loads at once, a power of two."""
     waves: int
+    channels_of_wave: int = 0
+    """Where a program loads more than 8 at once: channels for each of its waves, which are then not `waves`. 0 is no
+    other number."""
+
+    def waves_of(self, at_once: int, channels: int) -> int:
+        """Return the waves of a program; `channels` are a power of two."""
+        wide = at_once > FEWEST_AT_ONCE and self.channels_of_wave
+        return max(self.waves, channels // self.channels_of_wave) if wide else self.waves
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,10 @@ class Where:
     needed_at_most: int = NEVER
     """Condition: upper bound of the query tokens of a sequence, times the query heads of one KV head."""
     programs_at_most: int = NEVER
-    """Condition: pairs of a sequence and a KV head for each compute unit, rounded down."""
+    """Condition: pairs of a sequence and a KV head for each compute unit, rounded down; in prefill of a query token, or
+    a sequence, and a KV head."""
+    programs_at_least: int = 0
+    """Condition, likewise."""
     split_tokens: int = 0
     """As in `Attention`, as is what follows; 0 is no other number."""
     programs_per_unit: int = 0
@@ -103,7 +117,7 @@ class Where:
             and group <= self.rows
             and longest <= self.length_at_most
             and needed <= self.needed_at_most
-            and programs <= self.programs_at_most
+            and self.programs_at_least <= programs <= self.programs_at_most
         )
 
 

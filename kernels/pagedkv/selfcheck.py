@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a GPU computes: `python -m pagedkv.selfcheck --json`, for the agents' preflight.
+"""Whether a GPU computes: `python -m pagedkv.selfcheck`, in plain words; `--json` for the agents' preflight.
 
     mixed(w)   = three times  w = (w ^ w >> 16) * 0x45d9f3b mod 2^32,  then  w ^ w >> 16
     word[i]    = mixed(i ^ seed)                                          i < elements
@@ -114,8 +114,39 @@ def checksums(device: str, seed: int, elements: int = ELEMENTS) -> tuple[int, in
     return sum(sums.tolist()) & MASK64, weighted & MASK64
 
 
+def expected(seed: int, elements: int = ELEMENTS) -> tuple[int, int]:
+    """What `checksums` must return, by Python's integers."""
+
+    def mixed(word: int) -> int:
+        for _ in range(3):
+            word = (word ^ word >> 16) * 0x45D9F3B & 0xFFFFFFFF
+        return word ^ word >> 16
+
+    words = sum(mixed(at ^ seed) * (at % WEIGHTS + 1) for at in range(elements))
+    entries = [mixed(at ^ seed) % 17 - 8 for at in range(2 * SIDE * SIDE)]
+    rows = [entries[at : at + SIDE] for at in range(0, len(entries), SIDE)]
+    left, columns = rows[:SIDE], list(zip(*rows[SIDE:], strict=True))
+    product = [sum(a * b for a, b in zip(row, column, strict=True)) for row in left for column in columns]
+    return words & MASK64, sum(entry * at for at, entry in enumerate(product, start=1)) & MASK64
+
+
+def in_words(device: dict[str, object], right: tuple[int, int]) -> str:
+    """A sentence about a device; it begins with WRONG where a number is."""
+    who = "this CPU, by Triton's interpreter" if INTERPRETED else f"GPU {device['index']}, {device['name']}"
+    names = ("words through memory and lanes", "a product on the matrix cores")
+    found = zip(names, (device["words"], device["product"]), right, strict=True)
+    wrong = [f"{name} came out as {got}, expected {want:016x}" for name, got, want in found if got != f"{want:016x}"]
+    if wrong:
+        return f"WRONG: {who}: {'; '.join(wrong)}. Serve nothing from it: look at its memory, clocks and driver\n"
+    return f"{who}: computes correctly\n"
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Compute on every visible GPU and print what came out; the exit status says only that it could be computed."""
+    """Compute on every visible GPU and say whether it is right; with --json what came out, for whoever compares it.
+
+    Returns:
+        0; 1 where a number is wrong (never with --json), 5 where no GPU is visible.
+    """
     parser = argparse.ArgumentParser(prog="pagedkv.selfcheck", description="Checksums of a tiny kernel on each GPU.")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--seed", type=int, default=1, help="0 <= seed < 2^31")
@@ -131,9 +162,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         sys.stdout.write(json.dumps({"seed": options.seed, "elements": options.elements, "devices": found}) + "\n")
     else:
-        sys.stdout.writelines(f"{d['index']}  words {d['words']}  product {d['product']}  {d['name']}\n" for d in found)
+        right = expected(options.seed, options.elements)
+        lines = [in_words(device, right) for device in found]
+        sys.stdout.writelines(lines)
+        if any(line.startswith("WRONG") for line in lines):
+            return 1
     if not found:
-        sys.stderr.write("no GPU is visible; TRITON_INTERPRET=1 computes on the CPU\n")
+        sys.stderr.write("no GPU is visible to torch; with TRITON_INTERPRET=1 this computes on the CPU\n")
     return 0 if found else 5
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import cases, operations, oracle, record, run, timing
-from hilgate import model
+from hilgate.model.record import Check
 
 RATES = {"read": 4e12, "copy": 4e12, "matmul": 8e14, "launch": 5e4}
 RIGHT = record.Measured((100e-6, 110e-6, 130e-6), error=1e-3, bound=8e-3)
@@ -144,7 +144,7 @@ def test_a_wrong_result_has_no_speed(error):
 
 def test_a_finding_is_a_check_that_a_history_can_compare():
     right, wrong = (
-        model.Check.model_validate_json(record.finding(build(ours=ours)))
+        Check.model_validate_json(record.finding(build(ours=ours)))
         for ours in (RIGHT, dataclasses.replace(RIGHT, error=1.0))
     )
     assert (right.outcome, right.labels["op"], right.numbers["ours_us"]) == ("pass", "decode", build().ours_us)

@@ -142,7 +142,7 @@ def clone(checkout):
 
 
 ORIGIN = ("refs/remotes/origin/main", "")
-UNKNOWN = ("", "no default branch to compare with is known")
+UNKNOWN = ("", "no default branch to compare with is known (--base HEAD: with the last commit)")
 
 
 def without_remote_head(clone):
@@ -238,7 +238,10 @@ def test_a_shallow_clone_compares_with_what_it_has_and_says_what_it_lacks(checko
     git(checkout, "clone", "-q", "--depth", "1", "--no-single-branch", "--branch", "work", url, "both")
     both = default_base(checkout / "both")
     hint = " in this shallow clone (git fetch --unshallow)"
-    assert (alone, both) == (("", UNKNOWN[1] + hint), ("", "origin/main and HEAD share no history" + hint))
+    assert (alone, both) == (
+        ("", "no default branch to compare with is known" + hint),
+        ("", "origin/main and HEAD share no history" + hint),
+    )
 
 
 def test_the_base_is_shown_as_people_write_it(clone):

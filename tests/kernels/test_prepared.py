@@ -228,12 +228,28 @@ def test_other_tables_of_mla_are_other_calls():
         decode.mla_decode(**given, tables=wrong)
 
 
-@pytest.mark.usefixtures("kernels")
-def test_what_is_kept_has_a_bound(monkeypatch):
+def test_what_is_kept_has_a_bound_and_the_oldest_makes_room(kernels, monkeypatch):
     monkeypatch.setattr(prepared, "MOST", 2)
     for length in range(40, 45):
         paged.paged_attention(**_attention(_cache(), max_seq_len=length))
         assert len(prepared._runs) <= 2
+    paged.paged_attention(**_attention(_cache(), max_seq_len=43))
+    assert [how for how, *_ in kernels["attention_kernel"].launches] == ["compile"] * 5 + ["run"]
+
+
+def test_a_growing_sequence_is_prepared_at_few_lengths(kernels):
+    """A service has another bound at each step: of every power of two the eighths are calls of their own."""
+    for length in range(1025, 2049):
+        paged.paged_attention(**_attention(_cache(), max_seq_len=length))
+    assert [how for how, *_ in kernels["attention_kernel"].launches].count("compile") == 8
+
+
+def test_prompts_of_other_lengths_are_the_same_call_where_the_batch_is(kernels):
+    """Chunks of a prompt: so many tokens of so many sequences, whatever the longest of them has."""
+    given = _attention(_cache())
+    for longest in range(17, 33):
+        paged.paged_attention(**given | {"max_query_len": longest})
+    assert [how for how, *_ in kernels["attention_kernel"].launches].count("compile") == 1
 
 
 @pytest.mark.parametrize("side", ["key", "value"])

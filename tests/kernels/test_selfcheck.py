@@ -75,4 +75,21 @@ def test_the_command_prints_a_line_for_each_gpu(printed: Callable[..., str]) -> 
     assert [(d["index"], d["words"], d["product"]) for d in answer["devices"]] == [
         (index, words, product) for index in range(count)
     ]
-    assert printed().count(f"words {words}  product {product}") == count
+    assert printed().count(": computes correctly\n") == count
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_expects_what_numpy_computes(case: tuple[int, int]) -> None:
+    assert selfcheck.expected(*case) == by_numpy(*case)
+
+
+def test_a_wrong_number_is_said_and_red(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words, product = gpus.expected_checksums(9, 2000)
+    monkeypatch.setattr(selfcheck, "checksums", lambda *_: (words, product ^ 1))
+    assert selfcheck.main(["--seed=9", "--elements=2000"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("WRONG: ")
+    assert (
+        f"a product on the matrix cores came out as {product ^ 1:016x}, expected {product:016x}. Serve nothing" in said
+    )
+    assert "words through" not in said

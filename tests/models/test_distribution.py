@@ -91,7 +91,7 @@ def test_it_holds_the_code_and_the_data_of_the_kernels_and_demands_no_package(wh
     assert names == {name for name in tracked if not name.startswith("pagedkv/audit/") and not name.endswith(".md")}
     assert {"pagedkv/py.typed", "pagedkv/tuning/gfx942.toml", "pagedkv/routing/candidates/pagedkv.toml"} <= names
     assert (metadata["Name"], metadata["Version"]) == ("pagedkv", pagedkv.__version__)
-    assert metadata.get_all("Requires-Dist") is None
+    assert metadata.get_all("Requires-Dist") == ["vllm==0.32.0; extra == 'vllm'"]
 
 
 def test_the_page_says_how_large_it_is(wheel):

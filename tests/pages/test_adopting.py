@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page for adopters, executed: another repository is planned, gated, piped and simulated as the page says."""
+"""The page for adopters, executed: another repository is planned, gated and piped as the page says."""
 
 from __future__ import annotations
 
@@ -93,13 +93,20 @@ def test_every_command_of_the_page_prints_what_the_page_says(adopted):
 
 def test_a_second_init_overwrites_nothing_and_a_folder_without_git_or_tests_is_refused(adopted, tmp_path):
     before = git(adopted, "status", "--porcelain")
-    assert hilgate(adopted, "init").stdout.count("kept ") == 6
+    assert hilgate(adopted, "init").stdout.count("kept ") == 7
     assert git(adopted, "status", "--porcelain") == before
     for prepare, words in ((lambda: None, "no test"), (lambda: git(tmp_path, "init", "-q"), "git lists no file")):
         prepare()
         refused = hilgate(tmp_path, "init")
         assert refused.returncode == 2
         assert words in refused.stderr or "git checkout" in refused.stderr
+
+
+def test_a_step_asks_for_the_packages_that_its_test_reaches(adopted):
+    declared = {step.key: step.packages for _, step in load(adopted).steps()}
+    assert declared["ops"] == ("pytest", "torch", "triton"), "triton is imported by acme/ops.py alone"
+    assert declared["layout"] == ("pytest",)
+    assert (adopted / ".gitignore").read_text() == "__pycache__/\n"
 
 
 def test_what_is_about_other_kernels_says_so_in_a_line(adopted):

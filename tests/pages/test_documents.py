@@ -18,9 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [name for name in tracked_files(ROOT) if name.endswith(".md")]
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
-NAMED = re.compile(r"`((?:ci|kernels|evals|tests|benchmarks|docker|requirements|\.buildkite)/[\w./-]+)`")
+NAMED = re.compile(r"`((?:ci|kernels|evals|tests|benchmarks|docker|docs|examples|requirements|\.buildkite)/[\w./-]+)`")
 MADE = ("tests/evals/gsm8k", ".buildkite/lm-eval-harness", "tests/test_layout.py", "docker/acme-rocm.Dockerfile")
 """Paths of vLLM's own tree, and of the repository in ci/ADOPTING.md."""
+
+
+GENERATED = [ROOT / f"docs/reference/{name}.md" for name in ("cli", "yaml", "exit-status")]
+"""Pages that are made when the site is built (docs/reference.py); tests/site follows links to them."""
 
 
 def missing(page: str, text: str) -> list[str]:
@@ -28,6 +32,7 @@ def missing(page: str, text: str) -> list[str]:
     text = FENCED.sub("", text)
     here = (ROOT / page).parent
     links = [link for link in LINK.findall(text) if "://" not in link and not (here / link).exists()]
+    links = [link for link in links if (here / link).resolve() not in GENERATED]
     named = [name for name in NAMED.findall(text) if not name.startswith(MADE)]
     return links + [name for name in named if not (ROOT / name).exists() and not (here / name).exists()]
 

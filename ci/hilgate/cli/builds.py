@@ -437,7 +437,7 @@ def verify_bundle(
         typer.Option("--wheel", metavar="FILE", help="Fail unless this wheel is in the bundle; may be repeated."),
     ] = None,
 ) -> None:
-    """Check a bundle and derive its verdict again. Exit status: 3 when it is not sound, else that of its verdict."""
+    """Check a bundle and judge its results again. Exit status 3 when it is not sound, else that of its verdict."""
     from hilgate.judge.verdict import exit_status
     from hilgate.release.verify import Asked, verify
 

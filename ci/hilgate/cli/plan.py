@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 ProfileName = Annotated[
     Literal["smoke", "gate", "pr", "nightly", "release"] | None,
     typer.Option(
-        help="What to plan for. smoke and gate: this machine (default: what `hilgate gate` would run); pr, nightly "
-        "and release: the agents, the last two whatever changed."
+        help="What to plan for (default: what `hilgate gate` would run). smoke and gate plan for this machine, the "
+        "others for the agents. nightly and release plan every step."
     ),
 ]
 
@@ -114,7 +115,8 @@ def init(ctx: typer.Context) -> None:
     settings: Settings = ctx.obj
     for path, written in write_all((settings.root or Path.cwd()).resolve()).items():
         sys.stdout.write(f"{'wrote' if written else 'kept '}  {path}\n")
-    sys.stdout.write("next: hilgate plan\n")
+    install = "" if find_spec("pytest") else "pip install pytest, which the steps run; then "
+    sys.stdout.write(f"next: {install}hilgate plan\n")
 
 
 @program.command()
@@ -398,12 +400,29 @@ ROUTING = "pagedkv.routing"
 
 
 # Options, --help among them, are those of the command that is started.
-@program.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@program.command(context_settings=FOREIGN)
 def explain_kernel(ctx: typer.Context) -> None:
     """Show which kernel serves each attention layer of a model.
 
     --model config.json --arch gfx942; --help lists all options.
     """
+    _ask_routing(ctx, "explain")
+
+
+@program.command(context_settings=FOREIGN)
+def fit(ctx: typer.Context) -> None:
+    """Show how a hybrid fits its GPUs in vLLM.
+
+    MODEL --arch gfx942 --tp 2; --help lists all options.
+    """
+    _ask_routing(ctx, "fit")
+
+
+def _ask_routing(ctx: typer.Context, command: str) -> None:
+    """Run a command of the kernels' routing, and end as it does."""
     kernels = repository(ctx) / "kernels"
     if not (kernels / ROUTING.replace(".", "/") / "__main__.py").is_file():
         raise CannotRunHereError(
@@ -411,7 +430,7 @@ def explain_kernel(ctx: typer.Context) -> None:
         )
     path = os.pathsep.join(filter(None, (str(kernels), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-m", ROUTING, "explain", *ctx.args],
+        [sys.executable, "-m", ROUTING, command, *ctx.args],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

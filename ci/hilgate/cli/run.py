@@ -44,9 +44,7 @@ def _pass_on_to_steps(fresh: bool) -> bool:
     return fresh
 
 
-Fresh = Annotated[
-    bool, typer.Option("--fresh", callback=_pass_on_to_steps, help="Run every step; reuse no pass of an earlier run.")
-]
+Fresh = Annotated[bool, typer.Option("--fresh", callback=_pass_on_to_steps, help="Reuse no pass of an earlier run.")]
 Against = Annotated[
     Path | None,
     typer.Option("--against", metavar="DIR", help="Results of the merge base to compare with (default: the history)."),
@@ -643,7 +641,7 @@ def recheck(
 ) -> None:
     """Run the failed tests of a step once more, on another node.
 
-    Exit status 0 when all pass. That is never a pass of the step.
+    Exit status 0 when all of them pass. The step itself does not pass by that.
     """
     from hilgate.model.record import Outcome
     from hilgate.plan.machine import detect, environment

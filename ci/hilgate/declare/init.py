@@ -11,6 +11,7 @@ import jinja2
 
 from hilgate import git
 from hilgate.agent.trust import stays_inside
+from hilgate.declare import imports
 from hilgate.declare.load import load
 from hilgate.errors import MisuseError
 from hilgate.model.declaration import POSTED_BY
@@ -27,10 +28,14 @@ DECLARATIONS = {
     "ci/agents.yaml": "agents.yaml",
     "ci/areas/kernels.yaml": "area.yaml",
     "ci/protected.yaml": "protected.yaml",
+    ".gitignore": "gitignore",
 }
 """File -> its template."""
 
 FLOWS = (".buildkite/pipeline.yml", ".buildkite/approve.yml")
+PACKAGES = ("torch", "triton", "vllm", "numpy")
+"""Packages whose absence means that a step cannot run on a machine, not that it fails there."""
+
 STEPS = 20
 """As many test files get a step each; of more, their folders do."""
 
@@ -47,7 +52,7 @@ def init(root: Path) -> dict[str, bool]:
         raise MisuseError("not the top folder of a git checkout", where=str(root), remedy="git init, or --root DIR")
     if not git.tracked_files(root):
         raise MisuseError("git lists no file", where=str(root), remedy="write a test first")
-    facts = _facts(git.tracked_files(root))
+    facts = _facts(root, git.tracked_files(root))
     if not facts["steps"]:
         raise MisuseError("there is no test (test_*.py)", where=str(root), remedy="write one first")
     written = {path: _write(root / path, _render(name, facts)) for path, name in DECLARATIONS.items()}
@@ -82,7 +87,7 @@ def _write(path: Path, text: str) -> bool:
     return True
 
 
-def _facts(files: Iterable[str]) -> dict[str, object]:
+def _facts(root: Path, files: Iterable[str]) -> dict[str, object]:
     """What the declarations say of these files."""
     paths = [path for path in map(PurePosixPath, files) if not path.parts[0].startswith(".")]
     packages = {path.parent for path in paths if path.name == "__init__.py"}
@@ -94,15 +99,23 @@ def _facts(files: Iterable[str]) -> dict[str, object]:
     keys: dict[str, PurePosixPath] = {}
     for path in tests:
         keys[_key(path) if _key(path) not in keys else f"{_key(path)}-{len(keys)}"] = path
+    python_path = [*sorted(parents - {"."}), "."]
+    graph = imports.build(root, python_path)
+    needed = {key: ["pytest", *(one for one in PACKAGES if _uses(graph, path, one))] for key, path in keys.items()}
     recipe = next((str(path) for path in paths if {"dockerfile", "rocm"} <= set(_words(path.name))), "")
     return {
-        "python_path": [*sorted(parents - {"."}), "."],
+        "python_path": python_path,
         "folders": [f"{top}/" for top in tops],
         "inside": [f"{top}/" for top in tops if stays_inside(f"{top}/file", [f"{top}/"]) and f"{top}/" not in recipe],
-        "steps": keys.items(),
+        "steps": [(key, path, needed[key]) for key, path in keys.items()],
         "recipe": recipe,
         "image": "-".join(word for word in _words(PurePosixPath(recipe).name) if word != "dockerfile"),
     }
+
+
+def _uses(graph: imports.Imports, path: PurePosixPath, package: str) -> bool:
+    """Whether a test, or what it imports, imports a package; false where the import graph is not known."""
+    return not graph.problem and any(name.partition(".")[0] == package for name in graph.reached([str(path)]))
 
 
 def _words(name: str) -> list[str]:

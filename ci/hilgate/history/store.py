@@ -85,7 +85,10 @@ def add(history: Path, plan: Plan, recorded: Recorded, verdict: Verdict, *, bran
         MisuseError: The history cannot be written.
     """
     if not recorded.builds:
-        raise RecordsError("no job of this build left a record, so there is nothing to remember")
+        raise RecordsError(
+            "no job of this build left a record, so there is nothing to remember",
+            remedy="name the folder of their results with --jobs",
+        )
     missing = {step.key for step in plan.steps} - {step.key for step in verdict.steps}
     if verdict.commit != plan.commit or missing:
         what = f"has no answer for {min(missing)}" if missing else f"is of commit {verdict.commit[:12]}"

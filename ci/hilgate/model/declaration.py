@@ -67,6 +67,7 @@ class Queue(StrictModel):
     device: Key
     """A key of `devices`: cpu, or a gfx arch."""
     gpus: int = Field(ge=0, le=8)
+    """GPUs of one agent."""
     memory_gib: int = Field(gt=0)
     """GPU memory of one device, or host memory for a cpu queue."""
     image: Key | None = None
@@ -121,6 +122,7 @@ class GateBudgets(StrictModel):
     """Minutes that `hilgate gate` may take on 2 idle cores. More is said at its end, and makes nothing red."""
 
     smoke: float | None = Field(default=None, gt=0)
+    """Of a smoke run, when nothing has changed."""
     all: float | None = Field(default=None, gt=0)
     """When nothing is left out as not affected."""
     change: float | None = Field(default=None, gt=0)
@@ -222,6 +224,7 @@ class Step(StrictModel):
     """One declared unit of work. It becomes one planned step per device."""
 
     key: Key
+    """Its name; on a device it is followed by the device, e.g. kernels-mla-gfx942."""
     label: str
     """What a person reads: a few words, no device name."""
     command: Annotated[str, AfterValidator(_needs_no_shell)]
@@ -240,7 +243,9 @@ class Step(StrictModel):
     {cpu:amx_tile: the prefix cache of MLA needs AMX}. A check that names such a condition, and is skipped where it is
     lacking, is said and not red; any other check that did not run makes the step *did not run*."""
     timeout_minutes: int = Field(ge=1, le=180)
+    """When it is ended; it then did not run."""
     env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of its command, over those of the device."""
     needs: tuple[Key, ...] = ()
     """Step keys (of any area) that must have passed first, on the same device or on the cpu."""
     packages: tuple[str, ...] = ()
@@ -306,7 +311,9 @@ class Area(StrictModel):
     """`ci/areas/*.yaml`: a family of steps and the files that can break them."""
 
     area: Key
+    """Its name, on the command line and in records."""
     title: str
+    """Its heading in reports."""
     why: str
     """One sentence: what a green tick of this area tells the reader."""
     paths: tuple[str, ...] = Field(min_length=1)
@@ -314,6 +321,7 @@ class Area(StrictModel):
     always: bool = False
     """Selected whatever changed."""
     steps: tuple[Step, ...] = Field(min_length=1)
+    """What checks it."""
 
 
 LONGEST_QUARANTINE = dt.timedelta(days=14)
@@ -330,9 +338,11 @@ class Quarantined(StrictModel):
     devices: tuple[Key, ...] = ()
     """Where it fails; empty is everywhere."""
     reason: str = Field(min_length=1)
+    """Why it fails, as far as that is known."""
     owner: str = Field(min_length=1)
     """A person or a team that can be asked."""
     added: dt.date
+    """Day of the entry."""
     expires: dt.date
     """At most 14 days after `added`; from that day on the entry itself is red."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,9 +31,12 @@ from hilgate.release.bundle import DIGEST_LABEL, WHEEL_LABEL, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from email.message import Message
 
 FOLDER: Final = "wheels"
 LICENSE: Final = "Apache-2.0"
+RELATIVE: Final = re.compile(r"\]\((?!https://|#)([^)\s]+)")
+"""A link of a description that a package index cannot follow."""
 SECONDS: Final = 300
 OTHERWISE: Final = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "1", "SOURCE_DATE_EPOCH": ""}
 """How the second build differs, in what a careless build would write into a wheel; its umask and folder differ too."""
@@ -138,10 +142,23 @@ def _problem(wheel: Path, folder: Path) -> str:
         return f"its license is {metadata['License-Expression']}, not {LICENSE}"
     if not any(one.endswith(".dist-info/licenses/LICENSE") for one in names):
         return "it holds no LICENSE"
+    if problem := _unshown(metadata):
+        return problem
     if not wheel.name.startswith(f"{name}-{version}-"):
         return f"it says that it is {name} {version}"
     packages = sorted(one.partition("/")[0] for one in names if one.count("/") == 1 and one.endswith("/__init__.py"))
     return _unusable(wheel, folder, name, version, packages)
+
+
+def _unshown(metadata: Message) -> str:
+    """What a package index would show badly; empty where nothing is."""
+    kind, text = metadata["Description-Content-Type"] or "", str(metadata.get_payload())
+    if not kind.startswith("text/markdown") or not text.strip():
+        return f"its description is {len(text.strip())} characters of {kind or 'no declared type'}, not Markdown"
+    if found := RELATIVE.search(text):
+        return f"its description links to {found[1]}, which a package index does not have"
+    missing = [key for key in ("Summary", "Requires-Python", "Classifier") if not metadata[key]]
+    return f"its metadata has no {missing[0]}" if missing else ""
 
 
 def _unusable(wheel: Path, folder: Path, name: str, version: str, packages: list[str]) -> str:
@@ -213,7 +230,8 @@ def main(arguments: list[str] | None = None) -> int:
         checks = compared(made, again)
         wheels = sorted(made.glob("*.whl"))
         if len(wheels) != len(folders):
-            raise CannotRunHereError(f"{len(folders)} folders made {len(wheels)} wheels", where=str(made))
+            what = f"{len(folders)} folders made {len(wheels)} wheels"
+            raise CannotRunHereError(what, where=str(made), remedy="see what the build backend printed above")
         checks += [tried(wheel, scratch / "tried" / wheel.name) for wheel in wheels]
     Check.write_all(out, checks)
     for check in checks:

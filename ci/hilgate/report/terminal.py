@@ -96,7 +96,9 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
     against = f"against {plan.base}, {count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
     against = "smoke" if plan.profile == "smoke" else against
     where = "on this machine" if here else f"on the agents, profile {plan.profile}"
-    commit = (plan.commit[:12] or "no git") + (" with local changes" if plan.dirty else "")
+    commit = (plan.commit[:12] or ("no commit yet" if plan.dirty else "no git")) + (
+        " with local changes" if plan.dirty else ""
+    )
     console.print(cell(f"Plan of {commit}, {against}, {where}"))
     if plan.fork:
         console.print("From a fork: no secrets are given and no caches are written")

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declarations of gates (`evals/gates.yaml`): model, task, engine, limits and rule of each; how its engine starts."""
+"""Declarations of gates (`evals/gates.yaml`): model, task, engine, limits and rule of each."""
 
 from __future__ import annotations
 
 import datetime as dt
 import difflib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,9 +17,7 @@ from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Scalar, StrictModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hileval.engines import Engine
+    from collections.abc import Mapping
 
 
 EVALS = Path(__file__).resolve().parents[2]
@@ -74,6 +71,7 @@ class Gate(StrictModel):
     """One accuracy gate."""
 
     title: str
+    """What reports call it."""
     model: str
     """Folder with weights, config and tokenizer, relative to evals/, or the name of a hub model."""
     weights: Literal["repository", "hub", "drawn"] = "repository"
@@ -86,9 +84,11 @@ class Gate(StrictModel):
     task: str
     """Task file, relative to evals/: lm-eval's of questions, `DocumentTask` of documents."""
     num_fewshot: int = Field(ge=0)
+    """Examples before each question."""
     max_gen_toks: int = Field(ge=1)
     """Token limit of an answer; reaching it sets the flag `truncated`."""
     protocol: Literal["completions", "chat"] = "completions"
+    """How a question is asked: as text to go on with, or as a message of a chat."""
     filter: Literal["strict", "flexible"] = "strict"
     """Which of two scores is gated; the other is watched. Of questions they are lm-eval's two extractions, of documents
     all of it and one drawn line (`hileval.ask.documents`)."""
@@ -114,7 +114,9 @@ class Gate(StrictModel):
     """Share of right answers below which the model is not the model any more, baseline or not; None only where nothing
     was published of a hub's model, which then proves nothing before its first baseline."""
     published: tuple[Published, ...] = ()
+    """What others say of the model."""
     broken: BrokenLimits
+    """When broken output is a failure."""
     baseline: str
     """Stored per-question outcomes, relative to evals/."""
 
@@ -143,6 +145,7 @@ class DriftGate(StrictModel):
     """A gate on log-probabilities (`hileval.gates.drift`) of the model of another gate, served as that declares."""
 
     kind: Literal["drift"]
+    """What tells it from a gate on answers."""
     of: Key
     """The gate whose model, task, engine and attention it is."""
     peer: str = Field(default="vllm", pattern=r"^(vllm|transformers|[A-Z][A-Z0-9_]*)$")
@@ -243,33 +246,3 @@ def find_gate(name: str, declared: Gates) -> Gate:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(names))}"
     raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
-
-
-def engine_factory(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
-    """Starts the engine of a gate, once the first question is asked: imports and weights take minutes."""
-
-    def start() -> Engine:
-        os.environ.update(gate.env)
-        if engine == "vllm":
-            from hileval.engines.vllm_engine import VllmEngine
-
-            drawn = {"load_format": "drawn"} if gate.weights == "drawn" else {}
-            return VllmEngine(model_of(gate), gate.attention_backend or "vllm", gate.engine_args | drawn)
-        from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
-
-        return (SpeechEngine if gate.kind == "documents" else TransformersEngine)(gate.path(gate.model))
-
-    return start
-
-
-def model_of(gate: Gate) -> Path | str:
-    """Folder of a model in this repository, or of one of a hub in the cache: what identifies a run is what is loaded.
-
-    Raises:
-        CannotRunHereError: It is neither here nor can it be fetched.
-    """
-    if gate.weights == "repository":
-        return gate.path(gate.model)
-    from hileval.ask.task import model_folder
-
-    return str(model_folder(gate))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pagedkv.arch import NEVER, largest_tile, next_power_of_two
 from pagedkv.errors import InvalidFileError
-from pagedkv.launch import tuning
+from pagedkv.launch import FEWEST_AT_ONCE, tuning
 
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
@@ -136,19 +136,24 @@ def power_of_two_divisor(n: int, most: int) -> int:
     return min(n & -n, 1 << (most.bit_length() - 1))
 
 
-def choose_splits(programs: int, max_tiles: int, *, units: int, per_unit: int, fewest_tiles: int) -> int:
+def choose_splits(
+    programs: int, max_tiles: int, *, units: int, per_unit: int, fewest_tiles: int, at_once: int = 128
+) -> int:
     """Return into how many partitions the KV of every sequence is split.
 
     About as many as fill `units * per_unit` places with programs, and no more than leaves `fewest_tiles` tiles to a
     partition of the longest sequence. Rounded down where that still fills five eighths of the places: the few
     programs that do not find one would cost a whole round more (H200, batch 1, 32k tokens: 49 partitions make 392
     programs for 396 places and take 41.2 us; 50 make 400 and take 46.1 us; two partitions of 256 programs take 2 %
-    less than one at 4k tokens, and 70 us more in the mixed batch at 8k). It depends on shapes and on the bound of
-    the lengths alone, so a captured graph stays valid.
+    less than one at 4k tokens, and 70 us more in the mixed batch at 8k). Likewise down to the `at_once` that the reduce
+    loads at once, which saves it a loop (66 partitions of 32k tokens take 41.9 us, 64 take 39.9). It depends on shapes
+    and on the bound of the lengths alone, so a captured graph stays valid.
     """
     places = units * per_unit
     fewer = places // max(programs, 1)
     wanted = fewer if 8 * programs * fewer >= 5 * places else fewer + 1
+    if wanted > at_once and 8 * programs * at_once >= 5 * places:
+        wanted = at_once
     return max(1, min(wanted, max_tiles // fewest_tiles, 128))
 
 
@@ -281,6 +286,7 @@ def choose(
             units=arch.compute_units,
             per_unit=data.programs_per_unit,
             fewest_tiles=max(1, data.split_tokens // tile),
+            at_once=tuning(arch.name).reduce.chunk,
         )
     waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=waves)
     return AttentionLaunch(tile, rows, tokens, seqs, heads, parts, pairs, waves, stages, num_splits, split_tiles)
@@ -323,9 +329,15 @@ def bound(length: int) -> int:
     return -(-length // step) * step
 
 
-def reduced_at_once(splits: int, most: int) -> int:
+def reduced_at_once(splits: int, most: int, *, decode: bool) -> int:
     """Return how many partitions a program of the reduce loads at once: a power of two, at least 8 and at most `most`.
 
-    Few values, because each is compiled; and not always `most`, because what is not there is loaded too.
+    Few values, because each is compiled; and not always `most`, because what is not there is loaded too. Other steps
+    than decode have few partitions and many rows.
     """
-    return min(most, max(8, next_power_of_two(splits)))
+    return min(most, max(FEWEST_AT_ONCE, next_power_of_two(splits)) if decode else FEWEST_AT_ONCE)
+
+
+def bound_of_queries(length: int) -> int:
+    """Return likewise an upper bound of the query lengths: a power of two; 1 for a decode step."""
+    return next_power_of_two(length) if length > 1 else length

@@ -12,7 +12,7 @@ from pagedkv import checks as tensor_checks
 from pagedkv.arch import NEVER, next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import attention_kernel
-from pagedkv.attention.launch import bound, choose, options, query_stays, query_tiles, reduced_at_once
+from pagedkv.attention.launch import bound, bound_of_queries, choose, options, query_stays, query_tiles, reduced_at_once
 from pagedkv.attention.merge import reduce_kernel
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
@@ -24,8 +24,43 @@ from pagedkv.strides import alignment
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pagedkv.arch import Arch
+    from pagedkv.attention.launch import AttentionLaunch
     from pagedkv.cache.cache import PagedCache
     from pagedkv.prepared import Prepared
+
+
+def launch_of(
+    arch: Arch,
+    query: Tensor,
+    cache: PagedCache,
+    *,
+    num_tokens: int,
+    num_seqs: int,
+    most_queries: int,
+    longest: int,
+    sliding_window: int | None,
+    num_splits: int | None,
+    batch_invariant: bool,
+) -> AttentionLaunch:
+    """Return the launch of a step; its bounds are those of `bound_of_queries` and `bound`."""
+    return choose(
+        arch,
+        head_size=query.shape[2],
+        element_bytes=query.element_size(),
+        num_q_heads=query.shape[1],
+        num_kv_heads=cache.num_kv_heads,
+        num_tokens=num_tokens,
+        num_seqs=num_seqs,
+        max_query_len=most_queries,
+        max_kv_len=longest if sliding_window is None else min(longest, sliding_window + most_queries),
+        num_splits=num_splits,
+        cache_bytes=cache.key.element_size(),
+        packing=cache.packing,
+        block_size=cache.block_size,
+        windowed=sliding_window is not None,
+        batch_invariant=batch_invariant,
+    )
 
 
 def paged_attention(
@@ -89,8 +124,7 @@ def paged_attention(
     """
     index = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
     # A launch follows from bounds that many steps share, so that a call of a growing sequence looks like earlier ones.
-    most_queries = next_power_of_two(max_query_len) if max_query_len > 1 else max_query_len
-    longest = bound(max_seq_len)
+    most_queries, longest = bound_of_queries(max_query_len), bound(max_seq_len)
     given = (most_queries, longest, scale, causal, sliding_window, softcap, num_splits, batch_invariant)
 
     def prepare() -> Prepared | None:
@@ -122,28 +156,24 @@ def paged_attention(
         if num_tokens == 0 or num_seqs == 0:
             return None
         arch = current(query)
-        launch = choose(
+        launch = launch_of(
             arch,
-            head_size=head_size,
-            element_bytes=query.element_size(),
-            num_q_heads=num_q_heads,
-            num_kv_heads=num_kv_heads,
+            query,
+            cache,
             num_tokens=num_tokens,
             num_seqs=num_seqs,
-            max_query_len=most_queries,
-            max_kv_len=longest if sliding_window is None else min(longest, sliding_window + most_queries),
+            most_queries=most_queries,
+            longest=longest,
+            sliding_window=sliding_window,
             num_splits=num_splits,
-            cache_bytes=cache.key.element_size(),
-            packing=cache.packing,
-            block_size=cache.block_size,
-            windowed=sliding_window is not None,
             batch_invariant=batch_invariant,
         )
         decode = max_query_len == 1
         splits = launch.splits
         scales = kernel_scales(cache)
         lse_strides = (0, 0) if lse is None else lse.stride()
-        partial = (num_tokens, num_q_heads, splits)
+        num_rows = min(num_tokens, num_seqs * most_queries) * num_q_heads
+        partial = (num_rows, splits)
         tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
         dependent = decode and arch.dependent_launches
         # Two bytes at a time, so at even addresses.
@@ -210,11 +240,11 @@ def paged_attention(
             **follows,
         )
         data = tuning(arch.name).reduce
-        chunk = data.chunk if batch_invariant or not decode else reduced_at_once(splits, data.chunk)
-        merge_numbers = (num_seqs, num_tokens * num_q_heads, splits, out.stride()[:2], lse_strides)
+        chunk = data.chunk if batch_invariant else reduced_at_once(splits, data.chunk, decode=decode)
+        merge_numbers = (num_seqs, num_rows, splits, out.stride()[:2], lse_strides)
         merge = Launch(
             reduce_kernel,
-            (-(-num_tokens * num_q_heads // data.rows),),
+            (-(-num_rows // data.rows),),
             NUM_HEADS=num_q_heads,
             HEAD_SIZE=head_size,
             PADDED=padded,
@@ -223,7 +253,7 @@ def paged_attention(
             ONCE=splits <= chunk,
             LSE=lse is not None,
             DEPENDENT=dependent,
-            num_warps=data.waves,
+            num_warps=data.waves_of(chunk, padded),
             **follows,
         )
 

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from pagedkv.attention.paged import paged_attention
+from pagedkv.attention.warm_up import warm_up
 from pagedkv.cache.rotary import rotate_and_write
 from pagedkv.cache.write import write_kv_cache
-from pagedkv.vllm_plugin import routes
+from pagedkv.device import INTERPRETED
+from pagedkv.vllm_plugin import log, routes
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError, refuse
 from pagedkv.vllm_plugin.pages import Page, sides
 from pagedkv.vllm_plugin.settings import packing
@@ -20,9 +23,14 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionLayer
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
+    from pagedkv.attention.warm_up import Service
     from pagedkv.cache.cache import PagedCache
     from pagedkv.routing import Route
     from pagedkv.vllm_plugin.metadata import PagedKVMetadata, Part
+
+
+WORTH_SAYING = 0.5
+"""Seconds of a warm-up that a log line is worth: later layers of a kind find everything compiled."""
 
 
 class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
@@ -103,6 +111,15 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         self.writes = 0
         self.attentions = 0
         self._sinks: torch.Tensor | None = sinks
+        self._service: Service | None = None
+
+    def expect(self, service: Service) -> None:
+        """Take what may be asked of the layer; it is compiled at the first step on a cache, which is one of vLLM's own.
+
+        Args:
+            service: The bounds of vLLM's scheduler.
+        """
+        self._service = service
 
     def set_pool(self, block_size: int, order: KVCacheLayout) -> None:
         """Take the pool as vLLM has decided on it, before anything is written to it.
@@ -186,8 +203,8 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         self,
         layer: AttentionLayer,
         query: torch.Tensor,
-        key: torch.Tensor,  # noqa: ARG002 - already in the cache
-        value: torch.Tensor,  # noqa: ARG002 - likewise
+        key: torch.Tensor,
+        value: torch.Tensor,
         kv_cache: torch.Tensor,
         attn_metadata: PagedKVMetadata | None,
         output: torch.Tensor,
@@ -199,8 +216,8 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         Args:
             layer: The vLLM layer; holds the scales of a quantised cache.
             query: [T, num_heads, head_size]; T may include padding rows.
-            key: Unused: written to the cache before, in cross attention by an earlier step.
-            value: Unused, likewise.
+            key: In the cache already, in cross attention since an earlier step; only its strides are looked at.
+            value: Likewise.
             kv_cache: [B, H, N, C], see `pages`.
             attn_metadata: The batch; None while vLLM measures memory, when the output is filled with zeros.
             output: [T, num_heads, head_size], written in place; padding rows are left alone.
@@ -215,6 +232,8 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         """
         if output_scale is not None or output_block_scale is not None:
             raise UnsupportedFeatureError("fused output quantisation")
+        if self._service is not None and kv_cache.numel():
+            self._warm_up(layer, query, key, value, kv_cache, output)
         if attn_metadata is None:
             return output.fill_(0)
         tokens = attn_metadata.num_actual_tokens
@@ -223,6 +242,41 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
             self._attend(query[:tokens], cache, output[:tokens], part)
         self.attentions += 1
         return output
+
+    def _warm_up(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        """Compile what the layer may launch, unless a graph is being captured, or there is no compiler to run."""
+        service = self._service
+        if service is None or INTERPRETED or key is None or value is None:
+            self._service = None
+            return
+        if query.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        self._service = None
+        began = time.perf_counter()
+        launches = warm_up(
+            query,
+            key,
+            value,
+            self._cache(layer, kv_cache),
+            output,
+            service,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            softcap=self.logits_soft_cap,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self._sinks,
+            causal=self.route.request.attn_type == AttentionType.DECODER.value,
+        )
+        if (seconds := time.perf_counter() - began) > WORTH_SAYING:
+            log.info("pagedkv compiled %d launches of attention in %.1f s: none is left to serving", launches, seconds)
 
     def _attend(self, query: torch.Tensor, cache: PagedCache, output: torch.Tensor, part: Part) -> None:
         """Serve one part of a batch: the one place that chooses the kernel."""

@@ -16,6 +16,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
+from pagedkv.attention.warm_up import Service
 from pagedkv.vllm_plugin import NAME, log, routes
 from pagedkv.vllm_plugin.errors import refuse
 
@@ -73,14 +74,23 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         """
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         _refuse_late_surprises(vllm_config)
+        _tell_of_drafters(vllm_config)
         # Asks vLLM to put sequences with this many query tokens or fewer first: 1, or 1 + drafted tokens.
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self.batch_invariant = envs.VLLM_BATCH_INVARIANT
         layers = vllm_config.compilation_config.static_forward_context
         order = vllm_config.cache_config.get_resolved_kv_cache_layout()
         impls = [layers[name].impl for name in layer_names]
+        scheduler = vllm_config.scheduler_config
+        service = Service(
+            max_seqs=scheduler.max_num_seqs,
+            max_tokens=max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
+            max_seq_len=vllm_config.model_config.max_model_len,
+            batch_invariant=self.batch_invariant,
+        )
         for impl in impls:
             impl.set_pool(kv_cache_spec.block_size, order)
+            impl.expect(service)
         for route, count in Counter(impl.route for impl in impls).items():
             log.info("pagedkv serves %d layers of %s", count, routes.log_line(route))
 
@@ -188,8 +198,25 @@ def _refuse_late_surprises(vllm_config: VllmConfig) -> None:
     refuse(
         {
             "several drafts a step on ROCm under model runner V1 (leave attention_backend out of --speculative-config, "
-            "which does not change who serves the model itself; or unset VLLM_USE_V2_MODEL_RUNNER)": unknown_to_vllm,
+            'or say "auto" there to build_llm, which does not change who serves the model itself; or unset '
+            "VLLM_USE_V2_MODEL_RUNNER)": unknown_to_vllm,
             "diffusion models, which mix causal and other sequences in a batch": vllm_config.diffusion_config
             is not None,
         }
     )
+
+
+def _tell_of_drafters(vllm_config: VllmConfig) -> None:
+    """Warn of a drafter with layers that vLLM serves by a backend of its own choice, not by the model's."""
+    drafts = vllm_config.speculative_config
+    if (
+        drafts is not None
+        and not current_platform.is_cpu()
+        and drafts.uses_draft_kv_cache()
+        and drafts.attention_backend is None
+    ):
+        log.warning(
+            "pagedkv does not serve the layers of the drafter: vLLM chooses a backend for them anew. To do: say "
+            '"attention_backend": "%s" in --speculative-config.',
+            NAME,
+        )

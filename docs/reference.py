@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of the reference that are made from the code: the command line, the keys of YAML files, the exit statuses.
+
+Each raises UndocumentedError for a command, an option or a key without a sentence of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from typing import TYPE_CHECKING, Any
+
+import typer.main
+
+from hileval.gates.declare import DriftGate, Gate
+from hilgate.cli.app import program
+from hilgate.declare.protected import Protected
+from hilgate.errors import EXIT_MEANINGS
+from hilgate.model import StrictModel, declaration
+
+if TYPE_CHECKING:
+    import click
+    from pydantic.fields import FieldInfo
+
+FILES = {
+    "ci/project.yaml": (declaration.Project, declaration.Image, declaration.GateBudgets),
+    "ci/agents.yaml": (declaration.Device, declaration.Queue),
+    "ci/areas/*.yaml": (declaration.Area, declaration.Step, declaration.Smoke, declaration.Matrix),
+    "ci/protected.yaml": (Protected,),
+    "ci/quarantine.yaml": (declaration.Quarantined,),
+    "evals/gates.yaml": (Gate, DriftGate),
+}
+"""File -> the models of its parts, the outermost first."""
+
+PLAIN = {str: "text", int: "integer", float: "number", bool: "true / false"}
+"""Type -> its word."""
+
+NOTE = "This page is made from the code when the site is built.\n"
+
+
+class UndocumentedError(Exception):
+    """A public name that no sentence explains."""
+
+
+def pages() -> dict[str, str]:
+    """Path of a page -> its text.
+
+    Raises:
+        UndocumentedError: A public name has no sentence.
+    """
+    return {
+        "docs/reference/cli.md": command_line(),
+        "docs/reference/yaml.md": yaml_keys(),
+        "docs/reference/exit-status.md": exit_statuses(),
+    }
+
+
+def command_line() -> str:
+    """Every command of `hilgate` with its arguments and options."""
+    group = typer.main.get_command(program)
+    assert isinstance(group, typer.main.TyperGroup)
+    parts = ["# Command line", NOTE, "## hilgate", said(group.help, "hilgate"), options(group, "hilgate")]
+    for name, command in group.commands.items():
+        if not command.hidden:
+            context = command.make_context(name, [], resilient_parsing=True)
+            usage = " ".join(["hilgate", name, *command.collect_usage_pieces(context)])
+            parts += [f"## hilgate {name}", f"    {usage}", said(command.help, name), options(command, name)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def options(command: click.Command, name: str) -> str:
+    """A table of what a command takes; empty where it takes nothing."""
+    rows = []
+    for parameter in command.params:
+        hidden, names = getattr(parameter, "hidden", False), ", ".join([*parameter.opts, *parameter.secondary_opts])
+        if hidden or "--install-completion" in names or "--show-completion" in names:
+            continue
+        if parameter.param_type_name == "argument":
+            names = (parameter.name or "").upper()
+        text = said(getattr(parameter, "help", ""), f"{name} {names}")
+        known = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+        variable = f" Environment: {', '.join(f'`{one}`' for one in known)}." if known else ""
+        rows.append(f"| `{names}` | {cell(text)}{variable} |")
+    return "\n".join(["| option | what it does |", "|---|---|", *rows]) if rows else ""
+
+
+def yaml_keys() -> str:
+    """Every key of every YAML file that people write."""
+    parts = ["# YAML keys", NOTE, "A key that is unknown is refused, with the nearest one that is known."]
+    for file, models in FILES.items():
+        parts.append(f"## {file}")
+        for one in models:
+            # Of a file with one kind of entry the heading would say the same twice.
+            parts += [f"### {one.__name__}" if len(models) > 1 else "", said(inspect.getdoc(one), one.__name__)]
+            rows = []
+            for key, field in one.model_fields.items():
+                text = cell(said(field.description, f"{one.__name__}.{key}"))
+                rows.append(f"| `{key}` | {kind(field)} | {default(field)} | {text} |")
+            parts.append("\n".join(["| key | type | default | what it says |", "|---|---|---|---|", *rows]))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def kind(field: FieldInfo) -> str:
+    """A type in the words of YAML."""
+
+    def of(one: Any) -> str:
+        origin, inside = typing.get_origin(one), typing.get_args(one)
+        if origin is typing.Annotated:
+            return of(inside[0])
+        if origin is typing.Literal:
+            return " / ".join(f"`{word}`" for word in inside)
+        if origin in (tuple, list, frozenset):
+            return f"list of {of(inside[0])}"
+        if origin is dict:
+            return f"{of(inside[0])} → {of(inside[1])}"
+        if inside:
+            return " / ".join(of(word) for word in inside if word is not type(None))
+        return PLAIN.get(one) or getattr(one, "__name__", str(one))
+
+    return cell(of(field.annotation))
+
+
+def default(field: FieldInfo) -> str:
+    """The default as YAML has it."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value in ((), {}, ""):
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return cell(", ".join(map(str, value)))
+    return "see there" if isinstance(value, StrictModel) else cell(f"{value}")
+
+
+def exit_statuses() -> str:
+    """Every exit status of `hilgate` and of `python -m hileval`."""
+    lines = ["# Exit statuses", "", NOTE, "`make` turns every status but 0 into 2.", ""]
+    lines += ["| status | name | meaning |", "|---|---|---|"]
+    for status, meaning in EXIT_MEANINGS.items():
+        lines.append(f"| {status.value} | `{status.name}` | {cell(said(meaning, status.name))} |")
+    return "\n".join(lines) + "\n"
+
+
+def said(text: str | None, name: str) -> str:
+    """A text that is there.
+
+    Raises:
+        UndocumentedError: It is not.
+    """
+    if not (text or "").strip():
+        raise UndocumentedError(f"{name} has no sentence; write a docstring or help=")
+    return inspect.cleandoc(str(text)).replace("\b\n", "").replace("\f", "")
+
+
+def cell(text: str) -> str:
+    """A text as a cell of a Markdown table."""
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").strip()

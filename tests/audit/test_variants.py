@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing compiles while a service runs: how many kernels a layer launches over every batch that a service has."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from unittest import mock
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+
+from pagedkv.attention import paged
+from pagedkv.attention import warm_up as warm_up_module
+from pagedkv.attention.paged import paged_attention
+from pagedkv.attention.warm_up import Service, warm_up
+from pagedkv.audit.compile import OfflineHipDriver, specialisations
+from pagedkv.audit.machine import LDS_GRANULES
+from pagedkv.audit.tensors import Batch
+from pagedkv.cache.write import write_kv_cache
+from pagedkv.mla.decode import mla_decode
+
+LENGTHS = (1, 64, 65, 127, 200, 1000, 1025, 2048, 2049, 5000, 16_384, 32_640, 100_001, 131_072)
+DECODES = (1, 2, 3, 8, 16, 33, 64, 127, 256)
+EXTENDS = ((1, 2), (3, 2), (2, 4), (5, 7), (1, 16), (2, 31), (1, 100), (4, 128), (1, 2048), (16, 512))
+"""(sequences, query tokens of each)."""
+
+CACHES = {
+    "d128": (Batch(torch.bfloat16, 128, num_heads=32, num_kv_heads=8, block_size=16), "nhd", None),
+    "d128-784": (Batch(torch.bfloat16, 128, num_heads=32, num_kv_heads=8, block_size=784), "interleaved", None),
+    "d256-784": (Batch(torch.bfloat16, 256, num_heads=16, num_kv_heads=2, block_size=784), "interleaved", None),
+    "d64-native": (Batch(torch.bfloat16, 64, num_heads=32, num_kv_heads=8, block_size=544), "native", None),
+    "d128-fp8": (Batch(torch.bfloat16, 128, num_heads=32, num_kv_heads=8, block_size=16), "nhd", "e4m3fn"),
+}
+
+
+class OfflineCudaDriver(OfflineHipDriver):
+    """An H200 that is not there."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.get_current_device = lambda: len(LDS_GRANULES)  # an index of its own
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+def _service(batch: Batch, layout: str, quantised: str | None, *, window: int | None = None) -> None:
+    """Every batch that a service has: decode steps, drafts, chunks of prompts, and parts of batches that mix them."""
+    cache = batch.paged_cache(layout, quantised)
+    most = max(seqs * tokens for seqs, tokens in EXTENDS)
+    query = torch.empty(most, batch.num_heads, batch.head_size, dtype=batch.dtype)
+    rows = torch.empty(most, 2 * batch.num_kv_heads, batch.head_size, dtype=batch.dtype)
+    table = torch.zeros(300, 131_072 // batch.block_size + 3, dtype=torch.int32)
+    index = torch.zeros(301, dtype=torch.int32)
+    for first, (seqs, tokens) in enumerate((*((seqs, 1) for seqs in DECODES), *EXTENDS)):
+        at = first % 4  # behind so many other sequences, where addresses are no multiple of 16
+        sequences = {
+            "block_table": table[at : at + seqs],
+            "seq_lens": index[at : at + seqs],
+            "query_start_loc": index[at : at + seqs + 1],
+        }
+        used = query[: seqs * tokens]
+        for length in LENGTHS:
+            bounds = {"max_query_len": tokens, "max_seq_len": max(length, tokens)}
+            paged_attention(used, cache, used, **sequences, **bounds, scale=0.1, sliding_window=window)
+        slots = torch.zeros(seqs * tokens, dtype=torch.int64)
+        write_kv_cache(rows[: len(slots), : batch.num_kv_heads], rows[: len(slots), batch.num_kv_heads :], cache, slots)
+
+
+def _warm_up(batch: Batch, layout: str, quantised: str | None, *, window: int | None = None) -> None:
+    """As the plugin does: from any step of the layer, here one of 24 tokens."""
+    query = torch.empty(24, batch.num_heads, batch.head_size, dtype=batch.dtype)
+    rows = torch.empty(24, 2 * batch.num_kv_heads, batch.head_size, dtype=batch.dtype)
+    sides = rows[:, : batch.num_kv_heads], rows[:, batch.num_kv_heads :]
+    service = Service(max_seqs=256, max_tokens=8192, max_seq_len=131_072, batch_invariant=False)
+    warm_up(query, *sides, batch.paged_cache(layout, quantised), query, service, scale=0.1, sliding_window=window)
+
+
+@pytest.fixture(params=[*LDS_GRANULES, "sm_90"])
+def arch(request, monkeypatch) -> str:
+    """Every arch with a compiler here."""
+    if request.param == "sm_90":
+        monkeypatch.setitem(specialisations.__globals__, "OfflineHipDriver", OfflineCudaDriver)
+    return request.param
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_service_compiles_at_most_eight_of_each_kernel(arch, name):
+    served = specialisations(arch, lambda: _service(*CACHES[name]))
+    counts = Counter(each.kernel for each in served)
+    assert {"attention_kernel", "reduce_kernel"} < set(counts)
+    assert max(counts.values()) <= 8, counts
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+@pytest.mark.parametrize("name", CACHES)
+def test_a_warm_up_compiles_all_that_a_service_launches(arch, name, window):
+    ready = {each.key for each in specialisations(arch, lambda: _warm_up(*CACHES[name], window=window))}
+    missing = [
+        (each.kernel, each.constants)
+        for each in specialisations(arch, lambda: _service(*CACHES[name], window=window))
+        if each.key not in ready
+    ]
+    assert not missing
+    assert len(ready) <= 3 * 8 + 2
+
+
+def test_a_service_beyond_its_bounds_would_compile(arch):
+    """The comparison compares: of decode steps alone nothing was made for prompts."""
+    with mock.patch.object(warm_up_module, "_steps", return_value=[warm_up_module._Step(1, 1, 1, 64)]):
+        ready = {each.key for each in specialisations(arch, lambda: _warm_up(*CACHES["d128"]))}
+    assert not {each.key for each in specialisations(arch, lambda: _service(*CACHES["d128"]))} <= ready
+
+
+def test_a_window_adds_none():
+    counts = Counter(each.kernel for each in specialisations("gfx942", lambda: _service(*CACHES["d128"], window=4096)))
+    assert max(counts.values()) <= 8, counts
+
+
+def test_latent_attention_compiles_at_most_eight_of_each_kernel():
+    """Decode steps and verified drafts of DeepSeek's shape: 16 heads, 512 channels and 64 rotated ones."""
+    latents = Batch(torch.bfloat16, 576, num_heads=16, num_kv_heads=1, block_size=64)
+    cache = latents.pool(latents.num_blocks, 64, 576)
+
+    def service():
+        index = torch.zeros(301, dtype=torch.int32)
+        table = torch.zeros(300, 2048, dtype=torch.int32)
+        for seqs, tokens in itertools.product(DECODES, (1, 2, 4)):
+            query = torch.empty(seqs * tokens, 16, 576, dtype=torch.bfloat16)
+            out = torch.empty(seqs * tokens, 16, 512, dtype=torch.bfloat16)
+            index_of = {"seq_lens": index[:seqs], "query_start_loc": index[: seqs + 1], "block_table": table[:seqs]}
+            mla_decode(query, cache, out, **index_of, max_query_len=tokens, scale=0.1)
+
+    counts = Counter(each.kernel for each in specialisations("gfx942", service))
+    assert {"mla_decode_kernel", "mla_reduce_kernel", "mla_schedule_kernel"} == set(counts)
+    assert max(counts.values()) <= 8, counts
+
+
+def test_a_number_of_splits_that_is_compiled_is_seen():
+    """The count counts: with the number as a constant of the kernel there are as many kernels as numbers."""
+    batch, layout, quantised = CACHES["d128"]
+    cache, query = batch.paged_cache(layout, quantised), batch.query()
+    given = {**batch.sequences(), "max_seq_len": 8192, "scale": 0.1}
+    plain = paged.Launch.__init__
+
+    def constant(self, kernel, grid, **more):
+        if kernel is paged.attention_kernel:
+            more["SPLIT_TILES"] = grid[1]
+        plain(self, kernel, grid, **more)
+
+    def sizes():
+        for splits in range(2, 12):
+            paged_attention(query, cache, query, **given, num_splits=splits)
+
+    def attentions() -> int:
+        return [each.kernel for each in specialisations("gfx942", sizes)].count("attention_kernel")
+
+    assert attentions() == 1
+    with mock.patch.object(paged.Launch, "__init__", constant):
+        assert attentions() == 10
