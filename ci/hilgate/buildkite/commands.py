@@ -80,7 +80,7 @@ class _User(BaseModel, frozen=True):
     login: str
 
 
-class Asked(BaseModel, frozen=True):
+class AskedComment(BaseModel, frozen=True):
     """A comment, as GitHub shows it."""
 
     id: int
@@ -117,12 +117,12 @@ class _Contents(BaseModel, frozen=True):
     content: str
 
 
-_ASKED: TypeAdapter[Asked] = TypeAdapter(Asked)
+_ASKED: TypeAdapter[AskedComment] = TypeAdapter(AskedComment)
 _REPOSITORY: TypeAdapter[_Repository] = TypeAdapter(_Repository)
 _CONTENTS: TypeAdapter[_Contents] = TypeAdapter(_Contents)
 
 
-def read(forge: Forge, comment: int) -> Asked:
+def read(forge: Forge, comment: int) -> AskedComment:
     """A comment by its number."""
     return forge.ask(f"/issues/comments/{comment}", _ASKED)
 
@@ -146,7 +146,7 @@ def allowed(forge: Forge) -> Allowed:
         ) from error
 
 
-def permit(asked: Asked, may: Allowed, builds: Iterable[api.RemoteBuild], now: dt.datetime) -> None:
+def permit(asked: AskedComment, may: Allowed, builds: Iterable[api.RemoteBuild], now: dt.datetime) -> None:
     """Refuse who may not ask, what was answered before, and a pull request that still rests.
 
     Raises:
@@ -192,7 +192,7 @@ def wanted(command: Command, steps: Iterable[str], models: Iterable[str]) -> lis
 
 def answer(
     client: api.Client,
-    asked: Asked,
+    asked: AskedComment,
     may: Allowed,
     command: Command,
     names: tuple[Iterable[str], Iterable[str]],

@@ -14,7 +14,7 @@ from hilgate.buildkite import api
 from hilgate.buildkite.commands import (
     COMMENT_KEY,
     Allowed,
-    Asked,
+    AskedComment,
     Command,
     NotAllowedError,
     allowed,
@@ -80,7 +80,7 @@ def test_what_begins_as_a_command_and_is_none_is_refused_or_ignored(body):
 
 def asked(login="alice", body="/hilgate retry", number=77, pull=7):
     address = f"https://api.github.com/repos/acme/rocm/issues/{pull}"
-    return Asked.model_validate({"id": number, "body": body, "user": {"login": login}, "issue_url": address})
+    return AskedComment.model_validate({"id": number, "body": body, "user": {"login": login}, "issue_url": address})
 
 
 def started(comment, minutes):
