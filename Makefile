@@ -7,13 +7,13 @@ TORCH_INDEX ?=
 export PYTHONDONTWRITEBYTECODE =
 # ARGS is not exported: it would change the environment of every step, and no earlier pass could be reused.
 unexport ARGS
-.PHONY: gate test image extensions setup lock clean wheels docs docs-serve
+.PHONY: gate test simulate image extensions setup lock clean wheels docs docs-serve
 
 gate: setup  ## plan, run, judge, report: what changed, else a smoke run; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
 
 # Tests that start no engine and compile for no AMD GPU. The next `make gate` of this clone reuses their passes.
-TESTS := pages units images-units kernels amdgcn-oracles routing mamba-kernels
+TESTS := pages site units images-units kernels amdgcn-oracles routing mamba-kernels
 
 test: setup  ## the tests that start no engine, and the ten slowest of them; ARGS names files for plain pytest
 ifeq ($(ARGS),)
@@ -21,6 +21,9 @@ ifeq ($(ARGS),)
 else
 	@OMP_NUM_THREADS=1 "$(VENV)/bin/python" -m pytest --durations=10 $(ARGS)
 endif
+
+simulate: setup  ## replay whole builds with injected faults; ARGS=--help names the options
+	@PYTHONPATH=tests "$(VENV)/bin/python" -m support.simulate $(ARGS)
 
 image: setup  ## build the CPU image, or find it built (docker buildx, or root with buildah and debootstrap)
 	@"$(VENV)/bin/python" -m hilgate.images build cpu

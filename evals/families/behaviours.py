@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.config import CompilationMode, CUDAGraphMode
 
 from families import judge, stand_ins
 from families.plain_attention import E4M3
@@ -279,6 +280,68 @@ def padded(bench: Bench) -> Numbers:
     }
 
 
+def production(bench: Bench) -> Numbers:
+    """An engine as in production: compiled, with vLLM's own max_num_seqs and prefix cache.
+
+    Prompts end exactly with a block or a chunk, come again, share a prefix with others, and are under way when others
+    are preempted. The second time a prompt hits its whole blocks but for its last token, as `pagedkv.routing` says; a
+    prefix that several share is hit by the third who has it.
+    """
+    config, block, chunk = bench.engine.config, bench.engine.block_size, bench.chunk
+    compiled = config.compilation_config.mode != CompilationMode.NONE
+    require(compiled != config.model_config.enforce_eager, "the model is not compiled")
+    sequences = config.scheduler_config.max_num_seqs
+    require(sequences >= min(256, chunk), f"max_num_seqs is {sequences}, which is not vLLM's own")
+    cached = config.cache_config.enable_prefix_caching
+    if cached and bench.family.states:
+        require(config.cache_config.mamba_cache_mode == "align", f"states: {config.cache_config.mamba_cache_mode}")
+    numbers: Numbers = {"max_abs_err": 0.0, "hits": 0, "compiled": compiled}
+    lengths = sorted({block, 2 * block, 3 * block, 3 * block + 1, chunk, 2 * chunk})
+    for seed, length in enumerate((n for n in lengths if n + 3 <= bench.longest), start=11):
+        for turn in range(2):
+            request = bench.request(length, 3, seed=seed)
+            answers = bench.engine.ask((request,))
+            one = judge.compare((request,), answers, bench.oracle).numbers
+            numbers |= one | {"max_abs_err": max(numbers["max_abs_err"], one["max_abs_err"])}
+            if cached:
+                expected = (length - 1) // block * block * turn
+                require(
+                    answers[0].cached == expected,
+                    f"turn {turn} of {length} tokens in blocks of {block} hit {answers[0].cached}; expected {expected}",
+                )
+                numbers["hits"] += expected
+    return numbers | preempted_under_way(bench)
+
+
+def preempted_under_way(bench: Bench) -> Numbers:
+    """Three prompts that go on into another block, in the largest pool in which one of them is preempted."""
+    if not bench.family.attention:  # states do not grow: the scheduler is made to preempt
+        numbers = bench.right(
+            tuple(bench.request(40, 6, seed=seed, arrives=seed - 31) for seed in (31, 32, 33)), preempt_at=4
+        )
+        require(bench.engine.probe.counts.preemptions > 0, "nobody was preempted when made to")
+        return numbers | {"preemptions": bench.engine.probe.counts.preemptions}
+    block = bench.engine.block_size
+    length = max(block - 3, block * (bench.longest // 2 // block) - 3)  # its answers go on into a block more
+    held = bench.blocks(length + 7)
+    for text, free in enumerate(range(3 * held - 1, held - 1, -1)):  # it holds one of them to its end
+        schedule = tuple(bench.request(length, 8, seed=31 + 3 * text + number) for number in range(3))  # none is cached
+        with bench.engine.probe.crowded(free):
+            numbers = bench.right(schedule)
+        if bench.engine.probe.counts.preemptions:
+            return numbers | {"preemptions": bench.engine.probe.counts.preemptions, "pool": free}
+    raise NotDrivenError(f"3 prompts of {length} tokens, {held} blocks each: in no pool was one preempted")
+
+
+def graphs(bench: Bench) -> Numbers:
+    """The graphs that vLLM captures by itself: whole ones of decode steps, pieces of all others."""
+    compilation = bench.engine.config.compilation_config
+    mode = compilation.cudagraph_mode
+    require(compilation.mode == CompilationMode.VLLM_COMPILE, f"compiled as {compilation.mode}")
+    require(mode == CUDAGraphMode.FULL_AND_PIECEWISE, f"vLLM resolved its graphs to {mode}, not FULL_AND_PIECEWISE")
+    return mixed(bench) | {"captured": len(compilation.cudagraph_capture_sizes)}
+
+
 DRIVEN: dict[str, Callable[[Bench], Numbers]] = {
     "prefill": prefill,
     "decode": decode,
@@ -293,5 +356,7 @@ DRIVEN: dict[str, Callable[[Bench], Numbers]] = {
     "blocks": long_blocks,
     "state": state_dtype,
     "spec": drafted,
+    "production": production,
+    "graphs": graphs,
 }
 """Columns of the table."""

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import time
 import traceback
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import torch
+import torch._dynamo
 from vllm.platforms import current_platform
 
 from families import behaviours, faults, layers, mla_prefill, stand_ins
@@ -36,7 +39,7 @@ from pagedkv.vllm_plugin.errors import NotServedError
 from pagedkv.vllm_plugin.inspect import require_scans, require_served
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from multiprocessing.connection import Connection
     from pathlib import Path
@@ -120,10 +123,16 @@ class FamilyRun:
         started = time.monotonic()
         try:
             arguments = served.arguments(platform, plan.arguments)
-            engine = FamilyEngine(served.checkpoint, poison=plan.poison, best=served.best, **arguments)
+            with compiling(wanted=plan.compiled):
+                engine = FamilyEngine(served.checkpoint, poison=plan.poison, best=served.best, **arguments)
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
             return dict.fromkeys(chosen, self._not_started(error, platform, started))
-        with engine, self.planted(engine), scan.claimed() if served.family.chunk_scan else nullcontext():
+        with (
+            compiling(wanted=plan.compiled),
+            engine,
+            self.planted(engine),
+            scan.claimed() if served.family.chunk_scan else nullcontext(),
+        ):
             bench = Bench(engine, served.oracle, served.family, self.fuzz["seed"], self.fuzz["examples"])
             return {name: run_cell(name, bench, served.labels(engine)) for name in chosen}
 
@@ -136,6 +145,14 @@ class FamilyRun:
         if failed.outcome == "did not run":
             self._hopeless = failed  # of every engine of the family
         return failed
+
+
+@contextmanager
+def compiling(*, wanted: bool) -> Iterator[None]:
+    """Whether torch.compile works; drivers start with it off, which saves its time where it is not the matter."""
+    switch = {"TORCHDYNAMO_DISABLE": "0" if wanted else "1"}
+    with patch.dict(os.environ, switch), torch._dynamo.config.patch(disable=not wanted):
+        yield
 
 
 def lacking_package(error: Exception) -> str:

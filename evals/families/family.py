@@ -36,8 +36,13 @@ BEHAVIOURS = (
     "blocks",
     "state",
     "spec",
+    "production",
+    "graphs",
 )
 """Columns of the table, in its order. `behaviours.py` says what each one is."""
+
+TINY_ALONE = ("production", "graphs")
+"""Columns whose lengths are made for blocks of a few tokens; published checkpoints have none of them."""
 
 FAMILIES_FILE = Path(__file__).with_name("families.yaml")
 
@@ -83,6 +88,8 @@ class Family:
     """"paged", "latent" (MLA), "cross" (beside self attention) or "" for none."""
     states: tuple[str, ...] = ()
     """What a state page holds, in vLLM's order: "conv", "ssm", "delta"."""
+    blocks: tuple[int, ...] = ()
+    """Tokens of a block, as published models of the family get them on 1, 2, 4 and 8 ranks."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's `LLM` on every platform."""
     chunk_scan: str = ""
@@ -137,7 +144,7 @@ class Family:
         if behaviour == "state":
             return "ssm" in self.states or "delta" in self.states
         if behaviour == "blocks":
-            return self.attention == "paged"
+            return bool(self.blocks)
         return True
 
 
@@ -174,11 +181,13 @@ def _family(name: str, declared: Any, where: str) -> Family:
     if "architecture" not in declared:
         raise FamilyDeclarationError(f"{where}: the key architecture is missing: vLLM's name of the model class")
     for key, value in declared.items():
-        kind = {"str": str, "tuple[str, ...]": list}.get(str(known[key].type), dict)
+        kind = {"str": str, "tuple[str, ...]": list, "tuple[int, ...]": list}.get(str(known[key].type), dict)
         if not isinstance(value, kind):
             words = {str: "text", list: "a list", dict: "a mapping"}
             raise FamilyDeclarationError(f"{where}.{key}: got {value!r}; expected {words[kind]}")
-    values: dict[str, Any] = {key: tuple(value) if key == "states" else value for key, value in declared.items()}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in declared.items()
+    }
     made = Family(name=name, **values)
     _require_of((made.attention,), ATTENTION, f"{where}.attention")
     _require_of(made.states, STATES, f"{where}.states")
@@ -191,6 +200,10 @@ def _family(name: str, declared: Any, where: str) -> Family:
             _require_limit(one, ".".join(filter(None, (f"{where}.cannot.{platform}", behaviour))))
     if not made.attention and not made.states:
         raise FamilyDeclarationError(f"{where}: neither attention nor states: nothing of it would be served by a cache")
+    if any(not isinstance(size, int) or size < 16 or size % 16 for size in made.blocks):
+        raise FamilyDeclarationError(f"{where}.blocks: got {list(made.blocks)}; expected multiples of 16 tokens")
+    if made.blocks and made.attention != "paged":
+        raise FamilyDeclarationError(f"{where}.blocks: got {list(made.blocks)}; expected none without paged attention")
     return made
 
 

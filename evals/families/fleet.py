@@ -57,6 +57,9 @@ ENVIRONMENT = (
         "PAGEDKV_MLA": "1",
         # Kimi's fused product and all-reduce of many ranks: here is one, and it is imported from a package of its own.
         "VLLM_KIMI_K3_GEMM_AR": "0",
+        # What Dynamo traces runs as it is on CPUs; inductor's C++ would take a minute a family.
+        "VLLM_CPU_CI_ENV": "1",
+        "VLLM_DISABLE_COMPILE_CACHE": "1",  # what is compiled is compiled here and now
     }
 )
 

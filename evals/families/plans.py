@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from families.family import TINY_ALONE
+
 if TYPE_CHECKING:
     from families.family import Family
 
@@ -33,6 +35,18 @@ GRAPHS: dict[str, Any] = {
 }
 """On GPUs, of every engine. Three requests are padded to four."""
 
+PRODUCTION: dict[str, Any] = {
+    # None leaves a choice to vLLM: torch.compile, graphs, a prefix cache where layers attend, its max_num_seqs.
+    "enforce_eager": False,
+    "compilation_config": None,
+    "enable_prefix_caching": None,
+    "max_num_seqs": None,
+}
+"""Of an engine as it is started in production."""
+
+STEP = {"cpu": 256, "cuda": 1024, "rocm": 1024}
+"""Tokens of one step in production: no fewer than vLLM's own max_num_seqs, so that vLLM starts."""
+
 INFLATED = (544, 784, 1056, 1152)
 """Tokens of a block that vLLM chooses for Qwen3-Next with bfloat16 states, a 48-head GDN with float32 states,
 Qwen3.5-35B, and Qwen3-Next on CPUs: kernels.md gives the arithmetic. None is a power of two."""
@@ -46,15 +60,16 @@ class EnginePlan:
     arguments: dict[str, Any] = field(default_factory=dict)
     poison: bool = True
     """Whether the KV pool holds NaN at the start. A prefix cache must not be poisoned."""
+    compiled: bool = False
+    """Whether torch.compile is at work."""
 
 
-def plans(family: Family, platform: str, index: int) -> tuple[EnginePlan, ...]:
+def plans(family: Family, platform: str) -> tuple[EnginePlan, ...]:
     """The engines of one family.
 
     Args:
         family: Which one.
-        platform: "cpu", "cuda" or "rocm". Under the interpreter each family tries one of INFLATED, elsewhere all.
-        index: Which one that is.
+        platform: "cpu", "cuda" or "rocm". A family tries the blocks that its models get; on GPUs all of INFLATED too.
     """
     cache = {"enable_prefix_caching": True}
     # One engine for both, where a prefix cache is known to work beside everything else.
@@ -63,7 +78,9 @@ def plans(family: Family, platform: str, index: int) -> tuple[EnginePlan, ...]:
         if family.attention == "paged"
         else (EnginePlan(("again",)), EnginePlan(("prefix",), cache, poison=False))
     )
-    sizes = (INFLATED[index % len(INFLATED)],) if platform == "cpu" else INFLATED
+    # Of one engine where there are graphs.
+    together = (("production",), ("graphs",)) if platform == "cpu" else (("production", "graphs"),)
+    sizes = family.blocks if platform == "cpu" else sorted({*family.blocks, *INFLATED})
     return (
         EnginePlan(("prefill", "decode", "chunked", "mixed", "preempt", "reuse", "fuzz")),
         *second,
@@ -74,6 +91,7 @@ def plans(family: Family, platform: str, index: int) -> tuple[EnginePlan, ...]:
         *(EnginePlan(("blocks",), inflated(size)) for size in sizes),
         EnginePlan(("state",), {"mamba_ssm_cache_dtype": STATE_DTYPE}),
         EnginePlan(("padded",)),
+        *(EnginePlan(columns, production(family, platform), poison=False, compiled=True) for columns in together),
     )
 
 
@@ -89,8 +107,9 @@ def published_plans(family: Family, block: int) -> tuple[EnginePlan, ...]:
     reach |= {"max_num_batched_tokens": max(COMMON["max_num_batched_tokens"], 2 * block // 3 | 1)}
     wide = max(block, INFLATED[0])  # where its states do not make it so large, the least that those of another make
     return tuple(
-        replace(plan, arguments=inflated(wide) if plan.behaviours == ("blocks",) else reach | plan.arguments)
-        for plan in plans(family, "cpu", 0)
+        replace(plan, arguments=plan.arguments if plan.behaviours == ("blocks",) else reach | plan.arguments)
+        for plan in plans(replace(family, blocks=(wide,)), "cpu")
+        if plan.behaviours[0] not in TINY_ALONE
     )
 
 
@@ -98,16 +117,39 @@ def inflated(size: int) -> dict[str, Any]:
     """Arguments of an engine with blocks of `size` tokens, and prompts that cross from one into the next."""
     return {
         "block_size": size,
-        "num_gpu_blocks_override": 10,
+        "num_gpu_blocks_override": 10 + 4 * (64 // size),
         "max_model_len": size + 64,
         "max_num_batched_tokens": 256,
     }
+
+
+def production(family: Family, platform: str) -> dict[str, Any]:
+    """Arguments of an engine as in production, but for its size."""
+    step = STEP[platform]
+    # On CPUs the scan of Mamba-2 gives no states within a step; where a step goes beyond a block vLLM reads past the
+    # end of what it gives (IndexError). There a block is as long as a step.
+    here: dict[str, Any] = {"block_size": step} if platform == "cpu" else {}
+    if platform == "cpu" and family.attention == "cross":
+        # A compiled encoder-decoder ends its process there (SIGABRT or SIGSEGV, cause not known); eager it is right.
+        here = {"enforce_eager": True}
+    return (
+        PRODUCTION
+        | here
+        | {
+            "max_num_batched_tokens": step,
+            # vLLM chunks no prompt of MLA on CPUs.
+            "max_model_len": step if platform == "cpu" and family.attention == "latent" else 2 * step + 64,
+            "num_gpu_blocks_override": step + 128,  # a block for each sequence, or vLLM captures no full graphs
+        }
+    )
 
 
 def not_here(platform: str, family: Family, behaviour: str) -> str | None:
     """Why there is no engine to start for a behaviour; None where there is."""
     if platform == "cpu" and behaviour == "padded":
         return "vLLM's CPU platform captures no graphs, so no batch is padded"
+    if platform == "cpu" and behaviour == "graphs":
+        return "vLLM's CPU platform captures no graphs: a step is compiled and run"
     if family.attention == "cross" and behaviour == "prefix":
         return "vLLM caches no prefixes of encoder-decoders: CrossAttentionManager does not support caching"
     return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from families.cell import FamilyCell
-from families.family import BEHAVIOURS, FAMILIES, UnknownNameError, columns, rows
+from families.family import BEHAVIOURS, FAMILIES, TINY_ALONE, UnknownNameError, columns, rows
 from families.fleet import Fleet
 
 if TYPE_CHECKING:
@@ -225,12 +225,12 @@ def _row(name: str, behaviour: Sequence[str]) -> PublishedRow:
     try:
         folder = folder_of(name, weights=False)
     except NotFetchedError:
-        every = [one for one in BEHAVIOURS if not behaviour or one in behaviour]
+        every = [one for one in BEHAVIOURS if one not in TINY_ALONE and (not behaviour or one in behaviour)]
         return PublishedRow(name, "", tuple(every))
     # Weights of the hub are fetched later, when it is sure that somebody waits for them.
     whole = Path(name).is_dir()
     family = read_checkpoint(name, folder).family if whole else family_of(name, _config(name, folder)).name
-    return PublishedRow(name, family, tuple(columns(family, behaviour)))
+    return PublishedRow(name, family, tuple(one for one in columns(family, behaviour) if one not in TINY_ALONE))
 
 
 class PublishedCells:

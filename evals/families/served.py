@@ -67,7 +67,7 @@ class Tiny:
 
     def plans(self, platform: str) -> tuple[EnginePlan, ...]:
         """Its engines."""
-        return plans(self.family, platform, list(FAMILIES).index(self.family.name))
+        return plans(self.family, platform)
 
     def arguments(self, platform: str, own: dict[str, Any]) -> dict[str, Any]:
         """Of vLLM's `LLM`; `own` are those of the plan."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge the accuracy of models: run gates against stored baselines, compare stored runs, record baselines.
 
-`gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
-exits with the status that the worst check has.
+`gate` writes `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) into the output folder.
+Its exit status is that of the worst check.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rich.console import Console
 
 from hileval.ask.drift import Side, SideName, ask_side, judge_sides, run_drift
 from hileval.ask.evaluation import check_backend, read_evaluation
-from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, batches, code_fingerprint
-from hileval.ask.task import questions_of
+from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, batches, code_fingerprint, questions_of
 from hileval.engines import EngineError
 from hileval.gates import statistics
 from hileval.gates.compare import compare
-from hileval.gates.declare import EVALS, EngineName, Occasion, engine_factory, find_gate, load_gates, occasion
+from hileval.gates.declare import EVALS, EngineName, Occasion, find_gate, load_gates
 from hileval.gates.foreign import as_yaml, read_foreign
 from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
 from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
+from hileval.gates.resolve import resolve, without_baseline
 from hileval.gates.rule import shared
 from hileval.gates.trend import YEAR, alarms, judge_nights, read_nights
 from hileval.gates.view import read_findings, render
@@ -45,11 +45,14 @@ if TYPE_CHECKING:
 
     from hileval.ask.evaluation import Evaluation
     from hileval.gates.declare import Gate, Gates
+    from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule
     from hileval.records.records import Sample
 
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 console = Console()
 stderr = Console(stderr=True)
 
@@ -57,7 +60,7 @@ COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "ye
 JOURNALS = Path("results/journals")
 """Where answers are kept until their gate has spoken."""
 When = Annotated[
-    Occasion | None, typer.Option("--when", help="Rule of the gate to apply (default: the one for the current plan).")
+    Occasion | None, typer.Option("--when", help="Apply the rule of this occasion (default: that of the current plan).")
 ]
 Limit = Annotated[int | None, typer.Option(help="Ask only the first N questions. Too few make the gate inconclusive.")]
 Of = Annotated[
@@ -91,7 +94,9 @@ def import_config(
 
 @app.command("gate")
 def run_gate(
-    name: Annotated[str, typer.Argument(help="Gate of evals/gates.yaml, or an accuracy configuration of vLLM.")],
+    name: Annotated[
+        str, typer.Argument(help="Gate of evals/gates.yaml, or the file of an accuracy configuration of vLLM.")
+    ],
     when: When = None,
     limit: Limit = None,
     of: Of = 1,
@@ -111,52 +116,41 @@ def run_gate(
                 remedy="leave --when, --limit, --engine out",
             )
         finish(name, out, lambda: run_drift(name, declared.drifts[name], out))
-    if name.endswith((".yaml", ".yml")):
-        name, gate = read_foreign(Path(name))
-    else:
-        gate = find_gate(name, declared)
-    rule, baseline = premises(declared, gate, when, of)
+    gate = resolve(name, declared, when=when, of=of, engine=engine)
     try:
-        asked, served = measure(name, gate, rule, baseline, engine or gate.engine, limit)
-        checks = judge(name, gate, rule, asked, baseline, served)
+        asked, served = measure(gate, limit)
+        checks = judge(gate, asked, served)
     except HilgateError as error:
         (out / "samples.jsonl").unlink(missing_ok=True)
-        Check.write_all(out, [did_not_run(name, error)])
+        Check.write_all(out, [did_not_run(gate.name, error)])
         raise
     Check.write_all(out, checks)
     samples = "".join(f"{sample.model_dump_json()}\n" for sample in asked.samples)
     (out / "samples.jsonl").write_text(samples, encoding="utf-8")
-    if baseline is not None:
-        (out / "flips.md").write_text(side_by_side(diff_answers(asked, baseline, gate.filter), 10**6), encoding="utf-8")
+    if gate.baseline is not None:
+        flips = side_by_side(diff_answers(asked, gate.baseline, gate.declared.filter), 10**6)
+        (out / "flips.md").write_text(flips, encoding="utf-8")
     show(checks, out)
     raise typer.Exit(exit_status(checks))
 
 
-def premises(declared: Gates, gate: Gate, when: Occasion | None, of: int) -> tuple[GateRule, Baseline | None]:
-    """The rule that applies, and the stored runs; a hub gate may have none yet, and any other raises BaselineError."""
-    path = gate.path(gate.baseline)
-    rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
-    return rule, Baseline.read(path) if path.exists() or gate.weights != "hub" else None
-
-
-def measure(
-    name: str, gate: Gate, rule: GateRule, baseline: Baseline | None, engine: EngineName, limit: int | None
-) -> tuple[Evaluation, Check | None]:
+def measure(gate: ResolvedGate, limit: int | None) -> tuple[Evaluation, Check | None]:
     """Ask a gate's questions and who served them.
 
     Raises:
         HilgateError: the declaration, the model, the engine or lm-eval stopped it; nothing was measured.
     """
-    questions = questions_of(gate, engine_factory(gate, engine))
-    heading = Heading.of(name, gate, questions.identity, engine, fingerprint())
-    journal = Journal(questions, JOURNALS / f"{name}.jsonl", heading)
+    questions = questions_of(gate)
+    heading = Heading.of(gate, questions.identity, fingerprint())
+    journal = Journal(questions, JOURNALS / f"{gate.name}.jsonl", heading)
     if journal.resumed:
         stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
     try:
-        asked = ask_until_decided(gate, rule, baseline, journal, ProgressPrinter(), limit)
-        served = check_backend(name, gate, questions.engine)
-        if baseline is not None and questions.engine is not None:
-            asked = dataclasses.replace(asked, changed=changes(gate, questions.engine.name, baseline))
+        asked = ask_until_decided(gate, journal, ProgressPrinter(), limit)
+        served = check_backend(gate, questions.engine)
+        if gate.baseline is not None and questions.engine is not None:
+            changed = changes(gate.declared, questions.engine.name, gate.baseline)
+            asked = dataclasses.replace(asked, changed=changed)
     finally:
         if questions.engine is not None:
             questions.engine.close()
@@ -179,7 +173,7 @@ def changes(gate: Gate, engine: str, baseline: Baseline) -> tuple[str, ...]:
 @app.command("judge")
 def judge_again(
     name: Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")],
-    folder: Annotated[Path, typer.Argument(help="Folder that `gate` wrote: answers, and the engine that gave them.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `gate` wrote.")],
     when: When = None,
     limit: Limit = None,
     of: Of = 1,
@@ -191,10 +185,9 @@ def judge_again(
             raise MisuseError("a drift gate has one rule", where=name, remedy="leave --when and --limit out")
         checks = judge_sides(name, declared.drifts[name], folder)
     else:
-        gate = find_gate(name, declared)
-        rule, baseline = premises(declared, gate, when, of)
-        asked, served = read_evaluation(folder, gate, rule, baseline, limit)
-        checks = judge(name, gate, rule, asked, baseline, served)
+        gate = resolve(name, declared, when=when, of=of)
+        asked, served = read_evaluation(folder, gate, limit)
+        checks = judge(gate, asked, served)
     show(checks, folder)
     raise typer.Exit(exit_status(checks))
 
@@ -206,7 +199,10 @@ def trend(
     ] = Path("results/history"),
     out: Out = Path("results/evals"),
 ) -> None:
-    """Report accuracy steps that slowly got worse over the stored nights, by too little each night to fail a gate."""
+    """Report models that got worse from night to night.
+
+    Each night may lose too little to fail a gate; the stored nights together show it.
+    """
     finish("trend", out, lambda: judge_nights(read_nights(history)))
 
 
@@ -248,7 +244,10 @@ def view(
     ] = None,
     out: Annotated[Path, typer.Option(help="Page to write.")] = Path("results/evals/view.html"),
 ) -> None:
-    """Write one static page with the questions and answers of a run, and what changed against the baseline."""
+    """Write a page with the answers of a run.
+
+    It is one static file with every question, its answer, and what changed against the baseline.
+    """
     checks = read_findings(run) if run.is_dir() else []
     name = checks[0].id.partition("/")[0] if checks else ""
     gate = load_gates().gates.get(name)
@@ -290,7 +289,8 @@ def drift_side(
     declared = load_gates()
     drift = declared.drifts[name]
     sides = {side: Side.unpack(Path(path)) for side, _, path in (one.partition("=") for one in given or ())}
-    ask_side(which, name, declared.gates[drift.of], drift, cast("dict[SideName, Side]", sides)).pack(file)
+    gate = dataclasses.replace(without_baseline(drift.of, declared), name=name)
+    ask_side(which, gate, drift, cast("dict[SideName, Side]", sides)).pack(file)
 
 
 class ProgressPrinter:
@@ -344,7 +344,9 @@ def run(command: typer.Typer) -> NoReturn:
 
 
 baseline_app = typer.Typer(
-    no_args_is_help=True, help="Record, show and accept the stored runs that later runs are compared with."
+    no_args_is_help=True,
+    help="Record, show and accept baselines.",
+    rich_markup_mode=None,
 )
 app.add_typer(baseline_app, name="baseline")
 Trusted = Annotated[
@@ -360,7 +362,7 @@ Name = Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")]
 @baseline_app.command("record")
 def record(
     name: Name,
-    reason: Annotated[str, typer.Option(help="Why the baseline is recorded. Stored in it for review.")],
+    reason: Annotated[str, typer.Option(help="Why the baseline is recorded. Reviewers read it there.")],
     runs: Annotated[int, typer.Option(min=1, help="K: number of times that all questions are asked.")] = 5,
     attention_backend: Trusted = "vllm",
     second: Annotated[
@@ -405,7 +407,7 @@ def record(
     for number in range(runs):
         recorded_path(name, number).unlink()
     typer.echo(
-        f"{path}\n{summary(baseline, gate)}\nlook at it (baseline diff {name}), then: baseline accept {name} --by NAME"
+        f"{path}\n{summary(baseline, gate)}\nlook at it (baseline show {name}), then: baseline accept {name} --by NAME"
     )
 
 
@@ -417,13 +419,10 @@ def ask_once(
     engine: Alternative = None,
 ) -> None:
     """Make one run of `record`; a finished run is reused if the same model and setting answer (internal)."""
-    declared = load_gates()
-    gate = find_gate(name, declared)
-    chosen = engine or gate.engine
-    trusted = None if chosen == "transformers" else attention_backend
-    gate = gate.model_copy(update={"engine": chosen, "attention_backend": trusted})
-    questions = questions_of(gate, engine_factory(gate, chosen))
-    heading = Heading.of(f"{name} run {number}", gate, questions.identity, chosen, fingerprint())
+    gate = without_baseline(name, load_gates(), engine)
+    gate = gate.using(attention_backend=None if gate.engine == "transformers" else attention_backend)
+    questions = questions_of(gate)
+    heading = Heading.of(gate, questions.identity, fingerprint(), f"run {number}")
     path = recorded_path(name, number)
     if path.is_file() and RecordedRuns.model_validate_json(path.read_bytes()).heading == heading:
         return
@@ -431,17 +430,19 @@ def ask_once(
     began = time.monotonic()
     found: dict[int, Sample] = {}
     try:
-        for batch in batches(declared.rule(gate, next(iter(gate.rules))), questions.available, number):
+        for batch in batches(gate.rule, questions.available, number):
             found |= zip(batch, journal.ask(batch, number), strict=True)
         if questions.engine is None:  # all of it was in the journal, but nobody to ask who served it
             questions.ask(batch, number)
-        served = check_backend(name, gate, questions.engine)
+        served = check_backend(gate, questions.engine)
     finally:
         if questions.engine is not None:
             questions.engine.close()
     assert questions.engine is not None
     if served is not None and served.outcome is not Outcome.PASS:
-        raise MisuseError(f"not recorded: {served.message}", where=name)
+        raise MisuseError(
+            f"not recorded: {served.message}", where=name, remedy="name the --attention-backend that is to serve it"
+        )
     run = Run(
         identity=questions.identity,
         samples=tuple(found[one] for one in range(questions.available)),
@@ -450,7 +451,7 @@ def ask_once(
     setting = Setting(
         engine=questions.engine.name,
         attention_backend=served.labels["backend"] if served else gate.engine,
-        arguments=dict(gate.engine_args),
+        arguments=dict(gate.declared.engine_args),
     )
     recorded = RecordedRuns(heading=heading, run=run, setting=setting, environment=environment())
     path.write_text(recorded.model_dump_json(), encoding="utf-8")
@@ -474,7 +475,10 @@ def control(
     attention_backend: Trusted = "vllm",
     runs: Annotated[int, typer.Option(min=1, help="K: number of times that all questions are asked.")] = 3,
 ) -> None:
-    """Record the answer key and K runs of a gate with random weights on the trusted attention, within this job."""
+    """Record the control of a gate with random weights.
+
+    That is its answer key and K runs on the trusted attention, made in this job.
+    """
     gate = find_gate(name, load_gates())
     if gate.weights != "drawn":
         raise MisuseError("its weights are not drawn", where=name, remedy="use baseline record")
@@ -490,9 +494,8 @@ def make_key(name: Name, attention_backend: Trusted = "vllm") -> None:
     """Record the answer key of a gate with random weights (internal)."""
     from hileval.ask.drawn import write_key
 
-    declared = load_gates()
-    gate = find_gate(name, declared).model_copy(update={"attention_backend": attention_backend})
-    typer.echo(f"key of {write_key(gate, declared.rule(gate, next(iter(gate.rules))))} questions", err=True)
+    gate = without_baseline(name, load_gates()).using(attention_backend=attention_backend)
+    typer.echo(f"key of {write_key(gate)} questions", err=True)
 
 
 @baseline_app.command("accept")
@@ -512,22 +515,25 @@ def accept(
 
 @baseline_app.command("show")
 def show_baseline(name: Name) -> None:
-    """Show the baseline of a gate."""
+    """Show the baseline of a gate, and what its proposal changes if there is one."""
     gate = find_gate(name, load_gates())
-    baseline = Baseline.read(gate.path(gate.baseline))
+    path, proposal = gate.path(gate.baseline), proposal_path(gate)
+    if proposal.is_file() and not path.exists():
+        typer.echo(f"no baseline yet; proposed  {summary(Baseline.read(proposal), gate)}")
+        return
+    baseline = Baseline.read(path)
     where = baseline.environment
     typer.echo(summary(baseline, gate))
     typer.echo(f"recorded {baseline.recorded}: {baseline.reason}; accepted by {baseline.accepted_by}")
     typer.echo(f"on {baseline.setting.engine}, {baseline.setting.attention_backend}, {where.device}")
     for field, value in baseline.identity.model_dump().items():
         typer.echo(f"  {field:<14} {value!s:.64}")
+    if proposal.is_file():
+        show_proposal(name, gate, baseline, Baseline.read(proposal))
 
 
-@baseline_app.command("diff")
-def diff(name: Name) -> None:
-    """Show what the proposal changes: identity, setting, exact match and single questions."""
-    gate = find_gate(name, load_gates())
-    now, proposed = Baseline.read(gate.path(gate.baseline)), Baseline.read(proposal_path(gate))
+def show_proposal(name: str, gate: Gate, now: Baseline, proposed: Baseline) -> None:
+    """Print what a proposal changes: identity, setting, exact match and single questions."""
     for line in proposed.identity.differences(now.identity):
         typer.echo(f"identity: {line}")
     for line in proposed.setting.differences(now.setting):
@@ -591,7 +597,9 @@ def print_power(
     replays: Annotated[int, typer.Option(min=10, help="Number of simulated merges behind each number.")] = 1000,
     d: Annotated[
         float | None,
-        typer.Option(min=0, max=0.5, help="Assume this share of disputed questions (d) instead of the baseline's."),
+        typer.Option(
+            min=0, max=0.5, help="Share of questions that runs answer differently (default: d of the baseline)."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 1,
     of: Annotated[
@@ -606,7 +614,10 @@ def print_power(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Simulate each rule: how many merges it fails, passes or leaves open, and how many answers it needs."""
+    """Simulate merges under each rule.
+
+    Prints how many merges a rule fails, passes or leaves undecided, and how many answers it needs.
+    """
     declared = load_gates()
     rows: list[PowerRow] = []
     if stress:

@@ -291,7 +291,7 @@ def amdgcn(
     Args:
         arch: gfx942 or gfx950.
         twins: Whether to look for undefined values and missing waits.
-        races: Whether to look for races in LDS, and between workgroups in memory.
+        races: Whether to look for races in LDS and in memory.
         outputs: Kernel -> arguments that it may write; of a kernel named here, a write to any other is a fault.
         mutate: (kernel, text) -> text to run instead; it is not checked statically.
         known: Folder of launches of earlier runs, which are not executed again; None executes all.

@@ -21,7 +21,7 @@ from .text import EXEC
 from .waves import LANES, Waves
 
 if TYPE_CHECKING:
-    from .memory import Memory
+    from .memory import Memory, Race
     from .translate import Translated
 
 WAVES = 64
@@ -50,7 +50,7 @@ class Machine:
         memory: Its arguments.
         lds_bytes: Of a workgroup.
         twins: 2 looks for undefined values, 1 does not.
-        races: Whether to look for races in LDS, and between workgroups in memory.
+        races: Whether to look for races in LDS and in memory.
         banks: Of the LDS, to count conflicts; 0 counts none.
         junk: What is undefined in a wave and in its twin; None takes the pair of the arch.
     """
@@ -104,14 +104,20 @@ class Machine:
             for first in range(0, len(groups), together):
                 self._together(np.array(groups[first : first + together]), num_waves, kernarg)
         if found := self.sharing.race():
-            address, *indices = found
-            writes, other = (self.program.instructions[index] for index in indices)
-            region = next(each for each in self.memory.regions if 0 <= address - each.base < each.views[1].size)
-            raise ProgramFault(
-                f"global race: two workgroups meet at offset {address - region.base - region.start} of {region.name}, "
-                f"unordered: {writes} and {other}",
-                {"kernel": self.program.name, "buffer": region.name, "instruction": writes.text, "line": writes.source},
-            )
+            raise self._met(found)
+
+    def _met(self, race: Race) -> ProgramFault:
+        """The fault of a race in global memory."""
+        writes, other = (self.program.instructions[index] for index in (race.write, race.other))
+        region = next(each for each in self.memory.regions if 0 <= race.address - each.base < each.views[1].size)
+        place = f"at offset {race.address - region.base - region.start} of {region.name}"
+        where = {"kernel": self.program.name, "buffer": region.name, "instruction": writes.text, "line": writes.source}
+        if race.workgroup is None:
+            return ProgramFault(f"global race: two workgroups meet {place}, unordered: {writes} and {other}", where)
+        group = tuple(race.workgroup >> 20 * axis & (1 << 20) - 1 for axis in range(3))
+        one, two = race.waves
+        what = f"global race: waves {one} and {two} of workgroup {group} meet {place} with no barrier between them"
+        return ProgramFault(f"{what}: {writes} and {other}", where | {"workgroup": group, "wave": one})
 
     def _start(self, workgroups: Array, num_waves: int, kernarg: int) -> Waves:
         count = len(workgroups) * num_waves

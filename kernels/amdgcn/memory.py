@@ -8,7 +8,7 @@ only. So a read of V through K's pointer is a fault although K and V are interle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from .arithmetic import Array, L, Q, U
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _SHIFT = 40
 
@@ -103,59 +103,194 @@ class Memory:
         return (address >> Q(_SHIFT)).astype(L), (address & Q((1 << _SHIFT) - 1)).astype(L)
 
 
-class Sharing:
-    """Which workgroups write and read which bytes of a launch: nothing orders workgroups, so no two may meet.
+@dataclass(frozen=True)
+class Access:
+    """What the lanes of a group of waves did to memory that the launch may write, by one instruction."""
 
-    Writing the value that another workgroup writes as well is no race, as in LDS.
+    index: int
+    """Of the instruction."""
+    size: int
+    """Bytes of each."""
+    address: Array
+    """Real addresses."""
+    workgroup: Array
+    wave: Array
+    """Number of each wave in its workgroup."""
+    interval: int
+    """How many barriers were behind it."""
+    region: Region
+    words: Array | None = None
+    """[n, size / 4 rounded up] uint32 of a write."""
+    changes: Array | None = None
+    """Whether a write changed what was there."""
+    number: int = 0
+    """How many accesses came before it."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses that nothing orders."""
+
+    address: int
+    write: int
+    """The instruction that writes."""
+    other: int
+    workgroup: int | None = None
+    """In which two waves meet; None if two workgroups do."""
+    waves: tuple[int, int] = (0, 0)
+
+
+class Sharing:
+    """Which waves write and read which bytes of a launch.
+
+    Nothing orders workgroups, so no two may meet. Waves of one workgroup may meet only with a barrier between them.
+    Writing the value that another one writes as well is no race, as in LDS.
     """
 
     def __init__(self) -> None:
-        self.writes: list[tuple[int, int, Array, Array, Array]] = []
-        self.reads: list[tuple[int, int, Array, Array]] = []
+        self.accesses: list[Access] = []
+        self._crossed: list[tuple[int, Array, int]] = []
 
-    def note(self, index: int, size: int, address: Array, group: Array, values: list[Array] | None) -> None:
-        """Note an access of `size` bytes at each address, with the 32-bit words of a write."""
-        if values is None:
-            self.reads.append((index, size, address, group))
-        else:
-            self.writes.append((index, size, address, group, np.stack(values, 1)))
+    def note(self, access: Access) -> int:
+        """Note an access and return its number."""
+        self.accesses.append(replace(access, number=len(self.accesses)))
+        return len(self.accesses) - 1
 
-    def race(self) -> tuple[int, int, int] | None:
-        """(address, instruction that wrote, other instruction) of a race; None if there is none."""
-        if not self.writes:
+    def cross(self, number: int, waves: Array, interval: int) -> None:
+        """Note that an access was outstanding at a barrier: it may happen in the interval behind it as well.
+
+        Args:
+            number: What `note` returned.
+            waves: Which waves it is outstanding for, `workgroup * 16 + wave`.
+            interval: Behind the barrier.
+        """
+        self._crossed.append((number, waves, interval))
+
+    def race(self) -> Race | None:
+        """Look for a race among all accesses that were noted."""
+        written = [
+            (region.base, region.base + region.views[1].size)
+            for region in {id(each.region): each.region for each in self.accesses if each.words is not None}.values()
+        ]
+        if not written:
             return None
-        step = min(4, *(each[1] for each in (*self.writes, *self.reads)))
 
-        def spread(entries: Sequence[Any]) -> list[Array]:
-            parts: list[Array] = [np.arange(0, each[1], step) for each in entries]
-            return [
-                np.concatenate([(each[2][:, None] + part).ravel() for each, part in zip(entries, parts, strict=True)]),
-                np.concatenate([np.repeat(each[3], part.size) for each, part in zip(entries, parts, strict=True)]),
-                np.concatenate(
-                    [np.full(each[2].size * part.size, each[0]) for each, part in zip(entries, parts, strict=True)]
-                ),
-            ]
+        def touched(region: Region) -> bool:
+            return any(region.base < end and begin < region.base + region.views[1].size for begin, end in written)
 
-        at, group, index = spread(self.writes)
+        noted = [each for each in self.accesses if touched(each.region)]
+        for number, waves, interval in self._crossed:
+            each = self.accesses[number]
+            if touched(each.region):
+                late = np.isin(each.workgroup * 16 + each.wave, waves)
+                parts = {name: getattr(each, name) for name in ("address", "workgroup", "wave", "words", "changes")}
+                parts = {name: None if part is None else part[late] for name, part in parts.items()}
+                noted.append(replace(each, interval=interval, **parts))
+        step = min(4, *(each.size for each in noted))
+        writes = _Elements([each for each in noted if each.words is not None], step)
+        reads = _Elements([each for each in noted if each.words is None], step)
+        return _between_workgroups(writes, reads) or _inside_workgroups(writes, reads)
+
+
+class _Elements:
+    """Accesses taken apart into elements of `step` bytes, one array for each thing that is known of them."""
+
+    def __init__(self, accesses: Sequence[Access], step: int) -> None:
+        pieces = [each.size // step for each in accesses]
+
+        def joined(parts: Iterable[Array], kind: Any = np.int64) -> Array:
+            return np.concatenate([np.zeros(0, kind), *parts])
+
+        def each_piece(name: str) -> Array:
+            return joined(np.repeat(getattr(each, name), n) for each, n in zip(accesses, pieces, strict=True))
+
+        steps = [np.arange(0, each.size, step) for each in accesses]
+        self.at = joined((each.address[:, None] + k).ravel() for each, k in zip(accesses, steps, strict=True))
+        self.workgroup, self.wave = each_piece("workgroup"), each_piece("wave")
+        sizes = [each.address.size * n for each, n in zip(accesses, pieces, strict=True)]
+        self.index = np.repeat(np.array([each.index for each in accesses], np.int64), sizes)
+        self.interval = np.repeat(np.array([each.interval for each in accesses], np.int64), sizes)
+        self.number = np.repeat(np.array([each.number for each in accesses], np.int64), sizes)
         kind = np.dtype(f"u{step}")
-        values = ((size, np.ascontiguousarray(words).view(kind)) for _, size, _, _, words in self.writes)
-        value = np.concatenate([each[:, : size // step].ravel() for size, each in values])
-        order = np.argsort(at, kind="stable")
-        at, group, index, value = at[order], group[order], index[order], value[order]
-        first = np.flatnonzero(np.r_[True, at[1:] != at[:-1]])
-        low, high = np.minimum.reduceat(group, first), np.maximum.reduceat(group, first)
-        differ = np.minimum.reduceat(value, first) != np.maximum.reduceat(value, first)
-        for place in np.flatnonzero((low != high) & differ)[:1]:
-            mine = slice(first[place], first[place + 1] if place + 1 < first.size else None)
-            return int(at[first[place]]), int(index[mine][0]), int(index[mine][-1])
-        if not self.reads:
-            return None
-        read_at, read_group, read_index = spread(self.reads)
-        places = np.minimum(np.searchsorted(at[first], read_at), first.size - 1)
-        met = (at[first][places] == read_at) & ((low[places] != read_group) | (high[places] != read_group))
-        for k in np.flatnonzero(met)[:1]:
-            return int(read_at[k]), int(index[first[places[k]]]), int(read_index[k])
-        return None
+        self.value = joined(
+            (
+                np.ascontiguousarray(each.words).view(kind)[:, :n].ravel()
+                for each, n in zip(accesses, pieces, strict=True)
+                if each.words is not None
+            ),
+            kind,
+        )
+        self.changes = joined(
+            (np.repeat(each.changes, n) for each, n in zip(accesses, pieces, strict=True) if each.changes is not None),
+            bool,
+        )
+
+    def take(self, rows: Array) -> _Elements:
+        """Some of the elements, or all of them in another order."""
+        other = object.__new__(_Elements)
+        for name, part in vars(self).items():
+            setattr(other, name, part[rows] if part.size else part)
+        return other
+
+
+def _between_workgroups(writes: _Elements, reads: _Elements) -> Race | None:
+    writes = writes.take(np.argsort(writes.at, kind="stable"))
+    first = np.flatnonzero(np.r_[True, writes.at[1:] != writes.at[:-1]])
+    low, high = np.minimum.reduceat(writes.workgroup, first), np.maximum.reduceat(writes.workgroup, first)
+    differ = np.minimum.reduceat(writes.value, first) != np.maximum.reduceat(writes.value, first)
+    for place in np.flatnonzero((low != high) & differ)[:1]:
+        mine = slice(first[place], first[place + 1] if place + 1 < first.size else None)
+        return Race(int(writes.at[first[place]]), int(writes.index[mine][0]), int(writes.index[mine][-1]))
+    places = np.minimum(np.searchsorted(writes.at[first], reads.at), first.size - 1)
+    met = writes.at[first][places] == reads.at
+    met &= (low[places] != reads.workgroup) | (high[places] != reads.workgroup)
+    for k in np.flatnonzero(met)[:1]:
+        return Race(int(reads.at[k]), int(writes.index[first[places[k]]]), int(reads.index[k]))
+    return None
+
+
+def _inside_workgroups(writes: _Elements, reads: _Elements) -> Race | None:
+    """Of two waves of one workgroup with no barrier between them.
+
+    A read is not met by another wave's write of the value that its own wave wrote before it: replicated layouts do so.
+    """
+    places = np.unique(writes.at)
+    groups, group_of = np.unique(np.r_[writes.workgroup, reads.workgroup], return_inverse=True)
+    intervals = 1 + max(writes.interval.max(), reads.interval.max(initial=0))
+
+    def keys(elements: _Elements, group: Array) -> Array:
+        at = np.searchsorted(places, elements.at)
+        key: Array = (at * groups.size + group) * intervals + elements.interval
+        return key
+
+    key = keys(writes, group_of[: writes.at.size])
+    order = np.lexsort((writes.number, key))
+    writes, key = writes.take(order), key[order]
+    first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
+    low, high = np.minimum.reduceat(writes.wave, first), np.maximum.reduceat(writes.wave, first)
+    differ = np.minimum.reduceat(writes.value, first) != np.maximum.reduceat(writes.value, first)
+    for place in np.flatnonzero((low != high) & differ)[:1]:
+        end = int(first[place + 1]) if place + 1 < first.size else key.size
+        one = int(first[place])
+        other = next(k for k in range(one, end) if writes.wave[k] != writes.wave[one])
+        waves = int(writes.wave[one]), int(writes.wave[other])
+        group, index = int(writes.workgroup[one]), int(writes.index[one])
+        return Race(int(writes.at[one]), index, int(writes.index[other]), group, waves)
+    known = np.isin(reads.at, places)
+    read_key = keys(reads.take(known), group_of[writes.at.size :][known])
+    reads = reads.take(known)
+    place = np.minimum(np.searchsorted(key[first], read_key), first.size - 1)
+    met = (key[first][place] == read_key) & ((low[place] != reads.wave) | (high[place] != reads.wave))
+    for k in np.flatnonzero(met).tolist():
+        mine = slice(first[place[k]], first[place[k] + 1] if place[k] + 1 < first.size else None)
+        others = (writes.wave[mine] != reads.wave[k]) & writes.changes[mine]
+        own = (writes.wave[mine] == reads.wave[k]) & (writes.number[mine] < reads.number[k])
+        if others.any() and not own.any():
+            other = int(np.flatnonzero(others)[0]) + int(first[place[k]])
+            waves = int(writes.wave[other]), int(reads.wave[k])
+            group, index = int(reads.workgroup[k]), int(writes.index[other])
+            return Race(int(reads.at[k]), index, int(reads.index[k]), group, waves)
+    return None
 
 
 def own_steps(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[tuple[tuple[int, int], ...], int]:

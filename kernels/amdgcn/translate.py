@@ -690,7 +690,8 @@ class _Writer:
             narrow, wide, view = ("u", "Q", "") if found[1] == "u" else ("i", "L", ".view(Q)")
             a, b = (f"{self._read(each, narrow, one)}.astype({wide})" for each in sources[:2])
             added = self._read(sources[2], wide, one)
-            overflow = "r < p" if wide == "Q" else "((p ^ r) & (q ^ r)) < 0"
+            # Bit 64 of the exact sum: of numbers with a sign it is the sign, also where 64 bits hold another one.
+            overflow = "r < p" if wide == "Q" else "(r < 0) ^ (((p ^ r) & (q ^ r)) < 0)"
             return [
                 f"p = {a} * {b}; q = {added}; r = np.broadcast_to(p + q, (n, 64)); c = {overflow}; {carry}",
                 self._put_two(target, f"low(r{view})", f"high(r{view})"),

@@ -104,7 +104,7 @@ def _through(program: Program, block: int, entry: _State, without: int) -> tuple
     """State behind a block and the hazards in it; the instruction `without` is left out."""
     newer, older = program.arch == "gfx950", program.arch == "gfx90a"
     state: _State = {key: (-age, count, xdl) for key, (age, count, xdl) in entry.items()}
-    now, clause, found = 0, list[Effects](), list[Hazard]()
+    now, clause, found = 0, _clause_before(program, block), list[Hazard]()
     for instruction in program.blocks[block].instructions:
         if instruction.index == without:
             continue
@@ -121,6 +121,18 @@ def _through(program: Program, block: int, entry: _State, without: int) -> tuple
         for writer, register in _writes(instruction, effect, older=older):
             state[writer, register] = (now, *_length(instruction, older=older))
     return {k: (now - at, count, xdl) for k, (at, count, xdl) in state.items() if now - at < _WINDOW}, found
+
+
+def _clause_before(program: Program, block: int) -> list[Effects]:
+    """Scalar loads that end the blocks in front of this one, as far as nothing but a label is between them."""
+    clause: list[Effects] = []
+    for before in reversed(program.blocks[:block]):
+        for instruction in reversed(before.instructions):
+            effect = effects(instruction)
+            if effect.counter != "sm":
+                return clause
+            clause.insert(0, effect)
+    return clause
 
 
 def _unsafe_to_repeat(clause: list[Effects]) -> str:

@@ -22,6 +22,7 @@ from .arithmetic import Array, L, Q, U, pair, sign_extend
 from .errors import ProgramFault
 from .figures import bank_conflicts
 from .lds import offsets
+from .memory import Access
 from .text import EXEC, M0
 from .waits import HOLDS
 
@@ -66,6 +67,8 @@ class Outstanding:
     """To LDS: bytes, place of each lane, whether it is a write."""
     into_lds: tuple[int, int] | None = None
     """(instruction, bytes of a lane) of a load that goes there; its values are LDS addresses and words."""
+    shared: tuple[int, ...] = ()
+    """Its numbers in `Sharing`, of accesses to memory that the launch may write."""
 
 
 class Waves:
@@ -89,6 +92,7 @@ class Waves:
         self.block, self.waiting = 0, False
         self.scratch: dict[int, Array] = {}
         self._accesses: list[tuple[int, Array, bool]] = []
+        self._shared: list[int] = []
         self._masks: dict[int, tuple[Array, Array, Array]] = {}
 
     @property
@@ -191,7 +195,8 @@ class Waves:
             else:
                 self.S[register] = self.scalar_junk
         accesses, self._accesses = tuple(self._accesses), []
-        self.outstanding.append(Outstanding(counter, tuple(targets), tuple(values), enabled, accesses))
+        shared, self._shared = tuple(self._shared), []
+        self.outstanding.append(Outstanding(counter, tuple(targets), tuple(values), enabled, accesses, shared=shared))
         if len(self.outstanding) > HOLDS["ds"]:
             self.wait(HOLDS["vm"], HOLDS["ds"])
 
@@ -230,7 +235,7 @@ class Waves:
         on = enabled if beyond is None else both(enabled, ~beyond)
         values: list[Array] | None = None
         for region, lanes, at in self._locate(index, address, on, size, store=False):
-            self._share(index, region, lanes, at, size, None)
+            self._share(index, region, lanes, at, size)
             read = _read(
                 region.views, at if lanes is None else np.where(lanes, at, region.start // 4 * 4), size, signed
             )
@@ -262,21 +267,44 @@ class Waves:
         for each in values:
             self.same(index, each, on, "stored data")
         for region, lanes, at in places:
-            self._share(index, region, lanes, at, size, [each[: self.real] for each in values])
-            _write(region.views, at, lanes, size, [each[: self.real] for each in values])
+            words = [each[: self.real] for each in values]
+            before = _read(region.views, np.where(True if lanes is None else lanes, at, 0), size, signed=False)
+            self._share(index, region, lanes, at, size, words, before)
+            _write(region.views, at, lanes, size, words)
         self.issue("vm", (), (), on)
         self.machine.count("global", size, on, self)
 
     def _share(
-        self, index: int, region: Region, lanes: Array | None, at: Array, size: int, values: list[Array] | None
+        self,
+        index: int,
+        region: Region,
+        lanes: Array | None,
+        at: Array,
+        size: int,
+        words: list[Array] | None = None,
+        before: list[Array] | None = None,
     ) -> None:
-        """Note which workgroup met which bytes, of memory that this launch may write."""
+        """Note which wave met which bytes, of memory that this launch may write."""
         if not self.machine.races or region.readonly:
             return
-        group = np.broadcast_to((self.workgroup[: self.real] @ _LINEAR)[:, None], at.shape)
         on: Any = slice(None) if lanes is None else lanes
-        words = None if values is None else [np.broadcast_to(each, at.shape)[on].ravel() for each in values]
-        self.machine.sharing.note(index, size, region.base + at[on].ravel(), group[on].ravel(), words)
+
+        def flat(each: Array) -> Array:
+            return np.broadcast_to(each, at.shape)[on].ravel()
+
+        access = Access(
+            index,
+            size,
+            region.base + flat(at),
+            flat((self.workgroup[: self.real] @ _LINEAR)[:, None]),
+            flat(self.wave[: self.real, None]),
+            self.machine.interval,
+            region,
+        )
+        if words is not None and before is not None:
+            changes = np.any([flat(old != new) for old, new in zip(before, words, strict=True)], axis=0)
+            access = replace(access, words=np.stack([flat(each) for each in words], 1), changes=changes)
+        self._shared.append(self.machine.sharing.note(access))
 
     def _of_twins(self, x: Array) -> Array:
         return np.concatenate((x, x)) if self.machine.twins == 2 else x
@@ -351,7 +379,8 @@ class Waves:
         address = base[:, None] + U(offset) + np.arange(LANES, dtype=U) * U(size)
         self.lds_write(index, address, enabled, size, [self.junk] * max(1, size // 4))
         self._accesses = []
-        self.outstanding.append(Outstanding("vm", (), (address, *words), enabled, (), (index, size)))
+        shared, self._shared = tuple(self._shared), []
+        self.outstanding.append(Outstanding("vm", (), (address, *words), enabled, (), (index, size), shared))
 
     def scalar_load(self, index: int, base: Array, offset: int, count: int) -> list[Array]:
         """Read `count` registers for each wave."""
@@ -416,8 +445,11 @@ class Waves:
         return np.broadcast_to(tags[:, None], (self.real, LANES))
 
     def cross_barrier(self) -> None:
-        """LDS operations that are outstanding at a barrier happen in the interval after it as well."""
+        """Operations that are outstanding at a barrier happen in the interval after it as well."""
+        waves = self.workgroup[: self.real] @ _LINEAR * 16 + self.wave[: self.real]
         for each in self.outstanding:
+            for number in each.shared:
+                self.machine.sharing.cross(number, waves, self.machine.interval)
             on = slice(None) if each.enabled is None else each.enabled[: self.real]
             for size, at, writes in each.accesses:
                 self.machine.lds.note(at[: self.real][on].ravel(), size, self._tags()[on].ravel(), writes=writes)
@@ -495,7 +527,8 @@ def _regrouped(groups: Sequence[Waves], count: int, rows: Callable[[Sequence[Arr
             for each in zip(*(one.accesses for one in same), strict=True)
         )
         enabled = mask([one.enabled for one in same])
-        new.outstanding.append(replace(same[0], values=values, enabled=enabled, accesses=accesses))
+        shared = tuple(dict.fromkeys(number for one in same for number in one.shared))
+        new.outstanding.append(replace(same[0], values=values, enabled=enabled, accesses=accesses, shared=shared))
     for at in set().union(*(group.scratch for group in groups)):
         new.scratch[at] = rows([group.scratch.get(at, group.junk) for group in groups])
     new.refresh()

@@ -21,6 +21,34 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 Scales = Literal["tensor", "head", "token"]
 
 
+BLOCKS = (
+    16,
+    48,
+    80,
+    144,
+    160,
+    208,
+    272,
+    400,
+    416,
+    528,
+    544,
+    784,
+    800,
+    1040,
+    1056,
+    1072,
+    1568,
+    1584,
+    2048,
+    2080,
+    2096,
+    2144,
+)
+"""Tokens of a block, as published hybrids get them on 1, 2, 4 and 8 ranks with a cache in their own dtype or in FP8,
+and two that users have met: tests/kernels/routing holds them against the models' configs."""
+
+
 @dataclass(frozen=True)
 class Configuration:
     """One promised case of one operation."""

@@ -14,6 +14,9 @@ from pagedkv.arch import NEVER, limits, next_power_of_two
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
 
+FEWEST_AT_ONCE = 8
+"""Fewest partitions that a program of the reduce loads at once."""
+
 LARGEST_CHUNK = 1024
 """Tokens of a chunk of Mamba-2's scan."""
 
@@ -45,8 +48,16 @@ class Reduce:
     rows: int
     """(token, head) rows of one program, a power of two."""
     chunk: int
-    """Partitions that one program loads at once, a power of two."""
+    """Most partitions that one program loads at once, a power of two."""
     waves: int
+    channels_of_wave: int = 0
+    """Where a program loads more than 8 at once: channels for each of its waves, which are then not `waves`. 0 is no
+    other number."""
+
+    def waves_of(self, at_once: int, channels: int) -> int:
+        """Return the waves of a program; `channels` are a power of two."""
+        wide = at_once > FEWEST_AT_ONCE and self.channels_of_wave
+        return max(self.waves, channels // self.channels_of_wave) if wide else self.waves
 
 
 @dataclass(frozen=True)

@@ -335,6 +335,64 @@ def test_workgroups_that_write_an_equal_value_do_not_race():
     grid(changed(changed(EACH_ITS_OWN, "s_lshl_b32 s6, s2, 8", "s_mov_b32 s6, 0"), "s2, v0", "5, v0"), 3)
 
 
+IN_MEMORY = """
+    s_load_dwordx4 s[4:7], s[0:1], 0x0
+    v_lshlrev_b32_e32 v1, 2, v0
+    v_xor_b32_e32 v2, 0x100, v1
+    v_add_u32_e32 v4, 1, v0
+    s_waitcnt lgkmcnt(0)
+    global_store_dword v1, v4, s[6:7]
+    s_waitcnt vmcnt(0)
+    s_barrier
+    global_load_dword v3, v2, s[6:7]
+    s_waitcnt vmcnt(0)
+    global_store_dword v1, v3, s[6:7] offset:512
+    """
+"""Two waves write a word for each lane to global memory, read the other's and store it behind."""
+
+
+def test_waves_exchange_words_in_memory_across_a_barrier():
+    got = launch(IN_MEMORY, waves=2).view(np.uint32)
+    assert got[128:].tolist() == [1 + (k ^ 64) for k in range(128)]
+
+
+BARRIER = "s_waitcnt vmcnt(0)\n    s_barrier"
+ONE_WORD = "v_mov_b32_e32 v5, 0\n    global_store_dword v5, v4, s[6:7] offset:768"
+MEMORY_RACES = {
+    "no barrier": (BARRIER, "s_waitcnt vmcnt(0)"),
+    "no wait before the barrier": (BARRIER, "s_barrier"),
+    "a read that is outstanding at a barrier, and a write": (
+        "s_waitcnt vmcnt(0)\n    global_store_dword v1, v3, s[6:7] offset:512",
+        "s_barrier\n    global_store_dword v1, v4, s[6:7] offset:4",
+    ),
+    "two values for one word": (BARRIER, f"{BARRIER}\n    {ONE_WORD}"),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), MEMORY_RACES.values(), ids=MEMORY_RACES)
+def test_a_race_between_waves_of_a_workgroup_is_found(old, new):
+    with pytest.raises(ProgramFault, match=r"global race: waves [01] and [01] of workgroup \(0, 0, 0\) meet") as error:
+        launch(changed(IN_MEMORY, old, new), waves=2)
+    assert error.value.where["buffer"] == "out"
+    assert error.value.where["line"].startswith("kernel.py:")
+
+
+REPLICATED = """
+    s_load_dwordx4 s[4:7], s[0:1], 0x0
+    v_and_b32_e32 v1, 63, v0
+    v_lshlrev_b32_e32 v1, 2, v1
+    s_waitcnt lgkmcnt(0)
+    global_store_dword v1, v1, s[6:7]
+    global_load_dword v3, v1, s[6:7]
+    s_waitcnt vmcnt(0)
+    global_store_dword v1, v3, s[6:7] offset:256
+    """
+
+
+def test_waves_that_write_an_equal_value_and_read_their_own_do_not_race():
+    assert launch(REPLICATED, waves=2).view(np.uint32)[64:128].tolist() == list(range(0, 256, 4))
+
+
 def test_lanes_that_are_off_do_not_change_places():
     lines = "v_mov_b32_e32 v1, v0\nv_mov_b32_e32 v2, v0\ns_mov_b64 exec, 7\nv_permlane32_swap_b32_e32 v1, v2"
     with pytest.raises(ProgramFault, match="lanes change places with lanes that are off"):

@@ -15,6 +15,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from support.samples import EDGES, WAVES, data
 from support.wave import machine, program, run
 
 from amdgcn import arithmetic, translate
@@ -23,65 +24,7 @@ from amdgcn.meaning import MNEMONICS
 from amdgcn.memory import Memory
 
 ONES = 0xFFFFFFFF
-EDGES = [
-    0,
-    1,
-    2,
-    15,
-    16,
-    31,
-    32,
-    33,
-    63,
-    64,
-    0x7F,
-    0x80,
-    0xFF,
-    0x100,
-    0x7FFF,
-    0x8000,
-    0xFFFF,
-    0x10000,
-    0x7FFFFF,
-    0x800000,
-    0xFFFFFF,
-    0x1000000,
-    0x7FFFFFFF,
-    0x80000000,
-    0x80000001,
-    0xFFFFFFF0,
-    0xFFFF8000,
-    ONES,
-    0x3F800000,
-    0xBF800000,
-    0x3FC00000,
-    0x7F800000,
-    0xFF800000,
-    0x7FC00000,
-    0xFFC01234,
-    0x00000001,
-    0x007FFFFF,
-    0x7F7FFFFF,
-    0x4B000000,
-    0x3C003C00,
-    0xC000BC00,
-    0x7C00FC00,
-    0x7E000001,
-    0x4F000000,
-    0x4F7FFFFF,
-    0x4F800000,
-    0xCF000000,
-    0x40490FDB,
-]
-WAVES = 4
 COVERED: set[str] = set()
-
-
-def data(seed):
-    """[WAVES, 64] uint32: edges and random bits."""
-    gen = random.Random(seed)
-    numbers = [gen.choice(EDGES) if gen.random() < 0.5 else gen.getrandbits(32) for _ in range(WAVES * 64)]
-    return np.array(numbers, np.uint32).reshape(WAVES, 64)
 
 
 A, B, C = data(1), data(2), data(3)
@@ -720,7 +663,7 @@ CARRIES = {
     "v_mad_u64_u32": ("v[4:5], s[2:3], v1, v2, v[2:3]", lambda a, b, c, i: (x := a * b + (b | c << 32), x >> 64 != 0)),
     "v_mad_i64_i32": (
         "v[4:5], s[2:3], v1, v2, v[2:3]",
-        lambda a, b, c, i: (x := signed(a) * signed(b) + signed(b | c << 32, 64), x != signed(x, 64)),
+        lambda a, b, c, i: (x := signed(a) * signed(b) + signed(b | c << 32, 64), x < 0),  # bit 64 of the exact sum
     ),
 }
 

@@ -235,6 +235,8 @@ def test_scalar_loads_that_a_page_fault_repeats():
     assert check_wait_states(program("\n".join(loads)))
     assert not check_wait_states(program("\n".join([loads[0], "s_nop 0", loads[1]])))
     assert not check_wait_states(program(loads[1]))
+    assert check_wait_states(program("\n".join([loads[0], ".LBB0_1:", loads[1]]))), "a label ends no clause"
+    assert not check_wait_states(program("\n".join([loads[0], "s_cbranch_scc1 .LBB0_1", ".LBB0_1:", loads[1]])))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +246,21 @@ def test_scalar_loads_that_a_page_fault_repeats():
         (["v_mov_b32_e32 v1, 0", "s_nop 0", "v_add_f32_e32 v8, v1, v1"], True),
         (["v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", "s_nop 0", "v_add_f32_e32 v8, v3, v3"], False),
         (["v_exp_f32_e32 v1, v2", "s_nop 0", ".LBB0_1:", "v_mul_f32_e32 v3, v1, v2", "s_cbranch_scc1 .LBB0_1"], False),
+        # Each of LLVM's own rules, and beside it what the rule does not say.
+        (["v_pk_mul_f32 v[2:3], v[4:5], v[6:7] op_sel_hi:[0,1]", "s_nop 0", "v_add_f32_e32 v8, v3, v3"], True),
+        (["v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", "s_nop 0", "v_add_f32_e32 v8, v9, v9"], True),
+        (
+            ["v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", "s_nop 0", *(f"v_accvgpr_write_b32 a{k}, v{k}" for k in (4, 3))],
+            False,
+        ),
+        (["v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", "s_nop 0", "v_accvgpr_write_b32 a4, v4", "s_mov_b32 s2, 0"], True),
+        (["global_load_dword v1, v2, s[4:5]", "s_nop 0", "global_store_dword v3, v4, s[6:7]"], False),
+        (["global_load_dword v1, v2, s[4:5]", "s_nop 0", "global_load_dword v2, v3, s[6:7]"], False),
+        (["global_load_dword v1, v2, s[4:5]", "s_nop 0", "global_load_dword v3, v2, s[6:7]"], True),
+        (["global_store_dword v3, v4, s[6:7]", "s_nop 0", "global_store_dword v3, v4, s[6:7]"], True),
+        (["v_writelane_b32 v1, s6, 5", "s_nop 1", "v_writelane_b32 v1, s7, 6"], False),
+        (["v_writelane_b32 v1, s6, 5", "s_nop 1", "v_writelane_b32 v1, s8, 6"], True),
+        (["v_writelane_b32 v1, s6, 5", "s_nop 1", "v_writelane_b32 v2, s7, 6"], True),
     ],
 )
 def test_a_nop_that_nothing_demands_is_named(lines, kept):

@@ -141,8 +141,22 @@ def test_runs_of_a_baseline_have_a_process_order_and_size_each_and_resume(monkey
     assert sum(len(batch) for _, *batch in asked) == 5 * 600, "the finished run was not asked again"
     proposal = cli.Baseline.read(tmp_path / "made.proposed.json")
     with pytest.raises(BaselineError, match="a proposal that nobody has accepted"):
-        stored_outcomes(declare.load_gates().gates["pocket-hybrid"], proposal, plant.identity, range(9))
+        stored_outcomes(proposal, "strict", plant.identity, range(9))
     assert not list(tmp_path.glob("*run-*"))
+
+
+def test_a_baseline_is_shown_with_what_its_proposal_changes(run, monkeypatch, plant, tmp_path):
+    use_gate(monkeypatch, baseline=str(tmp_path / "made.json"))
+    plant.baseline([i != 3 for i in range(200)]).write(tmp_path / "made.proposed.json")
+    _, output, _ = run("baseline", "show", "pocket-hybrid")
+    assert output.out.startswith("no baseline yet; proposed  99.50% [")
+    plant.baseline([True] * 200).write(tmp_path / "made.json")
+    _, output, _ = run("baseline", "show", "pocket-hybrid")
+    assert "accepted by a planter" in output.out
+    assert "1 questions flip" in output.out
+    assert output.out.endswith("question 3: was 11111\n")
+    (tmp_path / "made.proposed.json").unlink()
+    assert "flip" not in run("baseline", "show", "pocket-hybrid")[1].out
 
 
 def test_a_missing_baseline_is_a_record_error(run, monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support import blocks
 
 from families.family import BEHAVIOURS, FAMILIES, PLATFORMS, FamilyDeclarationError, FamilyLimit, another_platform, load
 from families.plans import not_here
@@ -19,6 +20,7 @@ families:
   small:
     architecture: SmallForCausalLM
     attention: paged
+    blocks: [16, 528]
     config_class: SmallConfig
     config: {<<: *sizes, num_layers: 4}
     cannot: {cpu: never, cuda: {spec: 'wrong|off by \\d'}, rocm: {prefix: {error: gone, needs: "cpu:amx_tile"}}}
@@ -69,6 +71,12 @@ def test_the_conditions_of_all_limits_are_those_that_the_steps_may_lack():
         ("    attention: paged\n", "", "families.small: neither attention nor states"),
         ("attention: paged", "architecture: Other", "the key architecture stands twice"),
         ("    architecture: SmallForCausalLM\n", "", "families.small: the key architecture is missing"),
+        ("[16, 528]", "[16, 520]", r"families.small.blocks: got \[16, 520\]; expected multiples of 16"),
+        (
+            "attention: paged",
+            "attention: latent",
+            r"families.small.blocks: got \[16, 528\]; expected none without paged",
+        ),
         ("cpu: never", "tpu: never", "families.small.cannot: got 'tpu'; did you mean cpu"),
         ("spec: ", "specs: ", "families.small.cannot.cuda: got 'specs'; did you mean spec"),
         ("cpu: never", "cpu: '('", r"families.small.cannot.cpu: '\(' is no regular expression"),
@@ -92,3 +100,31 @@ def test_a_wrong_declaration_is_refused(old, new, problem, tmp_path):
 def test_a_platform_that_there_is_not_is_refused():
     with pytest.raises(KeyError, match="platform 'tpu'"):
         FAMILIES["jamba"].arguments("tpu")
+
+
+PUBLISHED = {
+    "jamba": ["jamba-v0.1"],
+    "zamba2": ["zamba2-1.2b"],
+    "falcon-h1": ["falcon-h1-0.5b"],
+    "granite-4.0-h": ["granite-4.0-h-tiny"],
+    "nemotron-h": ["nemotron-h-8b"],
+    "qwen3-next": ["qwen3-next-80b-a3b"],
+    "qwen3.5": ["qwen3.5-27b", "qwen3.5-35b-a3b"],
+    "lfm2": ["lfm2-1.2b"],
+    "bamba": ["bamba-9b"],
+}
+"""Stored configs of a family."""
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.blocks])
+def test_blocks_are_those_of_published_models(name):
+    """On 1, 2, 4 and 8 ranks; beside them only sizes that users have met. Every size of a hybrid is in some cell."""
+    family, cache = name.removesuffix("-fp8"), "fp8" if FAMILIES[name].fp8_cache else "auto"
+    made = {size for model in PUBLISHED.get(family, []) for size in blocks.made_by(model, cache).values()}
+    assert made <= set(FAMILIES[name].blocks) <= made | set(blocks.SEEN)
+
+
+def test_every_size_that_users_have_met_is_in_a_cell():
+    paged = {name for name, family in FAMILIES.items() if family.attention == "paged" and family.config_class}
+    assert {name for name, family in FAMILIES.items() if family.blocks} == paged
+    assert set(blocks.SEEN) <= {size for family in FAMILIES.values() for size in family.blocks}

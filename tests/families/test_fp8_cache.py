@@ -15,6 +15,7 @@ from families.judge import Error
 from families.oracle import prompt
 
 FAMILY = FAMILIES["qwen3-moe-fp8"]
+HYBRIDS = ("falcon-h1-fp8", "qwen3.5-fp8")
 TOKENS = prompt(140, seed=2)
 
 
@@ -70,6 +71,16 @@ def test_tolerance_resolves_another_cache(fault, oracle):
         TOKENS, attention=plain_attention.register("faulty", plain_attention.through(FAULTS[fault]))
     )
     assert Error.of(other, oracle.log_probs(TOKENS)).typical > 5 * oracle.tolerance(TOKENS).typical
+
+
+@pytest.mark.parametrize("hybrid", HYBRIDS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_tolerance_of_a_hybrid_resolves_another_cache(fault, hybrid, oracle_of):
+    """Half of each layer or more is no attention, so a fault shows less: 3.6 times the admissible at least, not 7."""
+    oracle = oracle_of(hybrid)
+    attention = plain_attention.register("faulty", plain_attention.through(FAULTS[fault]))
+    other = Error.of(oracle.log_probs(TOKENS, attention=attention), oracle.log_probs(TOKENS))
+    assert other.typical > 3 * oracle.tolerance(TOKENS).typical
 
 
 def test_tolerance_resolves_newest_keys_that_are_not_rounded(oracle):

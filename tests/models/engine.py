@@ -49,7 +49,12 @@ def spec(
 
 
 def run(
-    folder: Path, engines: dict[str, dict[str, Any]], environment: dict[str, str], *, seconds: int = SECONDS
+    folder: Path,
+    engines: dict[str, dict[str, Any]],
+    environment: dict[str, str],
+    *,
+    seconds: int = SECONDS,
+    driver: str = "models.drive",
 ) -> dict[str, Any]:
     """Run engines one after the other in one process.
 
@@ -58,13 +63,14 @@ def run(
         engines: By name, what `spec` returned.
         environment: Variables on top of this process's and of QUIET.
         seconds: When to give up.
+        driver: Module whose `main` does what the specs say.
 
     Returns:
         The results by name. A driver that fails or hangs raises AssertionError with the end of its log.
     """
     spec_file, result_file, log_file = (folder / name for name in ("spec.pt", "result.pt", "log.txt"))
     torch.save(engines, spec_file)
-    process = start("models.drive", log_file, QUIET | environment, spec_file, result_file)
+    process = start(driver, log_file, QUIET | environment, spec_file, result_file)
     deadline = time.monotonic() + seconds
     try:
         while (status := status_of(process)) is None and time.monotonic() < deadline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +16,15 @@ import torch
 pytest.importorskip("vllm", reason="needs package:vllm")
 
 import vllm.plugins
+from vllm.config import SpeculativeConfig
 from vllm.config.attention import AttentionConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import subclass_attention_backend_with_overrides
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from pagedkv import vllm_plugin
-from pagedkv.vllm_plugin import CPU_MLA_BACKEND, GPU_MLA_BACKEND, backend, errors, inspect, mla_backend, scan
+from pagedkv.vllm_plugin import CPU_MLA_BACKEND, GPU_MLA_BACKEND, backend, errors, inspect, metadata, mla_backend, scan
 
 pytestmark = pytest.mark.usefixtures("deployment")
 
@@ -216,6 +218,48 @@ def test_engine_on_a_gpu_selects_both_of_our_backends(monkeypatch, asked):
     assert (arguments["model"], arguments["seed"], arguments["attention_backend"]) == ("model", 3, "CUSTOM")
     config = AttentionConfig(**arguments.get("attention_config", {}))
     assert config.backend_per_kind == ({"mla_attention": AttentionBackendEnum.TRITON_MLA} if asked else {})
+
+
+@pytest.mark.parametrize(
+    ("named", "backend"), [({}, "CUSTOM"), ({"attention_backend": "TRITON_ATTN"}, "TRITON_ATTN")], ids=["ours", "named"]
+)
+def test_engine_on_a_gpu_selects_us_for_its_drafter_too(monkeypatch, named, backend):
+    """vLLM gives a drafter the backend of the speculative configuration, and never the model's."""
+    started = []
+    monkeypatch.setattr(inspect, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    monkeypatch.setattr("vllm.LLM", lambda **arguments: started.append(arguments))
+    drafter = {"method": "draft_model", "model": "small", "num_speculative_tokens": 3}
+    inspect.build_llm("model", speculative_config=drafter | named)
+    [arguments] = started
+    assert drafter.items() <= arguments["speculative_config"].items()
+    chosen = SpeculativeConfig._parse_attention_backend(arguments["speculative_config"].get("attention_backend"))
+    of_the_model = make_dataclass("Config", ["attention_config"])(AttentionConfig(backend=AttentionBackendEnum.CUSTOM))
+    proposer = SimpleNamespace(
+        vllm_config=of_the_model,
+        speculative_config=SimpleNamespace(moe_backend=None, attention_backend=chosen, kv_cache_dtype=None),
+    )
+    of_the_drafter = SpecDecodeBaseProposer._create_draft_vllm_config(proposer)
+    assert of_the_drafter.attention_config.backend == AttentionBackendEnum[backend]
+
+
+@pytest.mark.parametrize(
+    ("method", "backend", "cpu", "warns"),
+    [
+        ("draft_model", None, False, True),
+        ("mtp", None, False, True),
+        ("mtp", AttentionBackendEnum.CUSTOM, False, False),
+        ("ngram", None, False, False),
+        ("draft_model", None, True, False),
+    ],
+)
+def test_a_drafter_that_others_serve_is_told(monkeypatch, said, method, backend, cpu, warns):
+    platform(monkeypatch, cpu=cpu)
+    monkeypatch.setattr(metadata, "current_platform", SimpleNamespace(is_cpu=lambda: cpu))
+    drafts = SimpleNamespace(
+        attention_backend=backend, uses_draft_kv_cache=lambda: method != "ngram", num_speculative_tokens=1
+    )
+    metadata._tell_of_drafters(SimpleNamespace(speculative_config=drafts))
+    assert ('"attention_backend": "CUSTOM" in --speculative-config' in said.text) == warns
 
 
 def test_leaving_cpu_attn_alone_is_said(monkeypatch, registry, said):  # noqa: ARG001 - restores the registry

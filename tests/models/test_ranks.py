@@ -117,7 +117,8 @@ def judged(runs, run, asked, oracle, record_property):
 
 @pytest.mark.parametrize("model", ["gemma-2", "granite-4.0-h"])
 def test_two_ranks_answer_as_one(model, runs, oracle, record_property):
-    alone = answers(runs, f"{model}, one rank")
+    """One rank is judged first: where it is wrong too, the ranks are not the cause."""
+    alone = judged(runs, f"{model}, one rank", matrix.PROMPTS, oracle, lambda *_: None)
     together = judged(runs, f"{model}, two ranks", matrix.PROMPTS, oracle, record_property)
     assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
 

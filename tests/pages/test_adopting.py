@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page for adopters, executed: another repository is planned, gated, piped and simulated as the page says."""
+"""The page for adopters, executed: another repository is planned, gated and piped as the page says."""
 
 from __future__ import annotations
 

@@ -201,7 +201,9 @@ def command(container: Container) -> list[str]:
         raise DeclarationError("the container has no command", where=container.step, remedy="name what runs inside")
     memory = f"{container.memory_gib}g"
     if container.memory_gib < 1:
-        raise DeclarationError(f"a limit of {memory} of memory is none", remedy="give each container its share")
+        raise DeclarationError(
+            f"a limit of {memory} leaves the container no memory", where=container.step, remedy="give it 1 GiB or more"
+        )
     return [
         *("docker", "run", "--rm", "--init", "--pull=never", "--log-driver=none"),
         f"--name={name(container.job)}",
@@ -327,7 +329,8 @@ def attend(command: list[str], *, env: dict[str, str], container: str | None, se
         try:
             child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
-            raise CannotRunHereError(f"{command[0]} cannot be started: {error.strerror}") from error
+            what = f"{command[0]} cannot be started: {error.strerror}"
+            raise CannotRunHereError(what, remedy="see its installation on this agent") from error
         deadline = time.monotonic() + seconds
         full = False
         try:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "BUILDKITE_API_TOKEN"  # noqa: S105 - the name of a variable
 HEARTBEAT_VARIABLE = "HILGATE_HEARTBEAT_URL"
 TIMEOUT_SECONDS = 20.0
+GRAPHQL = "https://graphql.buildkite.com/v1"
+_CANCEL = "mutation($id: ID!) { jobTypeCommandCancel(input: { id: $id }) { jobTypeCommand { state } } }"
 ATTEMPTS = 5
 BACKOFF_SECONDS = 1.0
 """Before the second attempt; doubled before each further one."""
@@ -81,6 +83,7 @@ class Client:
     token: str = field(repr=False)
     sleep: Callable[[float], None] = time.sleep
     timeout_seconds: float = TIMEOUT_SECONDS
+    graphql: str = GRAPHQL
 
     def __post_init__(self) -> None:
         if not _TOKEN.fullmatch(self.token):  # httpx would quote it in the message of its own error
@@ -104,6 +107,19 @@ class Client:
         parameters = {"per_page": PER_PAGE}
         ask = other._ask  # noqa: SLF001 - its own
         return list(_pages(lambda page: ask("GET", _AGENTS, params={**parameters, "page": page}), other.url))
+
+    def cancel_job(self, job: str) -> None:
+        """End a job by its GraphQL id (scope graphql; `jobTypeCommandCancel`): the build goes on without it.
+
+        Raises:
+            MisuseError: The token is wrong.
+            RemoteError: Buildkite refuses, or does not answer.
+        """
+        asking = replace(self, url=self.graphql)
+        answer = asking._ask("POST", _CANCELLED, json={"query": _CANCEL, "variables": {"id": job}})  # noqa: SLF001 - own
+        if answer.errors:
+            what = f"Buildkite refuses to end a job: {line(str(answer.errors[0].get('message', '')))[:200]}"
+            raise RemoteError(what, where=self.graphql, remedy=f"give {TOKEN_VARIABLE} the access to GraphQL")
 
     def find_pull_request(self, number: int, *, branch: str = "", commit: str = "") -> RemoteBuild:
         """The newest build of a pull request that is not itself a rerun.
@@ -246,6 +262,7 @@ class PullRequest(BaseModel, frozen=True):
 class RemoteJob(BaseModel, frozen=True):
     """A job; `scheduled` is one that waits for an agent, since it became runnable."""
 
+    graphql_id: str | None = None
     state: str | None = None
     runnable_at: dt.datetime | None = None
     agent_query_rules: tuple[str, ...] | None = None
@@ -275,6 +292,15 @@ class RemoteBuild(BaseModel, frozen=True):
 
 
 _AGENTS: TypeAdapter[list[RemoteAgent]] = TypeAdapter(list[RemoteAgent])
+
+
+class GraphQLAnswer(BaseModel, frozen=True):
+    """What GraphQL answers with 200 whether it did what it was asked for or not."""
+
+    errors: tuple[dict[str, Any], ...] = ()
+
+
+_CANCELLED: TypeAdapter[GraphQLAnswer] = TypeAdapter(GraphQLAnswer)
 _BUILDS: TypeAdapter[list[RemoteBuild]] = TypeAdapter(list[RemoteBuild])
 _BUILD: TypeAdapter[RemoteBuild] = TypeAdapter(RemoteBuild)
 _IMAGES = TypeAdapter(dict[str, str])
@@ -441,6 +467,21 @@ def _waiting(unfinished: Iterable[RemoteBuild], now: dt.datetime) -> dict[str, l
                 minutes = (now - job.runnable_at).total_seconds() / 60
                 waiting.setdefault(_queue(job.agent_query_rules), []).append((minutes, build.web_url))
     return waiting
+
+
+def overdue(unfinished: Iterable[RemoteBuild], queues: Mapping[str, Queue], now: dt.datetime) -> list[tuple[str, str]]:
+    """(GraphQL id, sentence) of each job of our queues that no agent took within the queue's `wait_minutes`."""
+    found = []
+    for build in unfinished:
+        for job in build.jobs:
+            queue = _queue(job.agent_query_rules)
+            if job.state != "scheduled" or not job.runnable_at or not job.graphql_id or queue not in queues:
+                continue
+            minutes = (now - job.runnable_at).total_seconds() / 60
+            if minutes > queues[queue].wait_minutes:
+                words = f"{queue}: no agent took a job within {queues[queue].wait_minutes} minutes, so it was ended"
+                found.append((job.graphql_id, f"{words} after {minutes:.0f}: {build.web_url} [paused]"))
+    return found
 
 
 def queue_facts(

@@ -133,7 +133,7 @@ class Forge:
         while len(found) % PER_PAGE == 0:
             page = len(found) // PER_PAGE + 1
             query = {"per_page": PER_PAGE, "page": page}
-            more = self._ask(f"/rules/branches/{quote(branch, safe='')}", _RULES, query)
+            more = self.ask(f"/rules/branches/{quote(branch, safe='')}", _RULES, query)
             found += more
             if len(more) < PER_PAGE:
                 break
@@ -141,10 +141,18 @@ class Forge:
 
     def ruleset(self, number: int) -> Ruleset:
         """A ruleset, of the repository or of its organization."""
-        return self._ask(f"/rulesets/{number}", _RULESET, {"includes_parents": "true"})
+        return self.ask(f"/rulesets/{number}", _RULESET, {"includes_parents": "true"})
 
-    def _ask(self, path: str, adapter: TypeAdapter[T], query: Mapping[str, str | int]) -> T:
-        """One question.
+    def ask(
+        self,
+        path: str,
+        adapter: TypeAdapter[T],
+        query: Mapping[str, str | int] | None = None,
+        *,
+        method: str = "GET",
+        body: Mapping[str, Any] | None = None,
+    ) -> T:
+        """One question, or with a `body` one change.
 
         Raises:
             RemoteError: GitHub does not answer, refuses, or answers something else than it documents.
@@ -155,9 +163,10 @@ class Forge:
         where = f"{self.url}{path}"
         try:
             with httpx.Client(transport=httpx.HTTPTransport(retries=2), timeout=TIMEOUT_SECONDS) as client:
-                answer = client.get(where, params=dict(query), headers=headers)
+                answer = client.request(method, where, params=dict(query or {}), headers=headers, json=body)
             if not answer.is_success:
-                remedy = f"check the repository's name, and {TOKEN_VARIABLE} (permission Metadata: read)"
+                needed = "Metadata: read" if method == "GET" else "Checks and Pull requests: write"
+                remedy = f"check the repository's name, and {TOKEN_VARIABLE} (permission {needed})"
                 raise RemoteError(f"GitHub refuses ({answer.status_code})", where=where, remedy=remedy)
             return adapter.validate_python(answer.json())
         except httpx.HTTPError as error:

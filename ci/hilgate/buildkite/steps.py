@@ -100,7 +100,9 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
             "the plan is for one machine", where=f"profile {plan.profile}", remedy="make the plan with --profile pr"
         )
     if not plan.steps:
-        raise NothingSelectedError("the plan has no steps", remedy="a pipeline over nothing would be green")
+        raise NothingSelectedError(
+            "the plan has no steps", remedy="plan a change that selects a step: a pipeline over nothing would be green"
+        )
     titles = {area.area: area.title for area in declarations.areas}
     groups = []
     for area in dict.fromkeys(step.area for step in plan.steps):

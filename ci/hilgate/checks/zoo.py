@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutation tests of the gate (the bug zoo): real defects, planted one at a time in a copy of the kernels, turn it red.
 
-A gate that cannot fail proves nothing. Each bug names the step that must catch it and what the failing check must say;
-the same step over the same copy without the patch is the control, and must pass. The checkout itself is never touched.
+A gate that cannot fail proves nothing. Each bug names the step that must catch it and what the failing check must say,
+and its cause must stand on the first screen of a terminal. The same step over the same copy without the patch is the
+control, and must pass. The checkout itself is never touched.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -25,12 +26,12 @@ from hilgate.judge.verdict import judge
 from hilgate.model import Key, StrictModel
 from hilgate.model.record import Check, Outcome
 from hilgate.plan.make import plan_alone, plan_digest
+from hilgate.report.causes import causes
+from hilgate.report.terminal import first_screen
+from hilgate.report.write import Judged
 from hilgate.run.outcome import first_line, worst
 from hilgate.run.runner import run_plan
 from hilgate.text import suggest
-
-if TYPE_CHECKING:
-    from hilgate.model.verdict import Verdict
 
 ZOO = Path("tests/bugs")
 UNDER_TEST = "kernels"
@@ -130,7 +131,8 @@ def _check(root: Path, bug: Bug, folder: Path, control: Check | None) -> Check:
 
 def _control(root: Path, bug: Bug, folder: Path) -> tuple[Outcome, str]:
     _copy(root, folder)
-    verdict, _ = _run(root, bug, folder)
+    judged, _ = _run(root, bug, folder)
+    verdict = judged.verdict
     why = verdict.steps[0].why
     if verdict.outcome is Outcome.PASS:
         return Outcome.PASS, f"without a bug: {why}"
@@ -144,13 +146,16 @@ def _planted(root: Path, bug: Bug, folder: Path, control: Check) -> tuple[Outcom
     copy = _copy(root, folder)
     if problem := _apply(root / ZOO / bug.id / "bug.patch", root / UNDER_TEST, copy):
         return Outcome.FAIL, problem
-    verdict, failures = _run(root, bug, folder)
+    judged, failures = _run(root, bug, folder)
+    verdict = judged.verdict
     step = verdict.steps[0]
     if verdict.outcome is not Outcome.FAIL:
         return Outcome.FAIL, f"not caught: {step.key} is {step.outcome.value}: {step.why}"
     match = next((check for check in failures if re.search(bug.expect, f"{check.id}\n{check.message}")), None)
     if match is None:
         return Outcome.FAIL, f"{step.key} failed for another reason; nothing matches {bug.expect!r}: {step.why}"
+    if not _shown(judged, match):
+        return Outcome.FAIL, f"{step.key} caught it, and its cause is not on the first screen: {match.id}"
     return Outcome.PASS, f"caught by {step.key}: {match.id}: {first_line(match.message)}"
 
 
@@ -184,10 +189,18 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def _run(root: Path, bug: Bug, folder: Path) -> tuple[Verdict, tuple[Check, ...]]:
-    """Run the one step over the copy, with the gate's own runner and judge; its verdict and failing checks."""
+def _shown(judged: Judged, match: Check) -> bool:
+    """Whether the smallest case of the failure's cause is on the first screen of a terminal."""
+    found = causes(judged.plan, judged.recorded, judged.verdict)
+    smallest = [one.failures[0].id for one in found if any(each.id == match.id for each in one.failures)]
+    return bool(smallest) and smallest[0] in first_screen(judged)
+
+
+def _run(root: Path, bug: Bug, folder: Path) -> tuple[Judged, tuple[Check, ...]]:
+    """Run the one step over the copy, with the gate's own runner and judge; what they say, and the failing checks."""
     plan = plan_alone(root, bug.turns_red, folder / UNDER_TEST, arguments=bug.arguments)
     recorded = run_plan(plan, root, folder)
     verdict = judge(plan, recorded, plan_digest(plan), decided=dt.datetime.now(dt.UTC))
     last = recorded.last(plan.steps[0].key)
-    return verdict, tuple(check for check in last.checks if check.outcome is Outcome.FAIL) if last else ()
+    judged = Judged(plan, recorded, verdict, folder / "report.html")
+    return judged, tuple(check for check in last.checks if check.outcome is Outcome.FAIL) if last else ()

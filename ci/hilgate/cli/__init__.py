@@ -62,7 +62,7 @@ Base = Annotated[
         help="Compare against the merge base with this branch or commit. Locally the default is the default branch.",
     ),
 ]
-Everything = Annotated[bool, typer.Option("--all", help="Run every step, whatever changed.")]
+Everything = Annotated[bool, typer.Option("--all", help="Take every step, whatever changed.")]
 History = Annotated[
     Path | None,
     typer.Option(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about Buildkite: print what it should run, ask it for a build, and simulate whole builds without it."""
+"""Commands about Buildkite: print what it should run, and ask it for a build."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hilgate.cli import Base, Json, declared, program, repository
-from hilgate.errors import Exit, MisuseError
+from hilgate.cli import Base, History, JobsFolder, Results, declared, program, repository
+from hilgate.errors import Exit, MisuseError, RecordsError
 
 if TYPE_CHECKING:
     from hilgate.model.plan import Plan
-    from hilgate.simulate.campaign import Tally
 
 
 @program.command()
@@ -62,7 +61,7 @@ def pipeline(
     if base or (recheck and required) or bool(jobs) is not recheck:
         raise MisuseError(
             "--base and --plan exclude each other, --recheck and --required too; --recheck needs --jobs",
-            remedy="a plan already knows its base",
+            remedy="leave out --base, which the plan has, and name --recheck with --jobs, or --required",
         )
     plan = read_plan(plan_file)
     if jobs:
@@ -131,6 +130,10 @@ def watch(
             help="Call this URL at the end; the service behind it raises an alarm when no call comes.",
         ),
     ] = "",
+    end_late: Annotated[
+        bool,
+        typer.Option("--end-late", help="End jobs that wait longer than `wait_minutes` of their queue."),
+    ] = False,
 ) -> None:
     """Name paused or lost nodes, red builds, long queues.
 
@@ -152,6 +155,9 @@ def watch(
     ended = client.builds(branch=branch, state="finished", created_from=since)
     agents = client.agents()
     found = api.alarms(agents, unfinished, ended, queues, now)
+    for job, sentence in api.overdue(unfinished, queues, now) if end_late else ():
+        client.cancel_job(job)
+        found.append(sentence)
     samples = api.queue_facts(agents, unfinished, queues, now)
     if rulesets := github.load(repository(ctx)):
         asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
@@ -192,8 +198,8 @@ def rerun(
 ) -> None:
     """Run the steps of some models of a pull request again.
 
-    They run in the images of its last build. The token comes from BUILDKITE_API_TOKEN. A part of the plan never changes
-    the required status.
+    They run in the images of its last build. The token comes from BUILDKITE_API_TOKEN. Only a run of the whole plan
+    changes the required status.
     """
     from hilgate.buildkite import api
     from hilgate.declare.load import load
@@ -227,99 +233,54 @@ def rerun(
     sys.stderr.write(f"{declarations.project.status}: {covers}\n")
 
 
-_SEED = re.compile(r"(?P<seed>[A-Za-z0-9_.-]+)(?::(?P<number>\d+))?")
-SHOWN_FAILURES = 10
-"""Failing builds that are printed; `--json` has all."""
-
-_MEANINGS = {
-    "false_passes": "passed and must not",
-    "lost_results": "arrived and are not in the verdict",
-    "false_blames": "infrastructure ruled a regression or unfinished",
-    "needless_blocks": "deserved to pass and did not",
-    "unseen_failures": "of attempts that were retried, in builds that passed",
-}
-
-
 @program.command()
-def simulate(
+def publish(
     ctx: typer.Context,
-    builds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of builds to replay.")] = 1000,
-    seed: Annotated[str, typer.Option(metavar="S", help="Seed of the series; S:17 is build 17 of series S.")] = "1",
-    rate: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, metavar="P", help="Probability of each kind of fault in a build.")
-    ] = None,
-    keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the files of every build in this folder.", file_okay=False)
-    ] = None,
-    as_json: Json = False,
+    *,
+    pull_request: Annotated[int, typer.Option("--pr", min=1, metavar="N", help="Number of the pull request.")],
+    author: Annotated[
+        str, typer.Option(metavar="LOGIN", help="Who the token is; only a comment of this user is ever changed.")
+    ],
+    forge: Annotated[
+        str,
+        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
+    ] = "",
+    jobs: JobsFolder = None,
+    results: Results = None,
+    history: History = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests and send nothing.")] = False,
 ) -> None:
-    """Replay whole builds with injected faults.
+    """Show a judged build on GitHub: a check with annotations at the lines, and one comment.
 
-    Each verdict is compared with what really happened. Exit status 1 when a build passed that must not, or when a
-    result was lost.
+    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. Neither of the two decides a merge.
     """
-    from hilgate.report import terminal
-    from hilgate.simulate.campaign import Campaign
-    from hilgate.simulate.scenarios import DEFAULT_RATE
+    from hilgate.buildkite import github
+    from hilgate.buildkite import publish as sending
+    from hilgate.judge.verdict import read_verdict
+    from hilgate.model import PLAN_FILE, VERDICT_FILE
+    from hilgate.plan.make import plan_digest, read_plan
+    from hilgate.report.check import check_of, comment_of
+    from hilgate.report.merge_base import find
+    from hilgate.run.results import read_all
 
-    match = _SEED.fullmatch(seed)
-    if match is None:
-        raise MisuseError(
-            f"{seed!r} is no seed", where="--seed", remedy="use letters, digits, '.', '_', '-'; S:17 is one build"
+    folder = results or repository(ctx) / "results"
+    plan, verdict = read_plan(folder / PLAN_FILE), read_verdict(folder / VERDICT_FILE)
+    if verdict.plan_digest != plan_digest(plan):
+        raise RecordsError(
+            "the verdict is of another plan than plan.json", where=str(folder), remedy="run `hilgate judge` again"
         )
-    number = None if match["number"] is None else int(match["number"])
-    if number is not None and builds != 1:
-        raise MisuseError(
-            "a seed with a number is one build",
-            where=f"--seed {seed}",
-            remedy="add --builds 1, or leave out the number",
+    recorded = read_all(folder, jobs, plan, plan_digest(plan))
+    facts = find(plan, history=history if history and history.is_dir() else None)
+    check = check_of(plan, recorded, verdict, facts)
+    comment = comment_of(plan, recorded, verdict, facts)
+    url = github.repository_url(forge)
+    if dry_run:
+        sys.stdout.write(f"POST {url}/check-runs\n{json.dumps(check, indent=1)}\n")
+        sys.stdout.write(
+            f"POST or PATCH {url}/issues/{pull_request}/comments\n{json.dumps({'body': comment}, indent=1)}\n"
         )
-    console, every = terminal.stderr(), builds // 10 or 1
-
-    def tick(done: int) -> None:
-        """A line every tenth of the way, so that a long series is not silent."""
-        if done % every == 0 and done < builds >= 200:
-            terminal.say(console, f"{done} of {builds} builds", "dim")
-
-    chance = DEFAULT_RATE if rate is None else rate
-    tally = Campaign(repository(ctx), builds, match["seed"], chance, only=number, keep=keep).run(tick)
-    if as_json:
-        sys.stdout.write(json.dumps(tally.as_json(), indent=1) + "\n")
-    else:
-        _print(tally)
-    raise typer.Exit(Exit.PASS if tally.sound else Exit.FAIL)
-
-
-def _print(tally: Tally) -> None:
-    from rich.columns import Columns
-    from rich.text import Text
-
-    from hilgate.report.terminal import say, stdout, table_of
-
-    console = stdout()
-    total = sum(tally.faults.values())
-    say(
-        console,
-        f"{tally.builds} builds, {tally.steps} steps, {total} faults of {len(tally.faults)} kinds, "
-        f"{tally.seconds:.1f} s",
-    )
-    listed = [f"{count:5} {kind}" for kind, count in tally.faults.most_common()]
-    console.print("", Columns(listed, column_first=True), sep="\n")
-    for title, counts in (("deserved", tally.deserved), ("verdicts", tally.verdicts), ("rulings", tally.rulings)):
-        words = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-        console.print()
-        say(console, f"{title}: {words}")
-    figures = tally.as_json()
-    bad = {name for name in ("false_passes", "lost_results") if figures[name]}
-    rows = [
-        (Text(str(figures[name]), "red" if name in bad else ""), name.replace("_", " "), meaning)
-        for name, meaning in _MEANINGS.items()
-    ]
-    console.print("", table_of(("", "", ""), rows, header=False), sep="\n")
-    for failing in tally.failing[:SHOWN_FAILURES]:
-        console.print()
-        say(console, f"{failing.problem.kind.value}: {failing.problem.why.splitlines()[0]}", "bold")
-        for line in (*failing.shrunk, f"reproduce: {failing.reproduce}"):
-            say(console, str(line), indent="  ", whole=True)
-    if len(tally.failing) > SHOWN_FAILURES:
-        console.print(f"\nand {len(tally.failing) - SHOWN_FAILURES} more")
+        sys.stderr.write("nothing was sent\n")
+        return
+    asking = github.Forge(url, os.environ.get(github.TOKEN_VARIABLE, ""))
+    for address in sending.publish(asking, pull_request, author, check, comment):
+        sys.stdout.write(f"{address}\n")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hilgate.release.verify import BundleAnswer
 
 
+METRICS = "accuracy, kernels, flakes, waiting, minutes"
 Step = Annotated[
     str,
     typer.Option(
@@ -84,7 +85,8 @@ def add(
 def show(
     ctx: typer.Context,
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="One of accuracy, kernels, flakes, minutes (default: all).")
+        str,
+        typer.Option("--metric", metavar="NAME", help=f"One of {METRICS} (default: all)."),
     ] = "",
     step: Step = "",
     since: Since = None,
@@ -139,12 +141,76 @@ def report(
     sys.stdout.write(f"{path}\n")
 
 
+@builds.command()
+def culprit(
+    ctx: typer.Context,
+    step: Annotated[str, typer.Argument(metavar="STEP", help="Planned key, for example kernels-cache-gfx942.")],
+    check: Annotated[str, typer.Argument(metavar="CHECK", help="Id of the check, as the report names it.")],
+    good: Annotated[
+        str, typer.Option(metavar="SHA", help="Commit before the range (default: the newest pass before a failure).")
+    ] = "",
+    bad: Annotated[
+        str, typer.Option(metavar="SHA", help="Last commit of the range (default: the newest failure).")
+    ] = "",
+    saw: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SHA=pass|fail", help="A run that is not in the history; may be repeated."),
+    ] = None,
+    branch: Annotated[str, typer.Option(metavar="NAME", help="Branch whose builds are read.")] = "main",
+    history: History = None,
+) -> None:
+    """Name the commit that broke a check, or the one to run next.
+
+    Knows how often the check is flaky. Exit status 6 while no commit is 95 % likely; 0 when one is named.
+    """
+    from hilgate import git
+    from hilgate.history import culprit as search
+    from hilgate.history import store
+
+    root = repository(ctx)
+    seen = search.observed(history or store.folder_of(root), step, check, branch)
+    commits = git.between(root, *search.red_range(seen.runs, good, bad))
+    runs = [*seen.runs, *(_seen(one, commits) for one in saw or ())]
+    state = search.Search(len(commits), seen.flake_rate)
+    search.weigh(state, commits, runs)
+    flaky = f"flaky in {seen.flaky} of {text.count(seen.builds, 'build')}"
+    sys.stdout.write(f"{text.count(len(commits), 'commit')} in the range; {text.line(check)} was {flaky}\n")
+    place, sure = state.best
+    name = commits[place] if place < len(commits) else ""
+    likely = f"{name[:12]} broke it" if name else "no commit broke it: it is a flake"
+    if sure >= search.SURE:
+        sys.stdout.write(f"{likely} ({100 * sure:.0f} % sure)\n")
+        raise typer.Exit(Exit.PASS)
+    sys.stdout.write(f"not sure yet; likeliest: {likely} ({100 * sure:.0f} %)\n")
+    following = commits[state.next_place]
+    sys.stdout.write(f"next: run {step} at {following}, then repeat this with --saw {following[:12]}=pass or =fail\n")
+    raise typer.Exit(Exit.INCONCLUSIVE)
+
+
+def _seen(words: str, commits: Sequence[str]) -> tuple[str, bool]:
+    """(commit, failed) of `SHA=pass` or `SHA=fail`.
+
+    Raises:
+        MisuseError: It is neither, or names no commit of the range.
+    """
+    name, _, outcome = words.partition("=")
+    found = [commit for commit in commits if name and commit.startswith(name)]
+    if outcome not in {"pass", "fail"} or len(found) != 1:
+        raise MisuseError(
+            f"--saw {words!r} says nothing about a commit of the range",
+            where="--saw",
+            remedy=f"write e.g. --saw {commits[0][:12]}=pass; the range is {commits[0][:12]} to {commits[-1][:12]}",
+        )
+    return found[0], outcome == "fail"
+
+
 BARS = "▁▂▃▄▅▆▇█"
 MOST_BARS = 8
 NOTHING = {
     "accuracy": "no check of these builds has an exact_match with its interval",
     "kernels": "no check of these builds has a time (a number named ..._us or ..._ms)",
     "flakes": "no check failed in these builds",
+    "waiting": "no step of these builds was planned for a queue",
     "minutes": "no step of these builds was run",
 }
 
@@ -176,6 +242,10 @@ def _time(value: float) -> str:
     return shortest(float(value)) if value < 1000 else f"{value:.0f}"
 
 
+def _minutes(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
 COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
     "accuracy": {
         "accuracy": lambda row: row["id"],
@@ -201,6 +271,15 @@ COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
         "failed": lambda row: str(row["failed"]),
         "of builds": lambda row: str(row["builds"]),
         "last": lambda row: f"{row['last']:%m-%d %H:%M}",
+    },
+    "waiting": {
+        "waiting for": lambda row: row["queue"],
+        "jobs": lambda row: str(row["jobs"]),
+        "half (min)": lambda row: _minutes(row["half"]),
+        "9 of 10": lambda row: _minutes(row["nine_of_ten"]),
+        "longest": lambda row: _minutes(row["longest"]),
+        "never began": lambda row: str(row["never"] or ""),
+        "course": lambda row: bars(row["course"] or []),
     },
     "minutes": {
         "began (UTC)": lambda row: f"{row['time']:%Y-%m-%d %H:%M}",
@@ -358,7 +437,7 @@ def verify_bundle(
         typer.Option("--wheel", metavar="FILE", help="Fail unless this wheel is in the bundle; may be repeated."),
     ] = None,
 ) -> None:
-    """Check a bundle and derive its verdict again. Exit status: 3 when it is not sound, else that of its verdict."""
+    """Check a bundle and judge its results again. Exit status 3 when it is not sound, else that of its verdict."""
     from hilgate.judge.verdict import exit_status
     from hilgate.release.verify import Asked, verify
 

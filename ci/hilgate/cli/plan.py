@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 ProfileName = Annotated[
     Literal["smoke", "gate", "pr", "nightly", "release"] | None,
     typer.Option(
-        help="What to plan for. smoke and gate: this machine (default: what `hilgate gate` would run); pr, nightly "
-        "and release: the agents, the last two whatever changed."
+        help="What to plan for (default: what `hilgate gate` would run). smoke and gate plan for this machine, the "
+        "others for the agents. nightly and release plan every step."
     ),
 ]
 
@@ -68,6 +68,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show which steps would run, where and why. Runs nothing."""
+    from hilgate.history.queries import forecast
     from hilgate.history.store import images
     from hilgate.plan.estimate import size_of
     from hilgate.plan.limits import within_limits
@@ -98,6 +99,9 @@ def plan(
         sys.stdout.write(made.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
         terminal.print_plan(terminal.stdout(), made, size_of(made, root, history), omitted=omitted)
+        if history and not made.local:
+            for words in forecast(history, {step.queue for step in made.steps if step.queue}):
+                terminal.say(terminal.stdout(), words, "dim")
 
 
 @program.command()
@@ -396,12 +400,29 @@ ROUTING = "pagedkv.routing"
 
 
 # Options, --help among them, are those of the command that is started.
-@program.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@program.command(context_settings=FOREIGN)
 def explain_kernel(ctx: typer.Context) -> None:
     """Show which kernel serves each attention layer of a model.
 
     --model config.json --arch gfx942; --help lists all options.
     """
+    _ask_routing(ctx, "explain")
+
+
+@program.command(context_settings=FOREIGN)
+def fit(ctx: typer.Context) -> None:
+    """Show how a hybrid fits its GPUs in vLLM.
+
+    MODEL --arch gfx942 --tp 2; --help lists all options.
+    """
+    _ask_routing(ctx, "fit")
+
+
+def _ask_routing(ctx: typer.Context, command: str) -> None:
+    """Run a command of the kernels' routing, and end as it does."""
     kernels = repository(ctx) / "kernels"
     if not (kernels / ROUTING.replace(".", "/") / "__main__.py").is_file():
         raise CannotRunHereError(
@@ -409,7 +430,7 @@ def explain_kernel(ctx: typer.Context) -> None:
         )
     path = os.pathsep.join(filter(None, (str(kernels), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-m", ROUTING, "explain", *ctx.args],
+        [sys.executable, "-m", ROUTING, command, *ctx.args],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -44,9 +44,7 @@ def _pass_on_to_steps(fresh: bool) -> bool:
     return fresh
 
 
-Fresh = Annotated[
-    bool, typer.Option("--fresh", callback=_pass_on_to_steps, help="Run every step; reuse no pass of an earlier run.")
-]
+Fresh = Annotated[bool, typer.Option("--fresh", callback=_pass_on_to_steps, help="Reuse no pass of an earlier run.")]
 Against = Annotated[
     Path | None,
     typer.Option("--against", metavar="DIR", help="Results of the merge base to compare with (default: the history)."),
@@ -402,6 +400,7 @@ def run_plan(
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
+    from hilgate.report.merge_base import known_on_base
     from hilgate.run import bytecode, progress, reuse
     from hilgate.run.process import variables
     from hilgate.run.results import Recorded, put_back
@@ -448,6 +447,9 @@ def run_plan(
             if (found := store.find(step, variables(step, plan, root, cores)))
         }
         pace = stretch(plan, root, machine.cores)
+        same = plan.merge_base == plan.commit and not plan.dirty
+        base = "" if same or only_ids else plan.merge_base
+        known = known_on_base(plan, root) if base else frozenset[str]()
         _tell(store)
         if reused:
             words = f"{len(reused)} of {count(len(keys), 'step')} passed before, and nothing they rest on has changed"
@@ -472,6 +474,8 @@ def run_plan(
                 only_ids=only_ids,
                 store=store,
                 reused=reused,
+                base=base,
+                base_known=known,
                 pace=pace,
             ).run()
         _tell(store)
@@ -567,6 +571,54 @@ def require_known(names: tuple[str, ...], known: frozenset[str], where: str) -> 
             raise MisuseError(f"no step is called {name!r}", where=where, remedy=suggest(name, known))
 
 
+@program.command()
+def order(
+    ctx: typer.Context,
+    key: Annotated[str, typer.Argument(metavar="STEP", help="Planned key of a step of the last run.")],
+    test: Annotated[str, typer.Argument(metavar="TEST", help="Id of a test that failed in it.")],
+    flake_rate: Annotated[
+        float, typer.Option(min=0.0, max=0.9, metavar="P", help="How often the test fails for nothing.")
+    ] = 0.02,
+    results: Results = None,
+) -> None:
+    """Find the test that makes a later one fail.
+
+    Runs the tests before it in parts, and the test behind them. Exit status 6 when none of them does.
+    """
+    from hilgate.history.culprit import SURE, Search, find
+    from hilgate.model import PLAN_FILE
+    from hilgate.plan.machine import detect
+    from hilgate.plan.make import plan_digest, read_plan
+    from hilgate.run.order import InOrder, before
+    from hilgate.run.process import RunContext, Watchdog
+    from hilgate.run.results import read_all
+    from hilgate.run.runner import locked
+
+    root = repository(ctx)
+    folder = results or root / "results" / "run"
+    plan = read_plan(folder / PLAN_FILE)
+    require_known((key,), frozenset(step.key for step in plan.steps), str(folder))
+    attempt = read_all(folder, None, plan, plan_digest(plan)).last(key)
+    if attempt is None:
+        raise MisuseError(f"{key} was not run", where=str(folder), remedy=f"`hilgate run {key}` first")
+    tests = before(attempt, test)
+    (step,) = (one for one in plan.steps if one.key == key)
+    search = Search(len(tests), flake_rate)
+    search.saw(len(tests) - 1, failed=True)
+    with locked(folder), Watchdog() as watchdog:
+        context = RunContext(root, detect().cores, plan, watchdog)
+        runs = InOrder(step, tests, test, context, folder / "order" / key)
+        alone = runs.fails(())
+        found = None if alone else find(search, lambda place: runs.fails(tests[: place + 1]))
+    if found is None:
+        sys.stdout.write("it fails alone too: no other test makes it fail\n")
+        raise typer.Exit(Exit.INCONCLUSIVE)
+    none = found.place == len(tests)
+    what = "no test before it makes it fail" if none else f"it fails behind {tests[found.place]}"
+    sys.stdout.write(f"{what} ({100 * found.sure:.0f} % sure, {count(found.runs + 1, 'run')})\n")
+    raise typer.Exit(Exit.INCONCLUSIVE if none or found.sure < SURE else Exit.PASS)
+
+
 class SameNodeError(HilgateError):
     """A rerun elsewhere landed on the node that the tests failed on; an agent's retry takes it to another."""
 
@@ -589,7 +641,7 @@ def recheck(
 ) -> None:
     """Run the failed tests of a step once more, on another node.
 
-    Exit status 0 when all pass. That is never a pass of the step.
+    Exit status 0 when all of them pass. The step itself does not pass by that.
     """
     from hilgate.model.record import Outcome
     from hilgate.plan.machine import detect, environment

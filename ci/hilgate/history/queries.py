@@ -11,12 +11,12 @@ import contextlib
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hilgate.errors import MisuseError, RecordsError
+from hilgate.errors import HilgateError, MisuseError, RecordsError
 from hilgate.history import store
 from hilgate.model import PLAN_FILE, VERDICT_FILE
 from hilgate.run.outcome import first_line
 from hilgate.run.results import RESULTS_FILE
-from hilgate.text import suggest
+from hilgate.text import duration, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-Metric = Literal["accuracy", "kernels", "flakes", "minutes"]
+Metric = Literal["accuracy", "kernels", "flakes", "waiting", "minutes"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 Row = dict[str, Any]
@@ -41,6 +41,7 @@ select parse_path(filename)[-2] as build, json from read_json_objects($verdicts,
 
 create table planned as
 select build, s->>'$.step.key' as step, s->>'$.device' as device, step || '-' || device as key,
+       s->>'$.queue' as queue,
        if(device = 'cpu', 0, (s->>'$.step.gpus')::int) as gpus, (s->'$.depends_on')::varchar[] as needs,
        (json->>'$.created')::timestamptz as created
 from (select build, json, unnest((json->'$.steps')::json[]) as s from plans);
@@ -66,7 +67,7 @@ create table chosen_steps as
 select build, time, "commit", branch, key, step, device, v->>'$.outcome' as outcome, v->>'$.ruling' as ruling,
        (v->>'$.attempts')::int as attempts, (v->'$.flaky')::varchar[] as flaky,
        coalesce((v->>'$.seconds')::double, 0) as seconds, coalesce(used, 0) * gpus / 60 as gpu_minutes,
-       coalesce(greatest(0, epoch(began) - epoch(ready)), 0) as queue_seconds
+       coalesce(greatest(0, epoch(began) - epoch(ready)), 0) as queue_seconds, queue, began is not null as started
 from builds join (select build, unnest((json->'$.steps')::json[]) as v, v->>'$.key' as key from verdicts) using (build)
 join planned using (build, key) join waits using (build, key)
 left join (select build, key, sum(seconds) as used, min(started) as began from ends where seconds > 0 group by all)
@@ -132,6 +133,19 @@ from each join ran using (key, device)
 group by key, device, id, builds order by count_if(flaky) desc, count_if(not flaky) desc, key, id
 """
 
+_WAITING = """
+with jobs as (
+    select *, row_number() over (partition by queue order by time desc, key) as newest
+    from chosen_steps where queue is not null and (started or attempts = 0 and ruling = 'infra')
+)
+select queue, count_if(started) as jobs, median(queue_seconds) filter (started) / 60 as half,
+       quantile_cont(queue_seconds, 0.9) filter (started) / 60 as nine_of_ten,
+       max(queue_seconds) filter (started) / 60 as longest, count_if(not started) as never,
+       list(queue_seconds / 60 order by time, key) filter (started) as course, max(time) as last
+from jobs where newest <= 50 group by queue order by nine_of_ten desc nulls first, queue
+"""
+"""Of the last 50 jobs of each queue: what comes next is like what was lately."""
+
 _MINUTES = """
 select build, time, "commit", branch, profile, outcome, steps, seconds / 60 as wall_minutes, step_minutes, gpu_minutes,
        queue_minutes, why
@@ -144,7 +158,7 @@ select key, device, time, "commit", branch, outcome, ruling, seconds / 60 as ste
 from chosen_steps where attempts > 0 order by key, time
 """
 
-_SQL: dict[str, str] = {"accuracy": _ACCURACY, "kernels": _KERNELS, "flakes": _FLAKES}
+_SQL: dict[str, str] = {"accuracy": _ACCURACY, "kernels": _KERNELS, "flakes": _FLAKES, "waiting": _WAITING}
 
 
 def ask(
@@ -171,6 +185,24 @@ def ask(
                 )
         minutes = {"minutes": _MINUTES_OF_STEP if step else _MINUTES}
         return {metric: _rows(connection, (_SQL | minutes)[metric]) for metric in metrics}
+
+
+def forecast(history: Path, queues: Iterable[str]) -> list[str]:
+    """`amd_mi300_1: a job waits 3 min 00 s as a rule, 1 of 10 over 41 min 00 s`, a sentence for each known queue.
+
+    A history without a build, or with a damaged one, forecasts nothing.
+    """
+    try:
+        rows = ask(history, ("waiting",))["waiting"]
+    except HilgateError:
+        return []
+    found = []
+    for row in sorted((row for row in rows if row["queue"] in set(queues)), key=lambda row: str(row["queue"])):
+        never = f"; {row['never']} of the last {row['jobs'] + row['never']} never began" if row["never"] else ""
+        times = [duration(60 * row[name]) if row[name] is not None else "" for name in ("half", "nine_of_ten")]
+        usual = f"a job waits {times[0]} as a rule, 1 of 10 over {times[1]}" if row["jobs"] else "no job has begun"
+        found.append(f"{row['queue']}: {usual}{never}")
+    return found
 
 
 @contextlib.contextmanager

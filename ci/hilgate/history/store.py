@@ -85,7 +85,10 @@ def add(history: Path, plan: Plan, recorded: Recorded, verdict: Verdict, *, bran
         MisuseError: The history cannot be written.
     """
     if not recorded.builds:
-        raise RecordsError("no job of this build left a record, so there is nothing to remember")
+        raise RecordsError(
+            "no job of this build left a record, so there is nothing to remember",
+            remedy="name the folder of their results with --jobs",
+        )
     missing = {step.key for step in plan.steps} - {step.key for step in verdict.steps}
     if verdict.commit != plan.commit or missing:
         what = f"has no answer for {min(missing)}" if missing else f"is of commit {verdict.commit[:12]}"
@@ -147,8 +150,8 @@ def read(build: Path) -> Recorded:
     return Recorded(tuple(jobs), {key: (Attempt(end, tuple(checks.get(key, ()))),) for key, end in ends.items()})
 
 
-def failures(build: Path) -> tuple[set[tuple[str, str]], set[str]]:
-    """(planned key, check id) of what failed in a build, flaky or not, and the keys of the steps that it ran.
+def failures(build: Path) -> tuple[set[tuple[str, str]], set[tuple[str, str]], set[str]]:
+    """(planned key, check id) of what failed in a build, of what of it was flaky, and the keys of the steps it ran.
 
     Raises:
         RecordsError: A file of it is no JSON, or not there.
@@ -162,4 +165,4 @@ def failures(build: Path) -> tuple[set[tuple[str, str]], set[str]]:
         raise RecordsError(f"a damaged build: {error}", where=str(build), remedy=REMEDY) from None
     failed = {(one["step"], one["check"]["id"]) for one in bad if one["check"]["outcome"] == Outcome.FAIL}
     flaky = {(step["key"], name) for step in steps for name in step["flaky"]}
-    return failed | flaky, {step["key"] for step in steps if step["attempts"]}
+    return failed | flaky, flaky, {step["key"] for step in steps if step["attempts"]}

@@ -208,7 +208,9 @@ class Extensions:
         status, printed = self._inside("vllm", "", script, [])
         if status:
             raise BuildFailedError(
-                f"vLLM's kernels do not compile: {printed[-1500:]}", where="docker/hip/vllm-units.sh"
+                f"vLLM's kernels do not compile: {printed[-1500:]}",
+                where="docker/hip/vllm-units.sh",
+                remedy="correct what the compiler names, or the pin of vLLM in docker/pins.toml",
             )
         units = self._measured(self.events)
         kernels = sum(count for unit in units.values() for count in unit["archs"][SAMPLE[2]].values())
@@ -280,7 +282,8 @@ class Extensions:
         self.events.unlink(missing_ok=True)
         status, printed = self._inside(source, "conv1d", script, [*flags, f"--offload-arch={arch}"])
         if status:
-            raise BuildFailedError(f"the sample does not compile: {printed[-1500:]}", where=unit)
+            remedy = "correct what the compiler names, or the pin of its source in docker/pins.toml"
+            raise BuildFailedError(f"the sample does not compile: {printed[-1500:]}", where=unit, remedy=remedy)
         self.found.append(check("sample", True, f"{unit} for {arch}", began))
         self.found.append(self._compared(source, self._measured(self.events), arch))
 

@@ -115,6 +115,14 @@ class StepResult:
         """Why agents do not start it, and who may; empty for what runs in an image, or is no fork's."""
         return self.step.reason if self.plan.fork and not (self.plan.local or self.step.image) else ""
 
+    @property
+    def not_taken(self) -> str:
+        """That no agent noted that it took the job, and what to do; empty where one did, and locally."""
+        if self.plan.local or self.step.queue is None or self.health or self.attempt:
+            return ""
+        do = "look at the queue (`hilgate watch`), then start the build again"
+        return f"no agent of {self.step.queue} noted that it began: {do}"
+
     @cached_property
     def health(self) -> tuple[Health, ...]:
         """What the hooks of its job saw."""
@@ -211,6 +219,7 @@ class StepResult:
             arrived=self.attempt is not None,
             damaged=self.damaged,
             of_a_fork=self.of_a_fork,
+            not_taken=self.not_taken,
             other_command=self.other_command,
             not_reusable=self.not_reusable,
             other_image=self.other_image,

@@ -87,7 +87,7 @@ class BuildRecord(StrictModel):
     """First line of `results.jsonl`: which plan the following lines answer."""
 
     kind: Literal["build"] = "build"
-    schema_version: Literal[2, 3] = 3
+    schema_version: Literal[2, 3, 4] = 4
     started: dt.datetime
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
@@ -162,6 +162,9 @@ class RerunRecord(StrictModel):
     host: str
     elsewhere: bool
     """Whether this is another node than the one it failed on."""
+    on_base: bool = False
+    """Whether it ran over the files of the merge base, on the same node: it says whose a failure is and judges nothing.
+    """
     outcome: Outcome
     seconds: float = Field(ge=0)
     message: str = ""

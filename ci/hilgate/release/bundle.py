@@ -146,6 +146,9 @@ def environments_of(recorded: Recorded) -> list[Environment]:
     ]
 
 
+ANEW = "run the release build again, all of it"
+
+
 def wheels_in(members: Mapping[str, Path], recorded: Recorded) -> dict[str, str]:
     """File name -> digest of the wheels among the files that jobs left, as the checks about them say.
 
@@ -165,11 +168,13 @@ def wheels_in(members: Mapping[str, Path], recorded: Recorded) -> dict[str, str]
     said = _tried(recorded)
     for wheel, digest in built.items():
         if (wheel, digest) not in said:
-            raise RecordsError(f"of the wheel {wheel} no check says that it is {digest[:19]}", where="results")
+            what = f"no check says that the wheel {wheel} is {digest[:19]}"
+            raise RecordsError(what, where="results", remedy=ANEW)
     for (wheel, digest), key in sorted(said.items()) if built else ():
         if built.get(wheel) != digest:
             is_built = built.get(wheel, "none of this name")
-            raise RecordsError(f"{key} tried {wheel} of {digest[:19]}, and what was built is {is_built[:19]}")
+            what = f"{key} tried {wheel} of {digest[:19]}, and what was built is {is_built[:19]}"
+            raise RecordsError(what, where="results", remedy=ANEW)
     return built
 
 

@@ -201,9 +201,11 @@ def read(file: Path) -> Statement:
             raise RecordsError("no statement is so large", where=str(file), remedy="take the one of the release")
         return Statement.model_validate_json(file.read_bytes())
     except OSError as error:
-        raise RecordsError(f"there is no statement: {error.strerror}", where=str(file)) from error
+        what = f"there is no statement: {error.strerror}"
+        raise RecordsError(what, where=str(file), remedy="take the one of the release") from error
     except ValidationError as error:
-        raise RecordsError(f"not a statement of a release: {first_problem(error)}", where=str(file)) from error
+        what = f"not a statement of a release: {first_problem(error)}"
+        raise RecordsError(what, where=str(file), remedy="take the one of the release") from error
 
 
 def difference(given: Statement, made: Statement) -> str:

@@ -230,7 +230,8 @@ def main(arguments: list[str] | None = None) -> int:
         checks = compared(made, again)
         wheels = sorted(made.glob("*.whl"))
         if len(wheels) != len(folders):
-            raise CannotRunHereError(f"{len(folders)} folders made {len(wheels)} wheels", where=str(made))
+            what = f"{len(folders)} folders made {len(wheels)} wheels"
+            raise CannotRunHereError(what, where=str(made), remedy="see what the build backend printed above")
         checks += [tried(wheel, scratch / "tried" / wheel.name) for wheel in wheels]
     Check.write_all(out, checks)
     for check in checks:

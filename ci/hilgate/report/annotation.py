@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from hilgate.model.record import Outcome
 from hilgate.report import problems, tables
-from hilgate.report.merge_base import NOTHING, MergeBase
+from hilgate.report.causes import causes
+from hilgate.report.merge_base import NOTHING, MergeBase, whose
+from hilgate.report.reservations import TITLE, reservations
 from hilgate.text import MARKS, fenced, markdown, marked, shorten, xml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from junitparser import TestCase
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from hilgate.model.plan import Plan
     from hilgate.model.record import Check
     from hilgate.model.verdict import Verdict
+    from hilgate.report.causes import Cause
     from hilgate.report.problems import CheckFinding, Detail, StepProblem
     from hilgate.run.results import Recorded
 
@@ -26,28 +29,43 @@ ANNOTATION_FILE = "annotation.md"
 JUNIT_FILE = "junit.xml"
 
 
-def render(plan: Plan, recorded: Recorded, verdict: Verdict, *, facts: MergeBase = NOTHING) -> str:
-    """The first screen as CommonMark, below Buildkite's limit of 1 MiB."""
-    return problems.fit(lambda detail: _render(plan, recorded, verdict, detail, facts))
+def render(
+    plan: Plan,
+    recorded: Recorded,
+    verdict: Verdict,
+    *,
+    facts: MergeBase = NOTHING,
+    limit: int = problems.LIMIT_BYTES,
+) -> str:
+    """The first screen as CommonMark, by default below Buildkite's limit of 1 MiB."""
+    found = causes(plan, recorded, verdict)
+    return problems.fit(lambda detail: _render(plan, recorded, verdict, found, detail, facts), limit)
 
 
-def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: MergeBase) -> str:
+def _render(
+    plan: Plan, recorded: Recorded, verdict: Verdict, found: Sequence[Cause], detail: Detail, facts: MergeBase
+) -> str:
     files = ", ".join(markdown(file) for file in plan.changed_files[:8])
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""
     commit = f"`{markdown(plan.commit[:12])}`" if plan.commit else "(not a git checkout)"
     dirty = " with uncommitted changes" if plan.dirty else ""
     against = f" against {markdown(plan.base)}" if plan.base else ", compared with nothing"
+    headline = problems.headline(plan, verdict, recorded)
+    first = whose(found, facts, recorded, local=plan.local)
     parts = [
-        f"## {marked(verdict.outcome)}: {markdown(problems.headline(plan, verdict, recorded))}",
+        f"## {marked(verdict.outcome)}: {markdown(first or headline)}",
+        *([markdown(headline)] if first else []),
         f"{markdown(problems.step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
         *(markdown(words) for words in (*verdict.doubts, *verdict.notes)),
         *_loosened(verdict, detail),
     ]
-    for problem in problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts):
+    for problem in problems.problems(plan, recorded, verdict, found, limit=detail.failures_per_step, facts=facts):
         parts += _problem(problem, detail)
     parts += [line for table in tables.tables(plan, recorded, verdict) if (line := _first_failing_cell(table))]
-    for one in problems.named(verdict, recorded):
-        title = f"**{one.kind}** in {markdown(one.step)} ({markdown(one.what)})"
+    found_beside = reservations(plan, recorded, verdict)
+    parts += [f"### {TITLE}"] if found_beside else []
+    for one in found_beside:
+        title = f"**{markdown(one.title)}** ({markdown(one.what)})"
         parts.append(f"{title}\n\n{_bullets(problems.at_most(one.ids, problems.NAMED_IDS), 300)}")
     passed = [step for step in verdict.steps if step.outcome is Outcome.PASS]
     if passed:
@@ -97,8 +115,9 @@ def _problem(problem: StepProblem, detail: Detail) -> list[str]:
         parts += [f"merge base: {markdown(problem.merge_base)}"] if problem.merge_base else []
         parts += about
     parts += [f"{MARKS[Outcome.DID_NOT_RUN]} {n} not run: {markdown(why)}" for why, n in problem.skips]
+    parts += [f"{name}: {markdown(', '.join(keys))}" for name, keys in problems.beside(problem) if keys]
     if problem.more:
-        parts.append(f"and {problem.more} more that are not green")
+        parts.append(markdown(problems.more(problem)))
     return parts
 
 
@@ -112,13 +131,23 @@ def _about(problem: StepProblem) -> list[str]:
 def _finding(finding: CheckFinding, detail: Detail, about: list[str]) -> list[str]:
     """What is asked first, then what the message says beyond its first line. No HTML: some viewers show it as text."""
     check = finding.check
-    facts = {"error": finding.error, "case": finding.case, "merge base": finding.merge_base, "where": finding.place}
+    facts = {
+        "error": finding.error,
+        "case": finding.case,
+        "merge base": finding.merge_base,
+        "where": finding.place,
+        **{name: ", ".join(keys) for name, keys in problems.beside(finding)},
+    }
     parts = [
         f"{MARKS[check.outcome]} {markdown(shorten(check.id, 300))}",
+        *([f"**{markdown(finding.alike)}**"] if finding.alike else []),
         fenced(shorten(finding.assertion, 400)),
         _bullets((f"{name}: {words}" for name, words in facts.items() if words), 310),
         *about,
     ]
+    if finding.others:
+        listed = problems.at_most(finding.others, detail.failures_per_step)
+        parts += [f"the others:\n\n{_bullets(listed, 300)}"]
     rest = "\n".join(check.message.strip().splitlines()[1:])
     if rest:
         parts += ["it also says:", fenced(shorten(rest, detail.message_characters))]

@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hilgate.judge.step import reproduce_line
 from hilgate.judge.verdict import totals
 from hilgate.model.declaration import CPU
 from hilgate.model.record import SEVERITY, Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.report.merge_base import NOTHING, MergeBase, on_merge_base
+from hilgate.report.causes import place
+from hilgate.report.merge_base import NOTHING, MergeBase, of_cause
 from hilgate.run import outcome
 from hilgate.text import count, duration, marked, shorten
 
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.model.record import Check
     from hilgate.model.verdict import StepVerdict, Verdict
-    from hilgate.run.results import Attempt, Recorded
+    from hilgate.report.causes import Cause
+    from hilgate.run.results import Recorded
 
 
 LIMIT_BYTES = 1024 * 1024
@@ -50,12 +53,12 @@ DETAILS = (Detail(20, 4000, 500), Detail(8, 1500, 150), Detail(3, 500, 30), Deta
 """Tried in order until the report fits; what is left out is counted and stays in the results folder."""
 
 
-def fit(render: Callable[[Detail], str]) -> str:
-    """The most detailed text below `LIMIT_BYTES`."""
+def fit(render: Callable[[Detail], str], limit: int = LIMIT_BYTES) -> str:
+    """The most detailed text below so many bytes."""
     text = ""
     for detail in DETAILS:
         text = render(detail)
-        if len(text.encode()) < LIMIT_BYTES:
+        if len(text.encode()) < limit:
             return text
     raise AssertionError(f"a report of {len(text)} characters at the least detail")
 
@@ -71,6 +74,11 @@ class CheckFinding:
     """One check that is not green: what an engineer asks first of it; empty where it was not recorded.
 
     Attributes:
+        number: How many failures look like it; it is the smallest of them.
+        factor: `every case with decode and cap5`: what they share and no passing case has; empty where nobody knows.
+        others: Ids of the others, in all steps.
+        steps: Keys of other steps in which it shows.
+        waiting: Keys of steps that were not started because of it.
         assertion: The first failing assertion, on one line, with its numbers.
         place: `file:line` of it.
         error: `max_abs_err 0.5, max_row_relative_err 0.031 (1.2e-07 allowed), 12 of 640 rows off`.
@@ -84,94 +92,121 @@ class CheckFinding:
     error: str
     case: str
     merge_base: str
+    number: int = 1
+    factor: str = ""
+    others: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+    @property
+    def alike(self) -> str:
+        """`36 failures look like this: every case with decode`; empty for a failure that stands alone."""
+        if self.number == 1:
+            return ""
+        factor = self.factor or "no few parameters tell them from the cases that pass"
+        return f"{self.number} failures look like this, the smallest is shown: {factor}"
 
 
 @dataclass(frozen=True)
 class StepProblem:
-    """A step that is not green, with the checks that say so."""
+    """A step that is not green, with a check for each cause whose smallest case is in it."""
 
     step: StepVerdict
     findings: tuple[CheckFinding, ...]
     more: int
-    """Checks that failed or were inconclusive and are not shown."""
+    """Causes that are not shown."""
+    more_checks: int
+    """Checks that failed or were inconclusive for those."""
     skips: tuple[tuple[str, int], ...]
     """(reason, how many checks), of the checks that did not run."""
     merge_base: str
     """Of the step itself, where no check says more; empty locally where nobody can know."""
     container: str
     """The line that repeats it in its image; empty when it ran in none."""
-
-
-@dataclass(frozen=True)
-class Named:
-    """Checks that somebody must look after although they may not have stopped anything."""
-
-    step: str
-    kind: str
-    what: str
-    ids: tuple[str, ...]
+    steps: tuple[str, ...] = ()
+    """Keys of other steps that ended alike, where no check says more."""
+    waiting: tuple[str, ...] = ()
+    """Keys of steps that were not started because of it, where no check says more."""
 
 
 def problems(
-    plan: Plan, recorded: Recorded, verdict: Verdict, *, limit: int, facts: MergeBase = NOTHING
+    plan: Plan,
+    recorded: Recorded,
+    verdict: Verdict,
+    found: Sequence[Cause],
+    *,
+    limit: int,
+    facts: MergeBase = NOTHING,
 ) -> tuple[StepProblem, ...]:
-    """Every step that is not green, worst first; a step that passed with skips is green and not here."""
+    """Every step in which one of the `found` causes shows first, the worst first, with at most `limit` causes each.
+
+    A step whose failures all belong to causes of other steps is named there. One that passed with skips is green.
+    """
     planned = {step.key: step for step in plan.steps}
+    led: dict[str, list[Cause]] = {}
+    for cause in found:
+        led.setdefault(cause.failures[0].step.key, []).append(cause)
     return tuple(
-        _problem(plan, planned[step.key], step, recorded.last(step.key), limit, facts) for step in not_green(verdict)
+        _problem(plan, planned[step.key], step, recorded, led[step.key], limit, facts)
+        for step in not_green(verdict)
+        if step.key in led
     )
 
 
 def _problem(
-    plan: Plan, planned: PlannedStep, step: StepVerdict, attempt: Attempt | None, limit: int, facts: MergeBase
+    plan: Plan,
+    planned: PlannedStep,
+    step: StepVerdict,
+    recorded: Recorded,
+    led: Sequence[Cause],
+    limit: int,
+    facts: MergeBase,
 ) -> StepProblem:
-    local = plan.local
+    attempt = recorded.last(step.key)
     checks = attempt.checks if attempt else ()
-    wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
-    wrong.sort(key=lambda check: -SEVERITY[check.outcome])
     skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
     reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
+    whole = next((cause for cause in led if cause.failures[0].check is None), None)
+    of_checks = [cause for cause in led if cause is not whole]
+    findings = []
+    for cause in of_checks[:limit]:
+        check = cause.failures[0].check
+        assert check is not None
+        found = finding(check, planned.device, of_cause(cause, facts, recorded, local=plan.local))
+        findings.append(
+            replace(
+                found,
+                number=len(cause.failures),
+                factor=cause.factor,
+                others=tuple(one.id for one in cause.failures[1:]),
+                steps=tuple(key for key in cause.steps if key != step.key),
+                waiting=cause.waiting,
+            )
+        )
+    if findings:
+        _, image, digest = step.reproduce.partition("  # in image ")
+        step = step.model_copy(update={"reproduce": reproduce_line(planned, findings[0].check) + image + digest})
     return StepProblem(
         step,
-        tuple(
-            finding(one, planned.device, on_merge_base(facts, step.key, one.id, local=local)) for one in wrong[:limit]
-        ),
-        max(0, len(wrong) - limit),
+        tuple(findings),
+        max(0, len(of_checks) - limit),
+        sum(len(cause.failures) for cause in of_checks[limit:]),
         tuple(reasons.most_common(limit)),
-        on_merge_base(facts, step.key, local=local),
+        of_cause(whole, facts, recorded, local=plan.local) if whole else "",
         container_line(step, planned, plan.python_path),
+        tuple(key for key in whole.steps if key != step.key) if whole else (),
+        whole.waiting if whole else (),
     )
 
 
-PASSED_BUT = "passed_but"
-"""The label of a check that passes and does not prove all it is for."""
+def beside(one: CheckFinding | StepProblem) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """(word, keys) of the other steps that a cause shows in, and of those that were not started because of it."""
+    return ("also in", one.steps), ("not started because of it", one.waiting)
 
 
-def named(verdict: Verdict, recorded: Recorded) -> tuple[Named, ...]:
-    """Flaky and quarantined checks, unexpected passes and passes with a reservation, of every step, green ones too."""
-    kinds = (
-        ("flaky", "failed and then passed over the same files: not a pass", "flaky"),
-        ("quarantined", "failed in quarantine: an owner has promised to mend it", "quarantined"),
-        ("unexpected pass", "in quarantine and passed: remove the entry from ci/quarantine.yaml", "unexpected_passes"),
-    )
-    return tuple(
-        Named(step.key, kind, what, ids)
-        for step in verdict.steps
-        for kind, what, attribute in kinds
-        if (ids := getattr(step, attribute))
-    ) + tuple(
-        Named(step.key, "passed, but", "a pass that does not prove all it is for", notes)
-        for step in verdict.steps
-        if (notes := _reservations(recorded.last(step.key)))
-    )
-
-
-def _reservations(attempt: Attempt | None) -> tuple[str, ...]:
-    return tuple(
-        f"{check.id}: {check.labels[PASSED_BUT]}"
-        for check in (attempt.checks if attempt else ())
-        if check.outcome is Outcome.PASS and check.labels.get(PASSED_BUT)
-    )
+def more(problem: StepProblem) -> str:
+    """`and 3 more causes of 12 failures, in results.jsonl`."""
+    return f"and {count(problem.more, 'more cause')} of {count(problem.more_checks, 'failure')}, in results.jsonl"
 
 
 def approval(verdict: Verdict) -> str:
@@ -188,7 +223,6 @@ _NOT_FINITE = frozenset({"nan", "inf", "-inf"})  # JSON has neither, so `hilgate
 _CASE = ("shape", "dtype", "layout", "kernel", "arch")
 _DTYPE = re.compile(r"(?<![a-z0-9])(?:b?float\d+|fp8\w*|e[45]m[23]\w*|[bf]f?p?16|fp32|tf32|int8|uint8)(?![a-z0-9])")
 _ARCH = re.compile(r"(?<![a-z0-9])gfx[0-9a-f]{3,4}(?![a-z0-9])")
-_PLACE = re.compile(r"(\S+\.py:\d+): \S+( \(\S+\))?")
 _SCORE = ("exact_match", "ci_low", "ci_high", "n")
 
 
@@ -199,13 +233,6 @@ def finding(check: Check, device: str, merge_base: str = "") -> CheckFinding:
     """
     assertion = outcome.summary(check.message)
     return CheckFinding(check, assertion, place(check), error(check), case(check, device), merge_base)
-
-
-def place(check: Check) -> str:
-    """`file:line` where a test failed, and the helper's: the last line of its message (`hilgate.evidence`)."""
-    last = check.message.splitlines()[-1:]
-    found = _PLACE.fullmatch(last[0].strip()) if last else None
-    return found[1] + (found[2] or "") if found else ""
 
 
 def error(check: Check) -> str:

@@ -7,6 +7,7 @@ here know none, and `cell` takes out what a terminal would obey.
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import textwrap
@@ -24,8 +25,20 @@ from hilgate.model.plan import planned_key
 from hilgate.model.record import Counts, Outcome
 from hilgate.plan.make import WHEN
 from hilgate.report import tables
-from hilgate.report.merge_base import NOTHING
-from hilgate.report.problems import approval, at_most, headline, named, problems, ruled, step_counts, time_of
+from hilgate.report.causes import causes
+from hilgate.report.merge_base import NOTHING, whose
+from hilgate.report.problems import (
+    approval,
+    at_most,
+    beside,
+    headline,
+    more,
+    problems,
+    ruled,
+    step_counts,
+    time_of,
+)
+from hilgate.report.reservations import TITLE, reservations
 from hilgate.text import count, shorten
 
 if TYPE_CHECKING:
@@ -38,7 +51,7 @@ if TYPE_CHECKING:
     from hilgate.model.record import Check
     from hilgate.plan.estimate import Estimate
     from hilgate.plan.expand import Diagnosis, Readiness
-    from hilgate.report.problems import StepProblem
+    from hilgate.report.problems import CheckFinding, StepProblem
     from hilgate.report.write import Judged
     from hilgate.run.results import Recorded
 
@@ -132,13 +145,30 @@ def print_slowest(recorded: Recorded, number: int) -> None:
         say(stdout(), f"{text.duration(seconds)} {check}", whole=True)
 
 
-def print_verdict(judged: Judged, *, every: bool = False) -> None:
+SCREEN = (80, 24)
+"""Columns and lines of a terminal that nobody has made larger."""
+
+
+def first_screen(judged: Judged) -> str:
+    """What a reader sees of a verdict before scrolling."""
+    columns, lines = SCREEN
+    console = Console(file=io.StringIO(), width=columns, highlight=False, markup=False, emoji=False)
+    print_verdict(judged, console=console)
+    return "\n".join(console.file.getvalue().splitlines()[:lines])  # type: ignore[attr-defined]  # it is a StringIO
+
+
+def print_verdict(judged: Judged, *, every: bool = False, console: Console | None = None) -> None:
     """The outcomes, what broke in each step that is not green, where the report is, and tables.
 
     With `every` all tables are printed whole; else those of steps that are not green, and a line for each other one.
     """
     recorded, verdict = judged.recorded, judged.verdict
-    console = stdout()
+    console = console or stdout()
+    facts = judged.facts or NOTHING
+    found = causes(judged.plan, recorded, verdict)
+    if first := whose(found, facts, recorded, local=judged.plan.local):
+        say(console, f"{first[0].upper()}{first[1:]}.", "bold")
+        console.print()
     today = verdict.decided.astimezone().replace(hour=0, minute=0)
     rows = [
         (
@@ -152,14 +182,12 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
         for step in verdict.steps
     ]
     console.print(_table_of_steps(rows, console.width))
-    alike: dict[str, list[StepProblem]] = {}
-    for problem in problems(judged.plan, recorded, verdict, limit=1, facts=judged.facts or NOTHING):
-        alike.setdefault(problem.step.key if problem.findings else problem.step.why, []).append(problem)
-    for group in alike.values():
-        _print_problem(console, group, local=judged.plan.local)
-    for one in named(verdict, recorded):
-        console.print()
-        say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
+    for problem in problems(judged.plan, recorded, verdict, found, limit=CAUSES, facts=facts):
+        _print_problem(console, problem, local=judged.plan.local)
+    if beside_passes := reservations(judged.plan, recorded, verdict):
+        console.print("", f"{TITLE}:", sep="\n")
+    for one in beside_passes:
+        say(console, f"{one.title}: {', '.join(at_most(one.ids, RESERVED))}", indent="  ")
     console.print()
     mark = mark_of(verdict.outcome)
     said = text.log(text.line(f"{mark.plain}: {headline(judged.plan, verdict, recorded)}"))
@@ -240,26 +268,38 @@ def _print_tables(console: Console, judged: Judged, *, every: bool) -> None:
             say(console, f"table: {short(judged.report.with_name(table.step.step.matrix.file))}", "dim", whole=True)
 
 
-def _print_problem(console: Console, alike: list[StepProblem], *, local: bool) -> None:
-    """A step with its first failing check, or steps that did not run for the same reason."""
-    problem, step = alike[0], alike[0].step
-    keys = step.key if len(alike) == 1 else f"{len(alike)} steps"
-    console.print("", cell(f"{ruled(step)}: {keys}", text.STYLES[step.outcome]), sep="\n")
-    lines, merge_base = [step.why], problem.merge_base
-    facts: list[tuple[str, str]] = []
-    if problem.findings:
-        finding = problem.findings[0]
-        merge_base = finding.merge_base
-        lines = [finding.check.id, *finding.check.message.splitlines()[:MESSAGE_LINES]]
-        facts = [("error", finding.error), ("case", finding.case)]
-    facts += [("merge base", merge_base), ("node", "" if local else step.node)]
+def _print_problem(console: Console, problem: StepProblem, *, local: bool) -> None:
+    """A step with the smallest case of each cause, the first of them in full."""
+    step = problem.step
+    others = f" and {count(len(problem.steps), 'other step')}" if problem.steps else ""
+    console.print("", cell(f"{ruled(step)}: {step.key}{others}", text.STYLES[step.outcome]), sep="\n")
+    for finding in problem.findings[:1]:
+        for line in (*([finding.alike] if finding.alike else []), finding.check.id):
+            say(console, shorten(line, NOTE_CHARACTERS), "bold" if line == finding.alike else "", indent="  ")
+        for line in finding.check.message.splitlines()[:MESSAGE_LINES]:
+            say(console, shorten(line, NOTE_CHARACTERS), indent="  ")
+        _print_facts(console, finding, ("error", finding.error), ("case", finding.case))
+    if not problem.findings:
+        say(console, shorten(step.why, NOTE_CHARACTERS), indent="  ")
+    merge_base = problem.findings[0].merge_base if problem.findings else problem.merge_base
+    facts = [("merge base", merge_base), ("node", "" if local else step.node)]
     facts += [("evidence", line) for line in at_most(step.evidence, 6)]
-    if len(alike) > 1:
-        facts = [("steps", ", ".join(one.step.key for one in alike))]
-    for line in lines + [f"{name}: {words}" for name, words in facts if words]:
-        say(console, shorten(line, NOTE_CHARACTERS), indent="  ")
-    if len(alike) == 1:
-        say(console, f"reproduce: {step.reproduce}", "bold", indent="  ", whole=True)
+    _print_facts(console, problem, *facts)
+    for finding in problem.findings[1:]:
+        say(console, f"also: {finding.alike or finding.check.id}", "bold", indent="  ")
+        for line in (finding.check.id if finding.alike else "", finding.assertion, finding.place):
+            say(console, shorten(line, NOTE_CHARACTERS), indent="    ")
+        same = finding.merge_base == merge_base
+        _print_facts(console, finding, ("merge base", "" if same else finding.merge_base), indent="    ")
+    if problem.more:
+        say(console, more(problem), indent="  ")
+    say(console, f"reproduce: {step.reproduce}", "bold", indent="  ", whole=True)
+
+
+def _print_facts(console: Console, of: CheckFinding | StepProblem, *facts: tuple[str, str], indent: str = "  ") -> None:
+    for name, words in (*facts, *((name, ", ".join(keys)) for name, keys in beside(of))):
+        if words:
+            say(console, shorten(f"{name}: {words}", NOTE_CHARACTERS), indent=indent)
 
 
 def print_checks(checks: tuple[Check, ...]) -> None:
@@ -367,7 +407,11 @@ NARROWEST = 60
 """Columns of a terminal below which lines are left to wrap."""
 ROW_CELLS, NAME_CELLS, STEP = 22, 12, 3
 """Terminal columns: most for names of rows, least for the last column's name, and for a mark below upright names."""
-MESSAGE_LINES, NOTE_CHARACTERS = 12, 400
+RESERVED = 6
+"""Of checks or steps of one kind that passed with a reservation; the others are counted."""
+CAUSES = 5
+"""Of a step, shown in full or in a few lines."""
+MESSAGE_LINES, NOTE_CHARACTERS = 6, 400
 
 
 def lines(table: tables.Table, width: int) -> Iterator[Text]:

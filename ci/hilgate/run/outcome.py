@@ -79,12 +79,40 @@ _POINTS_UP = re.compile(r"ended with status \d+|root cause above")
 def said(lines: Sequence[str]) -> str:
     """Of what a program printed, the line that says what is wrong: its last error, else its last line with words.
 
-    What follows an error is where it happened and what to do, which is of no use without it.
+    What follows an error is where it happened and what to do, which is of no use without it. Where Python itself says
+    that it crashed (`faulthandler`), its innermost calls outside of installed packages, and the test's.
     """
+    if crash := _crash(lines):
+        return crash
     worded = [line.strip() for line in lines if line.strip()]
     errors = [line for line in worded if _ERROR_LINE.match(line)]
     causes = [line for line in errors if not _POINTS_UP.search(line)]
     return next((found[-1] for found in (causes, errors, worded) if found), "")
+
+
+_FATAL = re.compile(r"Fatal Python error: \S.*$")
+_CALL = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$')
+_INSTALLED = re.compile(r"site-packages/|/lib/python\d|^<")
+CALLS = 3
+"""Innermost calls that a crash is said with."""
+
+
+def _crash(lines: Sequence[str]) -> str:
+    """`Fatal Python error: Segmentation fault in load (kernel.py:172) < ... test_x (test_x.py:47)`; else empty."""
+    fatal = next((n for n, line in enumerate(lines) if _FATAL.search(line)), None)
+    if fatal is None:
+        return ""
+    own: list[re.Match[str]] = []
+    for line in lines[fatal + 1 :]:
+        if call := _CALL.match(line):
+            own += [call] if not _INSTALLED.search(call["file"]) else []
+        elif own:
+            break  # the thread that crashed is the first
+    calls = own[:CALLS] + [one for one in own[CALLS:] if one["name"].startswith("test_")][:1]
+    words = " < ".join(f"{one['name']} ({one['file'].rpartition('/')[2]}:{one['line']})" for one in calls)
+    found = _FATAL.search(lines[fatal])
+    assert found
+    return found[0] + (f" in {words}" if words else "")
 
 
 def other_packages(plan: Plan, imported: Mapping[str, str]) -> str:

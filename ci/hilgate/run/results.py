@@ -67,6 +67,7 @@ class StepFile:
     attempts: tuple[Attempt, ...] = ()
     reruns: tuple[RerunRecord, ...] = ()
     image: ImageRecord | None = None
+    on_base: tuple[RerunRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Recorded:
         health: Step key, or `<step key>.recheck` -> what the hooks of its job saw, in order.
         damaged: Step key, or name of a job's folder -> why what it holds cannot be believed.
         restored: Step key -> files of the merge base that its job put in place of the change's.
+        on_base: Step key -> its failing checks over the files of the merge base, on the same node; no judge reads them.
     """
 
     builds: tuple[BuildRecord, ...]
@@ -90,6 +92,7 @@ class Recorded:
     health: dict[str, tuple[Health, ...]] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
     restored: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    on_base: dict[str, tuple[RerunRecord, ...]] = field(default_factory=dict)
 
     def last(self, key: str) -> Attempt | None:
         """The attempt that counts, or None when the step did not finish."""
@@ -99,7 +102,7 @@ class Recorded:
         """All records of a step, in the order in which its file has them."""
         image = [record for record in self.images.values() if record.step == key]
         attempts = [record for attempt in self.attempts.get(key, ()) for record in records_of(attempt)]
-        return [*attempts, *image, *self.reruns.get(key, ())]
+        return [*attempts, *image, *self.reruns.get(key, ()), *self.on_base.get(key, ())]
 
     def digests(self, plan: Plan) -> dict[str, str]:
         """Image -> digest: of those that were built already the plan's, of the others what was built."""
@@ -194,6 +197,7 @@ def _in_order(records: Sequence[Record], build: BuildRecord) -> StepFile:
     checks: list[Check] = []
     attempts: list[Attempt] = []
     reruns: list[RerunRecord] = []
+    on_base: list[RerunRecord] = []
     image = None
     for record in records:
         if isinstance(record, CheckRecord):
@@ -204,14 +208,14 @@ def _in_order(records: Sequence[Record], build: BuildRecord) -> StepFile:
             attempts.append(Attempt(record, tuple(checks)))
             checks = []
         elif isinstance(record, RerunRecord):
-            reruns.append(record)
+            (on_base if record.on_base else reruns).append(record)
         elif isinstance(record, ImageRecord):
             image = record
         else:
             raise _DamagedError("it is of two builds")
     if checks:
         raise _DamagedError("it does not say how the step ended")
-    return StepFile(build, tuple(attempts), tuple(reruns), image)
+    return StepFile(build, tuple(attempts), tuple(reruns), image, tuple(on_base))
 
 
 def _misplaced(found: StepFile, records: Sequence[Record], plan: Plan, key: str, *, elsewhere: bool) -> str:
@@ -221,9 +225,9 @@ def _misplaced(found: StepFile, records: Sequence[Record], plan: Plan, key: str,
         return f"the results of {key!r} hold records of {min(keys - {key})!r}"
     if found.image and provides[key] != found.image.image:
         return f"the step {key!r} records the image {found.image.image!r}, which it does not build"
-    if any(rerun.elsewhere is not elsewhere for rerun in found.reruns):
+    if any(rerun.elsewhere is not elsewhere for rerun in (*found.reruns, *found.on_base)):
         return "a rerun on the same node and one on another node are in each other's place"
-    if elsewhere and (found.attempts or found.image):
+    if elsewhere and (found.attempts or found.image or found.on_base):
         return "a rerun on another node holds records of another kind"
     return "" if elsewhere or found.attempts else "it does not say how the step ended"
 
@@ -256,6 +260,8 @@ def read_all(results: Path, jobs: Path | None, plan: Plan, digest: str, job: str
             found.attempts[key] = file.attempts
         if file.reruns:
             found.reruns[key] = (*found.reruns.get(key, ()), *file.reruns)
+        if file.on_base:
+            found.on_base[key] = file.on_base
         if file.image:
             found.images[file.image.image] = file.image
     builds = tuple(file.build for name, file in files.items() if name not in found.damaged)

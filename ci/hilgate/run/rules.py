@@ -44,6 +44,7 @@ class Surroundings:
         arrived: Whether an attempt of it was recorded.
         damaged: Why its results cannot be believed.
         of_a_fork: Why agents do not start it.
+        not_taken: That no agent of its queue noted that it began, and what to do.
         other_command: The command that was run in place of the planned one.
         not_reusable: Why a pass of an earlier build must not stand for it.
         other_image: Why the image that it ran in is not the planned one.
@@ -66,6 +67,7 @@ class Surroundings:
     arrived: bool = True
     damaged: str = ""
     of_a_fork: str = ""
+    not_taken: str = ""
     other_command: str = ""
     not_reusable: str = ""
     other_image: str = ""
@@ -290,7 +292,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: not f.around.arrived,
         DID_NOT_RUN,
         Ruling.INFRA,
-        lambda f: _joined("no record of it arrived", f.around.node_in_doubt, f.around.of_a_fork),
+        lambda f: _joined("no record of it arrived", f.around.node_in_doubt, f.around.of_a_fork or f.around.not_taken),
     ),
     # Evidence of something else.
     Rule(

@@ -11,19 +11,22 @@ import datetime as dt
 import fcntl
 import graphlib
 import os
+import tempfile
 import time
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from hilgate import git
 from hilgate.conditions import Where, holds
-from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
+from hilgate.errors import CannotRunHereError, HilgateError, MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.evidence import LOG_FILE, Collected, collect_image, kind_of
 from hilgate.model.declaration import CPU
+from hilgate.model.plan import Plan, PlannedStep
 from hilgate.model.record import BuildRecord, Environment, Outcome, StepRecord
 from hilgate.plan.estimate import fits, in_order, stretch
 from hilgate.plan.machine import detect, environment, installed
@@ -38,7 +41,6 @@ from hilgate.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.model.record import Check, Record
@@ -66,6 +68,8 @@ class Runner:
         only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
         store: Where passes are kept and failures remembered; None keeps none.
         reused: Planned key -> the pass that stands for running it.
+        base: The merge base, over whose files failing tests run too (`recheck.start_on_base`); empty for none.
+        base_known: Keys of the steps that need no such run: it is known how they ended there.
         pace: By how much timeouts are longer than declared, on a slow machine (`plan.estimate.stretch`).
     """
 
@@ -86,11 +90,16 @@ class Runner:
     only_ids: tuple[str, ...] = ()
     store: Store | None = None
     reused: Mapping[str, Attempt] = field(default_factory=dict)
+    base: str = ""
+    base_known: frozenset[str] = frozenset()
     pace: float = 1.0
     _began: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
     _records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     _running: dict[str, process.Child] = field(default_factory=dict)
     _again: dict[str, recheck.Rerun] = field(default_factory=dict)
+    _on_base: dict[str, recheck.Rerun] = field(default_factory=dict)
+    _failed: dict[str, tuple[tuple[Check, ...], float]] = field(default_factory=dict)
+    _base_tree: tempfile.TemporaryDirectory[str] | None = None
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _red: str = ""
     _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
@@ -135,6 +144,8 @@ class Runner:
                 self._run(steps)
             finally:
                 self._end_all()
+                if self._base_tree:
+                    self._base_tree.cleanup()
         if self._interrupts.number:
             raise RunInterruptedError(
                 f"interrupted by {self._interrupts.name}; {count(len(self._outcomes), 'finished step')} kept",
@@ -148,7 +159,7 @@ class Runner:
         order = in_order(tuple(steps.values()))
         waiting: list[str] = []
         pause = POLL_SECONDS / 16
-        while (sorter.is_active() or self._again) and not self._interrupts.number:
+        while (sorter.is_active() or self._again or self._on_base) and not self._interrupts.number:
             waiting = sorted({*waiting, *sorter.get_ready()}, key=order.index)
             settled = self._start_ready(steps, waiting)
             settled += self._reap(steps)
@@ -176,7 +187,7 @@ class Runner:
                 waiting.remove(key)
                 self._reuse(step, self.reused[key])
                 settled.append(key)
-            elif fits(step, [steps[other] for other in (*self._running, *self._again)], self.cores):
+            elif fits(step, [steps[other] for other in (*self._running, *self._again, *self._on_base)], self.cores):
                 waiting.remove(key)
                 self._start(step)
         return settled
@@ -241,7 +252,10 @@ class Runner:
             checks = self._record(step, end, child)
             self._red = self._red or (key if self._outcomes[key] is not Outcome.PASS else "")
             if self.reruns and self._outcomes[key] is Outcome.FAIL:
+                self._failed[key] = checks, end.seconds
                 self._run_again(step, kind_of(step).failing_ids(checks), used=end.seconds)
+                if key not in self._again:
+                    self._run_on_base(step)
         return [key for key, *_ in ended]
 
     def _run_again(self, step: PlannedStep, ids: tuple[str, ...], used: float = 0.0) -> None:
@@ -256,6 +270,32 @@ class Runner:
             if records is not None:
                 del self._again[key]
                 self._write(key, *records)
+                if any(one.outcome is not Outcome.PASS for one in records) and key in self._failed:
+                    self._run_on_base(rerun.step, rerun.child.seconds)
+        for key, rerun in list(self._on_base.items()):
+            records = rerun.poll(self.environment.host, elsewhere=False)
+            if records is not None:
+                del self._on_base[key]
+                self._write(key, *records)
+
+    def _run_on_base(self, step: PlannedStep, rerun_seconds: float = 0.0) -> None:
+        """Start the failing tests of a short step over the merge base's files, if nothing says how they end there."""
+        checks, seconds = self._failed[step.key]
+        if not self.base or step.key in self.base_known or seconds > recheck.MOST_BASE_SECONDS * self.pace:
+            return
+        left = self._seconds_left(step, seconds + rerun_seconds)
+        if self._base_tree is None:
+            self._base_tree = tempfile.TemporaryDirectory(prefix="hilgate-base-")
+            try:
+                git.clone_at(self.root, self.base, Path(self._base_tree.name) / "tree")
+            except HilgateError:
+                self.base = ""  # the report then says that nothing is known of it
+                return
+        context = replace(self._context, root=Path(self._base_tree.name) / "tree")
+        folder = step_folder(self.results_folder, step.key) / recheck.BASE_FOLDER
+        rerun = recheck.start_on_base(step, checks, folder, context, left)
+        if rerun:
+            self._on_base[step.key] = rerun
 
     def _record(self, step: PlannedStep, end: process.Ended, child: process.Child | None = None) -> tuple[Check, ...]:
         """Write what a step left, or that it was not started; returns its checks."""
@@ -326,7 +366,10 @@ class Runner:
 
     def _end_all(self) -> None:
         """End what still runs; it leaves no record, so it counts as not finished."""
-        children = [*self._running.values(), *(rerun.child for rerun in self._again.values())]
+        children = [
+            *self._running.values(),
+            *(rerun.child for rerun in (*self._again.values(), *self._on_base.values())),
+        ]
         for child in children:
             child.stop("interrupted")
         while children:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from hileval.ask.task import INVALID, ScoreError, TaskError, data_folder, identify, model_folder
+from hileval.ask.task import INVALID, ScoreError, TaskError, data_folder, identify
 from hileval.engines import ModelFilesError, Prompt, bounded, require_model_files
 from hileval.gates.declare import EVALS, first_problem
 from hileval.records.records import Sample, flags_of, json_lines
@@ -31,11 +31,11 @@ from hilgate.errors import RecordsError
 from hilgate.model import StrictModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from hileval.engines import Answer, Engine
-    from hileval.gates.declare import Gate
+    from hileval.gates.resolve import ResolvedGate
 
 
 IMAGES = (".png", ".jpg", ".jpeg")
@@ -271,7 +271,7 @@ class DocumentQuestions:
         engine: Started when the first document is asked.
     """
 
-    def __init__(self, gate: Gate, start: Callable[[], Engine]) -> None:
+    def __init__(self, resolved: ResolvedGate) -> None:
         """Read and check every document; nothing expensive starts yet.
 
         Raises:
@@ -279,23 +279,23 @@ class DocumentQuestions:
             DocumentError: A document cannot be asked.
             CannotRunHereError: The documents or the model are not on this machine.
         """
-        path = gate.path(gate.task)
-        self._task = read_task(path)
-        self._documents = read_documents(self._task, path)
+        gate, self._start = resolved.declared, resolved.start
+        self._task = read_task(resolved.task)
+        self._documents = read_documents(self._task, resolved.task)
         if gate.weights == "repository":
-            require_model_files(gate.path(gate.model))
+            require_model_files(resolved.folder)
         generation = {"repetition_penalty": self._task.repetition_penalty, "temperature": 0}
         self.identity = identify(
-            gate,
+            resolved,
             task=self._task.model_dump(),
             tokenizer=TOKENIZER_FILES,
             generation=generation,
             fewshot="none",
             lm_eval="none",
         )
-        _require_room(gate, self._documents)
+        _require_room(resolved, self._documents)
         self.available = len(self._documents)
-        self._gate, self._start = gate, start
+        self._gate = gate
         self.engine: Engine | None = None
 
     def ask(self, ids: Sequence[int], run: int) -> list[Sample]:  # noqa: ARG002
@@ -345,7 +345,7 @@ def _sample(number: int, document: TaskDocument, task: DocumentTask, answer: Ans
     )
 
 
-def _require_room(gate: Gate, documents: Sequence[TaskDocument]) -> None:
+def _require_room(resolved: ResolvedGate, documents: Sequence[TaskDocument]) -> None:
     """Refuse a document whose text does not fit into an answer: it could never be right.
 
     Raises:
@@ -354,7 +354,7 @@ def _require_room(gate: Gate, documents: Sequence[TaskDocument]) -> None:
     """
     from tokenizers import Tokenizer  # not transformers': it imports Triton before the engine has said how it runs
 
-    file = model_folder(gate) / "tokenizer.json"
+    gate, file = resolved.declared, resolved.folder / "tokenizer.json"
     if not file.is_file():
         raise ModelFilesError("tokenizer.json is missing", where=gate.model, remedy="fetch the whole model")
     tokenizer = Tokenizer.from_file(str(file))

@@ -14,15 +14,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hileval.ask.task import INVALID, drawn_key, model_folder
+from hileval.ask.task import INVALID
 from hileval.gates.rule import order
 from hilgate.errors import CannotRunHereError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hileval.gates.declare import Gate
-    from hileval.gates.rule import GateRule
+    from hileval.gates.resolve import ResolvedGate
 
 SPECIAL = ("<pad>", "<s>", "</s>")
 
@@ -46,7 +45,7 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
 
 
-def write_key(gate: Gate, rule: GateRule) -> int:
+def write_key(gate: ResolvedGate) -> int:
     """Ask the gate's engine in float32 the questions of its task, and keep what it answers; returns how many.
 
     Raises:
@@ -54,18 +53,16 @@ def write_key(gate: Gate, rule: GateRule) -> int:
         HilgateError: Whatever the engine raises.
     """
     from hileval.ask.harness import TaskQuestions
-    from hileval.gates.declare import engine_factory
 
-    write_tokenizer(model_folder(gate))
-    gate = gate.model_copy(update={"engine_args": gate.engine_args | {"dtype": "float32"}})
-    questions = TaskQuestions(gate, engine_factory(gate, gate.engine), real=True)
+    write_tokenizer(gate.folder)
+    questions = TaskQuestions(gate.using(engine_args=gate.declared.engine_args | {"dtype": "float32"}), real=True)
     try:
-        samples = questions.ask(order(rule, questions.available), 0)
+        samples = questions.ask(order(gate.rule, questions.available), 0)
     finally:
         if questions.engine is not None:
             questions.engine.close()
     rows = [{"question": one.question, "answer": f"#### {one.flexible}"} for one in samples if one.flexible != INVALID]
     if not rows:
-        raise CannotRunHereError("no answer holds a number", where=gate.model, remedy="draw other weights")
-    drawn_key(gate).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        raise CannotRunHereError("no answer holds a number", where=gate.declared.model, remedy="draw other weights")
+    gate.key.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return len(rows)

@@ -7,14 +7,13 @@ import gzip
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from hileval.ask.evaluation import check_backend
-from hileval.ask.task import model_folder
 from hileval.engines import EngineError, Rows
-from hileval.gates.declare import engine_factory
 from hileval.gates.drift import Compared, Drift, Floor, judge_drift
 from hilgate.errors import RecordsError
 from hilgate.model import StrictModel
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hileval.gates.declare import DriftGate, EngineName, Gate
+    from hileval.gates.declare import DriftGate, EngineName
+    from hileval.gates.resolve import ResolvedGate
 
 BLOCK = 16
 """Tokens that the positive control replaces."""
@@ -75,7 +75,7 @@ class Side(StrictModel):
             ) from error
 
 
-def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
+def sequences_of(gate: ResolvedGate, drift: DriftGate) -> list[list[int]]:
     """Fixed sequences of token ids: questions with their right answers, one each or joined to a length.
 
     Raises:
@@ -92,19 +92,21 @@ def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
             one: list[int] = []
             while not one or len(one) < length:
                 if (more := next(tokens, None)) is None:
-                    raise RecordsError(f"too little text for {times} sequences of {length} tokens", where=gate.task)
+                    what = f"too little text for {times} sequences of {length} tokens"
+                    remedy = "ask for fewer or shorter sequences (`lengths` of the drift gate), or name a longer task"
+                    raise RecordsError(what, where=gate.declared.task, remedy=remedy)
                 one += more
             found.append(one[: length or None])
     return found
 
 
-def _encoder(gate: Gate) -> Callable[[str], list[int]]:
+def _encoder(gate: ResolvedGate) -> Callable[[str], list[int]]:
     """The model's tokenizer.
 
     transformers is asked only where there is no plain file: it imports Triton, which must not happen before an engine
     has said whether kernels are interpreted.
     """
-    folder = model_folder(gate)
+    folder = gate.folder
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 
@@ -114,37 +116,34 @@ def _encoder(gate: Gate) -> Callable[[str], list[int]]:
     from transformers import AutoTokenizer
 
     try:
-        trusted = bool(gate.engine_args.get("trust_remote_code", False))
+        trusted = bool(gate.declared.engine_args.get("trust_remote_code", False))
         slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
     except (OSError, ValueError, ImportError) as error:
         raise RecordsError(
-            f"no tokenizer: {str(error).splitlines()[0]}", where=gate.model, remedy="fetch the whole model"
+            f"no tokenizer: {str(error).splitlines()[0]}", where=gate.declared.model, remedy="fetch the whole model"
         ) from error
     return lambda text: list(slow.encode(text, add_special_tokens=False))
 
 
-def ask_side(
-    which: SideName, name: str, gate: Gate, drift: DriftGate, given: dict[SideName, Side] | None = None
-) -> Side:
+def ask_side(which: SideName, gate: ResolvedGate, drift: DriftGate, given: dict[SideName, Side] | None = None) -> Side:
     """Ask one engine everything; the peer, which is `given` the other sides, about what they wrote too."""
     from hileval.engines.transformers_engine import TransformersEngine
     from hileval.engines.vllm_engine import VllmEngine
 
     chosen: EngineName = "transformers" if which == "peer" and drift.peer == "transformers" else "vllm"
-    backends = {"ours": gate.attention_backend, "peer": drift.peer, "second": drift.second}
-    gate = gate.model_copy(
-        update={
-            "attention_backend": backends[which] if chosen == "vllm" else None,
-            "env": gate.env if which == "ours" else {},
-            "engine_args": gate.engine_args | drift.engine_args,
-        }
+    backends = {"ours": gate.declared.attention_backend, "peer": drift.peer, "second": drift.second}
+    arguments = gate.declared.engine_args | drift.engine_args
+    gate = replace(gate, engine=chosen).using(
+        attention_backend=backends[which] if chosen == "vllm" else None,
+        env=gate.declared.env if which == "ours" else {},
+        engine_args=arguments,
     )
     sequences = sequences_of(gate, drift)
     asked = [tokens[: max(2, len(tokens) * 3 // 5)] for tokens in sequences]
     engine = (
-        TransformersEngine(gate.path(gate.model), kv_cache_dtype=str(gate.engine_args.get("kv_cache_dtype", "auto")))
+        TransformersEngine(gate.folder, kv_cache_dtype=str(arguments.get("kv_cache_dtype", "auto")))
         if chosen == "transformers"
-        else engine_factory(gate, chosen)()
+        else gate.start()
     )
     assert isinstance(engine, (VllmEngine, TransformersEngine))
     try:
@@ -152,7 +151,7 @@ def ask_side(
         written, wrote = engine.write(asked, drift.written)
         side = Side(
             name=engine.name,
-            served=check_backend(name, gate, engine),
+            served=check_backend(gate, engine),
             read=read,
             asked=asked,
             written=written,

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from hileval.engines import Engine
     from hileval.gates import statistics
-    from hileval.gates.declare import Gate
-    from hileval.gates.rule import GateRule
+    from hileval.gates.resolve import ResolvedGate
     from hileval.records.baseline import Baseline
+    from hileval.records.records import Filter
 
 
 UNKNOWN = Identity(
@@ -74,12 +74,12 @@ class Evaluation:
         """Wall time of all runs."""
         return sum(run.seconds for run in self.runs)
 
-    def outcomes(self, gate: Gate) -> list[statistics.Outcomes]:
-        """Per run, which answers are right under the gated filter."""
-        return [np.array([s.correct(gate.filter) for s in run.samples], dtype=bool) for run in self.runs]
+    def outcomes(self, which: Filter) -> list[statistics.Outcomes]:
+        """Per run, which answers are right under a filter."""
+        return [np.array([s.correct(which) for s in run.samples], dtype=bool) for run in self.runs]
 
 
-def stored_outcomes(gate: Gate, baseline: Baseline, identity: Identity, ids: Sequence[int]) -> statistics.Outcomes:
+def stored_outcomes(baseline: Baseline, which: Filter, identity: Identity, ids: Sequence[int]) -> statistics.Outcomes:
     """Outcomes [K, n] of the questions `ids`, in that order, once it is sure that they are of the same thing.
 
     Raises:
@@ -99,7 +99,7 @@ def stored_outcomes(gate: Gate, baseline: Baseline, identity: Identity, ids: Seq
         raise _mismatch(
             baseline, f"{len(missing)} of {len(ids)} questions are not in it, the first is question {missing[0]}"
         )
-    return baseline.outcomes(gate.filter, [hashes[one] for one in ids])
+    return baseline.outcomes(which, [hashes[one] for one in ids])
 
 
 def require_same_prompts(baseline: Baseline, samples: Sequence[Sample]) -> None:
@@ -117,14 +117,13 @@ def require_same_prompts(baseline: Baseline, samples: Sequence[Sample]) -> None:
             raise _mismatch(baseline, f"question {sample.doc_id} was asked with another prompt")
 
 
-def read_evaluation(
-    folder: Path, gate: Gate, rule: GateRule, baseline: Baseline | None, limit: int | None
-) -> tuple[Evaluation, Check | None]:
+def read_evaluation(folder: Path, gate: ResolvedGate, limit: int | None) -> tuple[Evaluation, Check | None]:
     """The stored answers of a gate, and the finding of who served them.
 
     Raises:
         RecordsError: They cannot be read, hold a question twice in a run, or are not what the baseline was asked.
     """
+    declared, baseline = gate.declared, gate.baseline
     number, file = 0, folder / "samples.jsonl"
     try:
         samples, checks = [], []
@@ -139,8 +138,8 @@ def read_evaluation(
             where=f"{file}:{number}" if number else str(folder),
             remedy="name the folder that `gate` wrote",
         ) from error
-    served = next((check for check in checks if f"/served-by-{gate.attention_backend}" in check.id), None)
-    if gate.attention_backend is not None and served is None:
+    served = next((check for check in checks if f"/served-by-{declared.attention_backend}" in check.id), None)
+    if declared.attention_backend is not None and served is None:
         raise RecordsError("nobody says who served it", where=str(folder), remedy="run the gate again")
     runs: list[list[Sample]] = []
     for sample in samples:
@@ -153,8 +152,8 @@ def read_evaluation(
     base = None
     if baseline is not None:
         require_same_prompts(baseline, samples)
-        ids = order(rule, baseline.n)[:limit]
-        base = stored_outcomes(gate, baseline, baseline.identity, ids)
+        ids = order(gate.rule, baseline.n)[:limit]
+        base = stored_outcomes(baseline, declared.filter, baseline.identity, ids)
     if any(tuple(one.doc_id for one in run) != ids[: len(run)] for run in runs):
         raise RecordsError(
             "answers to other questions than the rule asks, or in another order",
@@ -181,13 +180,13 @@ REMEDY = {
 }
 
 
-def check_backend(name: str, gate: Gate, engine: Engine | None) -> Check | None:
+def check_backend(gate: ResolvedGate, engine: Engine | None) -> Check | None:
     """Who served attention, of an engine that can say; None where nothing is required of it."""
-    required = gate.attention_backend
+    required, env = gate.declared.attention_backend, gate.declared.env
     if required is None:
         return None
     layers = (engine.attention_layers() or []) if engine else []
-    return check_layers(name, required, layers, packing=gate.env.get(PACKING), latent=gate.env.get(MLA) == "1")
+    return check_layers(gate.name, required, layers, packing=env.get(PACKING), latent=env.get(MLA) == "1")
 
 
 def check_layers(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from lm_eval.api.model import LM
 
-from hileval.ask.task import INVALID, ScoreError, TaskError, drawn_key, identify, model_folder
+from hileval.ask.task import INVALID, ScoreError, TaskError, identify
 from hileval.engines import bounded, require_model_files
 from hileval.gates.declare import EVALS
 from hileval.records.records import Sample, flags_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from hileval.engines import Answer, Engine
     from hileval.gates.declare import Gate
+    from hileval.gates.resolve import ResolvedGate
 
 
 STRICT, FLEXIBLE = "strict-match", "flexible-extract"
@@ -92,7 +93,9 @@ class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
             TaskError: The gate's protocol is not chat.
         """
         if self._chat is None or not add_generation_prompt:
-            raise TaskError("a conversation without a template", remedy="use protocol: chat")
+            raise TaskError(
+                "the task is a conversation, and the gate has no chat template", remedy="use protocol: chat"
+            )
         return self._chat.text(chat_history)
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:  # noqa: ARG002
@@ -147,7 +150,7 @@ def resolve_task(path: Path, num_fewshot: int, key: Path | None = None) -> dict[
     return config
 
 
-def documents_of(gate: Gate) -> Any:
+def documents_of(gate: ResolvedGate) -> Any:
     """The rows of a gate's test set, in their order.
 
     Raises:
@@ -156,9 +159,9 @@ def documents_of(gate: Gate) -> Any:
     return _load(_task_of(gate)).eval_docs
 
 
-def _task_of(gate: Gate) -> dict[str, Any]:
-    key = drawn_key(gate) if gate.weights == "drawn" else None
-    return resolve_task(gate.path(gate.task), gate.num_fewshot, key)
+def _task_of(gate: ResolvedGate) -> dict[str, Any]:
+    key = gate.key if gate.declared.weights == "drawn" else None
+    return resolve_task(gate.task, gate.declared.num_fewshot, key)
 
 
 def _load(config: dict[str, Any]) -> Any:
@@ -199,19 +202,20 @@ class TaskQuestions:
         engine: Started when the first question is asked.
     """
 
-    def __init__(self, gate: Gate, start: Callable[[], Engine], *, real: bool = False) -> None:
+    def __init__(self, resolved: ResolvedGate, *, real: bool = False) -> None:
         """Read the task and its data; nothing expensive starts yet. With `real` of drawn weights too its own test set.
 
         Raises:
             DeclarationError: The task or its data cannot be read.
             ModelFilesError: The model folder lacks a file.
         """
+        gate = resolved.declared
         if gate.weights == "repository":
-            require_model_files(gate.path(gate.model))
+            require_model_files(resolved.folder)
         self._gate = gate
-        self._config = resolve_task(gate.path(gate.task), gate.num_fewshot) if real else _task_of(gate)
+        self._config = resolve_task(resolved.task, gate.num_fewshot) if real else _task_of(resolved)
         self.identity = identify(
-            gate,
+            resolved,
             task={key: value for key, value in self._config.items() if key != "dataset_kwargs"} | turns(gate),
             tokenizer=("tokenizer.json", "tokenizer_config.json"),
             generation=self._config["generation_kwargs"],
@@ -219,8 +223,8 @@ class TaskQuestions:
         )
         self._task = _load(self._config)
         self.available = len(self._task.eval_docs)
-        self._start = start
-        self._chat = chat_of(gate) if gate.protocol == "chat" else None
+        self._start = resolved.start
+        self._chat = chat_of(resolved) if gate.protocol == "chat" else None
         self.engine: Engine | None = None
 
     def ask(self, ids: Sequence[int], run: int) -> list[Sample]:  # noqa: ARG002
@@ -237,7 +241,7 @@ class TaskQuestions:
         return [by_id[one] for one in ids]
 
 
-def chat_of(gate: Gate) -> Chat:
+def chat_of(resolved: ResolvedGate) -> Chat:
     """Turns a conversation into the prompt that the model was trained on.
 
     Raises:
@@ -246,8 +250,9 @@ def chat_of(gate: Gate) -> Chat:
     """
     import transformers
 
+    gate = resolved.declared
     trusted = bool(gate.engine_args.get("trust_remote_code", False))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder(gate), trust_remote_code=trusted)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(resolved.folder, trust_remote_code=trusted)
     if not tokenizer.chat_template:
         raise TaskError("the model has no chat template", where=gate.model, remedy="use protocol: completions")
     return Chat(
@@ -298,7 +303,7 @@ def read_samples(records: list[dict[str, Any]], answers: dict[str, Answer], ques
     if len(ids) != questions or sorted(by_filter[FLEXIBLE]) != ids:
         raise ScoreError(
             f"{len(ids)} strict and {len(by_filter[FLEXIBLE])} flexible scores for {questions} questions",
-            remedy="the task's data holds fewer questions than the gate declares, or a filter is missing",
+            remedy="check that the task's data has every question, and that the task has both filters",
         )
     return tuple(_sample(by_filter[STRICT][i], by_filter[FLEXIBLE][i], answers) for i in ids)
 
@@ -335,6 +340,6 @@ def _binary(record: dict[str, Any]) -> bool:
     if score not in (0, 1, 0.0, 1.0):
         raise ScoreError(
             f"question {record['doc_id']} ({record['filter']}): exact_match is {score!r}, not 0 or 1",
-            remedy="the metric of the task is not a binary exact match",
+            remedy="give the task a metric that is 0 or 1: a binary exact match",
         )
     return bool(score)

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hileval.gates.declare import Gate
+    from hileval.ask.documents import DocumentQuestions
+    from hileval.ask.harness import TaskQuestions
+    from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule
     from hileval.gates.statistics import Outcomes
-    from hileval.records.baseline import Baseline
 
 
 class Questions(Protocol):
@@ -48,6 +49,23 @@ class Questions(Protocol):
         """Answers to these questions, in their order; `run` 0 is the first time they are asked."""
 
 
+def questions_of(gate: ResolvedGate) -> TaskQuestions | DocumentQuestions:
+    """The questions of a gate, of either kind; its engine starts when the first one is asked.
+
+    Raises:
+        HilgateError: See the classes.
+    """
+    if gate.declared.kind == "documents":
+        from hileval.ask.documents import DocumentQuestions
+
+        return DocumentQuestions(gate)
+    if gate.declared.weights == "repository":  # a hub's model may have to be fetched, and then a bar says something
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read when lm-eval imports tqdm: a bar per look says nothing
+    from hileval.ask.harness import TaskQuestions  # imports lm-eval, which takes seconds
+
+    return TaskQuestions(gate)
+
+
 class Listener(Protocol):
     """Whoever shows the run to a person."""
 
@@ -56,14 +74,9 @@ class Listener(Protocol):
 
 
 def ask_until_decided(
-    gate: Gate,
-    rule: GateRule,
-    baseline: Baseline | None,
-    questions: Questions,
-    listener: Listener,
-    limit: int | None = None,
+    gate: ResolvedGate, questions: Questions, listener: Listener, limit: int | None = None
 ) -> Evaluation:
-    """Ask what the rule wants to know.
+    """Ask what the rule of a gate wants to know.
 
     Without a baseline all questions of the plan are asked once: only the floor can be judged.
 
@@ -72,10 +85,11 @@ def ask_until_decided(
         RecordsError: The baseline is of something else, or does not hold the questions of the plan.
         HilgateError: Whatever the engine raises; nothing is scored then.
     """
+    rule, baseline, which = gate.rule, gate.baseline, gate.declared.filter
     ids = order(rule, questions.available)[:limit]
     if not ids:
         raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
-    base = stored_outcomes(gate, baseline, questions.identity, ids) if baseline else None
+    base = stored_outcomes(baseline, which, questions.identity, ids) if baseline else None
     stops = rule.plan(len(ids))
     runs: list[list[Sample]] = []
     seconds: list[float] = []
@@ -90,8 +104,8 @@ def ask_until_decided(
                 if baseline:
                     require_same_prompts(baseline, fresh)
                 runs[-1] += fresh
-            listener.asked(len(runs) - 1, stop, len(ids), sum(s.correct(gate.filter) for s in runs[-1]))
-            wanted, more = _next(gate, rule, baseline, base, runs, len(stops))
+            listener.asked(len(runs) - 1, stop, len(ids), sum(s.correct(which) for s in runs[-1]))
+            wanted, more = _next(gate, base, runs, len(stops))
             if not more:
                 break
         seconds.append(time.monotonic() - began)
@@ -105,18 +119,16 @@ def ask_until_decided(
     )
 
 
-def _next(
-    gate: Gate, rule: GateRule, baseline: Baseline | None, base: Outcomes | None, runs: list[list[Sample]], looks: int
-) -> tuple[bool, bool]:
+def _next(gate: ResolvedGate, base: Outcomes | None, runs: list[list[Sample]], looks: int) -> tuple[bool, bool]:
     """Whether another run is wanted, and whether this one has to go on."""
-    if broken_beyond_doubt(gate, baseline, [sample for run in runs for sample in run], looks):
+    if broken_beyond_doubt(gate, [sample for run in runs for sample in run], looks):
         return False, False
     if base is None:
         return False, True
-    outcomes = [np.array([sample.correct(gate.filter) for sample in run], dtype=bool) for run in runs]
-    state = decide(rule, base, outcomes).state
+    outcomes = [np.array([sample.correct(gate.declared.filter) for sample in run], dtype=bool) for run in runs]
+    state = decide(gate.rule, base, outcomes).state
     if state is RuleState.ASK_MORE:
-        return len(runs) < first_runs(rule, base), True
+        return len(runs) < first_runs(gate.rule, base), True
     return state is RuleState.RUN_AGAIN, False
 
 
@@ -137,15 +149,16 @@ class Heading(StrictModel):
     """sha256 of the kernels and of this package: answers of other code are not these answers."""
 
     @classmethod
-    def of(cls, name: str, gate: Gate, identity: Identity, engine: str, code: str) -> Heading:
-        """What is asked now, of the gate called `name`."""
+    def of(cls, gate: ResolvedGate, identity: Identity, code: str, run: str = "") -> Heading:
+        """What is asked now; `run` names one run of several."""
+        declared = gate.declared
         return cls(
-            gate=name,
+            gate=f"{gate.name} {run}".rstrip(),
             identity=identity,
-            engine=engine,
-            attention_backend=gate.attention_backend,
-            arguments=dict(gate.engine_args),
-            environment=dict(gate.env),
+            engine=gate.engine,
+            attention_backend=declared.attention_backend,
+            arguments=dict(declared.engine_args),
+            environment=dict(declared.env),
             versions=versions(),
             code=code,
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions of a gate, the folders of its data and model, and the identity of a run.
+"""Questions of a gate, the folder of its data, and the identity of a run.
 
 A model of a hub is found in this machine's cache and identified by what the hub says its files contain.
 """
@@ -17,12 +17,10 @@ from hileval.records.records import Identity
 from hilgate.errors import CannotRunHereError, DeclarationError, RecordsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from hileval.ask.documents import DocumentQuestions
-    from hileval.ask.harness import TaskQuestions
-    from hileval.engines import Engine
     from hileval.gates.declare import Gate
+    from hileval.gates.resolve import ResolvedGate
 
 WEIGHTS = ("*.safetensors", "config.json", "*.index.json")
 ALSO = ("generation_config.json", "tokenizer.model", "tiktoken.model", "*.py")
@@ -39,23 +37,6 @@ class ScoreError(RecordsError):
     """A result lacks a filter, a question or an answer, or holds a score that is neither 0 nor 1."""
 
 
-def questions_of(gate: Gate, start: Callable[[], Engine]) -> TaskQuestions | DocumentQuestions:
-    """The questions of a gate, of either kind; `start` makes the engine when the first one is asked.
-
-    Raises:
-        HilgateError: See the classes.
-    """
-    if gate.kind == "documents":
-        from hileval.ask.documents import DocumentQuestions
-
-        return DocumentQuestions(gate, start)
-    if gate.weights == "repository":  # a hub's model may have to be fetched, and then a bar says something
-        os.environ.setdefault("TQDM_DISABLE", "1")  # read when lm-eval imports tqdm: a bar per look says nothing
-    from hileval.ask.harness import TaskQuestions  # imports lm-eval, which takes seconds
-
-    return TaskQuestions(gate, start)
-
-
 def data_folder(variable: str | None, path: Path) -> Path:
     """Where the documents of the task in `path` are: in evals/, or where an environment variable says.
 
@@ -70,38 +51,6 @@ def data_folder(variable: str | None, path: Path) -> Path:
             f"{variable} names no folder", where=str(path), remedy=f"set {variable} to the folder that holds its data"
         )
     return folder
-
-
-def model_folder(gate: Gate) -> Path:
-    """Folder of the gate's model: in this repository, or in the hub's cache, fetched if this machine may.
-
-    Raises:
-        CannotRunHereError: It is neither here nor can it be fetched.
-    """
-    return snapshot(gate.model, gate.revision) if gate.weights == "hub" else gate.path(gate.model)
-
-
-def drawn_key(gate: Gate) -> Path:
-    """The test set of a gate with drawn weights: its questions with what the trusted attention answered."""
-    return model_folder(gate) / "key.jsonl"
-
-
-def snapshot(model: str, revision: str) -> Path:
-    """Folder of a model in the hub's cache, fetched if this machine may.
-
-    Raises:
-        CannotRunHereError: It is neither here nor can it be fetched.
-    """
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, revision=revision or None))
-    except Exception as error:
-        raise CannotRunHereError(
-            f"the model is not on this machine: {type(error).__name__}",
-            where=f"{model}@{revision or 'main'}",
-            remedy="run it on an agent that has the hub's cache, or fetch the model first",
-        ) from error
 
 
 def weights_sha(folder: Path) -> str:
@@ -141,12 +90,17 @@ def _require_decided(gate: Gate, folder: Path) -> None:
 
 
 def identify(
-    gate: Gate, *, task: dict[str, Any], tokenizer: Iterable[str], generation: dict[str, Any], **of_harness: str
+    resolved: ResolvedGate,
+    *,
+    task: dict[str, Any],
+    tokenizer: Iterable[str],
+    generation: dict[str, Any],
+    **of_harness: str,
 ) -> Identity:
     """What a run would have to share with a baseline.
 
     Args:
-        gate: Its declaration.
+        resolved: The gate.
         task: The task without paths of this machine.
         tokenizer: Names of the files that turn questions into the model's input.
         generation: Arguments of generation.
@@ -155,7 +109,7 @@ def identify(
     Raises:
         TaskError: The tokenizer has code of its own, and the gate does not say whether that runs.
     """
-    folder = model_folder(gate)
+    gate, folder = resolved.declared, resolved.folder
     if gate.weights == "hub":
         _require_decided(gate, folder)
     also = sorted(file for pattern in ALSO for file in folder.glob(pattern))

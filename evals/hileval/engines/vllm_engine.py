@@ -112,7 +112,8 @@ class VllmEngine:
             ]
             outputs = self._llm.generate([_as_vllm(prompt) for prompt in prompts], params, use_tqdm=False)
             if len(outputs) != len(prompts):
-                raise EngineError(f"{len(outputs)} answers to {len(prompts)} prompts", where=self._where)
+                what = f"{len(outputs)} answers to {len(prompts)} prompts"
+                raise EngineError(what, where=self._where, remedy="run it again; a second time is a bug of the engine")
             return [self._read(output.outputs[0]) for output in outputs]
 
     @staticmethod
@@ -121,7 +122,7 @@ class VllmEngine:
         if len(logprobs) != len(completion.token_ids):
             raise EngineError(
                 f"{len(logprobs)} log-probabilities for {len(completion.token_ids)} tokens",
-                remedy="non-finite values cannot be excluded; check the engine's `logprobs` support",
+                remedy="check that the engine supports `logprobs`: without them a non-finite value would not be seen",
             )
         chosen = [entry[token].logprob for entry, token in zip(logprobs, completion.token_ids, strict=True)]
         return Answer(

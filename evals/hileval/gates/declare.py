@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declarations of gates (`evals/gates.yaml`): model, task, engine, limits and rule of each; how its engine starts."""
+"""Declarations of gates (`evals/gates.yaml`): model, task, engine, limits and rule of each."""
 
 from __future__ import annotations
 
 import datetime as dt
 import difflib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,9 +17,7 @@ from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Scalar, StrictModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hileval.engines import Engine
+    from collections.abc import Mapping
 
 
 EVALS = Path(__file__).resolve().parents[2]
@@ -249,33 +246,3 @@ def find_gate(name: str, declared: Gates) -> Gate:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(names))}"
     raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
-
-
-def engine_factory(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
-    """Starts the engine of a gate, once the first question is asked: imports and weights take minutes."""
-
-    def start() -> Engine:
-        os.environ.update(gate.env)
-        if engine == "vllm":
-            from hileval.engines.vllm_engine import VllmEngine
-
-            drawn = {"load_format": "drawn"} if gate.weights == "drawn" else {}
-            return VllmEngine(model_of(gate), gate.attention_backend or "vllm", gate.engine_args | drawn)
-        from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
-
-        return (SpeechEngine if gate.kind == "documents" else TransformersEngine)(gate.path(gate.model))
-
-    return start
-
-
-def model_of(gate: Gate) -> Path | str:
-    """Folder of a model in this repository, or of one of a hub in the cache: what identifies a run is what is loaded.
-
-    Raises:
-        CannotRunHereError: It is neither here nor can it be fetched.
-    """
-    if gate.weights == "repository":
-        return gate.path(gate.model)
-    from hileval.ask.task import model_folder
-
-    return str(model_folder(gate))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from hileval.ask.evaluation import Evaluation
     from hileval.gates.declare import Gate
+    from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule, Standing
     from hileval.records.baseline import Baseline
     from hileval.records.records import Filter, Sample
@@ -48,24 +49,20 @@ HARD_RATE, ENOUGH = 0.2, 250
 of fifty are more than 5 %, and one healthy model in ten breaks so many at one of nine looks."""
 
 
-def broken_beyond_doubt(gate: Gate, baseline: Baseline | None, samples: Sequence[Sample], looks: int) -> bool:
+def broken_beyond_doubt(gate: ResolvedGate, samples: Sequence[Sample], looks: int) -> bool:
     """Whether asking more can no longer help: the output is broken. One of `looks` looks that share alpha."""
-    return bool(samples) and _broken("so far", gate, baseline, samples, looks).outcome is Outcome.FAIL
+    return bool(samples) and _broken("so far", gate.declared, gate.baseline, samples, looks).outcome is Outcome.FAIL
 
 
-def judge(
-    name: str, gate: Gate, rule: GateRule, asked: Evaluation, baseline: Baseline | None, served: Check | None
-) -> list[Check]:
+def judge(resolved: ResolvedGate, asked: Evaluation, served: Check | None) -> list[Check]:
     """Every check of a gate.
 
     Args:
-        name: The gate's key; check ids start with it.
-        gate: Its declaration.
-        rule: What applies to it now.
+        resolved: The gate; without a baseline its floor alone is judged.
         asked: What was measured.
-        baseline: What it is compared with; None judges the floor alone.
         served: The check of who served attention (`hileval.ask.evaluation`), None where the engine has no choice.
     """
+    name, gate, rule, baseline = resolved.name, resolved.declared, resolved.rule, resolved.baseline
     accuracy_id = f"{name}/accuracy"
     checks = [
         _broken(f"{name}/broken-output", gate, baseline, asked.samples, len(rule.plan(len(asked.ids)))),
@@ -188,12 +185,12 @@ class _Share:
 
 
 def _share_of_all(gate: Gate, rule: GateRule, asked: Evaluation) -> _Share:
-    return _Share(sum(int(run.sum()) for run in asked.outcomes(gate)), len(asked.samples), rule.alpha)
+    return _Share(sum(int(run.sum()) for run in asked.outcomes(gate.filter)), len(asked.samples), rule.alpha)
 
 
 def _accuracy(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation, baseline: Baseline) -> Check:
     assert asked.base is not None
-    new = asked.outcomes(gate)
+    new = asked.outcomes(gate.filter)
     standing = stand(rule, asked.base, new)
     distinct, d = baseline.distinct(gate.filter), baseline.d(gate.filter)
     outcome, verdict = _verdict(rule, gate, distinct, standing, len(rule.plan(len(asked.ids))))

@@ -34,7 +34,9 @@ Name = Annotated[
     typer.Argument(help="Name of a pocket model (pocket/models.py)."),
 ]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False
+)
 
 
 @app.command("questions")
@@ -110,11 +112,12 @@ def print_rounding(
 
     from hileval.ask.drift import sequences_of
     from hileval.gates.declare import load_gates
+    from hileval.gates.resolve import without_baseline
     from hileval.pocket.rounding import DTYPES, ask, false_alarms
 
     declared = load_gates()
     drift = declared.drifts[f"pocket-{name}-drift"].model_copy(update={"lengths": {0: 24, 140: 8}})
-    sequences = sequences_of(declared.gates[f"pocket-{name}"], drift)
+    sequences = sequences_of(without_baseline(f"pocket-{name}", declared), drift)
     for dtype in DTYPES:
         said = ask(MODELS / name, sequences, dtype, np.random.default_rng(1))
         row = false_alarms(said, dtype, drawn=drawn, replays=replays, seed=1)

@@ -171,9 +171,11 @@ def make_baseline(
     for number, run in enumerate(runs, 1):
         n = len(run.samples)
         if differing := run.identity.differences(first.identity):
-            raise UnfitBaselineError(f"run {number} is of another model: {'; '.join(differing)}", where=gate)
+            what = f"run {number} is of another model: {'; '.join(differing)}"
+            raise UnfitBaselineError(what, where=gate, remedy="record all runs of one model")
         if [s.prompt_hash for s in run.samples] != [s.prompt_hash for s in first.samples]:
-            raise UnfitBaselineError(f"run {number} was asked other questions than run 1", where=gate)
+            what = f"run {number} was asked other questions than run 1"
+            raise UnfitBaselineError(what, where=gate, remedy="record all runs of one task")
         if run.correct(which) < floor * n:
             raise UnfitBaselineError(
                 f"run {number}: {run.correct(which)}/{n} right is below the floor of {floor:.1%}",

@@ -28,7 +28,7 @@ import triton.language as tl
 from pagedkv.attention.batching import highest, lengths_of, lowest, sequence_of, shared
 from pagedkv.attention.launch import FIXED_SPLITS
 from pagedkv.attention.merge import follow
-from pagedkv.attention.softmax import LN2, LOG2E, WEIGHT_SHIFT, log_sum, online_softmax
+from pagedkv.attention.softmax import LN2, LOG2E, WEIGHT_SHIFT, log_sum, narrow, online_softmax, reciprocal
 from pagedkv.fp8.scales import half_of, operand, row_unit
 from pagedkv.strides import in_groups, locate, sequence_of_tile, tile_base, value_channels, value_tokens, wide
 
@@ -191,7 +191,7 @@ def bend(scores, token, position, slope, cap_log2e, CAPPED: tl.constexpr, ALIBI:
     """Return the scores after soft cap and ALiBi; `position` is of a row, with DECODE of all rows (of a column)."""
     if CAPPED:
         # cap * tanh(x), as 1 - 2 / (e^2x + 1): neither end overflows to NaN.
-        scores = cap_log2e - 2 * cap_log2e / (tl.exp2(scores) + 1)
+        scores = cap_log2e - 2 * cap_log2e * reciprocal(tl.exp2(scores) + 1)
     if ALIBI:
         distance = (token - position)[None, :] if DECODE else token[None, :] - position[:, None]
         scores += slope[:, None] * distance.to(tl.float32)
@@ -271,7 +271,9 @@ def attend_tile(
     if SCALES == 2:
         weights, decay, largest = scaled_weights(weights, decay, largest, value_scale_at, loaded)
     v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
-    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+    # A scale may be any NaN, which the sum of weights does not see.
+    weights = weights.to(v.dtype) if SCALES == 2 else narrow(weights, v.dtype)
+    acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
     return acc, maximum, total, largest
 
 
@@ -340,7 +342,7 @@ def attention_kernel(
     query,  # [num_tokens, num_q_heads, head_size]
     key_cache,  # axes of PACKING
     value_cache,
-    out,  # like query; with SPLIT partial results [num_tokens, num_q_heads, splits, head_size] fp32, contiguous
+    out,  # like query; with SPLIT fp32, contiguous [tokens of this call, num_q_heads, splits, head_size]
     lse,  # fp32, written if LSE: [num_tokens, num_q_heads]; with SPLIT one more axis, splits, contiguous and in base 2
     block_table,  # [num_seqs, max_blocks] int32
     seq_lens,  # [num_seqs] int32
@@ -647,9 +649,9 @@ def attention_kernel(
         # Where tokens are neighbours in memory, V is read in groups of X of one block or not at all, so that a lane can
         # read a whole group; what was not asked for is dropped afterwards.
         near = in_groups(token, kv_begin, kv_end, X) if GROUPED else loaded
-        block, offset = locate(
-            table, tile * TILE, column_token, near, BLOCK_SIZE, TILE if SEQS == 1 else 0, X if GROUPED else 1
-        )
+        # As `matched_token` orders them, only four neighbours of the columns are neighbours in the tile.
+        ALONG: tl.constexpr = 4 if VALUES_MATCHED else X if GROUPED else 1
+        block, offset = locate(table, tile * TILE, column_token, near, BLOCK_SIZE, TILE if SEQS == 1 else 0, ALONG)
         key_loaded, key_block, key_offset = loaded, block, offset
         if KEYS_MATCHED:
             key_loaded = (tile * TILE + place >= kv_begin) & (tile * TILE + place < kv_end)
@@ -734,11 +736,12 @@ def attention_kernel(
     if SCALES == 2:
         acc *= largest
     divisor, row_lse = log_sum(maximum, total, SHIFT)
-    result = acc / divisor[:, None]
+    result = acc * (1.0 / divisor)[:, None]
     if SCALES == 1:
         result *= tl.load(value_scale + row_kv_head * strides_vs[2])[:, None]
     if SPLIT:
-        lse_offset = (query_row * (HEAD_PROGRAMS * HEADS * GROUP) + row_head) * splits + split
+        call_row = query_row - tl.load(query_start_loc)
+        lse_offset = (call_row * (HEAD_PROGRAMS * HEADS * GROUP) + row_head) * splits + split
         out_offset = lse_offset * HEAD_SIZE
     else:
         stride_out_token, stride_out_head = wide(out_strides)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pagedkv.arch import NEVER, largest_tile, next_power_of_two
 from pagedkv.errors import InvalidFileError
-from pagedkv.launch import tuning
+from pagedkv.launch import FEWEST_AT_ONCE, tuning
 
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
@@ -329,12 +329,13 @@ def bound(length: int) -> int:
     return -(-length // step) * step
 
 
-def reduced_at_once(splits: int, most: int) -> int:
+def reduced_at_once(splits: int, most: int, *, decode: bool) -> int:
     """Return how many partitions a program of the reduce loads at once: a power of two, at least 8 and at most `most`.
 
-    Few values, because each is compiled; and not always `most`, because what is not there is loaded too.
+    Few values, because each is compiled; and not always `most`, because what is not there is loaded too. Other steps
+    than decode have few partitions and many rows.
     """
-    return min(most, max(8, next_power_of_two(splits)))
+    return min(most, max(FEWEST_AT_ONCE, next_power_of_two(splits)) if decode else FEWEST_AT_ONCE)
 
 
 def bound_of_queries(length: int) -> int:

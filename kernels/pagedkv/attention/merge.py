@@ -107,13 +107,13 @@ def merge_kernel(
     do_not_specialize_on_alignment=["out_lse", "query_start_loc"],
 )
 def reduce_kernel(
-    partial,  # [num_tokens, num_q_heads, splits, head_size] fp32, contiguous
-    lse,  # [num_tokens, num_q_heads, splits] fp32 base 2, contiguous
+    partial,  # [tokens of this call, num_q_heads, splits, head_size] fp32, contiguous
+    lse,  # [tokens of this call, num_q_heads, splits] fp32 base 2, contiguous
     out,  # [num_tokens, num_q_heads, head_size]
     out_lse,  # [num_tokens, num_q_heads] fp32, written if LSE
     query_start_loc,  # [num_seqs + 1] int32
     num_seqs,
-    num_rows,  # num_tokens * NUM_HEADS
+    num_rows,  # of `lse`
     splits,
     out_strides,  # token, head
     out_lse_strides,  # token, head
@@ -126,15 +126,14 @@ def reduce_kernel(
     LSE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Merge `splits` partial results of each of ROWS rows; grid [ceil(num_tokens * NUM_HEADS / ROWS)]."""
+    """Merge `splits` partial results of each of ROWS rows; grid [ceil(num_rows / ROWS)]."""
     follow(DEPENDENT)
-    # Rows before the first and behind the last sequence (another call's, the padding of a captured graph) have no
-    # partial results and keep what `out` holds.
-    first_row = tl.load(query_start_loc).to(tl.int64) * NUM_HEADS
-    end_row = tl.load(query_start_loc + num_seqs).to(tl.int64) * NUM_HEADS
+    # Rows behind the last sequence (the padding of a captured graph) have no partial results and keep what `out` holds.
+    # In a batch of two calls the rows of the other one are none of this: they would be most of the programs.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    token = tl.load(query_start_loc) + row // NUM_HEADS
     channel = tl.arange(0, PADDED)
-    live = (row >= first_row) & (row < end_row)
+    live = (row < num_rows) & (token < tl.load(query_start_loc + num_seqs))
     in_head = channel < HEAD_SIZE
 
     # Online over chunks, like the attention over its tiles: [ROWS, CHUNK, PADDED] partial results at a time.
@@ -150,11 +149,11 @@ def reduce_kernel(
         inside = (row < num_rows)[:, None] & (split < splits)[None, :]
         maximum, total, acc = merge_parts(partial, lse, part, inside, channel, in_head, HEAD_SIZE, maximum, total, acc)
     divisor, row_lse = log_sum(maximum, total)
-    token, head = row // NUM_HEADS, row % NUM_HEADS
+    head = row % NUM_HEADS
     stride_token, stride_head = wide(out_strides)
     target = out + (token * stride_token + head * stride_head)[:, None] + channel[None, :]
     mask = live[:, None] & in_head[None, :]
-    tl.store(target, (acc / divisor[:, None]).to(out.dtype.element_ty), mask=mask)
+    tl.store(target, (acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty), mask=mask)
     if LSE:
         stride_token, stride_head = wide(out_lse_strides)
         tl.store(out_lse + token * stride_token + head * stride_head, row_lse * LN2, mask=live)

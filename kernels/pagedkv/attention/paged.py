@@ -172,7 +172,8 @@ def paged_attention(
         splits = launch.splits
         scales = kernel_scales(cache)
         lse_strides = (0, 0) if lse is None else lse.stride()
-        partial = (num_tokens, num_q_heads, splits)
+        num_rows = min(num_tokens, num_seqs * most_queries) * num_q_heads
+        partial = (num_rows, splits)
         tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
         dependent = decode and arch.dependent_launches
         # Two bytes at a time, so at even addresses.
@@ -239,11 +240,11 @@ def paged_attention(
             **follows,
         )
         data = tuning(arch.name).reduce
-        chunk = data.chunk if batch_invariant or not decode else reduced_at_once(splits, data.chunk)
-        merge_numbers = (num_seqs, num_tokens * num_q_heads, splits, out.stride()[:2], lse_strides)
+        chunk = data.chunk if batch_invariant else reduced_at_once(splits, data.chunk, decode=decode)
+        merge_numbers = (num_seqs, num_rows, splits, out.stride()[:2], lse_strides)
         merge = Launch(
             reduce_kernel,
-            (-(-num_tokens * num_q_heads // data.rows),),
+            (-(-num_rows // data.rows),),
             NUM_HEADS=num_q_heads,
             HEAD_SIZE=head_size,
             PADDED=padded,
@@ -252,7 +253,7 @@ def paged_attention(
             ONCE=splits <= chunk,
             LSE=lse is not None,
             DEPENDENT=dependent,
-            num_warps=data.waves,
+            num_warps=data.waves_of(chunk, padded),
             **follows,
         )
 

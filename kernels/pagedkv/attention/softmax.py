@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
+from triton.language.target_info import current_target
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -17,6 +20,38 @@ LN2 = tl.constexpr(0.6931471805599453)
 WEIGHT_SHIFT = tl.constexpr(15.0)
 """The largest weight of a product in fp16 is 2^15 and not 1. fp16 ends at 65,504, is exact to 11 bits down to 2^-14 and
 holds nothing below 2^-24: relative to 1, a key 17 nats above all others would be the only one that counts."""
+
+
+@triton.constexpr_function
+def compiled_for(*arches):
+    """Return whether the kernel is compiled for one of these gfx names; of none for any of AMD's."""
+    target = None if INTERPRETED else current_target()
+    return target is not None and target.backend == "hip" and (not arches or target.arch in arches)
+
+
+@triton.jit
+def reciprocal(x):
+    """Return 1 / x of fp32, on AMD to one unit in the last place, and 0 where it is no normal number.
+
+    There a quotient that is rounded right takes ten times the instructions (`v_div_scale_f32` and what follows).
+    """
+    return libdevice.fast_dividef(1.0, x) if compiled_for() else 1.0 / x
+
+
+@triton.jit
+def narrow(weights, DTYPE: tl.constexpr):
+    """Return fp32 weights >= 0 in another type, rounded to the nearest.
+
+    CDNA2 and CDNA3 have no conversion to bf16, and the compiler writes five instructions a number: ties to even, NaN
+    apart. Here a tie goes up, which is half a unit as well, so the error has the same bound; and a NaN stays one, as
+    its lower bits are 0 or the sum of weights is NaN too. That is one addition, and a permutation for two numbers.
+    """
+    if tl.bfloat16 == DTYPE and compiled_for("gfx90a", "gfx942"):
+        bits = weights.to(tl.int32, bitcast=True) + 0x8000
+        out = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        out = weights.to(DTYPE)
+    return out
 
 
 @triton.jit

@@ -106,7 +106,8 @@ def warm_up(
             batch_invariant=service.batch_invariant,
         )
         splits, decode = launch.splits, step.most_queries == 1
-        reduce = (reduced_at_once(splits, at_once) if decode else at_once, splits > at_once) if splits > 1 else None
+        loaded = at_once if service.batch_invariant else reduced_at_once(splits, at_once, decode=decode)
+        reduce = (loaded, splits > loaded) if splits > 1 else None
         looks = (decode, replace(launch, splits=min(splits, 2)), reduce)
         if looks in seen:
             continue

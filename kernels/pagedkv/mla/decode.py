@@ -134,6 +134,7 @@ def mla_decode(
             PAIRS=launch.pairs and not any(number % 2 for number in even),
             # In LDS, from where wgmma takes it: what is computed of it would be in registers, 36 loads a tile.
             KEPT=launch.rows >= arch.operand_from_lds_rows and cache_format is None and scale >= 0,
+            SPREAD=launch.spread,
             num_warps=launch.waves,
             num_stages=launch.stages,
             **options(arch, launch),

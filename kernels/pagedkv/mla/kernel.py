@@ -18,9 +18,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, online_softmax
+from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, narrow, online_softmax
 from pagedkv.fp8.scales import decoded, half_of, row_unit
 from pagedkv.strides import locate, tile_base, wide
+
+
+@triton.jit
+def shares(x, WAVES: tl.constexpr):
+    """Return [n, channels] as [WAVES, n, channels / WAVES]: the compiler gives the first axis of a product to waves."""
+    return tl.permute(tl.reshape(x, [x.shape[0], WAVES, x.shape[1] // WAVES]), (1, 0, 2))
+
+
+@triton.jit
+def turned(x):
+    """Return [batch, n, channels] as [batch, channels, n]."""
+    return tl.permute(x, (0, 2, 1))
 
 
 @triton.jit
@@ -74,6 +86,7 @@ def mla_decode_kernel(
     AHEAD: tl.constexpr,  # whether blocks are looked up a tile ahead, which takes registers and saves a wait
     PAIRS: tl.constexpr,  # whether codes are read in pairs; see attention.kernel.attend_pairs
     KEPT: tl.constexpr,  # see attention.kernel
+    SPREAD: tl.constexpr,  # waves that share the channels of a score's product; 1: each computes whole scores
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""
     stride_query_token, stride_query_head = wide(query_strides, ALIGN)
@@ -135,6 +148,8 @@ def mla_decode_kernel(
             q_high = (q_high / unit[:, None]).to(tl.float16)
             rope_pairs: tl.constexpr = [ROWS, PADDED_ROPE // 2, 2]
             q_even, q_odd = tl.split(tl.reshape((q_rope / unit[:, None]).to(tl.float16), rope_pairs))
+        if SPREAD > 1:
+            q_low, q_high, q_rope = shares(q_low, SPREAD), shares(q_high, SPREAD), shares(q_rope, SPREAD)
         table = block_table + seq.to(tl.int64) * stride_table
         last = (kv_end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
 
@@ -181,15 +196,21 @@ def mla_decode_kernel(
                     kv_low = decoded(kv_low, FORMAT, NATIVE, q_low.dtype)
                     kv_high = decoded(kv_high, FORMAT, NATIVE, q_low.dtype)
                     k_rope = decoded(k_rope, FORMAT, NATIVE, q_low.dtype)
-                scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
-                scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
-                scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee")
+                if SPREAD > 1:
+                    scores = tl.dot(q_rope, turned(shares(k_rope, SPREAD)), input_precision="ieee")
+                    scores = tl.dot(q_low, turned(shares(kv_low, SPREAD)), scores, input_precision="ieee")
+                    scores = tl.dot(q_high, turned(shares(kv_high, SPREAD)), scores, input_precision="ieee")
+                    scores = tl.sum(scores, axis=0)
+                else:
+                    scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
+                    scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
+                    scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee")
             seen = loaded[None, :]
             if CAUSAL:
                 seen = seen & (token[None, :] <= position[:, None])
             scores = tl.where(seen, scores, float("-inf"))
             weights, decay, maximum, total = online_softmax(scores, maximum, total, row_factor, SHIFT)
-            weights = weights.to(kv_low.dtype)
+            weights = narrow(weights, kv_low.dtype)
             acc_low = tl.dot(weights, kv_low, acc_low * decay[:, None], input_precision="ieee")
             acc_high = tl.dot(weights, kv_high, acc_high * decay[:, None], input_precision="ieee")
 
@@ -256,7 +277,7 @@ def mla_reduce_kernel(
     head = row % NUM_HEADS
     stride_token, stride_head = wide(out_strides)
     target = out + (token * stride_token + head * stride_head)[:, None] + channel[None, :]
-    result = (acc / divisor[:, None]).to(out.dtype.element_ty)
+    result = (acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty)
     tl.store(target, result, mask=live[:, None] & (channel < LATENT)[None, :])
     if HAS_LSE:
         stride_token, stride_head = wide(lse_strides)

@@ -58,6 +58,8 @@ class MlaLaunch:
     """Fewest tiles worth a group of their own."""
     pairs: bool
     """Whether the codes of a quantised cache may be read in pairs."""
+    spread: int = 1
+    """Waves that share the channels of a score's product; with 1 each wave computes all scores that it needs."""
 
 
 def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: int, occupancy: int, most: int) -> int:
@@ -109,7 +111,8 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
         if mfma:
             # Rows beyond 16 are shared by two waves, so 64 rows are 16 for each of 4 waves again.
             query = (32 if rows == 32 else 16) * width
-            return min(stages, 2) * accumulator, tile, waves * (query + stages * tile), codes
+            whole = 1 if spread(arch, shape, rows=rows, waves=waves) > 1 else waves
+            return min(stages, 2) * accumulator, tile, whole * (query + stages * tile), codes
         # One half of the latent at a time passes registers on its way to the product.
         return accumulator, tile // 2, codes
 
@@ -121,6 +124,20 @@ def in_pairs(arch: Arch, shape: MlaShape, rows: int) -> bool:
     """Whether the codes of a step may be read in pairs: wgmma, for many rows, takes its operands from LDS instead."""
     narrow = rows < arch.operand_from_lds_rows and shape.rope_size > 16
     return arch.code_pairs and shape.quantised and shape.element_bytes == 2 and narrow
+
+
+def spread(arch: Arch, shape: MlaShape, *, rows: int, waves: int) -> int:
+    """Return how many waves of MFMA share the channels of the scores' products.
+
+    With 16 rows there is one block of scores a tile: without this each wave computes it from all channels. Each wave
+    has products of at least 16 channels of rope, which come first, and of 32 of the latent.
+    """
+    if rows > 16 or arch.operand_from_lds_rows != NEVER or shape.quantised or shape.element_bytes != 2:
+        return 1
+    enough = (
+        next_power_of_two(shape.rope_size) >= 16 * waves and next_power_of_two(shape.latent_size) // 2 >= 32 * waves
+    )
+    return waves if enough else 1
 
 
 @functools.lru_cache(maxsize=1024)
@@ -153,6 +170,7 @@ def choose(arch: Arch, shape: MlaShape) -> MlaLaunch:
                     fixed=-(-data.fixed_tokens // tile),
                     least=-(-data.split_tokens // tile),
                     pairs=in_pairs(arch, shape, rows),
+                    spread=spread(arch, shape, rows=rows, waves=data.waves),
                 )
         rows //= 2
     raise InvalidFileError(

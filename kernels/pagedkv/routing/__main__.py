@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m pagedkv.routing explain`: which kernel serves each attention layer of a model, and why not the others."""
+"""`python -m pagedkv.routing`: which kernel serves each attention layer of a model; how a hybrid fits its GPUs."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -16,15 +17,18 @@ from pagedkv.layout import PACKINGS
 
 from .candidates import PROVIDERS
 from .explain import ENGINE_DTYPES, Deployment, as_data, explain, format_text
+from .fit import GPUS, UTILIZATION, Service, fit, fit_data, format_fit, gpu_of, weights_of
 from .model_config import read_config
 from .request import ELEMENT_BYTES, KvScales, Phase, Sides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_EXPLAIN = "Show which kernel serves each attention layer of a model, and why not the others."
+_FIT = "Show how a hybrid fits its GPUs in vLLM: blocks, states, sequences, prefix cache, kernels; and what to set."
 _EPILOG = """\
-exit status: 0 every attention layer is served; 1 one is not; 2 misuse; 3 the config (or the data about a kernel) cannot
-be read.
+exit status: 0 every attention layer is served, and the model fits; 1 not so; 2 misuse; 3 the config (or the data about
+a kernel) cannot be read.
 """
 
 
@@ -42,7 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> Exit:
-    explanation = explain(read_config(options.model), _deployment(options))
+    config = read_config(options.model)
+    if options.command == "fit":
+        made = fit(config, _deployment(options), _service(options))
+        sys.stdout.write(
+            json.dumps(fit_data(made), indent=1) + "\n" if options.json else format_fit(made, options.model)
+        )
+        return Exit.FAIL if made.problems or not made.explanation.served else Exit.PASS
+    explanation = explain(config, _deployment(options))
     sys.stdout.write(json.dumps(as_data(explanation), indent=1) + "\n" if options.json else format_text(explanation))
     return Exit.PASS if explanation.served else Exit.FAIL
 
@@ -51,10 +62,45 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pagedkv.routing", description=__doc__, epilog=_EPILOG)
     commands = parser.add_subparsers(dest="command", required=True)
     explain_ = commands.add_parser(
-        "explain", help="the routes of a model's layers", description=__doc__, epilog=_EPILOG
+        "explain", help="the routes of a model's layers", description=_EXPLAIN, epilog=_EPILOG
     )
+    explain_.add_argument(
+        "--model", type=Path, required=True, metavar="PATH", help="config.json, or the folder that holds it"
+    )
+    _add_deployment(explain_)
     add = explain_.add_argument
-    add("--model", type=Path, required=True, metavar="PATH", help="config.json, or the folder that holds it")
+    add("--phase", default="mixed", choices=get_args(Phase), help="default: mixed, which is all of them")
+    add("--q-len", type=int, default=1, metavar="N", help="query tokens of a decode step; default: 1")
+    add("--max-num-seqs", type=int, default=256, metavar="N", help="default: 256")
+    add("--num-blocks", type=int, metavar="N", help="of the pool; a kernel with a limit on it is not chosen without")
+    fit_ = commands.add_parser("fit", help="how a hybrid fits its GPUs", description=_FIT, epilog=_EPILOG)
+    fit_.add_argument("model", type=Path, metavar="MODEL", help="config.json, or the folder that holds it")
+    _add_deployment(fit_)
+    add = fit_.add_argument
+    add("--gpu", metavar="NAME", help=f"of {', '.join(GPUS)}; default: the first of the arch")
+    add("--memory", type=float, metavar="GIB", help="of one GPU; default: the GPU's")
+    add(
+        "--gpu-memory-utilization",
+        dest="utilization",
+        type=float,
+        default=UTILIZATION,
+        metavar="SHARE",
+        help=f"default: {UTILIZATION}, vLLM's",
+    )
+    add("--weights", type=float, metavar="GIB", help="of the whole model; default: the safetensors files in the folder")
+    add("--reserve", type=float, default=4.0, metavar="GIB", help="of a GPU for activations and graphs; default: 4")
+    add("--max-num-seqs", type=int, metavar="N", help="default: vLLM's, 1024 from 70 GiB on and 256 below")
+    add("--drafts", type=int, default=0, metavar="N", help="tokens drafted a step; default: 0")
+    add(
+        "--prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        help="default: vLLM's, with one where a layer attends",
+    )
+    return parser.parse_args(arguments)
+
+
+def _add_deployment(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--arch", required=True, choices=list(ARCHES), help="GPU architecture of the agents")
     add(
         "--with",
@@ -63,7 +109,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAMES",
         help="installed beside ours: aiter,vllm (default), one of them, or none",
     )
-    add("--phase", default="mixed", choices=get_args(Phase), help="default: mixed, which is all of them")
     add("--tp", type=int, default=1, metavar="N", help="ranks that share a layer; default: 1")
     add("--dtype", choices=list(ELEMENT_BYTES), help="default: the config's")
     add("--ssm-dtype", choices=list(ELEMENT_BYTES), help="of recurrent states; default: the config's")
@@ -82,12 +127,38 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="PACKING[:SIDES]",
         help=f"{', '.join(PACKINGS)}, with :planes or :interleaved; default: rows, and the sides that the model needs",
     )
-    add("--q-len", type=int, default=1, metavar="N", help="query tokens of a decode step; default: 1")
-    add("--max-num-seqs", type=int, default=256, metavar="N", help="default: 256")
     add("--max-model-len", dest="max_seq_len", type=int, metavar="N", help="tokens; default: the config's")
-    add("--num-blocks", type=int, metavar="N", help="of the pool; a kernel with a limit on it is not chosen without")
     add("--json", action="store_true", help="the same as JSON, with every mismatch")
-    return parser.parse_args(arguments)
+
+
+def _service(options: argparse.Namespace) -> Service:
+    if options.memory is not None:
+        if options.gpu is not None:
+            raise MisuseError("--memory: got one beside --gpu; expected one of the two.")
+        gpu, memory = options.arch, options.memory
+    else:
+        gpu, memory = gpu_of(options.arch, options.gpu)
+    weights = weights_of(options.model) if options.weights is None else options.weights
+    if weights is None:
+        raise MisuseError(
+            f"--weights: {options.model} holds no safetensors files; give the GiB of the model's weights."
+        )
+    for option, amount in (("--memory", memory), ("--weights", weights)):
+        if not 0 < amount < math.inf:
+            raise MisuseError(f"{option}: got {amount}; expected more than 0 GiB.")
+    if not 0 <= options.reserve < math.inf:
+        raise MisuseError(f"--reserve: got {options.reserve}; expected at least 0 GiB.")
+    if not 0 < options.utilization <= 1:
+        raise MisuseError(f"--gpu-memory-utilization: got {options.utilization}; expected more than 0, at most 1.")
+    return Service(
+        gpu=gpu,
+        memory=memory,
+        weights=weights,
+        utilization=options.utilization,
+        reserve=options.reserve,
+        prefix_cache=options.prefix_cache,
+        max_num_seqs=options.max_num_seqs,
+    )
 
 
 def _deployment(options: argparse.Namespace) -> Deployment:
@@ -100,10 +171,16 @@ def _deployment(options: argparse.Namespace) -> Deployment:
     others = [] if options.providers == "none" else options.providers.split(",")
     if unknown := [name for name in others if name not in PROVIDERS]:
         raise MisuseError(f"--with: got {', '.join(unknown)}; expected some of {', '.join(PROVIDERS)}, or none.")
-    for option, count in (("--tp", options.tp), ("--block-size", options.block_size)):
-        if count < 1:
-            raise MisuseError(f"{option}: got {count}; expected at least 1.")
-    chosen = {field.name: getattr(options, field.name, None) for field in fields(Deployment)}
+    for option in ("tp", "block_size", "max_num_seqs", "max_seq_len"):
+        count = getattr(options, option)
+        if count is not None and count < 1:
+            name = {"max_seq_len": "max_model_len"}.get(option, option).replace("_", "-")
+            raise MisuseError(f"--{name}: got {count}; expected at least 1.")
+    if getattr(options, "drafts", 0) < 0:
+        raise MisuseError(f"--drafts: got {options.drafts}; expected at least 0.")
+    chosen = {field.name: getattr(options, field.name) for field in fields(Deployment) if hasattr(options, field.name)}
+    if chosen["max_num_seqs"] is None:
+        del chosen["max_num_seqs"]
     chosen |= {"providers": tuple(dict.fromkeys(("pagedkv", *others))), "packing": packing, "sides": sides or None}
     return Deployment(**chosen)
 

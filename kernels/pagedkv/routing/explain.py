@@ -52,6 +52,8 @@ class Deployment:
     max_seq_len: int | None = None
     """None is the model's own bound."""
     num_blocks: int | None = None
+    drafts: int = 0
+    """Tokens that are drafted a step, which recurrent layers keep states of."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,10 @@ def explain(config: Config, deployment: Deployment) -> Explanation:
         MisuseError: the deployment contradicts the model.
         RequestError: it has a value that no layer has.
     """
-    dtype = deployment.dtype or _dtype(config)
+    dtype = deployment.dtype or config_dtype(config)
     found = layer_kinds(config)
-    state = None
-    if any(kind.keeps == "state" for kind in found):
-        state = recurrent_state(config, tp=deployment.tp, dtype=dtype, ssm_dtype=deployment.ssm_dtype)
-    cached = next((kind for kind in found if kind.keeps == "cache"), None)
+    state = shared_state(config, found, deployment, dtype)
+    cached = next((kind for kind in found if kind.keeps in {"cache", "latent"}), None)
     tokens, reason = deployment.block_size, "as asked"
     if state and cached:
         tokens, reason = _hybrid_block(state, cached, deployment, dtype)
@@ -195,7 +195,13 @@ def kv_format(name: str, arch: str, dtype: str) -> KvCacheDtype:
     raise MisuseError(f"--kv-cache-dtype: got {name}; expected one of {', '.join(ENGINE_DTYPES)}.")
 
 
-def _dtype(config: Config) -> Dtype:
+def config_dtype(config: Config) -> Dtype:
+    """Return the dtype that a config names.
+
+    Raises:
+        MisuseError: It names none.
+        InvalidFileError: It names one that no kernel takes.
+    """
     found = config.keys.get("dtype") or config.keys.get("torch_dtype")
     if found is None:
         raise MisuseError(f"--dtype: {config.path} names none; give one of {', '.join(ELEMENT_BYTES)}.")
@@ -213,13 +219,39 @@ def _shared(kind: Kind, tp: int) -> tuple[int, int]:
     return kind.num_q_heads // tp, max(1, kind.num_kv_heads // tp)
 
 
-def _hybrid_block(state: State, kind: Kind, deployment: Deployment, dtype: str) -> tuple[int, str]:
-    _, heads = _shared(kind, deployment.tp)
+def shared_state(config: Config, kinds: tuple[Kind, ...], deployment: Deployment, dtype: str) -> State | None:
+    """Return what a recurrent layer of one rank keeps of a sequence; None where no layer is recurrent.
+
+    Raises:
+        InvalidFileError: the config names no recurrence that is described here.
+        MisuseError: it cannot be shared by the ranks.
+    """
+    if not any(kind.keeps == "state" for kind in kinds):
+        return None
+    return recurrent_state(
+        config, tp=deployment.tp, dtype=dtype, ssm_dtype=deployment.ssm_dtype, drafts=deployment.drafts
+    )
+
+
+def token_bytes(kind: Kind, deployment: Deployment, dtype: str) -> int:
+    """Return the bytes that one attention layer of one rank keeps of a token.
+
+    Raises:
+        MisuseError: the ranks cannot share its heads.
+    """
     quantised = kv_format(deployment.kv_cache_dtype, deployment.arch, dtype) != "auto"
-    token = 2 * heads * kind.head_size * (1 if quantised else ELEMENT_BYTES[dtype])
-    if quantised and deployment.kv_scales == "token":
-        token += 2 * heads * ELEMENT_BYTES["float32"]
-    return hybrid_block_size(state.bytes, token, asked=deployment.block_size), (
+    element = 1 if quantised else ELEMENT_BYTES[dtype]
+    if kind.keeps == "latent":
+        return kind.head_size * element
+    _, heads = _shared(kind, deployment.tp)
+    scales = ELEMENT_BYTES["float32"] if quantised and deployment.kv_scales == "token" else 0
+    return 2 * heads * (kind.head_size * element + scales)
+
+
+def _hybrid_block(state: State, kind: Kind, deployment: Deployment, dtype: str) -> tuple[int, str]:
+    token = token_bytes(kind, deployment, dtype)
+    latent = kind.keeps == "latent"
+    return hybrid_block_size(state.bytes, token, asked=deployment.block_size, latent=latent), (
         f"so that a block of {token} bytes a token holds the state of a {state.name} layer, {state.bytes} bytes "
         f"(asked: {deployment.block_size})"
     )

@@ -90,6 +90,17 @@ class Config:
             raise self.error(f"{name}: got {value!r}; expected a list of words")
         return value
 
+    def integers(self, name: str) -> list[int]:
+        """Return a key that is a list of integers.
+
+        Raises:
+            InvalidFileError: it is not there, or something else.
+        """
+        value = self.keys.get(name)
+        if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+            raise self.error(f"{name}: got {value!r}; expected a list of integers")
+        return value
+
     def error(self, what: str) -> InvalidFileError:
         """Return the error that says what is wrong with this file."""
         return InvalidFileError(f"{self.path}: {what}.")
@@ -143,6 +154,7 @@ _PATTERN_LETTERS = {"M": ("state",), "*": ("full",), "-": (), "E": ()}
 _EVERY_LAYER_SLIDES = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 _EVEN_LAYERS_SLIDE = {"gemma2", "gpt_oss"}
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_STATE_ALONE = {"mamba", "falcon_mamba", "mamba2"}
 _RELATIVE_BIAS = {"t5", "mt5", "umt5", "longt5", "switch_transformers", "mpnet"}
 
 
@@ -291,11 +303,21 @@ def _pattern(config: Config) -> list[tuple[str, ...]]:
     return _sliding_pattern(config, layers)
 
 
+def _linear_attention(config: Config) -> Config | None:
+    """Keys of Kimi delta attention, which counts layers from 1; None of another family."""
+    inner = config.keys.get("linear_attn_config")
+    return Config(config.path, inner) if isinstance(inner, dict) else None
+
+
 def _full_layers(config: Config, layers: range) -> set[int] | None:
     """Attention layers of a hybrid that does not list its layers; None of a model that is no hybrid."""
     for name in ("attn_layer_indices", "full_attn_idxs"):
         if isinstance(indices := config.keys.get(name), list):
             return set(indices)
+    if config.model_type in _STATE_ALONE:
+        return set()
+    if (linear := _linear_attention(config)) is not None:
+        return {layer - 1 for layer in linear.integers("full_attn_layers")}
     if config.has("attn_layer_period"):  # Jamba
         offset = config.keys.get("attn_layer_offset", 0)
         return {layer for layer in layers if layer % config.integer("attn_layer_period") == offset}
@@ -340,7 +362,13 @@ class State:
         return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True))
 
 
-def hybrid_block_size(state_bytes: int, token_bytes: int, *, asked: int, kernel_block: int = 16) -> int:
+MLA_BLOCK = 128
+"""A block of MLA beside recurrent layers is a multiple of so many tokens (vLLM 0.32, `platforms/interface.py:1079`)."""
+
+
+def hybrid_block_size(
+    state_bytes: int, token_bytes: int, *, asked: int, kernel_block: int = 16, latent: bool = False
+) -> int:
     """Return the tokens of a block that holds a state.
 
     `align = max(kernel_block, asked)`, `align * ceil(state / (align * token))`, rounded up to the kernels' block.
@@ -350,13 +378,14 @@ def hybrid_block_size(state_bytes: int, token_bytes: int, *, asked: int, kernel_
         token_bytes: Of K and V of one token in one attention layer.
         asked: The engine's block size, in tokens.
         kernel_block: Smallest block of every attention kernel, in tokens.
+        latent: Whether the attention is MLA.
     """
-    align = max(kernel_block, asked)
+    align = max(kernel_block, asked, MLA_BLOCK if latent else 0)
     tokens = align * -(-state_bytes // (align * token_bytes))
     return max(asked, kernel_block * -(-tokens // kernel_block))
 
 
-def recurrent_state(config: Config, *, tp: int, dtype: str, ssm_dtype: str | None) -> State:
+def recurrent_state(config: Config, *, tp: int, dtype: str, ssm_dtype: str | None, drafts: int = 0) -> State:
     """Return the state of the recurrent layers of a model (shapes: vLLM 0.32, `mamba_utils.py:180-301`).
 
     Args:
@@ -364,22 +393,60 @@ def recurrent_state(config: Config, *, tp: int, dtype: str, ssm_dtype: str | Non
         tp: Ranks that share a layer.
         dtype: Of the model.
         ssm_dtype: Of the recurrent state; None takes the config's own, else the model's.
+        drafts: Tokens that are drafted a step; the window of the convolution is so much longer, but for Mamba-1.
 
     Raises:
         InvalidFileError: the config names no recurrence that is described here.
         MisuseError: it cannot be shared by `tp` ranks.
     """
-    own = config.keys.get("mamba_ssm_dtype") or config.keys.get("mamba_ssm_cache_dtype")
-    recurrent = ssm_dtype or (own if own in ELEMENT_BYTES else dtype)
+    recurrent = ssm_dtype or _own_state_dtype(config) or dtype
     name, channels, taps, inner = _describe(config, tp)
     if channels % tp or (inner and inner[0] % tp):
         raise MisuseError(f"--tp: got {tp}; expected a divisor of {channels} channels and {inner[:1]} heads.")
-    shapes: list[tuple[int, ...]] = [(channels // tp, taps - 1)]
+    shapes: list[tuple[int, ...]] = [(channels // tp, taps - 1 + (0 if name == MAMBA_1 else drafts))]
     sizes = [ELEMENT_BYTES[dtype]]
     if inner:
         shapes.append((inner[0] // tp, *inner[1:]))
         sizes.append(ELEMENT_BYTES[str(recurrent)])
     return State(name, tuple(shapes), tuple(sizes))
+
+
+def _own_state_dtype(config: Config) -> str | None:
+    """The dtype of recurrent states where a family does not keep them in the model's (vLLM 0.32, `models/config.py`).
+
+    Raises:
+        InvalidFileError: the config names a dtype that is none.
+    """
+    if _linear_attention(config) is not None:
+        return "float32"
+    key, default = {
+        "nemotron_h": ("mamba_ssm_cache_dtype", "float32"),
+        **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), ("mamba_ssm_dtype", None)),
+    }.get(config.model_type, ("", None))
+    found = config.keys.get(key) or default
+    if found is not None and found not in ELEMENT_BYTES:
+        raise config.error(f"{key}: got {found!r}; expected one of {', '.join(ELEMENT_BYTES)}")
+    return None if found is None else str(found)
+
+
+MAMBA_1 = "Mamba"
+
+
+def _groups(config: Config, tp: int) -> int:
+    """Groups of B and C of Mamba-2; each rank needs those of its heads."""
+    groups = config.integer("mamba_n_groups", "n_groups", "mamba_ngroups", default=1)
+    return groups if groups % tp == 0 else tp
+
+
+def _describe_alone(config: Config, tp: int) -> tuple[str, int, int, tuple[int, ...]]:
+    """The same as `_describe`, of a model of Mamba layers alone, whose keys have other names."""
+    size, taps = config.integer("state_size"), config.integer("conv_kernel", default=4)
+    inner = config.integer("expand", default=2) * config.integer("hidden_size")
+    if config.model_type != "mamba2":
+        inner = config.integer("intermediate_size", default=inner)
+        return MAMBA_1, inner, taps, (inner, size)
+    heads = (config.integer("num_heads"), config.integer("head_dim"), size)
+    return "Mamba-2", inner + 2 * _groups(config, tp) * size, taps, heads
 
 
 def _describe(config: Config, tp: int) -> tuple[str, int, int, tuple[int, ...]]:
@@ -389,6 +456,11 @@ def _describe(config: Config, tp: int) -> tuple[str, int, int, tuple[int, ...]]:
         key, value = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
         channels = 2 * key_heads * key + value_heads * value
         return "gated delta net", channels, config.integer("linear_conv_kernel_dim"), (value_heads, value, key)
+    if config.model_type in _STATE_ALONE:
+        return _describe_alone(config, tp)
+    if (linear := _linear_attention(config)) is not None:
+        heads, size = linear.integer("num_heads"), linear.integer("head_dim")
+        return "Kimi delta attention", 3 * heads * size, linear.integer("short_conv_kernel_size"), (heads, size, size)
     if config.has("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"):
         heads = config.integer("mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
         size = config.integer("mamba_d_state", "ssm_state_size")
@@ -398,13 +470,12 @@ def _describe(config: Config, tp: int) -> tuple[str, int, int, tuple[int, ...]]:
             inner = heads * config.integer("mamba_head_dim")
         else:
             inner = config.integer("mamba_expand") * config.integer("hidden_size")
-        groups = config.integer("mamba_n_groups", "n_groups", "mamba_ngroups", default=1)
-        groups += 0 if groups % tp == 0 else tp - groups  # each rank needs the groups of its heads
+        groups = _groups(config, tp)
         taps = config.integer("mamba_d_conv", "conv_kernel")
         return "Mamba-2", inner + 2 * groups * size, taps, (heads, inner // heads, size)
     if config.has("mamba_d_state"):
         inner = config.integer("mamba_expand") * config.integer("hidden_size")
-        return "Mamba", inner, config.integer("mamba_d_conv"), (inner, config.integer("mamba_d_state"))
+        return MAMBA_1, inner, config.integer("mamba_d_conv"), (inner, config.integer("mamba_d_state"))
     if config.has("conv_L_cache"):
         return "short convolution", config.integer("conv_dim", "hidden_size"), config.integer("conv_L_cache"), ()
     raise config.error(

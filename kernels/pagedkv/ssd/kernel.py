@@ -19,7 +19,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pagedkv.attention.softmax import LOG2E, reciprocal
 from pagedkv.strides import wide
+
+
+@triton.jit
+def load_sums(sums, token):
+    """Return the sums up to each token times log2(e): 2^(a_i - a_j) is how much of j is left at i.
+
+    A sum below -1e30 (-inf, for a state that is gone at each step) is one that falls from token to token instead: its
+    difference with itself is 0, with any other one leaves nothing, and neither is -inf - -inf. A NaN stays one.
+    """
+    least = -1e30 * (1 + token).to(tl.float32)
+    found = tl.load(sums + token) * LOG2E
+    return tl.where(found < least, least, found)
 
 
 @triton.jit
@@ -93,7 +106,7 @@ def chunk_scan_kernel(
     dt += head * stride_dt_head + chunk * stride_dt_chunk
     sums += head * stride_sum_head + chunk * stride_sum_chunk
     C += start * stride_C_token + group * stride_C_group + row[:, None] * stride_C_token
-    first_sum = tl.load(sums + first)
+    first_sum = load_sums(sums, first)
 
     acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
     if continued | HAS_INITIAL:
@@ -113,20 +126,20 @@ def chunk_scan_kernel(
                 h = tl.full([CHANNELS, STATE_TILE], 0.0, C.dtype.element_ty)
             c = tl.load(C + state[None, :], mask=live[:, None] & (state < STATE)[None, :], other=0.0)
             acc = tl.dot(c, tl.trans(h), acc, input_precision="ieee")
-        acc *= tl.exp(first_sum)
+        acc *= tl.exp2(first_sum)
 
-    row_sum = tl.load(sums + row)  # what is behind the chunk's tokens stays in rows that nobody stores
+    row_sum = load_sums(sums, row)  # what is behind the chunk's tokens stays in rows that nobody stores
     for begin in range(0, first, TILE):
         token = begin + tl.arange(0, TILE)
-        factor = tl.exp(first_sum - tl.load(sums + token)) * tl.load(dt + token)
+        factor = tl.exp2(first_sum - load_sums(sums, token)) * tl.load(dt + token)
         weights = (tl.load(products + token[None, :]) * factor[None, :]).to(x.dtype.element_ty)
         values = tl.load(x + token[:, None] * stride_x_token, mask=inside[None, :], other=0.0)
         acc = tl.dot(weights, values, acc, input_precision="ieee")
-    acc *= tl.exp(row_sum - first_sum)[:, None]
+    acc *= tl.exp2(row_sum - first_sum)[:, None]
 
     for begin in range(first, min(first + ROWS, length), TILE):
         token = begin + tl.arange(0, TILE)
-        factor = tl.exp(row_sum[:, None] - tl.load(sums + token)[None, :]) * tl.load(dt + token)[None, :]
+        factor = tl.exp2(row_sum[:, None] - load_sums(sums, token)[None, :]) * tl.load(dt + token)[None, :]
         weights = tl.load(products + token[None, :]) * factor
         # Behind the diagonal lie exponentials of positive numbers, and what nobody has computed.
         weights = tl.where(token[None, :] <= row[:, None], weights, 0.0).to(x.dtype.element_ty)
@@ -148,6 +161,6 @@ def chunk_scan_kernel(
         stride_z_token, stride_z_head = wide(z_strides)
         z += start * stride_z_token + head * stride_z_head + channel[None, :]
         gate = tl.load(z + row[:, None] * stride_z_token, mask=kept, other=0.0).to(tl.float32)
-        acc *= gate * tl.sigmoid(gate)
+        acc *= gate * reciprocal(1 + tl.exp2(-gate * LOG2E))
     out += start * stride_out_token + head * stride_out_head + channel[None, :]
     tl.store(out + row[:, None] * stride_out_token, acc.to(out.dtype.element_ty), mask=kept)

@@ -48,7 +48,7 @@ def chunk_scan(
         products: C_i . B_j of each chunk; those above the diagonal are not used.
         x: Inputs; fp32, fp16 or bf16, last dimension dense.
         dt: Step sizes, softplus and bias applied.
-        sums: a, for negative A.
+        sums: a, for negative A. From the first -inf on each step is taken to leave nothing of the state (A = -inf).
         C: Output projections, in the dtype of x.
         states: The state behind each chunk, in any of these dtypes.
         out: Result, in the dtype of x.

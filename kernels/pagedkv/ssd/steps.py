@@ -60,9 +60,14 @@ def steps(
     for chunk, (begin, end) in enumerate(itertools.pairwise(chunk_starts)):
         sequence, tokens, length = sequences[chunk], slice(begin, end), end - begin
         laid_dt[:, chunk, :length] = dt[tokens].T
-        sums[:, chunk] = (laid_dt[:, chunk] * A[:, None]).cumsum(-1)
+        steps_down = (dt[tokens].T * A[:, None]).cumsum(-1)
+        sums[:, chunk, :length], sums[:, chunk, length:] = steps_down, steps_down[:, -1:]
+        # At a sum of -inf all of its own token is left, and nothing of another.
+        gone = steps_down.isneginf()
+        fallen = (steps_down[:, -1:] - steps_down).masked_fill(gone, -torch.inf)
+        fallen[:, -1].masked_fill_(gone[:, -1], 0.0)
         products[chunk, :, :length, :length] = torch.einsum("igs,jgs->gij", C[tokens], B[tokens])
-        until_end = laid_dt[:, chunk, :length] * (sums[:, chunk, -1:] - sums[:, chunk, :length]).exp()
+        until_end = laid_dt[:, chunk, :length] * fallen.exp()
         per_head = B[tokens].repeat_interleave(heads // groups, dim=1)
         states[chunk] = torch.einsum("ht,thp,ths->hps", until_end, x[tokens], per_head)
         before = None if initial_states is None else initial_states[sequence].to(dt)

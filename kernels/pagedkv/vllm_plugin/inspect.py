@@ -136,7 +136,8 @@ def build_llm(model: str, **arguments: Any) -> LLM:
     Args:
         model: What vLLM's `LLM` takes as model.
         **arguments: Further arguments of `LLM`; `worker_extension_cls` and the attention backend are set here. An
-            `attention_config` is a mapping, and keeps what else it says.
+            `attention_config` is a mapping, and keeps what else it says; so is a `speculative_config`, whose drafter
+            is served by ours too unless it names another `attention_backend` ("auto" is vLLM's choice).
 
     Returns:
         The engine. Whether our backend serves it is what `require_served` checks after a request.
@@ -154,6 +155,8 @@ def build_llm(model: str, **arguments: Any) -> LLM:
         if custom.is_overridden() and custom.get_path() != BACKEND:
             raise BackendTakenError(NAME, custom.get_path())
         arguments["attention_backend"] = NAME
+        if drafts := arguments.get("speculative_config"):  # a drafter does not inherit it: vLLM would choose anew
+            arguments["speculative_config"] = {"attention_backend": NAME, **drafts}
         if ours_for_mla:
             chosen = {"backend_per_kind": {"mla_attention": GPU_MLA_NAME}}
             arguments["attention_config"] = {**arguments.get("attention_config", {}), **chosen}

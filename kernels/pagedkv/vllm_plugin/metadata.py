@@ -74,6 +74,7 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         """
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         _refuse_late_surprises(vllm_config)
+        _tell_of_drafters(vllm_config)
         # Asks vLLM to put sequences with this many query tokens or fewer first: 1, or 1 + drafted tokens.
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self.batch_invariant = envs.VLLM_BATCH_INVARIANT
@@ -197,8 +198,25 @@ def _refuse_late_surprises(vllm_config: VllmConfig) -> None:
     refuse(
         {
             "several drafts a step on ROCm under model runner V1 (leave attention_backend out of --speculative-config, "
-            "which does not change who serves the model itself; or unset VLLM_USE_V2_MODEL_RUNNER)": unknown_to_vllm,
+            'or say "auto" there to build_llm, which does not change who serves the model itself; or unset '
+            "VLLM_USE_V2_MODEL_RUNNER)": unknown_to_vllm,
             "diffusion models, which mix causal and other sequences in a batch": vllm_config.diffusion_config
             is not None,
         }
     )
+
+
+def _tell_of_drafters(vllm_config: VllmConfig) -> None:
+    """Warn of a drafter with layers that vLLM serves by a backend of its own choice, not by the model's."""
+    drafts = vllm_config.speculative_config
+    if (
+        drafts is not None
+        and not current_platform.is_cpu()
+        and drafts.uses_draft_kv_cache()
+        and drafts.attention_backend is None
+    ):
+        log.warning(
+            "pagedkv does not serve the layers of the drafter: vLLM chooses a backend for them anew. To do: say "
+            '"attention_backend": "%s" in --speculative-config.',
+            NAME,
+        )

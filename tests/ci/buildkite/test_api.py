@@ -455,3 +455,26 @@ ITSELF = "the change edits its own gate, which needs an approval"
 def test_change_that_no_rerun_answers_for(changes, expected):
     both = plan("a", **changes)
     assert shortfall(both, both) == (expected,)
+
+
+def test_a_job_that_no_agent_took_in_time_is_ended(server, client):
+    late = job(61) | {"graphql_id": "Sm9i"}
+    unfinished = running(late, job(59) | {"graphql_id": "x"}, job(500, state="running") | {"graphql_id": "y"})
+    unfinished += running(job(500, queue="another-team") | {"graphql_id": "z"}, job(500))
+    ((name, words),) = api.overdue(unfinished, QUEUES, NOW)
+    assert name == "Sm9i"
+    assert words.startswith("amd_mi300_1: no agent took a job within 60 minutes, so it was ended after 61: https://")
+    client.graphql = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.answer(200, {"data": {"jobTypeCommandCancel": {"jobTypeCommand": {"state": "CANCELED"}}}})
+    client.cancel_job(name)
+    ((method, path, _, body, headers),) = server.asked
+    assert (method, path, headers["Authorization"]) == ("POST", "/v1", f"Bearer {TOKEN}")
+    assert json.loads(body)["variables"] == {"id": "Sm9i"}
+    assert "jobTypeCommandCancel" in json.loads(body)["query"]
+
+
+def test_a_refusal_that_comes_with_200_is_one(server, client):
+    client.graphql = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.answer(200, {"errors": [{"message": "No permission\nfor that"}]})
+    with pytest.raises(RemoteError, match="refuses to end a job: No permission for that"):
+        client.cancel_job("Sm9i")

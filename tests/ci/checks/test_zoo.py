@@ -95,6 +95,14 @@ def test_what_is_not_caught_fails(repository, patch, changes, why):
     assert zoo.status_of((control, bug)) == Exit.FAIL
 
 
+def test_a_cause_that_a_reader_must_scroll_to_is_not_enough(repository, monkeypatch):
+    monkeypatch.setattr("hilgate.report.terminal.SCREEN", (80, 3))
+    plant(repository, CAUGHT)
+    _, bug = outcomes(repository)
+    assert bug.outcome is Outcome.FAIL
+    assert bug.message == "sample-cpu caught it, and its cause is not on the first screen: gather[strided]"
+
+
 def test_a_control_that_fails_proves_nothing(repository):
     plant(repository, CAUGHT)
     (repository / "kernels" / "samplekernel.py").write_text(SOUND.replace("2 * x", "3 * x"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hilgate explain-kernel`: the answer, the mistakes and the exit statuses of the command it starts."""
+"""`hilgate explain-kernel` and `hilgate fit`: answers, mistakes and exit statuses of the command they start."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def explain_kernel(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(CONFIGS)
 
-    def command(*arguments, before=()):
+    def run(*arguments, before=(), command="explain-kernel"):
         with pytest.raises(SystemExit) as ended:
-            main([*before, "explain-kernel", *arguments])
+            main([*before, command, *arguments])
         said = capsys.readouterr()
         return ended.value.code or 0, said.out, said.err
 
-    return command
+    return run
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,23 @@ def test_answers_mistakes_and_statuses_are_those_of_the_kernels(explain_kernel, 
     assert (got, silent) == (status, "")
     assert [word for word in words if word not in answer] == []
     assert "Traceback" not in answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["qwen3-next-80b-a3b.json", "--arch", "gfx942", "--weights", "20"], Exit.PASS, "544 tokens: so that a block"),
+        (["--help"], Exit.PASS, "--gpu-memory-utilization"),
+        (["qwen3-next-80b-a3b.json", "--arch", "gfx942", "--weights", "500"], Exit.FAIL, "DOES NOT FIT"),
+        (["qwen3-next-80b-a3b.json", "--arch", "gfx942"], Exit.MISUSE, "--weights"),
+        (["mpt-7b.json", "--arch", "gfx942", "--weights", "9"], Exit.INVALID_DECLARATION, "has no recurrent layers"),
+    ],
+    ids=["fits", "help", "does not fit", "misuse", "no hybrid"],
+)
+def test_fit_is_the_kernels_too(explain_kernel, arguments, status, words):
+    got, out, err = explain_kernel(*arguments, command="fit")
+    assert got == status
+    assert words in (out if status in {Exit.PASS, Exit.FAIL} else err)
 
 
 def test_a_repository_without_kernels_cannot_run_it(explain_kernel, tmp_path):

@@ -103,7 +103,6 @@ TELLING = (
     ("explain", MARKUP),
     ("plan", "--profile", MARKUP),
     ("rerun", MARKUP, "--pr", "7"),
-    ("simulate", "--seed", MARKUP),
     (MARKUP,),
     ("history", "show", "--metric", MARKUP),
     ("gate", "--steps", MARKUP),

@@ -137,3 +137,41 @@ def test_duckdb_loads_no_extension(folder):
 def test_rows_are_json(folder):
     text = json.dumps(ask(folder, "kernels"), default=dt.datetime.isoformat)
     assert json.loads(text)[0]["time"][0] == "2026-11-21T00:00:00+00:00"
+
+
+def queued(folder, number, seconds, *, began_at_all=True):
+    """Add a build whose step waited so long for amd_mi300_1, or that no agent took."""
+    one = step("a", "x", queue="amd_mi300_1")
+    a_plan, recorded, verdict = built((one, [passed()] if began_at_all else None), created=NOW)
+    start = NOW + dt.timedelta(seconds=seconds)
+    for attempts in recorded.attempts.values():
+        moved = attempts[0].record.model_copy(update={"started": start})
+        recorded.attempts["a-cpu"] = (results.Attempt(moved, attempts[0].checks),)
+    store.add(folder, a_plan, began(recorded, NOW + dt.timedelta(minutes=number)), verdict, branch="main")
+
+
+def test_waiting_is_measured_for_each_queue_and_forecast(tmp_path):
+    for number in range(10):
+        queued(tmp_path, number, 60 * (number + 1))
+    queued(tmp_path, 10, 0, began_at_all=False)
+    (row,) = ask(tmp_path, "waiting")
+    assert (row["queue"], row["jobs"], row["never"]) == ("amd_mi300_1", 10, 1)
+    assert (row["half"], row["nine_of_ten"], row["longest"]) == (pytest.approx(5.5), pytest.approx(9.1), 10.0)
+    assert queries.forecast(tmp_path, {"amd_mi300_1", "amd-cpu"}) == [
+        "amd_mi300_1: a job waits 5 min 30 s as a rule, 1 of 10 over 9 min 06 s; 1 of the last 11 never began"
+    ]
+
+
+def test_only_the_newest_jobs_of_a_queue_are_a_forecast(tmp_path):
+    for number in range(55):
+        queued(tmp_path, number, 600 if number < 5 else 60)
+    (row,) = ask(tmp_path, "waiting")
+    assert (row["jobs"], row["longest"]) == (50, 1.0)
+
+
+def test_a_history_without_a_build_or_with_a_damaged_one_forecasts_nothing(tmp_path):
+    assert queries.forecast(tmp_path, {"amd-cpu"}) == []
+    queued(tmp_path, 0, 60)
+    assert queries.forecast(tmp_path, {"amd-cpu"}) == []
+    (next(tmp_path.glob("*Z-*")) / PLAN_FILE).write_text("{")
+    assert queries.forecast(tmp_path, {"amd_mi300_1"}) == []

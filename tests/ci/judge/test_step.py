@@ -113,7 +113,7 @@ CASES = {
         without("results.jsonl", "health-before.json", "health-after.json"),
         D,
         R.INFRA,
-        "no record of it arrived",
+        "no record of it arrived; no agent of amd_mi300_1 noted that it began: look at the queue",
     ),
     "refused-by-preflight": (
         both(

@@ -13,7 +13,7 @@ from support.jobs import failed, passed, skipped
 from support.plans import step
 
 from hilgate.history import queries
-from hilgate.report import annotation
+from hilgate.report import annotation, plots
 from hilgate.report.html import render, render_history, timeline
 from hilgate.report.problems import LIMIT_BYTES
 from hilgate.text import duration
@@ -173,10 +173,37 @@ def test_hostile_ids_are_text_on_the_page_too(history):
 
 def test_plots_take_their_colours_from_the_page(history):
     svg = "".join(re.findall(r"(?s)<svg.*?</svg>", history))
-    assert "var(--plot)" in svg
-    assert not re.search(r"(?:fill|stroke): #", svg)
+    assert svg.count('class="line one"') >= 3
+    assert not re.search(r"fill=|stroke=|style=|#[0-9a-f]{3}", svg)
+    assert ".plot .line { fill: none; stroke: var(--plot)" in history
     assert "(prefers-color-scheme: dark)" in history
     assert "@media print" in history
+
+
+def accuracy(*scores):
+    n = len(scores)
+    values = {"score": scores, "baseline": [None] * n, "low": [0.5] * n, "high": [1.0] * n, "commit": ["c" * 40] * n}
+    return plots.accuracy_plot(values | {"id": "g/accuracy", "device": "gfx942"})
+
+
+def test_a_plot_places_each_value_between_the_steps_of_its_axis():
+    plot = accuracy(0.9, 0.5, 1.0)
+    assert [words for _, words in plot.steps] == ["50%", "60%", "70%", "80%", "90%", "100%"]
+    downs = dict(zip((0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (down for down, _ in plot.steps), strict=True))
+    (line,) = plot.lines
+    assert [down for _, down in line.points] == [downs[0.9], downs[0.5], downs[1.0]]
+    rights = [right for right, _ in line.points]
+    assert rights == sorted(rights)
+    assert rights == [right for right, _, _ in plot.band]
+    assert {(low, high) for _, low, high in plot.band} == {(downs[0.5], downs[1.0])}
+    assert all(0 < right < plot.width and 0 < down < plot.height for right, down in line.points)
+
+
+def test_an_unchanged_value_and_many_builds_have_axes_too():
+    flat = plots.kernel_plot({"id": "k", "device": "cpu", "number": "x_us", "value": [0.0] * 50, "commit": ["c"] * 50})
+    assert len(flat.steps) >= 2
+    assert len(flat.commits) <= plots.MOST_COMMITS
+    assert flat.commits[-1][0] == flat.lines[0].points[-1][0], "the newest build is named"
 
 
 def test_a_page_of_no_build_says_so():

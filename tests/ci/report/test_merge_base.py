@@ -3,42 +3,128 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
-from support.builds import built, remember
+from support.builds import NOW, built, remember
 from support.jobs import failed, passed, skipped
 from support.plans import COMMIT, plan, step
 
+from hilgate.judge.verdict import judge
+from hilgate.model.record import Outcome, RerunRecord
+from hilgate.model.verdict import Ruling
+from hilgate.plan.make import plan_digest
 from hilgate.report import merge_base
-from hilgate.report.merge_base import MergeBase, on_merge_base
+from hilgate.report.causes import causes
+from hilgate.report.merge_base import MergeBase
+from hilgate.run.recheck import NO_SUCH_TEST
 from hilgate.run.results import RESULTS_FILE, step_folder, write
 
 BASE = "b" * 40
 PLAN = plan(step("a", "x"), merge_base=BASE)
 
 
-def test_a_check_is_known_by_itself_and_a_step_by_its_checks(tmp_path):
-    remember(tmp_path, [failed("f", "max_abs_err 0.5\nmore"), passed("p")], commit=BASE)
+def whose_is(facts, *checks, flaky=(), on_base=()):
+    """What is said of each failing check of step a, and of all of them together."""
+    a_plan, recorded, verdict = built((step("a", "x"), checks), merge_base=BASE)
+    steps = tuple(one.model_copy(update={"flaky": flaky}) for one in verdict.steps)
+    recorded = dataclasses.replace(recorded, on_base={"a-cpu": tuple(on_base)} if on_base else {})
+    found = causes(a_plan, recorded, verdict.model_copy(update={"steps": steps}))
+    failures = [one for cause in found for one in cause.failures]
+    each = {one.id: str(merge_base.origin(facts, one, on_base)) for one in failures}
+    return each, merge_base.whose(found, facts, recorded)
+
+
+def only(facts, check, **more):
+    (words,) = whose_is(facts, check, **more)[0].values()
+    return words
+
+
+def test_a_failure_is_new_or_red_there_too_by_what_the_check_did_there(tmp_path):
+    remember(tmp_path, [failed("f", "max_abs_err 0.5\nmore"), passed("p"), skipped("s", "no GPU")], commit=BASE)
     facts = merge_base.find(PLAN, history=tmp_path)
-    assert on_merge_base(facts, "a-cpu", "f") == (
-        "failed too (max_abs_err 0.5) at bbbbbbbbbbbb; failed in 1 of the last 1 build"
-    )
-    assert on_merge_base(facts, "a-cpu", "p") == "passed at bbbbbbbbbbbb; failed in none of the last 1 build"
-    assert on_merge_base(facts, "a-cpu") == "fail too at bbbbbbbbbbbb"
+    assert only(facts, failed("p", "x")) == "new here: it passed at bbbbbbbbbbbb"
+    assert only(facts, failed("f", "max_abs_err 0.7")) == "red on the merge base too: it failed alike at bbbbbbbbbbbb"
+    assert only(facts, failed("f", "KeyError")) == "not known: it failed in another way at bbbbbbbbbbbb"
+    assert only(facts, failed("s", "x")) == "not known: it did not run at bbbbbbbbbbbb"
+    assert only(facts, failed("n", "x")) == "not known: there is no such check at bbbbbbbbbbbb"
 
 
-def test_flaky_builds_count_as_failures_and_other_commits_are_not_the_merge_base(tmp_path):
+def test_what_was_flaky_lately_or_is_here_is_flaky(tmp_path):
     for minute, flaky in enumerate([("f",), (), ("f",)]):
-        remember(tmp_path, [passed("f")], commit=f"{minute}" * 40, flaky=flaky, minute=minute)
+        remember(tmp_path, [passed("f"), passed("g")], commit=BASE, flaky=flaky, minute=minute)
     facts = merge_base.find(PLAN, history=tmp_path)
-    assert on_merge_base(facts, "a-cpu", "f") == (
-        "not known: no build of bbbbbbbbbbbb is in the history; failed in 2 of the last 3 builds"
+    assert only(facts, failed("f")) == "flaky: so it was in 2 of the last 3 builds"
+    assert only(facts, failed("g"), flaky=("g",)) == "flaky: it passed when it ran again over the same files"
+
+
+def on_base(name, outcome, message=""):
+    return RerunRecord(
+        step="a-cpu", check=name, host="n", elsewhere=False, on_base=True, outcome=outcome, seconds=1, message=message
     )
 
 
-def test_the_newest_build_of_the_merge_base_counts(tmp_path):
-    remember(tmp_path, [failed("f")], commit=BASE)
-    remember(tmp_path, [passed("f")], commit=BASE, minute=1)
-    assert on_merge_base(merge_base.find(PLAN, history=tmp_path), "a-cpu", "f").startswith("passed at ")
+@pytest.mark.parametrize(
+    ("outcome", "message", "words"),
+    [
+        (Outcome.PASS, "", "new here: it passed over its files on the same node"),
+        (Outcome.FAIL, "off by 0.1", "red on the merge base too: it failed alike over its files on the same node"),
+        (Outcome.DID_NOT_RUN, NO_SUCH_TEST, "new here: the merge base has no such test"),
+        (Outcome.FAIL, "KeyError", "not known: the history has no build yet"),
+        (Outcome.DID_NOT_RUN, "timed out after 3 s", "not known: the history has no build yet"),
+    ],
+    ids=["passed", "failed", "new test", "failed otherwise", "hung"],
+)
+def test_the_files_of_the_merge_base_say_it_on_the_same_node(outcome, message, words):
+    again = [on_base("f", outcome, message)]
+    assert only(MergeBase(unknown=merge_base.NO_BUILD), failed("f", "off by 0.5"), on_base=again) == words
+
+
+@pytest.mark.parametrize(
+    ("new", "red", "flaky", "gone", "words"),
+    [
+        (1, 13, 0, 0, "1 of these 14 failures is yours; 13 are red on the merge base too, and red here all the same"),
+        (
+            *(2, 1, 1, 0),
+            "2 of these 4 failures are yours; 1 is red on the merge base too, and red here all the same; 1 is flaky",
+        ),
+        (0, 2, 0, 0, "none of these 2 failures is yours; 2 are red on the merge base too, and red here all the same"),
+        (
+            *(0, 1, 0, 1),
+            (
+                "none of these 2 failures is known to be yours; 1 is red on the merge base too, and red here all the "
+                "same; of 1 it is not known (there is no such check at bbbbbbbbbbbb)"
+            ),
+        ),
+        (3, 0, 0, 0, "these 3 failures are yours: all pass on the merge base, or are not in it"),
+        (1, 0, 0, 0, "this failure is yours: it passed at bbbbbbbbbbbb"),
+        (0, 1, 0, 0, "this failure is not yours, and red here all the same: it failed alike at bbbbbbbbbbbb"),
+        (0, 0, 0, 2, "whether these 2 failures are yours is not known: there is no such check at bbbbbbbbbbbb"),
+        (0, 0, 0, 0, ""),
+    ],
+)
+def test_the_first_sentence_counts_whose_failures_they_are(new, red, flaky, gone, words):
+    numbers = {"new": new, "red": red, "flaky": flaky, "gone": gone}
+    names = {kind: [f"{kind}{n}" for n in range(number)] for kind, number in numbers.items()}
+    there = [*map(passed, names["new"] + names["flaky"]), *map(failed, names["red"])]
+    facts = MergeBase(commit=BASE, recorded=ran(*there))
+    checks = [failed(name) for found in names.values() for name in found]
+    assert whose_is(facts, *checks, passed("fine"), flaky=tuple(names["flaky"]))[1] == words
+
+
+def test_nothing_that_was_not_the_changes_doing_is_counted():
+    a_plan, recorded, verdict = built((step("a", "x"), None), (step("b", "x"), [passed()]), merge_base=BASE)
+    assert verdict.steps[0].ruling is Ruling.INFRA
+    assert merge_base.whose(causes(a_plan, recorded, verdict), MergeBase(commit=BASE), recorded) == ""
+
+
+def test_a_red_merge_base_makes_nothing_green():
+    """The words stand beside the verdict: the same build with and without them is judged alike."""
+    checks = [failed("f")]
+    a_plan, recorded, verdict = built((step("a", "x"), checks), merge_base=BASE)
+    known = dataclasses.replace(recorded, on_base={"a-cpu": (on_base("f", Outcome.FAIL, checks[0].message),)})
+    assert judge(a_plan, known, plan_digest(a_plan), decided=NOW) == verdict
+    assert verdict.outcome is Outcome.FAIL
 
 
 def test_of_a_long_history_only_recent_builds_and_the_merge_base_are_read(tmp_path, monkeypatch):
@@ -49,27 +135,22 @@ def test_of_a_long_history_only_recent_builds_and_the_merge_base_are_read(tmp_pa
     remember(tmp_path, [passed("f")], commit=BASE, minute=3)
     remember(tmp_path, [failed("f")], minute=4)
     facts = merge_base.find(PLAN, history=tmp_path)
-    assert on_merge_base(facts, "a-cpu", "f") == "passed at bbbbbbbbbbbb; failed in 1 of the last 2 builds"
+    a_plan, recorded, verdict = built((step("a", "x"), [failed("f")]), merge_base=BASE)
+    (cause,) = causes(a_plan, recorded, verdict)
+    words = merge_base.of_cause(cause, facts, recorded)
+    assert words == "new here: it passed at bbbbbbbbbbbb; failed in 1 of the last 2 builds"
 
 
 def ran(*checks):
     return built((step("a", "x"), list(checks)))[1]
 
 
-@pytest.mark.parametrize(
-    ("facts", "check", "words"),
-    [
-        (merge_base.NOTHING, "f", "not known: no history and no results of it were given"),
-        (MergeBase(commit=BASE), "f", "not known: a-cpu was not run at bbbbbbbbbbbb"),
-        (MergeBase(recorded=ran(passed("p"))), "new", "not known: no such check at a folder without a commit"),
-        (MergeBase(commit=BASE, recorded=ran(skipped("s", "x"))), "s", "did not run (x) at bbbbbbbbbbbb"),
-        (MergeBase(commit=BASE, recorded=ran(passed("p"))), "", "passed (1 check) at bbbbbbbbbbbb"),
-    ],
-    ids=["nothing", "step not run", "new check", "skipped", "the step"],
-)
-def test_what_is_not_known_says_why(facts, check, words):
-    assert on_merge_base(facts, "a-cpu", check) == words
-    assert on_merge_base(facts, "a-cpu", check, local=True) == ("" if facts is merge_base.NOTHING else words)
+def test_a_local_run_without_a_history_says_nothing():
+    a_plan, recorded, verdict = built((step("a", "x"), [failed("f")]))
+    found = causes(a_plan, recorded, verdict)
+    for local, words in ((True, ""), (False, "whether this failure is yours is not known: no history and no results")):
+        assert merge_base.whose(found, merge_base.NOTHING, recorded, local=local).startswith(words)
+        assert bool(merge_base.of_cause(found[0], merge_base.NOTHING, recorded, local=local)) is not local
 
 
 def test_no_merge_base_and_no_build_are_said(tmp_path):
@@ -82,7 +163,7 @@ def test_a_damaged_history_stops_no_report(tmp_path):
     path = remember(tmp_path, [passed("p")], commit=BASE) / RESULTS_FILE
     path.write_text('{"kind":"branch"}\n{"kind": "step"}\n')
     facts = merge_base.find(PLAN, history=tmp_path)
-    assert f"{path}:2" in on_merge_base(facts, "a-cpu", "p")
+    assert f"{path}:2" in only(facts, failed("p"))
 
 
 def results_folder(folder, checks, *, commit=BASE):
@@ -97,15 +178,14 @@ def results_folder(folder, checks, *, commit=BASE):
 def test_a_results_folder_knows_every_check(tmp_path):
     folder = results_folder(tmp_path / "base", [passed("p"), failed("f", "worse")])
     facts = merge_base.find(PLAN, against=folder)
-    assert on_merge_base(facts, "a-cpu", "p") == "passed at bbbbbbbbbbbb"
-    assert on_merge_base(facts, "a-cpu", "f") == "failed too (worse) at bbbbbbbbbbbb"
-    assert on_merge_base(facts, "a-cpu", "new") == "not known: no such check at bbbbbbbbbbbb"
+    assert only(facts, failed("p")) == "new here: it passed at bbbbbbbbbbbb"
+    assert only(facts, failed("f", "worse")).startswith("red on the merge base too")
 
 
 def test_results_of_another_commit_are_not_called_the_merge_base(tmp_path):
     facts = merge_base.find(PLAN, against=results_folder(tmp_path / "base", [passed("p")], commit=COMMIT))
-    assert on_merge_base(facts, "a-cpu", "p") == "passed at cccccccccccc, which is not the merge base"
+    assert only(facts, failed("p")) == "not known: the results at cccccccccccc are not the merge base's"
 
 
 def test_a_folder_without_results_is_said(tmp_path):
-    assert str(tmp_path) in on_merge_base(merge_base.find(PLAN, against=tmp_path), "a-cpu", "p")
+    assert str(tmp_path) in only(merge_base.find(PLAN, against=tmp_path), failed("p"))

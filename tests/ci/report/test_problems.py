@@ -16,7 +16,7 @@ from support.plans import step
 from hilgate.model.plan import ProtectedChange
 from hilgate.model.record import Check, Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.report import annotation, problems, terminal
+from hilgate.report import annotation, causes, problems, terminal
 from hilgate.report.html import render
 from hilgate.report.merge_base import MergeBase
 from hilgate.report.write import Judged
@@ -76,7 +76,7 @@ def test_what_broke_is_said_in_the_order_in_which_it_is_asked(show):
         "AssertionError: 2 of 80 rows are off",
         "max_abs_err 0.5, 2 of 80 rows off",
         "shape 5x16x64, dtype float16, arch gfx942",
-        "passed at bbbbbbbbbbbb",
+        "new here: it passed at bbbbbbbbbbbb",
         "tests/kernels/test_x.py:67",
         "mi300-07",
         "VRAM 312 MiB before, 318 MiB after",
@@ -112,7 +112,7 @@ def test_a_pass_that_does_not_prove_all_it_is_for_is_listed(capsys):
         note(*build, FACTS).replace("\\", ""),
         " ".join(capsys.readouterr().out.split()),
     ):
-        assert shown.count("passed, but") == 1
+        assert shown.count("Passed, but") == 1
         assert "g/accuracy: no baseline yet, so only the floor holds" in shown
         assert "g/floor:" not in shown
 
@@ -169,7 +169,7 @@ def test_the_terminal_says_it_too(capsys):
         TEST,
         "error: max_abs_err 0.5",
         "case: shape",
-        "merge base: passed at b",
+        "merge base: new here: it passed at b",
         "node: mi300-07",
         "reproduce: hilgate run bad-gfx942",
         "○ did not run: infra: sick-cpu",
@@ -278,7 +278,7 @@ def test_a_score_stands_beside_its_baseline():
     "message", ["it is off", "see a.py:3", "a\nb.py:x: Error", "tests/t.py:3: E rest of it\nmore"], ids=repr
 )
 def test_no_place_is_invented(message):
-    assert problems.place(wrong_check(message=message)) == ""
+    assert causes.place(wrong_check(message=message)) == ""
 
 
 def test_nothing_recorded_is_nothing_shown():

@@ -23,7 +23,30 @@ COLLECTION = """E   ModuleNotFoundError: No module named 'x'
 ERROR tests/t.py - ModuleNotFoundError: No module named 'x'
 !!! Interrupted: 1 error during collection !!!
 1 error in 2.00s"""
+CRASH = """tests/t.py ...FFatal Python error: Segmentation fault
+
+Current thread 0x00007fa4 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/triton/interpreter.py", line 454 in create_masked_load
+  File "/work/kernels/kernel.py", line 172 in load_value_tile
+  File "/venv/lib/python3.11/site-packages/triton/interpreter.py", line 1490 in __call__
+  File "/work/kernels/kernel.py", line 269 in attend_tile
+  File "/work/kernels/kernel.py", line 692 in kernel
+  File "/work/kernels/launch.py", line 30 in attend
+  File "/work/tests/t.py", line 47 in test_it
+  File "<frozen runpy>", line 88 in _run_code
+
+Thread 0x00007fa5 (most recent call first):
+  File "/work/tests/other.py", line 3 in test_other
+
+Extension modules: numpy, torch (total: 2)
+"""
+CRASHED = (
+    "Fatal Python error: Segmentation fault in load_value_tile (kernel.py:172) < attend_tile (kernel.py:269) < "
+    "kernel (kernel.py:692) < test_it (t.py:47)"
+)
 SAID = {
+    "crash": (CRASH, CRASHED),
+    "crash without calls": ("Fatal Python error: Aborted\n\nExtension modules: x", "Fatal Python error: Aborted"),
     "ours": ("one\nerror: no such gate\n  where: x\n  to do: name another\n", "error: no such gate"),
     "engine": (ENGINE, CAUSE),
     "no cause": ("error: ours ended with status 1\n  to do: read what it says", "error: ours ended with status 1"),

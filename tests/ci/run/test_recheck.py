@@ -21,7 +21,7 @@ from support.jobs import (
     gpu_step,
     passed,
 )
-from support.plans import failing, plan, python, results_of, step, writes_findings
+from support.plans import failing, git, plan, python, results_of, step, writes_findings
 
 from hilgate.judge.verdict import judge
 from hilgate.model.record import Outcome
@@ -195,3 +195,60 @@ def test_lost_evidence_beside_a_failure_is_a_failure_of_its_own(tmp_path):
     checks = results_of(a_plan, tmp_path).last("a-cpu").checks
     assert [check.outcome for check in checks] == [Outcome.FAIL, Outcome.FAIL]
     assert "announces 9 tests and holds 1" in checks[-1].message
+
+
+ON_BASE = """
+import pytest
+@pytest.mark.parametrize("shape", ["bs16", "bs48"])
+def test_old(shape):
+    assert shape != "bs48", "max_abs_err 0.5"
+def test_was_fine():
+    assert {fine}, "it is off"
+"""
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """A checkout whose change breaks one test and adds one that fails, beside one that failed before; and its base."""
+    root = tmp_path / "root"
+    (root / "tests").mkdir(parents=True)
+    git(root, "init", "--quiet")
+    test = root / "tests" / "test_samples.py"
+    test.write_text(ON_BASE.format(fine=True))
+    git(root, "add", "-A")
+    git(root, "commit", "--quiet", "-m", "base")
+    test.write_text(ON_BASE.format(fine=False) + 'def test_new(): raise KeyError("x")\n')
+    return root, git(root, "rev-parse", "HEAD")
+
+
+def run_on_base(root, **more):
+    command = "python -m pytest tests -q -p no:cacheprovider"
+    a_plan = plan(step("samples", command, evidence="junit", env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
+    recorded = results_of(a_plan, root / "results", root=root, reruns=True, **more)
+    found = {one.check.split("::")[1]: (one.outcome, one.message) for one in recorded.on_base.get("samples-cpu", ())}
+    return a_plan, recorded, found
+
+
+def test_failing_tests_run_over_the_merge_bases_files_too(changed):
+    root, base = changed
+    a_plan, recorded, found = run_on_base(root, base=base)
+    assert {name: outcome for name, (outcome, _) in found.items()} == {
+        "test_old[bs48]": Outcome.FAIL,
+        "test_was_fine": Outcome.PASS,
+        "test_new": Outcome.DID_NOT_RUN,
+    }
+    assert found["test_new"][1] == recheck.NO_SUCH_TEST
+    (ruled,) = judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started).steps
+    assert (ruled.outcome, ruled.ruling, ruled.counts.failed, ruled.flaky) == (Outcome.FAIL, Ruling.REGRESSION, 3, ())
+    assert "test_new" in (root / "tests" / "test_samples.py").read_text()  # the checkout itself is never touched
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"base": "f" * 40}, {"base_known": frozenset({"samples-cpu"})}, {"pace": 0.0}],
+    ids=["no base", "a commit that is not there", "known already", "a step that takes long"],
+)
+def test_the_merge_bases_files_are_left_alone_where_that_does_not_pay(changed, more):
+    root, base = changed
+    more = more if not more or "base" in more else {"base": base, **more}
+    assert run_on_base(root, **more)[2] == {}

@@ -112,6 +112,7 @@ DOUBT = {"node_in_doubt": "its node is in doubt (kernel log: reset)"}
 IN_ITS_SURROUNDINGS = [
     (among(damaged="cut off", **DOUBT), D, R.INFRA, "its results cannot be believed: cut off; its node is in doubt"),
     (among(arrived=False, of_a_fork="a maintainer starts it"), D, R.INFRA, "no record of it arrived; a maintainer"),
+    (among(arrived=False, not_taken="no agent of q noted"), D, R.INFRA, "no record of it arrived; no agent of q noted"),
     (among(other_command="true"), D, R.UNFINISHED, "another command was run: true"),
     (among(not_reusable="agents never reuse one"), D, R.INFRA, "agents never reuse one"),
     (among(checks=[FAIL], other_image="it ran in another"), D, R.INFRA, "it ran in another; f failed there"),

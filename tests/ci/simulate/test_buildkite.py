@@ -7,9 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-
-from hilgate.errors import DeclarationError
-from hilgate.simulate.buildkite import (
+from support.simulate.buildkite import (
     LOST,
     NEVER,
     Build,
@@ -23,6 +21,8 @@ from hilgate.simulate.buildkite import (
     Wait,
     parse,
 )
+
+from hilgate.errors import DeclarationError
 
 STEP = """
 - key: {key}

@@ -3,25 +3,32 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import io
 import json
+import os
 import random
 import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.plans import hilgate, plan, python, step
+from support.plans import environ, plan, python, step
+from support.simulate import truth
+from support.simulate.__main__ import main
+from support.simulate.campaign import Campaign, Tally, Wrong, problems, run_build, shrink
+from support.simulate.job import DAMAGING, FAILS_FAST, damage
+from support.simulate.scenarios import Fault, FaultKind, draw, possible, scenarios_of
+from support.simulate.truth import Event, Excuse, Ledger, Truth
 
 from hilgate.errors import Exit
 from hilgate.judge import verdict
 from hilgate.model.record import Outcome
-from hilgate.simulate.campaign import Campaign, Tally, Wrong, problems, run_build, shrink
-from hilgate.simulate.job import DAMAGING, FAILS_FAST, damage
-from hilgate.simulate.scenarios import Fault, FaultKind, draw, possible, scenarios_of
-from hilgate.simulate.truth import Event, Excuse, Ledger, Truth
 
 ROOT = Path(__file__).parents[3]
 _judge = verdict.judge
@@ -189,7 +196,18 @@ def test_a_file_that_is_damaged_already_can_be_damaged_again(kind):
 
 
 def simulate(*arguments):
-    return hilgate(ROOT, "simulate", *arguments)
+    out, errors = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(ROOT),
+        mock.patch.dict(os.environ, environ(), clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            status = main(arguments)
+        except SystemExit as end:
+            status = end.code
+    return SimpleNamespace(returncode=status, stdout=out.getvalue(), stderr=errors.getvalue())
 
 
 def test_the_command_says_what_it_did_in_80_columns():
@@ -212,7 +230,7 @@ def test_a_false_pass_is_printed_with_a_line_that_repeats_it(monkeypatch):
     done = simulate("--builds", "12", "--seed", "tests")
     assert done.returncode == Exit.FAIL
     line = next(line for line in done.stdout.splitlines() if "reproduce: " in line)
-    arguments = line.split("hilgate simulate ")[1].split()
+    arguments = line.split("make simulate ARGS='")[1].rstrip("'").split()
     assert simulate(*arguments).returncode == Exit.FAIL
     monkeypatch.undo()
     assert simulate(*arguments).returncode == Exit.PASS
@@ -242,6 +260,14 @@ def test_wrong_options_are_refused(arguments, words):
     done = simulate(*arguments)
     assert done.returncode == Exit.MISUSE
     assert words in done.stderr
+
+
+def test_what_a_simulated_build_deserves_is_not_decided_by_what_it_tests():
+    tree = ast.parse(Path(truth.__file__).read_text(encoding="utf-8"))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert "support.simulate.buildkite" in imported
+    assert not [name for name in imported if name.startswith(("hilgate.judge", "hilgate.report", "hilgate.run"))]
 
 
 @pytest.mark.parametrize(("excuses", "counted"), [((), 1), ((Excuse("t", "a", None, expired=False),), 0)])

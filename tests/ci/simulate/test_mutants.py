@@ -9,6 +9,11 @@ import json
 from pathlib import Path
 
 import pytest
+from support.simulate import job
+from support.simulate.buildkite import NEVER, Build
+from support.simulate.campaign import Campaign, Wrong
+from support.simulate.job import EPOCH, write_health
+from support.simulate.scenarios import FaultKind
 
 from hilgate.agent import collect
 from hilgate.judge import step as judge_step
@@ -18,11 +23,6 @@ from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import results, reuse, rules
 from hilgate.run.results import with_digest
-from hilgate.simulate import job
-from hilgate.simulate.buildkite import NEVER, Build
-from hilgate.simulate.campaign import Campaign, Wrong
-from hilgate.simulate.job import EPOCH, write_health
-from hilgate.simulate.scenarios import FaultKind
 
 ROOT = Path(__file__).parents[3]
 TODAY, WEEK = EPOCH.date(), dt.timedelta(days=7)

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from support.gates import resolved
 
 from hileval.ask import documents, task
 from hileval.ask.documents import (
@@ -25,7 +26,8 @@ from hileval.ask.documents import (
 )
 from hileval.ask.evaluation import Evaluation
 from hileval.ask.harness import TaskQuestions
-from hileval.ask.task import ScoreError, TaskError, questions_of
+from hileval.ask.loop import questions_of
+from hileval.ask.task import ScoreError, TaskError
 from hileval.engines import Answer, EngineError, Prompt, require_text
 from hileval.engines.vllm_engine import _as_vllm
 from hileval.gates.declare import EVALS, load_gates
@@ -190,14 +192,14 @@ class Canned:
 
 
 def ask(ids, spoil=None):
-    questions = DocumentQuestions(GATE, lambda: pytest.fail("started twice"))
+    questions = DocumentQuestions(resolved(GATE, lambda: pytest.fail("started twice")))
     questions.engine = Canned(questions, ids, spoil)
     return questions.ask(ids, 0), questions
 
 
 def test_a_gate_says_of_which_kind_its_questions_are(gate):
-    assert isinstance(questions_of(GATE, object), DocumentQuestions)
-    assert isinstance(questions_of(gate, object), TaskQuestions)
+    assert isinstance(questions_of(resolved(GATE)), DocumentQuestions)
+    assert isinstance(questions_of(resolved(gate)), TaskQuestions)
 
 
 def test_right_wrong_and_broken_answers_are_distinguished():
@@ -223,7 +225,7 @@ def test_right_wrong_and_broken_answers_are_distinguished():
 
 
 def test_what_the_right_text_would_be_blamed_for_is_excused():
-    questions = DocumentQuestions(GATE, object)
+    questions = DocumentQuestions(resolved(GATE, object))
     page = documents.read_documents(questions._task, GATE.path(GATE.task))[0]
     table = type(page)("page", "| - |\n" * 20, b"")
     sample = documents._sample(0, table, questions._task, Answer(table.text, "stop", 90, 0))
@@ -241,16 +243,18 @@ def test_samples_do_not_depend_on_what_else_is_asked():
 
 
 def test_identity_names_the_task_and_no_machine():
-    one, two = DocumentQuestions(GATE, object).identity, DocumentQuestions(GATE, object).identity
+    one, two = DocumentQuestions(resolved(GATE, object)).identity, DocumentQuestions(resolved(GATE, object)).identity
     assert one == two
     assert one.model == "pocket/speech"
     assert one.lm_eval == "none"
     shorter = GATE.model_copy(update={"max_gen_toks": 30})
-    assert [d.split(":")[0] for d in DocumentQuestions(shorter, object).identity.differences(one)] == ["generation"]
+    assert [d.split(":")[0] for d in DocumentQuestions(resolved(shorter, object)).identity.differences(one)] == [
+        "generation"
+    ]
 
 
 def test_too_few_answers_and_an_engine_of_text_are_refused():
-    questions = DocumentQuestions(GATE, object)
+    questions = DocumentQuestions(resolved(GATE, object))
     questions.engine = Canned(questions, [0])
     with pytest.raises(ScoreError, match="1 answers to 2 documents"):
         questions.ask([0, 1], 0)
@@ -262,8 +266,8 @@ def test_too_few_answers_and_an_engine_of_text_are_refused():
 def test_a_document_longer_than_an_answer_is_refused():
     short = GATE.model_copy(update={"max_gen_toks": 19})
     with pytest.raises(DocumentError, match=r"text: that of '\d+' takes 20 tokens .* max_gen_toks is 19"):
-        DocumentQuestions(short, object)
-    assert DocumentQuestions(GATE.model_copy(update={"max_gen_toks": 20}), object).available == 400
+        DocumentQuestions(resolved(short, object))
+    assert DocumentQuestions(resolved(GATE.model_copy(update={"max_gen_toks": 20}), object)).available == 400
 
 
 def test_vllm_is_shown_what_the_encoder_takes():
@@ -277,10 +281,8 @@ def test_vllm_is_shown_what_the_encoder_takes():
 
 @pytest.mark.usefixtures("folder")
 def test_pages_are_asked_with_the_prompt_and_penalty_of_their_task(monkeypatch):
-    monkeypatch.setattr(documents, "model_folder", lambda _: GATE.path(GATE.model))
-    monkeypatch.setattr(task, "model_folder", documents.model_folder)
     monkeypatch.setattr(task, "weights_sha", lambda _: "a" * 64)
-    questions = DocumentQuestions(PARSE, object)
+    questions = DocumentQuestions(resolved(PARSE, folder=GATE.path(GATE.model)))
     questions.engine = Canned(questions, [0])
     (sample,) = questions.ask([0], 0)
     (((prompt,), arguments),) = questions.engine.asked
@@ -301,9 +303,8 @@ def judged(plant, rule):
 
     def judging(gate, served, spoil=None, **changes):
         run = plant.run([True]).model_copy(update={"samples": tuple(ask(list(range(60)), spoil)[0])})
-        return judge(
-            "g", gate, rule.model_copy(update=changes), Evaluation(tuple(range(60)), (run,), None), None, served
-        )
+        asked = Evaluation(tuple(range(60)), (run,), None)
+        return judge(resolved(gate, rule=rule.model_copy(update=changes)), asked, served)
 
     return judging
 

@@ -5,13 +5,13 @@ import json
 import shutil
 
 import pytest
+from support.gates import resolved
 from transformers import AutoTokenizer
 
 from hileval import cli
 from hileval.ask.drawn import write_key, write_tokenizer
 from hileval.ask.evaluation import read_evaluation
 from hileval.ask.harness import TaskQuestions, documents_of
-from hileval.ask.task import drawn_key
 from hileval.engines import Answer
 from hileval.gates.declare import EVALS, load_gates
 from hileval.gates.judge import judge
@@ -41,10 +41,8 @@ class Engine:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
     shutil.copy(EVALS / GATE.model / "config.json", tmp_path)
-    monkeypatch.setattr("hileval.ask.drawn.model_folder", lambda _: tmp_path)
-    monkeypatch.setattr("hileval.ask.task.model_folder", lambda _: tmp_path)
     return tmp_path
 
 
@@ -64,21 +62,19 @@ def test_text_is_bytes_and_every_other_token_is_an_answer(folder):
     assert len(tokenizer) == 512
 
 
-@pytest.mark.usefixtures("folder")
-def test_the_key_holds_what_was_answered_and_the_gate_asks_it(monkeypatch):
-    monkeypatch.setattr("hileval.gates.declare.engine_factory", lambda *_: lambda: Engine(as_numbers))
+def test_the_key_holds_what_was_answered_and_the_gate_asks_it(folder):
+    gate = resolved(GATE, lambda: Engine(as_numbers), rule=RULE, folder=folder)
     with pytest.raises(HilgateError, match=r"no data file key\.jsonl"):
-        documents_of(GATE)
-    kept = write_key(GATE, RULE)
-    rows = list(documents_of(GATE))
+        documents_of(gate)
+    kept = write_key(gate)
+    rows = list(documents_of(gate))
     assert 20 < kept == len(rows) < 40, "what holds no number is no key"
     assert len({row["question"] for row in rows}) == kept
-    again = TaskQuestions(GATE, lambda: Engine(as_numbers))
+    again = TaskQuestions(gate)
     assert all(sample.flexible_correct for sample in again.ask(range(kept), 0))
-    monkeypatch.setattr("hileval.gates.declare.engine_factory", lambda *_: lambda: Engine(lambda _: "\u00e9"))
-    drawn_key(GATE).unlink()
+    gate.key.unlink()
     with pytest.raises(CannotRunHereError, match="no answer holds a number"):
-        write_key(GATE, RULE)
+        write_key(resolved(GATE, lambda: Engine(lambda _: "\u00e9"), rule=RULE, folder=folder))
 
 
 def test_only_drawn_weights_have_a_control():
@@ -101,11 +97,12 @@ def stored(plant, rule, tmp_path):
 
 def test_stored_answers_are_judged_again(stored, gate, rule):
     folder, baseline = stored
-    asked, served = read_evaluation(folder, gate, rule, baseline, None)
+    compared, alone = resolved(gate, rule=rule, baseline=baseline), resolved(gate, rule=rule)
+    asked, served = read_evaluation(folder, compared, None)
     assert [len(run.samples) for run in asked.runs] == [200, 200]
-    outcomes = {check.id.rpartition("/")[2]: check.outcome for check in judge("g", gate, rule, asked, baseline, served)}
+    outcomes = {check.id.rpartition("/")[2]: check.outcome for check in judge(compared, asked, served)}
     assert outcomes["accuracy"] is Outcome.FAIL
-    assert judge("g", gate, rule, read_evaluation(folder, gate, rule, None, None)[0], None, served)
+    assert judge(alone, read_evaluation(folder, alone, None)[0], served)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,7 @@ def test_what_was_not_asked_so_is_refused(stored, gate, rule, change, why):
     path = folder / "samples.jsonl"
     path.write_text("\n".join(change(path.read_text().splitlines())))
     with pytest.raises(RecordsError, match=why):
-        read_evaluation(folder, gate, rule, baseline, None)
+        read_evaluation(folder, resolved(gate, rule=rule, baseline=baseline), None)
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
@@ -132,7 +129,7 @@ def test_stored_answers_may_hold_what_ends_a_line_of_text(stored, gate, rule, en
     first, _, rest = path.read_text(encoding="utf-8").partition("\n")
     odd = json.dumps(json.loads(first) | {"text": f"one{end}two"}, ensure_ascii=False)
     path.write_text(f"{odd}\n{rest}\n", encoding="utf-8")
-    asked, served = read_evaluation(folder, gate, rule, baseline, None)
+    asked, served = read_evaluation(folder, resolved(gate, rule=rule, baseline=baseline), None)
     assert asked.runs[0].samples[0].text == f"one{end}two"
     assert [len(run.samples) for run in asked.runs] == [200, 200]
     assert served is not None
@@ -142,4 +139,4 @@ def test_answers_of_which_nobody_says_who_served_them_are_refused(stored, gate, 
     folder, baseline = stored
     (folder / "findings.jsonl").write_text("")
     with pytest.raises(RecordsError, match="nobody says who served"):
-        read_evaluation(folder, gate, rule, baseline, None)
+        read_evaluation(folder, resolved(gate, rule=rule, baseline=baseline), None)

@@ -7,6 +7,7 @@ import os
 from unittest import mock
 
 import pytest
+from support.gates import resolved
 
 from hileval.ask import harness
 from hileval.ask.harness import Chat, TaskQuestions, chat_of, read_samples, resolve_task
@@ -45,7 +46,7 @@ def test_right_wrong_and_broken_answers_are_distinguished(gate):
         1: Answer("", "stop", 1, 0),
         2: Answer(f" It is {row.number}", "length", 32, 2),
     }
-    samples = TaskQuestions(gate, lambda: Canned(spoil)).ask(range(5), 0)
+    samples = TaskQuestions(resolved(gate, lambda: Canned(spoil))).ask(range(5), 0)
     assert [s.strict_correct for s in samples] == [False, False, False, True, True]
     assert [s.flexible_correct for s in samples] == [False, False, True, True, True]
     assert samples[0].strict == "99"
@@ -78,7 +79,7 @@ ODD = {
 def test_broken_output_is_a_wrong_answer_that_is_kept(name, gate):
     gate = gate.model_copy(update={"max_gen_toks": 32})
     spoilt = Canned({0: Answer(ODD[name], "length", 32, 0)})
-    (sample,) = TaskQuestions(gate, lambda: spoilt).ask([0], 0)
+    (sample,) = TaskQuestions(resolved(gate, lambda: spoilt)).ask([0], 0)
     assert not sample.strict_correct
     assert not sample.flexible_correct
     assert sample.flags
@@ -91,7 +92,7 @@ def test_an_answer_longer_than_was_asked_for_is_no_answer(answer, gate):
     """lm-eval's expression takes five minutes and more over a million digits."""
     gate = gate.model_copy(update={"max_gen_toks": 32})
     with pytest.raises(EngineError, match="where 32 tokens were asked for"):
-        TaskQuestions(gate, lambda: Canned({0: answer})).ask([0], 0)
+        TaskQuestions(resolved(gate, lambda: Canned({0: answer}))).ask([0], 0)
 
 
 def _written(path, answer):
@@ -101,17 +102,17 @@ def _written(path, answer):
 
 
 def test_prompts_do_not_depend_on_the_subset_nor_answers_on_their_order(gate):
-    questions = TaskQuestions(gate, Canned)
+    questions = TaskQuestions(resolved(gate, Canned))
     some = questions.ask([307, 5, 12], 0)
     assert questions.available == 400
     assert [sample.doc_id for sample in some] == [307, 5, 12]
     assert all(sample.strict_correct for sample in some)
-    again = {sample.doc_id: sample.prompt_hash for sample in TaskQuestions(gate, Canned).ask(range(13), 0)}
+    again = {sample.doc_id: sample.prompt_hash for sample in TaskQuestions(resolved(gate, Canned)).ask(range(13), 0)}
     assert [again[5], again[12]] == [some[1].prompt_hash, some[2].prompt_hash]
 
 
 def test_identity_names_no_machine_and_is_stable(gate):
-    one, two = TaskQuestions(gate, Canned).identity, TaskQuestions(gate, Canned).identity
+    one, two = TaskQuestions(resolved(gate, Canned)).identity, TaskQuestions(resolved(gate, Canned)).identity
     assert one == two
     assert "/" not in one.model.removeprefix("pocket/")
 
@@ -136,7 +137,7 @@ class Forgetful(Canned):
 )
 def test_what_cannot_be_asked_is_an_error_and_not_a_wrong_answer(gate, engine, ids, error, why, status):
     with pytest.raises(error, match=why) as caught:
-        TaskQuestions(gate, engine).ask(ids, 0)
+        TaskQuestions(resolved(gate, engine)).ask(ids, 0)
     assert caught.value.exit_status is status
 
 
@@ -190,7 +191,7 @@ def test_a_conversation_is_asked_with_the_template_of_the_model(gate, monkeypatc
     talk = Chat(lambda messages: f"<s>{messages[-1]['content']}<bot>", lambda text: [ord(letter) for letter in text])
     monkeypatch.setattr(harness, "chat_of", lambda _: talk)
     chat = gate.model_copy(update={"protocol": "chat"})
-    samples = TaskQuestions(chat, Chatty).ask([0, 1], 0)
+    samples = TaskQuestions(resolved(chat, Chatty)).ask([0, 1], 0)
     texts = ["".join(map(chr, prompt)) for prompt in asked]
     assert all(text.startswith("<s>Question: ") and text.endswith("<bot>") for text in texts)
     assert [sample.text for sample in samples] == [" 1", " 1"]
@@ -209,12 +210,12 @@ def test_examples_and_question_are_one_message_and_the_identity_says_so(monkeypa
     hub = (
         load_gates().gates["granite-4.0-h-small"].model_copy(update={"weights": "drawn", "model": "drawn/falcon-h1-7b"})
     )
-    monkeypatch.setattr(harness, "_task_of", lambda gate: resolve_task(gate.path(gate.task), 5))
-    chat = TaskQuestions(hub.model_copy(update={"protocol": "chat"}), Plain)
+    monkeypatch.setattr(harness, "_task_of", lambda gate: resolve_task(gate.task, 5))
+    chat = TaskQuestions(resolved(hub.model_copy(update={"protocol": "chat"}), Plain))
     chat.ask([0], 0)
     assert [len(messages) for messages in said] == [1]
     assert said[0][0]["content"].count("Question: ") == 6
-    assert chat.identity.task != TaskQuestions(hub, Plain).identity.task
+    assert chat.identity.task != TaskQuestions(resolved(hub, Plain)).identity.task
 
 
 def test_a_template_that_writes_the_first_token_is_not_given_a_second_one(gate, monkeypatch):
@@ -223,7 +224,7 @@ def test_a_template_that_writes_the_first_token_is_not_given_a_second_one(gate, 
     tokenizer.apply_chat_template.return_value = "<s>2 + 2?"
     tokenizer.side_effect = lambda _, add_special_tokens=True: {"input_ids": [1] * add_special_tokens + [1, 7]}
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _, **__: tokenizer)
-    talk = chat_of(gate)
+    talk = chat_of(resolved(gate))
     assert talk.tokens(talk.text([{"role": "user", "content": "2 + 2?"}])) == [1, 7]
 
 
@@ -243,4 +244,4 @@ def test_the_questions_of_gsm8k_come_with_the_repository():
 
 def test_a_model_without_a_chat_template_is_refused(gate):
     with pytest.raises(TaskError, match="no chat template"):
-        TaskQuestions(gate.model_copy(update={"protocol": "chat"}), Canned)
+        TaskQuestions(resolved(gate.model_copy(update={"protocol": "chat"}), Canned))

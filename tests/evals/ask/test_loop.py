@@ -2,6 +2,7 @@
 """The loop between rule, engine and journal, with an engine of planted answers."""
 
 import pytest
+from support.gates import resolved
 
 from hileval.ask.evaluation import IdentityMismatchError
 from hileval.ask.loop import Heading, Journal, ask_until_decided, code_fingerprint
@@ -47,7 +48,7 @@ class Silent:
 
 def asked_until_decided(plant, gate, questions, baseline=..., limit=None):
     stored = plant.baseline([True] * N) if baseline is ... else baseline
-    return ask_until_decided(gate, RULE, stored, questions, Silent(), limit)
+    return ask_until_decided(resolved(gate, rule=RULE, baseline=stored), questions, Silent(), limit)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,8 @@ def asked_until_decided(plant, gate, questions, baseline=..., limit=None):
 def test_no_more_is_asked_than_decides(plant, gate, correct, text, margin, asked):
     questions = Planted(plant, correct, texts=dict.fromkeys(range(N), text) if text else None)
     rule = RULE.model_copy(update={"margin": margin})
-    found = ask_until_decided(gate, rule, plant.baseline([True] * N), questions, Silent())
+    asked_for = resolved(gate, rule=rule, baseline=plant.baseline([True] * N))
+    found = ask_until_decided(asked_for, questions, Silent())
     assert [len(run.samples) for run in found.runs] == asked
     assert [run for run, _ in questions.asked] == [run for run, count in enumerate(asked) for _ in range(count)]
     assert found.base.shape == (5, N)
@@ -91,7 +93,7 @@ def test_questions_that_the_baseline_lacks_are_refused_before_the_engine_starts(
 def journal(plant, gate, tmp_path):
     """What a crash after 50 answers left, opened again."""
     path = tmp_path / "journal.jsonl"
-    heading = Heading.of("g", gate, plant.identity, "vllm", "c")
+    heading = Heading.of(resolved(gate), plant.identity, "c")
     first = Planted(plant, [True] * N, dies_after=50)
     with pytest.raises(KeyboardInterrupt):
         asked_until_decided(plant, gate, Journal(first, path, heading))

@@ -2,9 +2,11 @@
 """Models of a hub: where they lie, and what identifies them."""
 
 import pytest
+from support.gates import resolved
 
 from hileval.ask import task
-from hileval.ask.task import TaskError, snapshot, weights_sha
+from hileval.ask.task import TaskError, weights_sha
+from hileval.gates.resolve import snapshot
 from hilgate.errors import CannotRunHereError
 
 
@@ -45,11 +47,11 @@ def test_a_model_that_is_not_here_cannot_run_here(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer.model", "generation_config.json", "modeling_x.py"])
-def test_whatever_turns_a_question_into_tokens_or_ends_an_answer_is_identified(gate, monkeypatch, tmp_path, name):
-    monkeypatch.setattr(task, "model_folder", lambda _: tmp_path)
+def test_whatever_turns_a_question_into_tokens_or_ends_an_answer_is_identified(gate, tmp_path, name):
+    asked = resolved(gate, folder=tmp_path)
 
     def identity():
-        return task.identify(gate, task={}, tokenizer=("tokenizer.json",), generation={}, lm_eval="0").tokenizer
+        return task.identify(asked, task={}, tokenizer=("tokenizer.json",), generation={}, lm_eval="0").tokenizer
 
     found = [identity()]
     for content in ("one", "two"):
@@ -59,10 +61,9 @@ def test_whatever_turns_a_question_into_tokens_or_ends_an_answer_is_identified(g
 
 
 @pytest.mark.parametrize("trusted", [None, True, False])
-def test_a_tokenizer_with_code_of_its_own_is_not_replaced_in_silence(trusted, gate, monkeypatch, tmp_path):
-    monkeypatch.setattr(task, "model_folder", lambda _: tmp_path)
+def test_a_tokenizer_with_code_of_its_own_is_not_replaced_in_silence(trusted, gate, tmp_path):
     said = {} if trusted is None else {"trust_remote_code": trusted}
-    hub = gate.model_copy(update={"weights": "hub", "engine_args": said})
+    hub = resolved(gate.model_copy(update={"weights": "hub", "engine_args": said}), folder=tmp_path)
 
     def identity():
         return task.identify(hub, task={}, tokenizer=(), generation={}, lm_eval="0")

@@ -3,8 +3,9 @@
 
 import pytest
 import yaml
+from support.gates import resolved
 
-from hileval.gates.declare import EVALS, UnknownGateError, engine_factory, find_gate, load_gates, occasion
+from hileval.gates.declare import EVALS, UnknownGateError, find_gate, load_gates, occasion
 from hilgate.errors import DeclarationError, Exit
 
 GATES = load_gates().gates
@@ -119,11 +120,11 @@ def test_what_is_identified_is_what_is_loaded(monkeypatch):
     """The engine gets the folder of the pinned snapshot, not a name that it would look up at `main`."""
     asked = []
     monkeypatch.setattr(
-        "hileval.ask.task.snapshot", lambda model, revision: asked.append((model, revision)) or "/cache/x"
+        "hileval.gates.resolve.snapshot", lambda model, revision: asked.append((model, revision)) or "/cache/x"
     )
     monkeypatch.setattr("hileval.engines.vllm_engine.VllmEngine", lambda *arguments: arguments)
     pinned = GATES["lfm2.5-350m"].model_copy(update={"revision": "c0ffee"})
-    assert engine_factory(pinned, "vllm")() == ("/cache/x", "pagedkv", pinned.engine_args)
+    assert resolved(pinned).start() == ("/cache/x", "pagedkv", pinned.engine_args)
     assert asked == [("LiquidAI/LFM2.5-350M", "c0ffee")]
 
 

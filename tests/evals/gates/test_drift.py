@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax
+from support.gates import resolved
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hileval.ask import drift as sides
@@ -210,7 +211,7 @@ FAULTS = {
 def asked():
     """A pocket model on transformers with an attention that a fault is planted in, and what it says without one."""
     engine = TransformersEngine(GATE.path(GATE.model))
-    sequences = sides.sequences_of(GATE, DRIFT.model_copy(update={"lengths": {0: 50}}))
+    sequences = sides.sequences_of(resolved(GATE), DRIFT.model_copy(update={"lengths": {0: 50}}))
 
     def read(fault, some=range(50)):
         planted, right = faulty(fault, np.random.default_rng(1)), faulty({}, None)
@@ -247,7 +248,7 @@ def test_each_of_seventeen_faults_is_seen(asked, fault, record_property):
 def coded():
     """The sequences of the packed gate, and what its peer says of them: FP8 codes in float32 arithmetic."""
     gate, drift = DECLARED.gates["pocket-packed"], DECLARED.drifts["pocket-packed-drift"]
-    sequences = sides.sequences_of(gate, drift)
+    sequences = sides.sequences_of(resolved(gate), drift)
     peer = TransformersEngine(gate.path(gate.model), kv_cache_dtype=str(gate.engine_args["kv_cache_dtype"]))
     return sequences, peer.read(sequences), drift.floor
 
@@ -272,10 +273,10 @@ def test_codes_that_the_peer_does_not_know_are_refused():
 
 
 def test_the_sides_are_fixed_sequences_and_a_replaced_block():
-    found = sides.sequences_of(GATE, DRIFT)
+    found = sides.sequences_of(resolved(GATE), DRIFT)
     lengths = Counter(map(len, found))
     assert lengths[140] == DRIFT.lengths[140]
-    assert found == sides.sequences_of(GATE, DRIFT)
+    assert found == sides.sequences_of(resolved(GATE), DRIFT)
     tokens, behind = sides.changed(found[0], found[1])
     differ = [i for i, (a, b) in enumerate(zip(tokens, found[0], strict=True)) if a != b]
     assert 0 < len(differ) <= 16 > behind - 1 - differ[-1] >= 0

@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from support.gates import resolved
 
 from hileval.gates.judge import broken_beyond_doubt, diff_answers, exit_status, judge, side_by_side
 from hileval.records.records import Flag
@@ -27,7 +28,7 @@ def judged(plant, gate, rule):
         stored = plant.baseline(GOOD) if baseline is ... else baseline
         changed = rule.model_copy(update=changes)
         declared = gate.model_copy(update={"deterministic": deterministic, "filter": which, "floor": floor})
-        checks = judge("pocket-hybrid", declared, changed, plant.asked(stored, run), stored, served)
+        checks = judge(resolved(declared, rule=changed, baseline=stored), plant.asked(stored, run), served)
         return {check.id.split("/")[1]: check for check in checks}, exit_status(checks)
 
     return judging
@@ -141,7 +142,7 @@ def test_a_model_that_is_not_pinned_is_said_to_be(plant, gate, rule):
     for stored in (None, plant.baseline(GOOD)):
         for revision, said in (("", True), ("c0ffee", False)):
             declared = hub.model_copy(update={"revision": revision})
-            checks = judge("g", declared, rule, plant.asked(stored, plant.run(GOOD)), stored, None)
+            checks = judge(resolved(declared, rule=rule, baseline=stored), plant.asked(stored, plant.run(GOOD)), None)
             assert ("revision not pinned" in checks[1].message) is said
 
 
@@ -210,7 +211,7 @@ def test_a_model_that_always_breaks_some_answers_is_not_failed_for_it_at_any_of_
             }
         )
         now = [flagged[i] if broken else healthy[i] for i, broken in enumerate(drawn[5])]
-        failed += any(broken_beyond_doubt(gate, stored, now[:look], len(looks)) for look in looks)
+        failed += any(broken_beyond_doubt(resolved(gate, baseline=stored), now[:look], len(looks)) for look in looks)
     assert failed <= 2
 
 

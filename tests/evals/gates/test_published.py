@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from support.gates import resolved
 
 from hileval.gates.declare import load_gates
 from hileval.gates.judge import judge
@@ -20,7 +21,7 @@ def toss(rng, share, n=N):
 def replay(plant, gate, right, texts, baseline, rule="release"):
     run = plant.run(right, texts=texts)
     stored = plant.baseline(*baseline)
-    checks = judge("replay", gate, RULES[rule], plant.asked(stored, run), stored, None)
+    checks = judge(resolved(gate, rule=RULES[rule], baseline=stored), plant.asked(stored, run), None)
     return {check.id.split("/")[1]: check for check in checks}
 
 

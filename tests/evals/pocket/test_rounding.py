@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from support.gates import resolved
 
 from hileval.ask.drift import sequences_of
 from hileval.gates.declare import load_gates
@@ -14,7 +15,7 @@ from hileval.pocket.rounding import ATTENTIONS, ONE_IN_A_HUNDRED, ask, false_ala
 def test_every_right_attention_passes_in_every_role_and_a_replaced_block_never_does(name, dtype):
     declared = load_gates()
     gate, drift = declared.gates[f"pocket-{name}"], declared.drifts[f"pocket-{name}-drift"]
-    few = sequences_of(gate, drift.model_copy(update={"lengths": {0: 12}}))
+    few = sequences_of(resolved(gate), drift.model_copy(update={"lengths": {0: 12}}))
     said = ask(gate.path(gate.model), few, dtype, np.random.default_rng(1))
     found = false_alarms(said, dtype, drawn=10, replays=3, seed=1)
     assert (found.roles, len(ATTENTIONS)) == (120, 6)

@@ -103,7 +103,7 @@ def test_a_layer_that_nobody_serves_is_status_1(explain, tmp_path):
         (["--with", "aiter,flashinfer"], 2, "--with: got flashinfer; expected some of aiter, pagedkv, vllm"),
         (["--tp", "0"], 2, "--tp: got 0"),
         (["--block-size", "0"], 2, "--block-size: got 0"),
-        (["--max-num-seqs", "0"], 2, "max_num_seqs: got 0"),
+        (["--max-num-seqs", "0"], 2, "--max-num-seqs: got 0"),
         (["--layout", "shuffle", "--block-size", "12"], 2, "block_size: got 12; expected a multiple of 8"),
     ],
 )

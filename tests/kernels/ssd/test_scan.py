@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -51,7 +52,17 @@ def spread(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tenso
 class Case:
     """One step of some sequences, its inputs on the device, and what the recurrence says of them in float64."""
 
-    def __init__(self, shape: str, starts: str, dtype: str, device: str, *, initial: bool, skip: str = "head") -> None:
+    def __init__(
+        self,
+        shape: str,
+        starts: str,
+        dtype: str,
+        device: str,
+        *,
+        initial: bool,
+        skip: str = "head",
+        gone: int | None = None,  # a head of which each step leaves nothing
+    ) -> None:
         heads, groups, head_size, size, chunk = SHAPES[shape]
         ends = STARTS[starts]
         tokens, kind = ends[-1], getattr(torch, dtype)
@@ -60,6 +71,8 @@ class Case:
         B, C = torch.randn(2, tokens, groups, size).to(kind).double()
         dt = reference.step_size(torch.randn(tokens, heads) / 2 - 1, None, softplus=True)
         A = -(0.05 + 0.2 * torch.rand(heads)).double()
+        if gone is not None:
+            A[gone] = -math.inf
         D = {"none": None, "head": torch.randn(heads), "channel": torch.randn(heads, head_size)}[skip]
         states = torch.randn(len(ends) - 1, heads, head_size, size).double() if initial else None
         begins, owners, _ = chunked(ends, chunk)
@@ -138,6 +151,14 @@ def test_chunk_scan(dtype, shape, starts, initial, device, record_property):
 def test_chunk_scan_skips(skip, device, record_property):
     """Without D and gate, and with a D for each channel."""
     Case("odd", "longer", "float32", device, initial=True, skip=skip).run(record_property)
+
+
+@pytest.mark.parametrize(("shape", "starts"), [("bamba", "longer"), ("odd", "longer"), ("falcon-h1", "edges")])
+def test_a_head_that_forgets_at_each_step(shape, starts, device, record_property):
+    """A of -inf: sums are -inf, their differences NaN, and the recurrence gives each token's own term."""
+    case = Case(shape, starts, "float32", device, initial=True, gone=0)
+    assert case.arguments["sums"][0].isneginf().any()
+    case.run(record_property)
 
 
 def test_a_nan_stays_in_its_sequence(device):

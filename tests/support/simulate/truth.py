@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hilgate.simulate.buildkite import NEVER
+from support.simulate.buildkite import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,6 +13,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from support.simulate.buildkite import Command, Wait, parse
+
 from hilgate import git
 from hilgate.buildkite.steps import pipeline_yaml, recheck_yaml
 from hilgate.conditions import of_the_device
@@ -23,7 +25,6 @@ from hilgate.images.contents import contents
 from hilgate.model.declaration import CPU, Step
 from hilgate.model.plan import Plan, PlannedStep
 from hilgate.plan.make import ChangeFacts, assemble
-from hilgate.simulate.buildkite import Command, Wait, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +76,7 @@ class FaultKind(enum.StrEnum):
     REGRESSION = "regression"
     QUARANTINED_FAILURE = "quarantined failure"
     QUARANTINED_ELSEWHERE = "failure quarantined for another device"
-    UNEXPECTED_PASS = "unexpected pass"  # noqa: S105 - words of a report
+    UNEXPECTED_PASS = "unexpected pass"
     QUARANTINE_EXPIRED = "expired quarantine"
     HEALTH_MISSING = "health file missing"
     HEALTH_CORRUPT = "health file corrupt"

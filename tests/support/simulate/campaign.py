@@ -19,6 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.simulate.buildkite import LOST, Build, Host, JobEnd, JobState, Node
+from support.simulate.job import SHORT_MINUTES, BuildSite, quarantine_of, run_job, run_recheck
+from support.simulate.scenarios import DEFAULT_RATE, Fault, FaultKind, draw, rechecks, scenarios_of
+from support.simulate.truth import PASSED, Truth, deserved
+
 from hilgate.errors import Exit, MisuseError, RecordsError
 from hilgate.judge.verdict import read_verdict
 from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE
@@ -27,20 +32,17 @@ from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import write
 from hilgate.run import recheck, results
-from hilgate.simulate.buildkite import LOST, Build, Host, JobEnd, JobState, Node
-from hilgate.simulate.job import SHORT_MINUTES, BuildSite, quarantine_of, run_job, run_recheck
-from hilgate.simulate.scenarios import DEFAULT_RATE, Fault, FaultKind, draw, rechecks, scenarios_of
-from hilgate.simulate.truth import PASSED, Truth, deserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from support.simulate.buildkite import Command
+    from support.simulate.scenarios import Scenario, Scenarios
+    from support.simulate.truth import Event, Ledger
+
     from hilgate.model.declaration import Quarantine
     from hilgate.model.plan import PlannedStep
     from hilgate.model.verdict import StepVerdict, Verdict
-    from hilgate.simulate.buildkite import Command
-    from hilgate.simulate.scenarios import Scenario, Scenarios
-    from hilgate.simulate.truth import Event, Ledger
 
 
 HOSTS = 3
@@ -373,7 +375,7 @@ class Campaign:
             if len(tally.failing) < SHRUNK:
                 shrunk = shrink(scenario, self._name(number), finished.faults, kind, scratch)
             rate = "" if self.rate == DEFAULT_RATE else f" --rate {self.rate:g}"
-            line = f"hilgate simulate --builds 1 --seed {self._name(number)}{rate}"
+            line = f"make simulate ARGS='--builds 1 --seed {self._name(number)}{rate}'"
             tally.failing.append(Failing(line, problem, shrunk))
 
 
@@ -391,7 +393,7 @@ def shrink(scenario: Scenario, name: str, faults: tuple[Fault, ...], kind: Wrong
 
 def _memory() -> Path | None:
     """A folder in memory where there is one: a build writes dozens of small files and syncs each."""
-    shm = Path("/dev/shm")  # noqa: S108 - mkdtemp makes a folder of its own in it
+    shm = Path("/dev/shm")
     return shm if shm.is_dir() else None
 
 
@@ -402,7 +404,7 @@ _REACH_OTHERS = frozenset({FaultKind.OTHER_TREE, FaultKind.OTHER_STEP, FaultKind
 class Wrong(enum.StrEnum):
     """How a verdict can be wrong."""
 
-    FALSE_PASS = "false pass"  # noqa: S105 - not a password
+    FALSE_PASS = "false pass"
     LOST_RESULT = "lost result"
     FALSE_BLAME = "false blame"
     NEEDLESS_BLOCK = "needless block"

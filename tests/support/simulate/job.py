@@ -16,6 +16,10 @@ import shutil
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from support.simulate.buildkite import LOST, Host, JobEnd, JobState, Upload
+from support.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, FaultKind, lackable
+from support.simulate.truth import CANNOT_RUN, FAILED, PASSED, SKIPPED, Event, Excuse, Ledger
+
 from hilgate.agent.collect import collect
 from hilgate.agent.endings import Endings
 from hilgate.conditions import NEEDS
@@ -36,17 +40,15 @@ from hilgate.model.record import (
     StepRecord,
 )
 from hilgate.run import results, reuse, rules
-from hilgate.simulate.buildkite import LOST, Host, JobEnd, JobState, Upload
-from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, FaultKind, lackable
-from hilgate.simulate.truth import CANNOT_RUN, FAILED, PASSED, SKIPPED, Event, Excuse, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from support.simulate.buildkite import Build, Command
+
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.model.record import Record
-    from hilgate.simulate.buildkite import Build, Command
 
 Moment = Literal["before", "after"]
 

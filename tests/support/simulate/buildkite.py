@@ -279,7 +279,7 @@ def parse(text: str) -> tuple[Command | Wait, ...]:
     Raises:
         DeclarationError: A step is of a kind that no pipeline of ours may hold.
     """
-    document: dict[str, Any] = yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader, in C where there is one
+    document: dict[str, Any] = yaml.load(text, Loader=_Loader)
     return tuple(_parse(document["steps"]))
 
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put a verdict on GitHub: a check run, and one comment that is changed and never repeated (Checks, Issue comments)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, TypeAdapter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hilgate.buildkite.github import Forge
+
+MARK = "<!-- hilgate: verdict -->"
+"""First line of the comment, by which it is found again among those of its author."""
+PER_PAGE = 100
+MOST_PAGES = 30
+"""Of comments of a pull request; a longer talk gets a second comment rather than a search without end."""
+
+
+class _Comment(BaseModel, frozen=True):
+    """A comment, as far as is needed here."""
+
+    class _User(BaseModel, frozen=True):
+        login: str
+
+    id: int
+    body: str | None = None
+    user: _User | None = None
+
+
+class _Made(BaseModel, frozen=True):
+    """Something that GitHub made or changed."""
+
+    id: int
+    html_url: str = ""
+
+
+_COMMENTS: TypeAdapter[list[_Comment]] = TypeAdapter(list[_Comment])
+_MADE: TypeAdapter[_Made] = TypeAdapter(_Made)
+
+
+def publish(forge: Forge, pull_request: int, author: str, check: Mapping[str, Any], text: str) -> tuple[str, str]:
+    """Make the check, and make the comment or change the one that `author` made before; their addresses.
+
+    Raises:
+        RemoteError: GitHub does not answer, refuses, or answers something else than it documents.
+    """
+    comment = f"{MARK}\n{text}"
+    made = forge.ask("/check-runs", _MADE, method="POST", body=check)
+    comments = f"/issues/{pull_request}/comments"
+    earlier = _earlier(forge, comments, author)
+    if earlier is None:
+        written = forge.ask(comments, _MADE, method="POST", body={"body": comment})
+    else:
+        written = forge.ask(f"/issues/comments/{earlier}", _MADE, method="PATCH", body={"body": comment})
+    return made.html_url, written.html_url
+
+
+def _earlier(forge: Forge, comments: str, author: str) -> int | None:
+    """The comment to change: nobody else's, whatever mark it bears."""
+    for page in range(1, MOST_PAGES + 1):
+        found = forge.ask(comments, _COMMENTS, {"per_page": PER_PAGE, "page": page})
+        for one in found:
+            if one.user and one.user.login == author and (one.body or "").startswith(MARK):
+                return one.id
+        if len(found) < PER_PAGE:
+            break
+    return None

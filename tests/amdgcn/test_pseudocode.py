@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every instruction against AMD's own pseudo-code, which nobody here has written (`support/pseudocode.py`).
+
+`test_oracles.py` says what its author read in the ISA; this is what the ISA says, on the same random bits.
+"""
+
+import re
+
+import numpy as np
+import pytest
+from support import pseudocode
+from support.samples import data
+from support.wave import run
+
+from amdgcn import translate
+from amdgcn.meaning import MNEMONICS, VECTOR
+
+A, B, C = data(1), data(2), data(3)
+TEXTS = pseudocode.texts()
+LEFT_OUT = {
+    # Pattern -> why AMD's text does not say what the instruction computes.
+    r"ds_(read|write|swizzle).*|(global|buffer|scratch)_.*|s_load_.*": "an access to memory: its text names an address",
+    r"s_(nop|sleep|setprio|waitcnt|barrier|endpgm|branch)|s_cbranch_.*": "no result: what runs next, and when",
+    r"v_mfma_.*": "its text is the formula, without layout and rounding",
+    r"v_accvgpr_.*|v_fma_mix.*": "the document has no text of it",
+    r"v_cvt_(scalef32_)?pk_f32_(fp8|bf8)": "its text names a conversion; test_every_8_bit_float has the tables",
+    r"v_div_(scale|fmas)_f32": "its text gives wrong quotients at extreme exponents; test_quotients",
+    r"ds_bpermute_b32|v_(readlane|readfirstlane|writelane)_b32|v_permlane\d+_swap_b32": "lanes of other lanes",
+    r"v_pk_mov_b32|v_bitop3_b\d+": "its operation is a modifier of the line; below",
+    r"s_(and|or|andn2)_saveexec_b64": "exec; test_saveexec",
+}
+TRANSCENDENTAL = {"v_exp_f32", "v_log_f32", "v_rcp_f32", "v_rcp_iflag_f32", "v_sqrt_f32", "v_rsq_f32"}
+"""AMD's text is the function; the unit is good to one unit in the last place, and takes and gives no denormals."""
+
+
+def left_out(name):
+    return next((why for pattern, why in LEFT_OUT.items() if re.fullmatch(pattern, name)), "")
+
+
+def denormal(x):
+    return x & 0x7F800000 == 0 and x & 0x7FFFFF != 0
+
+
+SAMPLES_LEFT_OUT = {
+    # Mnemonic -> of which sources the text is not followed; each is a sentence of the executor's docstrings too.
+    "v_div_fixup_f32": lambda s0: pseudocode.Float(s0, 32).is_nan,  # an iteration that overflowed: infinity, no NaN
+    "v_rndne_f32": lambda s0: (s0 & 0x7FFFFFFF) >= 0x4B000000,  # adds 0.5, which is lost there
+    **dict.fromkeys(TRANSCENDENTAL, denormal),
+}
+UNSIGNED_ZERO = {"v_rndne_f32", "v_floor_f32", "v_trunc_f32"}
+"""Their texts say nothing of the sign of a zero."""
+COMPARED = sorted(name for name in MNEMONICS if not left_out(name))
+
+
+def sources_of(text):
+    """Bits of S0, S1, .. that a text reads: 64 where it says so."""
+    count = max((int(k) for k in re.findall(r"\bS(\d)\b", text)), default=-1) + 1
+    wide = r"\bS{}(?:\.[uifb]64|\[63)"
+    return [64 if re.search(wide.format(k), text) else 32 for k in range(count)]
+
+
+def is_wide(text):
+    return bool(re.search(r"\bD0?(?:\.[uifb]64(?!\[)|\[63| \})", text)) or "D0.u64 }" in text
+
+
+def agrees(got, want, width, *, is_float, ulps):
+    """Equal bits; of floats any NaN for a NaN."""
+    if got == want or not is_float:
+        return got == want
+    form = pseudocode.Float(got, width), pseudocode.Float(want, width)
+    if any(each.is_nan for each in form):
+        return all(each.is_nan for each in form)
+    return bool(ulps) and abs(got - want) <= ulps
+
+
+def lists(*arrays):
+    return [each.ravel().tolist() for each in arrays]
+
+
+REGISTERS = (6, 8, 10)
+VALUES = ((A, C), (B, A[::-1].copy()), (C, B[::-1].copy()))
+
+
+def vector(name):
+    """(results, carries) of an instruction of lanes: low and high words, masks; and of its text."""
+    text = TEXTS[name]
+    widths, wide = sources_of(text), is_wide(text)
+    constant = "SIMM32" in text
+    carried = "VCC.u64[laneId]" in re.sub(r"VCC\.u64\[laneId\] =", "", text)
+    masked = bool(re.search(r"VCC\.u64\[laneId\] =|D0\.u64\[laneId\] =|D1", text))
+    operands = [f"v[{k}:{k + 1}]" if width == 64 else f"v{k}" for k, width in zip(REGISTERS, widths, strict=False)]
+    if constant:
+        operands.insert(1 if name == "v_fmamk_f32" else 2, "0x40490fdb")
+    target = ["s[2:3]"] if "D0.u64[laneId]" in text else ["v[20:21]" if wide else "v20"]
+    target += ["s[2:3]"] if masked and "D0.u64[laneId]" not in text else []
+    operands += ["s[4:5]"] if carried else []
+    plain = len(operands) + len(target) > 3 or "_pk_" in name or "pack" in name or wide or name.endswith("64")
+    line = f"{name}{'' if plain else '_e64'} {', '.join([*target, *operands])}"
+    registers = {k + j: VALUES[n][j] for n, k in enumerate(REGISTERS) for j in (0, 1)}
+    registers |= {20: np.full_like(A, 0xDEADBEEF), 21: np.full_like(A, 0xDEADBEEF)}
+    group = run(
+        line,
+        registers,
+        {4: A[:, 0], 5: C[:, 0]},
+        arch="gfx950" if "pk_bf16" in name or "pk_f16_f32" in name else "gfx942",
+    )
+    carry_in = group.mask(4).ravel().tolist()
+    words = [lists(*pair) for pair in VALUES]
+    results = []
+    for k in range(A.size):
+        names = {
+            f"S{n}": low[k] | high[k] << 32 if widths[n : n + 1] == [64] else low[k]
+            for n, (low, high) in enumerate(words)
+        }
+        names |= {"SIMM32": 0x40490FDB, "VCC": int(carry_in[k]), "D0": 0xDEADBEEF, "D1": 0}
+        after = pseudocode.evaluate(name, **names)
+        results.append((names, after))
+    return line, group, results, wide, masked
+
+
+@pytest.mark.parametrize("name", [each for each in COMPARED if each.startswith("v_")])
+def test_a_vector_instruction_is_its_text(name):
+    line, group, results, wide, masked = vector(name)
+    text = TEXTS[name]
+    compares = "D0.u64[laneId]" in text
+    stored = re.findall(r"\bD0?\.([a-z]+)(\d+)", text)
+    is_float, width = (stored[0][0] == "f", int(stored[0][1])) if stored else (False, 32)
+    packed = re.match(r"v_pk_\w+_(f)(16|32)$|v_cvt_pk_(?:b?)(f)(16)_f32", name)
+    low, high = lists(group.V[20], group.V[21])
+    mask = group.mask(2).ravel().tolist() if masked else []
+    compared = 0
+    for k, (names, after) in enumerate(results):
+        shown = f"{line}, sample {k}: " + ", ".join(
+            f"{key} {value:#x}" for key, value in names.items() if key[0] == "S"
+        )
+        if masked:
+            bit = after["D0"] if compares else after["D1"] if "D1" in text else after["VCC"]
+            assert mask[k] == bool(int(bit) & 1), shown
+        if compares:
+            continue
+        got, want = low[k] | high[k] << 32 if wide else low[k], int(after["D0"])
+        if name in SAMPLES_LEFT_OUT and (SAMPLES_LEFT_OUT[name](names["S0"]) or denormal(want)):
+            continue
+        compared += 1
+        if name in UNSIGNED_ZERO and not (got | want) & 0x7FFFFFFF:
+            continue
+        size = 64 if wide else width
+        if packed:
+            size = int(packed[2] or packed[4])
+        same_type = bool(packed) or is_float
+        for at in range(0, 64 if wide else 32 if packed else size, size):
+            parts = got >> at & (1 << size) - 1, want >> at & (1 << size) - 1
+            kind = "bf16" not in name
+            ok = agrees(*parts, size, is_float=same_type and kind, ulps=name in TRANSCENDENTAL)
+            if not kind and not ok:
+                ok = all(part & 0x7FFF > 0x7F80 for part in parts)
+            assert ok, f"{shown} gives {parts[0]:#x}, AMD's text {parts[1]:#x}"
+    assert compares or compared > A.size // 2
+
+
+SCALARS = [each for each in COMPARED if each.startswith("s_")]
+LOW, HIGH, LOW1, HIGH1 = A.ravel(), C.ravel(), B.ravel(), A.ravel()[::-1]
+SCC = np.arange(A.size) % 2 == 1
+
+
+IN_LINE = re.compile("s_(cmpk|movk|addk|mulk)")
+CASES = [(name, k) for name in SCALARS for k in ((0x7, 0xFFE8, 0x8000) if IN_LINE.match(name) else (0,))]
+
+
+@pytest.mark.parametrize(("name", "constant"), CASES)
+def test_a_scalar_instruction_is_its_text(name, constant):
+    text = TEXTS[name]
+    widths, wide = sources_of(text), is_wide(text)
+    in_line = IN_LINE.match(name)
+    target = [] if re.match(r"s_(cmp|bitcmp)", name) else ["s[20:21]" if wide else "s20"]
+    operands = [("s[2:3]", "s[4:5]")[k] if width == 64 else ("s2", "s4")[k] for k, width in enumerate(widths)]
+    if in_line:
+        operands = [hex(constant)] if target else ["s2", hex(constant)]
+    line = f"{name} {', '.join([*target, *operands])}"
+    registers = {2: LOW, 3: HIGH, 4: LOW1, 5: HIGH1, 20: LOW1, 21: HIGH1}
+    group = run(line, scalar=registers, scc=SCC)
+    values = [[int(x) | int(y) << 32 for x, y in zip(*pair, strict=True)] for pair in ((LOW, HIGH), (LOW1, HIGH1))]
+    for k in range(A.size):
+        names = {f"S{n}": values[n][k] & (1 << width) - 1 for n, width in enumerate(widths)}
+        if in_line:
+            names["S0" if target else "S1"] = constant
+        old = int(LOW1[k]) | (int(HIGH1[k]) << 32 if wide else 0)
+        after = pseudocode.evaluate(name, **names, D0=old, SCC=int(SCC[k]))
+        shown = f"{line}, sample {k}: {names}"
+        if target:
+            got = int(group.S[20][k]) | (int(group.S[21][k]) << 32 if wide else 0)
+            assert got == int(after["D0"]) & (1 << (64 if wide else 32)) - 1, shown
+        assert bool(group.scc[k]) == bool(after["SCC"]), shown
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("table", [0x00, 0x1B, 0x80, 0xC0, 0xE8, 0xFE])
+def test_a_boolean_of_three_is_its_text(bits, table):
+    group = run(f"v_bitop3_b{bits} v20, v6, v8, v10 bitop3:{table:#x}", {6: A, 8: B, 10: C, 20: A}, arch="gfx950")
+    fields = {"OMOD": table >> 6, "ABS": table >> 3 & 7, "NEG": table & 7}
+    for got, a, b, c in zip(*lists(group.V[20], A, B, C), strict=True):
+        want = pseudocode.evaluate(f"v_bitop3_b{bits}", S0=a, S1=b, S2=c, INST=fields)["D"]
+        assert got == int(want)
+
+
+def test_what_is_left_out_has_no_text_or_a_reason():
+    """An instruction that becomes known is compared with its text, or somebody says why not."""
+    assert not [name for name in COMPARED if name not in TEXTS]
+    unused = [pattern for pattern in LEFT_OUT if not any(re.fullmatch(pattern, name) for name in MNEMONICS)]
+    assert not unused
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [("v_bfe_u32", "(a >> (b & U(31))) & U(1)"), ("v_max_u32", "np.minimum(a, b)"), ("v_xad_u32", "(a ^ b) - c")],
+)
+def test_a_planted_meaning_is_seen(name, meaning, monkeypatch):
+    kind, kinds, _ = VECTOR[name]
+    monkeypatch.setitem(translate.VECTOR, name, (kind, kinds, meaning))
+    with pytest.raises(AssertionError):
+        test_a_vector_instruction_is_its_text(name)

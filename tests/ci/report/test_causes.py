@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One entry for each cause: what is put together, what never is, and two days of other projects as shown here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from support.builds import built
+from support.jobs import failed, gpu_step, health, passed
+from support.plans import step
+
+from hilgate.model.record import Check, Outcome
+from hilgate.model.verdict import Ruling
+from hilgate.report import annotation, html, terminal
+from hilgate.report.causes import causes, shape_of
+from hilgate.report.write import Judged
+
+FILE = "tests/kernels/test_paged.py"
+HELPER = "tests/support/attending.py:80"
+ROWS = "AssertionError: {n} of 40 (token, head) rows are off by more than {limit} of their norm; off by {by}"
+
+
+def case(name, n=4, by="[0.43, 0.4]", test="test_paged", line=50, limit="3.6e-06", **more):
+    message = f"{ROWS.format(n=n, by=by, limit=limit)}\nassert not True\n{FILE}:{line}: AssertionError ({HELPER})"
+    return failed(f"{FILE}::{test}[{name}]", message, **more)
+
+
+def good(name, test="test_paged"):
+    return passed(f"{FILE}::{test}[{name}]")
+
+
+def entries(*steps_and_checks):
+    """(number, factor) of each entry."""
+    return [(len(one.failures), one.factor) for one in causes(*built(*steps_and_checks))]
+
+
+def of(*checks):
+    return entries((step("attention", "x"), checks))
+
+
+GRID = [f"{phase}-{dtype}-bs{n}" for phase in ("decode", "prefill") for dtype in ("fp16", "fp32") for n in (16, 48, 64)]
+
+
+def test_failures_that_look_alike_are_one_entry_with_their_factor_and_the_smallest_case():
+    checks = [
+        case(name, n=number, by=f"[0.{number}]", labels={"shape": f"{9 - number}x4x64"})
+        if name.startswith("decode")
+        else good(name)
+        for number, name in enumerate(GRID)
+    ]
+    (found,) = causes(*built((step("attention", "x"), checks)))
+    assert (len(found.failures), found.factor) == (6, "every case with decode")
+    assert found.failures[0].check.labels["shape"] == "4x4x64"
+
+
+@pytest.mark.parametrize(
+    ("other", "number"),
+    [
+        (case("decode-b", n=40, by="[0.1, 0.2, 0.3]"), 1),
+        (case("decode-b", limit="9.8e-04"), 1),
+        (case("decode-b", line=67), 2),
+        (failed(f"{FILE}::test_paged[decode-b]", "RuntimeError: no kernel"), 2),
+        (case("decode-b", by="[nan, nan]"), 2),
+        (Check(id="decode-b", outcome=Outcome.INCONCLUSIVE, message=case("a").message), 2),
+    ],
+    ids=["other numbers", "another limit", "another line", "another message", "no number", "not decided"],
+)
+def test_what_makes_a_signature(other, number):
+    assert len(of(case("decode-a"), other)) == number
+
+
+def test_another_device_and_another_kernel_log_are_other_causes():
+    cpu, gpu = (step("units", "x"), [case("a")]), (gpu_step("units"), [case("a")])
+    assert len(entries(cpu, gpu)) == 2
+    plan, recorded, verdict = built((gpu_step("one"), [case("a")]), (gpu_step("two"), [case("a")]))
+    assert len(causes(plan, recorded, verdict)) == 1
+    log = health("after", dmesg=("amdgpu 0000:05:00.0: [gfxhub] page fault (src_id:0 ring:24)",))
+    known = dataclasses.replace(recorded, health={"two-gfx942": (log,)})
+    assert len(causes(plan, known, verdict)) == 2
+
+
+def test_two_bugs_with_one_message_and_one_place_are_two_entries():
+    """Both fail in the same assertion of the same test: only their parameters tell them apart."""
+    names = [
+        f"{phase}-{cap}-bs{n}" for phase in ("decode", "prefill") for cap in ("plain", "cap5", "w50") for n in (16, 48)
+    ]
+    softcap = {name for name in names if name.startswith("decode-cap5")}
+    window = {name for name in names if name.startswith("prefill-w50")}
+    found = causes(*built((step("attention", "x"), [case(n) if n in softcap | window else good(n) for n in names])))
+    assert {one.factor for one in found} == {"every case with cap5 and decode", "every case with prefill and w50"}
+    for one in found:
+        ids = {failure.id.partition("[")[2][:-1] for failure in one.failures}
+        assert ids <= softcap or ids <= window
+
+
+def test_tests_that_fail_in_one_helper_are_joined_only_by_a_factor_of_all_of_them():
+    first = [case(name) if "fp16" in name else good(name) for name in GRID]
+    second = [case(name, test="test_scale", line=90) if "fp16" in name else good(name, "test_scale") for name in GRID]
+    assert of(*first, *second) == [(12, "every case with fp16")]
+    other = [case(name, test="test_scale", line=90) if "prefill" in name else good(name, "test_scale") for name in GRID]
+    assert sorted(of(*first, *other)) == [(6, "every case with fp16"), (6, "every case with prefill")]
+    whole = [case(name, test="test_scale", line=90) for name in GRID]  # nothing there could have contradicted it
+    assert sorted(of(*first, *whole)) == [(6, "every case with fp16"), (12, "every case of test_scale")]
+
+
+def test_a_value_that_is_no_number_is_the_same_cause_where_a_factor_says_so():
+    mixed = [case(name, by="[nan]" if "bs48" in name else "[0.3]") if "fp16" in name else good(name) for name in GRID]
+    assert of(*mixed) == [(6, "every case with fp16")]
+
+
+@pytest.mark.parametrize(
+    ("message", "shape"),
+    [
+        ("12 of 640 rows off by 3.6e-06", "# of # rows off by #"),
+        ("off by [[0, 0], [0, 1]] and [nan, 1.0]", "off by [#] and [nan]"),
+        ("got -0.73828125, expected 0.0", "got #, expected #"),
+        ("at 0x7fa48824eb80 in deadbeef01", "at # in #"),
+        ("float16 of a head is off", "@ of a head is off"),
+        ("Mismatched elements: 40 / 512 (7.8%)", "Mismatched elements: # / # (#%)"),
+    ],
+    ids=["numbers", "lists", "signs", "addresses", "its own parameters", "percent"],
+)
+def test_the_shape_of_a_message_leaves_out_what_differs_between_cases(message, shape):
+    assert shape_of(message, "t[head-float16-bs16]") == shape
+
+
+# The replays: failures as users of two other projects met them, in the words of our own records.
+
+
+def replay_of_a_hung_tool():
+    """ROCm/TheRock#5468: 27 of 38 jobs fail, one because `hipInfo` hangs and 26 behind it."""
+    first = gpu_step("hipinfo")
+    behind = [gpu_step(f"lib-{n}", depends_on=("hipinfo-gfx942",)) for n in range(26)]
+    beside = [gpu_step(f"other-{n}") for n in range(11)]
+    plan, recorded, verdict = built((first, []), *((one, []) for one in behind), *((one, [passed()]) for one in beside))
+    known = {
+        "hipinfo-gfx942": (Ruling.UNFINISHED, "timed out after 600 s; its last line: hipInfo: device 0"),
+        **{one.key: (Ruling.NOT_STARTED, "not started: it needs hipinfo-gfx942, which did not run") for one in behind},
+    }
+    steps = tuple(
+        one.model_copy(update={"outcome": Outcome.DID_NOT_RUN, "ruling": known[one.key][0], "why": known[one.key][1]})
+        if one.key in known
+        else one
+        for one in verdict.steps
+    )
+    return plan, recorded, verdict.model_copy(update={"steps": steps, "outcome": Outcome.DID_NOT_RUN})
+
+
+def test_27_of_38_jobs_behind_one_hung_tool_are_one_entry(capsys):
+    build = replay_of_a_hung_tool()
+    assert sum(one.outcome is not Outcome.PASS for one in build[2].steps) == 27
+    (found,) = causes(*build)
+    assert found.failures[0].id == "hipinfo-gfx942"
+    assert len(found.waiting) == 26
+    terminal.print_verdict(Judged(*build, Path("report.html")))
+    assert capsys.readouterr().out.count("hipInfo: device 0") == 1
+    assert annotation.render(*build).count("hipInfo: device 0") == 1
+
+
+def test_27_jobs_that_each_hang_in_one_tool_are_one_entry():
+    """The same day without declared needs: each job says it in its own numbers."""
+    plan, recorded, verdict = built(*((gpu_step(f"job-{n}"), []) for n in range(38)))
+    steps = tuple(
+        one.model_copy(
+            update={
+                "outcome": Outcome.DID_NOT_RUN,
+                "ruling": Ruling.UNFINISHED,
+                "why": f"timed out after {600 + n} s; its last line: hipInfo: device {n % 8}",
+            }
+        )
+        if n < 27
+        else one.model_copy(update={"outcome": Outcome.PASS, "ruling": Ruling.PASS})
+        for n, one in enumerate(verdict.steps)
+    )
+    (found,) = causes(plan, recorded, verdict.model_copy(update={"steps": steps}))
+    assert len(found.steps) == 27
+
+
+def test_13_of_19_failures_that_are_one_threshold_are_one_entry():
+    """sgl-project/sglang#38725: thirteen models miss one threshold, six other things are wrong."""
+    line = "\ntests/test_gsm8k.py:41: AssertionError"
+    missed = [
+        failed(f"tests/test_gsm8k.py::test_accuracy[{name}]", f"AssertionError: 0.{831 + n} not >= 0.85: GSM8K{line}")
+        for n, name in enumerate(
+            ("qwen3", "llama4", "gemma3", "granite", "falcon", "jamba", "zamba", "nemotron", "kimi")
+        )
+    ]
+    missed += [
+        failed(f"tests/test_mtp.py::test_draft_{n}", f"AssertionError: 0.{84 + n} not >= 0.85: GSM8K{line}")
+        for n in range(4)
+    ]
+    others = [
+        failed(
+            "tests/test_server.py::test_start",
+            "RuntimeError: port 30000 is taken\ntests/test_server.py:9: RuntimeError",
+        ),
+        failed("tests/test_lora.py::test_merge", "KeyError: 'lora_a'\ntests/test_lora.py:88: KeyError"),
+        failed(
+            "tests/test_mla.py::test_decode[8]",
+            "AssertionError: 4 of 8 rows are off\ntests/test_mla.py:7: AssertionError",
+        ),
+        failed(
+            "tests/test_moe.py::test_gate", "AssertionError: 4 of 8 rows are off\ntests/test_moe.py:7: AssertionError"
+        ),
+        failed("tests/test_vlm.py::test_image", "OSError: no such file: a.png\ntests/test_vlm.py:5: OSError"),
+        failed(
+            "tests/test_bench.py::test_time",
+            "AssertionError: 93.1 not <= 90.0 ms\ntests/test_bench.py:5: AssertionError",
+        ),
+    ]
+    fine = [passed("tests/test_gsm8k.py::test_accuracy[mamba]")]
+    assert len(missed) + len(others) == 19
+    found = causes(*built((step("e2e", "x"), [*missed[:5], *others, *missed[5:], *fine])))
+    assert [len(one.failures) for one in found] == [13, 1, 1, 1, 1, 1, 1]
+    assert {one.id for one in found[0].failures} == {one.id for one in missed}
+
+
+def test_123_failures_of_one_bug_are_a_few_lines_at_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    types = ("fp16", "bf16", "fp32")
+    names = [f"{phase}-{dtype}-bs{n}" for phase in ("decode", "prefill") for dtype in types for n in range(1, 42)]
+    bad = [name for name in names if name.startswith("decode")]
+    assert len(bad) == 123
+    checks = [case(name) if name in bad else good(name) for name in names]
+    build = built((step("attention", "x"), checks))
+    terminal.print_verdict(Judged(*build, Path("report.html")))
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) <= 24
+    assert any("123 failures look like this" in line for line in out)
+    for shown in (annotation.render(*build), html.render(*build)):
+        assert shown.count("rows are off") <= 3

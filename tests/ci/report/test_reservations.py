@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of what passed and is not simply a pass: every kind is in it, in all three places, and nothing else is."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from pathlib import Path
+
+import pytest
+from support.builds import NOW, built
+from support.jobs import passed, skipped
+from support.plans import step
+
+from hilgate.model.record import Outcome, Reused
+from hilgate.report import annotation, html, terminal
+from hilgate.report.reservations import TITLE, reservations
+from hilgate.report.write import Judged
+
+LACKS = {"may_lack": {"cpu:amx_tile": "the prefix cache of MLA needs AMX"}}
+
+
+def lacking(name):
+    return skipped(name, "needs AMX").model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
+
+
+def part(planned):
+    return planned.part("-k hnd")
+
+
+def a_build():
+    """One step of each kind, and one that simply passed."""
+    steps = (
+        (step("gate", "x"), [passed("g/floor"), passed("g/accuracy", labels={"passed_but": "answers churned"})]),
+        (part(step("subset", "x")), [passed()]),
+        (step("mla", "x", **LACKS), [passed(), lacking("t1"), lacking("t2")]),
+        (step("old", "x"), [passed()]),
+        (step("twice", "x"), [passed()]),
+        (step("measured", "x"), [passed()]),
+        (step("plain", "x"), [passed()]),
+    )
+    plan, recorded, verdict = built(*steps)
+    attempts = dict(recorded.attempts)
+    (once,) = attempts["twice-cpu"]
+    stopped = once.record.model_copy(update={"outcome": Outcome.DID_NOT_RUN, "message": "its node ran out of memory"})
+    attempts["twice-cpu"] = (dataclasses.replace(once, record=stopped, checks=()), once)
+    (old,) = attempts["old-cpu"]
+    reused = old.record.model_copy(update={"reused": Reused(of="0" * 64, commit="a" * 40, tree="t")})
+    attempts["old-cpu"] = (dataclasses.replace(old, record=reused),)
+    recorded = dataclasses.replace(recorded, attempts=attempts, restored={"measured-cpu": ("tests/tolerances.py",)})
+    known = {"old-cpu": {"reused": NOW - dt.timedelta(days=1)}, "gate-cpu": {"flaky": ("f",), "quarantined": ("q",)}}
+    ruled = tuple(one.model_copy(update=known.get(one.key, {})) for one in verdict.steps)
+    return plan, recorded, verdict.model_copy(update={"steps": ruled})
+
+
+def terminal_of(build, capsys):
+    terminal.print_verdict(Judged(*build, Path("report.html")))
+    return capsys.readouterr().out
+
+
+def test_every_kind_is_listed_once_with_what_it_is_about():
+    plan, recorded, verdict = a_build()
+    found = {one.title: one.ids for one in reservations(plan, recorded, verdict)}
+    assert found.pop("reused")[0].startswith("old-cpu: 1 check, ")
+    assert found == {
+        "flaky in gate-cpu": ("f",),
+        "quarantined in gate-cpu": ("q",),
+        "not all proved in gate-cpu": ("g/accuracy: answers churned",),
+        "a part": ("subset-cpu: 1 check of -k hnd",),
+        "cannot run here": ("mla-cpu: 2 checks (the prefix cache of MLA needs AMX)",),
+        "ran again": ("twice-cpu: its node ran out of memory",),
+        "put back": ("measured-cpu: tests/tolerances.py",),
+    }
+
+
+def test_report_annotation_and_terminal_have_the_same_list(capsys):
+    build = a_build()
+    titles = [one.title for one in reservations(*build)]
+    assert len(titles) == 8
+    for shown in (html.render(*build), annotation.render(*build), terminal_of(build, capsys)):
+        at = shown.index(TITLE)
+        places = [shown.index(title, at) for title in titles]
+        assert places == sorted(places)
+        assert shown.count(TITLE) == 1
+
+
+@pytest.mark.parametrize("outcome", [Outcome.PASS, Outcome.FAIL])
+def test_nothing_is_listed_where_all_simply_passed(outcome, capsys):
+    """Nor a part of a step that failed: it is listed as what it is."""
+    plan, recorded, verdict = built(
+        (part(step("one", "x")) if outcome is Outcome.FAIL else step("one", "x"), [passed()])
+    )
+    verdict = verdict.model_copy(update={"steps": (verdict.steps[0].model_copy(update={"outcome": outcome}),)})
+    assert reservations(plan, recorded, verdict) == ()
+    assert TITLE not in terminal_of((plan, recorded, verdict), capsys)
