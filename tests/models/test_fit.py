@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="needs package:vllm")
 from families.family import FAMILIES
 from families.fleet import ENVIRONMENT
 from pagedkv.routing.explain import Deployment
-from pagedkv.routing.fit import GIB, NotAHybridError, Service, fit
+from pagedkv.routing.fit import GIB, Budget, NotAHybridError, fit
 from pagedkv.routing.model_config import read_config
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(360)]
@@ -117,7 +117,7 @@ def fitted(folder, tp=1, **arguments):
         kv_cache_dtype=arguments.get("kv_cache_dtype", "auto"),
         drafts=arguments.get("speculative_config", {}).get("num_speculative_tokens", 0),
     )
-    service = Service(
+    service = Budget(
         gpu="any",
         memory=MEMORY / GIB,
         weights=0.0,

@@ -17,7 +17,7 @@ from pagedkv.layout import PACKINGS
 
 from .candidates import PROVIDERS
 from .explain import ENGINE_DTYPES, Deployment, as_data, explain, format_text
-from .fit import GPUS, UTILIZATION, Service, fit, fit_data, format_fit, gpu_of, weights_of
+from .fit import GPUS, UTILIZATION, Budget, fit, fit_data, format_fit, gpu_of, weights_of
 from .model_config import read_config
 from .request import ELEMENT_BYTES, KvScales, Phase, Sides
 
@@ -131,7 +131,7 @@ def _add_deployment(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="the same as JSON, with every mismatch")
 
 
-def _service(options: argparse.Namespace) -> Service:
+def _service(options: argparse.Namespace) -> Budget:
     if options.memory is not None:
         if options.gpu is not None:
             raise MisuseError("--memory: got one beside --gpu; expected one of the two.")
@@ -150,7 +150,7 @@ def _service(options: argparse.Namespace) -> Service:
         raise MisuseError(f"--reserve: got {options.reserve}; expected at least 0 GiB.")
     if not 0 < options.utilization <= 1:
         raise MisuseError(f"--gpu-memory-utilization: got {options.utilization}; expected more than 0, at most 1.")
-    return Service(
+    return Budget(
         gpu=gpu,
         memory=memory,
         weights=weights,

@@ -56,7 +56,7 @@ class NotAHybridError(InvalidFileError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class Budget:
     """How the engine is started, beyond what `Deployment` says."""
 
     gpu: str
@@ -127,7 +127,7 @@ class Fit:
     """What becomes of a hybrid on such GPUs."""
 
     explanation: Explanation
-    service: Service
+    service: Budget
     pages: Pages
     cache_bytes: int
     """For the pool, on each GPU."""
@@ -155,7 +155,7 @@ class Fit:
         return shared // self.prefix_unit * self.prefix_unit if self.prefix_unit else 0
 
 
-def fit(config: Config, deployment: Deployment, service: Service) -> Fit:
+def fit(config: Config, deployment: Deployment, service: Budget) -> Fit:
     """Work out how a hybrid fits.
 
     Args:
