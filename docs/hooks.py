@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Put every page and picture of the repository in, at its own path, and the pages that are made from the code."""
     found = Files([])
     for file in files:
-        if not file.src_uri.endswith((*SHOWN, ".py")):  # the theme's
+        if not str(file.abs_src_path).startswith(str(ROOT / "docs")):  # the theme's
             found.append(file)
     for name in tracked_files(ROOT):
         if name.endswith(SHOWN) and not name.startswith(LEFT_OUT):
