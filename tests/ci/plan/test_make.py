@@ -447,7 +447,9 @@ def test_make_test_runs_every_step_that_is_tests_without_engines_and_compilers_a
     named = set(re.search(r"^TESTS := (.+)$", makefile, re.MULTILINE)[1].split())
     for area, one in load(REPOSITORY).steps():
         if "cpu" in one.devices and "gate" in one.profiles:
-            wanted = "-m pytest " in one.command and not re.search("tests/(models|families|examples)|--amdgcn", one.command)
+            wanted = "-m pytest " in one.command and not re.search(
+                "tests/(models|families|examples)|--amdgcn", one.command
+            )
             assert bool({area.area, one.key} & named) is wanted, one.key
         else:
             assert area.area not in named, f"{one.key} is no step of a local run, and a named area runs whole"
