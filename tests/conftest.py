@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -83,6 +84,10 @@ def _asked_for(config: pytest.Config, place: Path) -> bool:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what was imported and collected stays: no collection during a test goes through it
+    if "triton.runtime.interpreter" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
+        from pagedkv import interpreter
+
+        interpreter.speed_up()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

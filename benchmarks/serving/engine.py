@@ -67,7 +67,7 @@ def start(folder: Path, *, ours: bool, gpu: bool) -> LLM:
     from pagedkv.vllm_plugin import NAME
 
     environment = {"VLLM_PLUGINS": "pagedkv" if ours else "", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    environment |= {} if gpu else ON_CPU | {"TRITON_INTERPRET": "1" if ours else "0"}
+    environment |= {} if gpu else ON_CPU | {"TRITON_INTERPRET": "1" if ours else "0", "PAGEDKV_INTERPRETER": "fast"}
     arguments: dict[str, Any] = {"skip_tokenizer_init": True, "load_format": "drawn", "enable_prefix_caching": False}
     if gpu:
         arguments["attention_backend"] = NAME if ours else "TRITON_ATTN"

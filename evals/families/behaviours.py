@@ -17,6 +17,7 @@ from families import judge, stand_ins
 from families.plain_attention import E4M3
 from families.plans import STATE_DTYPE
 from families.schedule import Schedule, ScheduledRequest, ScheduleLimits, awkward_lengths, prompt, search, spoken
+from families.scripted import DRAFTS, ScriptedDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -255,6 +256,36 @@ def drafted(bench: Bench) -> Numbers:
     return numbers | {"drafted": seen.drafted, "steps": seen.steps}
 
 
+def verified(bench: Bench) -> Numbers:
+    """Scripted drafts: 2 to 8 tokens are verified across the edges of blocks, with right and wrong drafts, twice.
+
+    Each request is first answered without drafts, which writes the script. With a prefix cache the second turn begins
+    from cached blocks.
+    """
+    block, answers = bench.engine.block_size, 14
+    lengths = [block - 3, block, block + 1, 2 * block - 7]
+    schedule = tuple(bench.request(length, answers, seed=51 + number) for number, length in enumerate(lengths))
+    ScriptedDrafter.texts, ScriptedDrafter.verified = [], set()
+    plain = bench.engine.ask(schedule)
+    judge.compare(schedule, plain, bench.oracle)
+    ScriptedDrafter.texts = [(*one.prompt, *got.tokens) for one, got in zip(schedule, plain, strict=True)]
+    bench.engine.probe.restart()
+    numbers: Numbers = {"cached_tokens": 0}
+    for _ in range(2):
+        got = bench.engine.ask(schedule)
+        numbers |= judge.compare(schedule, got, bench.oracle).numbers
+        numbers["cached_tokens"] += sum(one.cached for one in got)
+    seen = ScriptedDrafter.verified
+    require(
+        {count for count, _ in seen} == set(range(1, DRAFTS + 1)), f"numbers of drafts and right ones: {sorted(seen)}"
+    )
+    require(any(0 < right < count for count, right in seen), "no draft was taken and the next thrown away")
+    require(bench.engine.probe.counts.drafted > 0, "nothing was drafted")
+    if bench.engine.config.cache_config.enable_prefix_caching:
+        require(numbers["cached_tokens"] >= block, f"the cache had {numbers['cached_tokens']} tokens")
+    return numbers | {"drafted": bench.engine.probe.counts.drafted, "steps": bench.engine.probe.counts.steps}
+
+
 def state_dtype(bench: Bench) -> Numbers:
     """States kept in the dtype that was asked for."""
     got = str(bench.engine.config.cache_config.mamba_ssm_cache_dtype)
@@ -356,6 +387,7 @@ DRIVEN: dict[str, Callable[[Bench], Numbers]] = {
     "blocks": long_blocks,
     "state": state_dtype,
     "spec": drafted,
+    "verify": verified,
     "production": production,
     "graphs": graphs,
 }

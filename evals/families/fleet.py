@@ -41,7 +41,7 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "pagedkv",
     "HF_HUB_OFFLINE": "1",
-} | ({} if GPU else {"TRITON_INTERPRET": "1"})
+} | ({} if GPU else {"TRITON_INTERPRET": "1", "PAGEDKV_INTERPRETER": "fast"})
 """Environment of every process that starts engines beside others."""
 
 SPENT = "spent"

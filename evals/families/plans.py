@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from families.family import TINY_ALONE
+from families.scripted import DRAFTS
 
 if TYPE_CHECKING:
     from families.family import Family
@@ -43,6 +44,8 @@ PRODUCTION: dict[str, Any] = {
     "max_num_seqs": None,
 }
 """Of an engine as it is started in production."""
+
+SCRIPT = "families.scripted.ScriptedDrafter"
 
 STEP = {"cpu": 256, "cuda": 1024, "rocm": 1024}
 """Tokens of one step in production: no fewer than vLLM's own max_num_seqs, so that vLLM starts."""
@@ -87,6 +90,12 @@ def plans(family: Family, platform: str) -> tuple[EnginePlan, ...]:
         EnginePlan(
             ("spec",),
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+        ),
+        EnginePlan(
+            ("verify",),
+            cache
+            | {"speculative_config": {"method": "custom_class", "model": SCRIPT, "num_speculative_tokens": DRAFTS}},
+            poison=False,
         ),
         *(EnginePlan(("blocks",), inflated(size)) for size in sizes),
         EnginePlan(("state",), {"mamba_ssm_cache_dtype": STATE_DTYPE}),
@@ -148,6 +157,8 @@ def not_here(platform: str, family: Family, behaviour: str) -> str | None:
     """Why there is no engine to start for a behaviour; None where there is."""
     if platform == "cpu" and behaviour == "padded":
         return "vLLM's CPU platform captures no graphs, so no batch is padded"
+    if platform != "cpu" and behaviour == "verify":
+        return "drafts are scripted in model runner V1 on the CPU; GPUs draft by n-grams (spec)"
     if platform == "cpu" and behaviour == "graphs":
         return "vLLM's CPU platform captures no graphs: a step is compiled and run"
     if family.attention == "cross" and behaviour == "prefix":

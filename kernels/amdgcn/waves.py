@@ -13,7 +13,7 @@ LDS in order, scalar memory only at lgkmcnt(0)).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -29,8 +29,9 @@ from .waits import HOLDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .machine import Machine
-    from .memory import Region
+    from .lds import Lds
+    from .memory import Memory, Region, Sharing
+    from .text import Program
 
 Register = tuple[str, int]
 LANES = 64
@@ -71,6 +72,24 @@ class Outstanding:
     """Its numbers in `Sharing`, of accesses to memory that the launch may write."""
 
 
+class Host(Protocol):
+    """What a group of waves has of the launch that it is part of: `machine.Machine`."""
+
+    program: Program
+    memory: Memory
+    lds: Lds
+    sharing: Sharing
+    junk: tuple[int, int]
+    twins: int
+    races: bool
+    banks: int
+    interval: int
+    conflicts: int
+
+    def count(self, what: str, size: int, enabled: Array | None, group: Waves) -> None:
+        """Note an access."""
+
+
 class Waves:
     """Waves that run the same block together. The second half of the rows are the twins of the first."""
 
@@ -85,7 +104,7 @@ class Waves:
     row: Array
     """Row of each wave's workgroup in the LDS."""
 
-    def __init__(self, machine: Machine, count: int) -> None:
+    def __init__(self, machine: Host, count: int) -> None:
         self.machine, self.n = machine, count
         self.outstanding: list[Outstanding] = []
         self.E: Array | None = None

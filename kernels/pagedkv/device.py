@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from pagedkv import interpreter
 from pagedkv.arch import Arch, limits
 
 if TYPE_CHECKING:
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether `@triton.jit` made interpreted functions. Triton decides when a kernel is defined, so it is read once."""
-
-
-if INTERPRETED:
-    interpreter.speed_up()
 
 
 def current(tensor: torch.Tensor | None = None) -> Arch:

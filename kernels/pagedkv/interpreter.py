@@ -2,7 +2,8 @@
 """Make Triton 3.6's interpreter twice as fast by replacing internal functions; results have the same bits.
 
 The interpreter spends most of an operation on types and on replacing `triton.language`, whatever the operation's size.
-Each function here replaces one of Triton's. It does the same, but caches what stays and skips what is dropped.
+Each function here replaces one of Triton's. It does the same, but caches what stays and skips what is dropped. Nobody
+calls `speed_up` but who asks for it: tests, and the plugin with PAGEDKV_INTERPRETER=fast.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+@functools.cache
 def speed_up() -> None:
-    """Replace Triton's functions by these; does nothing with another version than 3.6."""
+    """Replace Triton's functions by these, once a process; does nothing with another version than 3.6."""
     if not triton.__version__.startswith("3.6."):
         return
     _patch_language_once_a_launch()

@@ -12,8 +12,7 @@ from pagedkv.audit.code_object import Site
 from pagedkv.audit.compile import LdsExceededError
 from pagedkv.audit.findings import Finding, format_report
 from pagedkv.audit.isolation import Crash
-from pagedkv.audit.judge import compare, judge, judge_row
-from pagedkv.audit.runner import Row
+from pagedkv.audit.judge import Row, compare, judge, judge_row
 from pagedkv.errors import Exit
 
 BUDGETS = replace(load_budgets(), kernels={"attend": KernelBudget(wide=("key_cache",))})

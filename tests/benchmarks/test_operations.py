@@ -147,3 +147,42 @@ def test_a_block_table_has_no_block_twice():
     table = pools.block_table(case, "cpu")
     assert table.shape == (3, 3)
     assert table.unique().numel() == table.numel()
+
+
+def prompts(name: str) -> operations.MeasuredWork:
+    """Whole prompts of a case, as the vendor's library takes them, in what a CPU computes in a moment."""
+    case = small(name, seq_len=37, query_len=37)
+    assert case.vendor
+    return operations.prepare(case, "cpu", torch.float16, 1)
+
+
+@pytest.mark.parametrize("name", ["prefill 4 x 4k", "prefill 4 x 4k d256 block 784", "prefill 4 x 4k native 784"])
+def test_the_vendors_side_is_right_and_its_results_are_poisoned(name):
+    work = prompts(name)
+    side = work.vendor()
+    side.run()
+    assert side.error() <= oracle.attention_bound(torch.float16)
+    side.poison()
+    assert side.error() == math.inf
+    side.run()
+    assert side.error() <= oracle.attention_bound(torch.float16)
+
+
+def test_a_vendor_that_sees_the_future_is_wrong(monkeypatch):
+    attend = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *args, is_causal, **rest: attend(*args, is_causal=not is_causal, **rest),
+    )
+    side = prompts("prefill 4 x 4k").vendor()
+    side.run()
+    assert side.error() > 100 * oracle.attention_bound(torch.float16)
+
+
+@pytest.mark.parametrize(
+    "name", ["decode bs1 8k", "extend 512 on 16k", "prefill 4 x 4k fp8", "prefill 4 x 4k window 1k"]
+)
+def test_what_the_vendors_library_has_not_has_no_column(name):
+    assert not BY_NAME[name].vendor
+    assert operations.prepare(small(name), "cpu", torch.float16, 1).vendor is None

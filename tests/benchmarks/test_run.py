@@ -202,3 +202,15 @@ def test_without_a_gpu_there_is_no_result(monkeypatch, tmp_path, capsys):
     assert run.main(["--out", str(out)]) == 5
     assert not out.exists()
     assert "needs a GPU" in capsys.readouterr().err
+
+
+def test_a_vendor_has_a_column_and_a_wrong_one_no_time():
+    prefill = next(case for case in cases.CASES if case.name == "prefill 4 x 4k")
+    right, wrong = (
+        record.build(prefill, RIGHT, PEER, vendor, rates=RATES, earlier=[], hardware="chip", versions={}, commit="abc")
+        for vendor in (dataclasses.replace(PEER, seconds=(4e-6,)), dataclasses.replace(PEER, error=math.nan))
+    )
+    assert right.vendor_us == pytest.approx(4)
+    assert f"| 4.0, {4 / right.ours_us:.2f} |" in record.table([right])
+    assert (wrong.vendor_us, wrong.vendor_spread) == (None, None)
+    assert "vendor: WRONG" in wrong.trouble

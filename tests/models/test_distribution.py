@@ -128,7 +128,7 @@ def test_vllm_finds_it_where_nothing_else_of_ours_is_installed_and_it_answers_as
     (fresh / "serve.py").write_text(SERVE)
     quiet = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     quiet |= {} if GPU else {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    quiet |= {} if GPU else {"TRITON_INTERPRET": "1"}
+    quiet |= {} if GPU else {"TRITON_INTERPRET": "1", "PAGEDKV_INTERPRETER": "fast"}
     python(fresh, "serve.py", str(evals / "pocket/hybrid"), prompts, "result.json", **quiet)
     result = json.loads((fresh / "result.json").read_text())
 

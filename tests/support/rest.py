@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
-    do_GET = do_POST = do_PATCH = _play  # noqa: N815 - names that http.server calls
+    do_GET = do_POST = do_PUT = do_PATCH = _play  # noqa: N815 - names that http.server calls
 
     def log_message(self, *_):
         pass

@@ -108,6 +108,15 @@ class Client:
         ask = other._ask  # noqa: SLF001 - its own
         return list(_pages(lambda page: ask("GET", _AGENTS, params={**parameters, "page": page}), other.url))
 
+    def cancel(self, number: int) -> None:
+        """End a build, as documented for "Cancel a build".
+
+        Raises:
+            MisuseError: The token or the pipeline is wrong.
+            RemoteError: Buildkite refuses, for example because it has ended, or does not answer.
+        """
+        replace(self, url=f"{self.url}/{number}/cancel")._ask("PUT", _BUILD)  # noqa: SLF001 - its own
+
     def cancel_job(self, job: str) -> None:
         """End a job by its GraphQL id (scope graphql; `jobTypeCommandCancel`): the build goes on without it.
 
@@ -288,6 +297,7 @@ class RemoteBuild(BaseModel, frozen=True):
     env: dict[str, Any] = Field(default_factory=dict)
     meta_data: dict[str, Any] = Field(default_factory=dict)
     pull_request: PullRequest | None = None
+    created_at: dt.datetime | None = None
     jobs: tuple[RemoteJob, ...] = ()
 
 
@@ -326,6 +336,9 @@ def builds_url(organization: str, pipeline: str, *, api: str = API) -> str:
 
 ALL = "all"
 """Instead of models: the whole plan of the change."""
+
+STEP = "step:"
+"""How the name of a step begins among models that a rerun is asked for."""
 
 GATE = ("ci/hilgate/", ".buildkite/")
 """What decides; a change to it needs an approval, and only a full build asks for one."""

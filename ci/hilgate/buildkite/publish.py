@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from hilgate.buildkite.github import Forge
 
 MARK = "<!-- hilgate: verdict -->"
-"""First line of the comment, by which it is found again among those of its author."""
+ANSWER = "<!-- hilgate: answer -->"
+"""First lines of the comments, by which they are found again among those of their author."""
 PER_PAGE = 100
 MOST_PAGES = 30
 """Of comments of a pull request; a longer talk gets a second comment rather than a search without end."""
@@ -47,23 +48,29 @@ def publish(forge: Forge, pull_request: int, author: str, check: Mapping[str, An
     Raises:
         RemoteError: GitHub does not answer, refuses, or answers something else than it documents.
     """
-    comment = f"{MARK}\n{text}"
     made = forge.ask("/check-runs", _MADE, method="POST", body=check)
-    comments = f"/issues/{pull_request}/comments"
-    earlier = _earlier(forge, comments, author)
+    return made.html_url, write(forge, pull_request, author, MARK, text)
+
+
+def write(forge: Forge, pull_request: int, author: str, mark: str, text: str) -> str:
+    """Make a comment that begins with a mark, or change the one that `author` made before; its address.
+
+    Raises:
+        RemoteError: GitHub does not answer, refuses, or answers something else than it documents.
+    """
+    comments, body = f"/issues/{pull_request}/comments", {"body": f"{mark}\n{text}"}
+    earlier = _earlier(forge, comments, author, mark)
     if earlier is None:
-        written = forge.ask(comments, _MADE, method="POST", body={"body": comment})
-    else:
-        written = forge.ask(f"/issues/comments/{earlier}", _MADE, method="PATCH", body={"body": comment})
-    return made.html_url, written.html_url
+        return forge.ask(comments, _MADE, method="POST", body=body).html_url
+    return forge.ask(f"/issues/comments/{earlier}", _MADE, method="PATCH", body=body).html_url
 
 
-def _earlier(forge: Forge, comments: str, author: str) -> int | None:
+def _earlier(forge: Forge, comments: str, author: str, mark: str) -> int | None:
     """The comment to change: nobody else's, whatever mark it bears."""
     for page in range(1, MOST_PAGES + 1):
         found = forge.ask(comments, _COMMENTS, {"per_page": PER_PAGE, "page": page})
         for one in found:
-            if one.user and one.user.login == author and (one.body or "").startswith(MARK):
+            if one.user and one.user.login == author and (one.body or "").startswith(mark):
                 return one.id
         if len(found) < PER_PAGE:
             break

@@ -284,3 +284,55 @@ def publish(
     asking = github.Forge(url, os.environ.get(github.TOKEN_VARIABLE, ""))
     for address in sending.publish(asking, pull_request, author, check, comment):
         sys.stdout.write(f"{address}\n")
+
+
+@program.command()
+def answer(
+    ctx: typer.Context,
+    comment: Annotated[int, typer.Argument(min=1, metavar="ID", help="Number of the comment on GitHub.")],
+    *,
+    author: Annotated[
+        str, typer.Option(metavar="LOGIN", help="Who the token is; only a comment of this user is ever changed.")
+    ],
+    forge: Annotated[
+        str,
+        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
+    ] = "",
+    organization: Organization = "",
+    pipeline_slug: PipelineSlug = "",
+) -> None:
+    """Do what a comment on a pull request asks for.
+
+    The comment is one line: /hilgate run STEP|MODEL ..., retry, cancel or explain. Who may ask stands in
+    ci/agent/commands.json of the default branch. Run it from a checkout of the default branch.
+    """
+    from hilgate.buildkite import api, commands, github
+    from hilgate.buildkite.publish import ANSWER, write
+    from hilgate.declare.load import load
+    from hilgate.errors import HilgateError
+    from hilgate.text import markdown
+
+    asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
+    asked = commands.read(asking, comment)
+    if not asked.body.startswith("/hilgate"):
+        sys.stdout.write("no command\n")
+        return
+    may = commands.allowed(asking)
+    commands.permit(asked, may, (), dt.datetime.now(dt.UTC))  # who may not ask gets no answer on GitHub
+    declarations = load(repository(ctx))
+    names = ({step.key for _, step in declarations.steps()}, declarations.models())
+    client = api.Client(
+        api.builds_url(organization, pipeline_slug, api=api.API), os.environ.get(api.TOKEN_VARIABLE, "")
+    )
+    refused: HilgateError | None = None
+    said = ""
+    try:
+        if command := commands.parse(asked.body):
+            said = commands.answer(client, asked, may, command, names, dt.datetime.now(dt.UTC))
+    except HilgateError as error:
+        refused, said = error, f"{error.what}: {error.remedy}"
+    if said:
+        address = write(asking, asked.pull_request, author, ANSWER, f"{markdown(said)}\n")
+        sys.stdout.write(f"{said}\n{address}\n")
+    if refused:
+        raise refused

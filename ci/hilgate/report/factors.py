@@ -164,7 +164,7 @@ class _Cases:
         there = [one.words for one in chosen if one.cost < _ABSENT]
         absent = [one.words for one in chosen if one.cost == _ABSENT]
         words = (f" with {' and '.join(there)}" if there else "") + (
-            f" without {' or '.join(absent)}" if absent else ""
+            f" without {' or '.join(map(repr, absent))}" if absent else ""
         )
         if len(chosen) == 1:
             alike = [one for one in self.conditions if one.cost == chosen[0].cost == 0 and one is not chosen[0]]

@@ -143,7 +143,11 @@ def origin(facts: MergeBase, failure: Failure, on_base: Sequence[RerunRecord] = 
     elif again and again.message == NO_SUCH_TEST:
         found = Origin(Standing.NEW, "the merge base has no such test")
     else:
-        there = _origin(again.outcome, again.message, failure, "over its files on the same node") if again else None
+        there = (
+            _origin(again.outcome, again.message, failure, "over the merge base's files on the same node")
+            if again
+            else None
+        )
         found = there or _recorded(facts, failure)
     return found
 

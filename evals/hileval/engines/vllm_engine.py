@@ -82,6 +82,7 @@ class VllmEngine:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             if attention_backend == "pagedkv":
                 os.environ.setdefault("TRITON_INTERPRET", "1")
+                os.environ.setdefault("PAGEDKV_INTERPRETER", "fast")
             # vLLM-CPU's C++ rotary embedding turns a query [tokens, heads, channels] (MLA's) wrongly: Python's does it.
             return {"compilation_config": {"custom_ops": ["-rotary_embedding"]}} | _named(attention_backend)
         return {"attention_backend": BACKEND} if attention_backend == "pagedkv" else _named(attention_backend)

@@ -8,6 +8,7 @@ configuration was compiled.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pagedkv.arch import limits
@@ -24,14 +25,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .budgets import Budgets, Comparison, Declared, DeclaredCrash
-    from .cases import LaunchConfiguration
-    from .runner import Row
+    from .cases import Case, LaunchConfiguration
 
 _COMPARED = ("arch", "operation", "dtype", "head_size", "block_size")
 """Labels in which two kernels must agree to be compared."""
 
 USABLE, OVERSIZE, CRASHED, UNKNOWN = "usable", "oversize", "crashed", "unknown"
 """What became of a configuration: code that fits, more LDS than there is, no code, no answer in time."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel of one case on one arch."""
+
+    case: Case
+    arch: str
+    kernel: str
+    """Triton function; `launch` where the launch could not be planned."""
+    constants: tuple[tuple[str, str], ...]
+    """Its compile-time arguments by name."""
+    result: Figures | Exception | Crash
+    seconds: float = 0.0
+    """In the worker; 0 for a row that shares another row's machine code."""
+    twin: str = ""
+    """`id` of the row that compiled the same machine code; empty if it is this one."""
+
+    @property
+    def id(self) -> str:
+        """Stable name of the row."""
+        return self.case.id(self.arch, self.kernel)
 
 
 def judge(rows: Sequence[Row], budgets: Budgets, declared: Declared, *, triton: str) -> list[Finding]:

@@ -15,7 +15,7 @@ from .budgets import load_budgets, load_declared
 from .cases import cases_of
 from .compile import Figures, Specialisation, specialisations, start_compiler
 from .isolation import Crash, run_isolated
-from .judge import judge
+from .judge import Row, judge
 from .objects import ObjectStore, find_or_compile
 
 if TYPE_CHECKING:
@@ -24,28 +24,6 @@ if TYPE_CHECKING:
 
     from .cases import Case
     from .findings import Finding
-
-
-@dataclass(frozen=True)
-class Row:
-    """One kernel of one case on one arch."""
-
-    case: Case
-    arch: str
-    kernel: str
-    """Triton function; `launch` where the launch could not be planned."""
-    constants: tuple[tuple[str, str], ...]
-    """Its compile-time arguments by name."""
-    result: Figures | Exception | Crash
-    seconds: float = 0.0
-    """In the worker; 0 for a row that shares another row's machine code."""
-    twin: str = ""
-    """`id` of the row that compiled the same machine code; empty if it is this one."""
-
-    @property
-    def id(self) -> str:
-        """Stable name of the row."""
-        return self.case.id(self.arch, self.kernel)
 
 
 @dataclass

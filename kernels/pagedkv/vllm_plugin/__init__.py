@@ -11,10 +11,7 @@ import logging
 import os
 
 from pagedkv.vllm_plugin import settings
-from pagedkv.vllm_plugin.errors import BackendTakenError, PluginError, SettingError, VersionError
-
-TESTED = ("0.32", "0.33")
-"""Versions of vLLM in which names are claimed: those that the tests were run with, as the README says."""
+from pagedkv.vllm_plugin.errors import TESTED, BackendTakenError, PluginError, SettingError, VersionError
 
 BACKEND = "pagedkv.vllm_plugin.backend.PagedKVBackend"
 """Class path that vLLM resolves when it selects the backend."""
@@ -95,6 +92,10 @@ def _register() -> None:
         if mla:
             _claim(GPU_MLA_BACKEND, GPU_MLA_NAME, asked=True)
     elif os.environ.get("TRITON_INTERPRET") == "1":
+        if settings.fast_interpreter():
+            from pagedkv import interpreter
+
+            interpreter.speed_up()
         _claim(BACKEND, CPU_NAME)
         _claim(CPU_MLA_BACKEND, *CPU_MLA_NAMES)
     else:

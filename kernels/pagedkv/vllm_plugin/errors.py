@@ -54,6 +54,10 @@ class BackendTakenError(PluginError):
     )
 
 
+TESTED = ("0.32", "0.33")
+"""Versions of vLLM in which names are claimed: those that the tests were run with, as the README says."""
+
+
 class VersionError(PluginError):
     """The installed vLLM, of this version, is not one that we know, for a reason; some versions are."""
 
@@ -66,8 +70,6 @@ class VersionError(PluginError):
     def of_this_vllm(cls, reason: str) -> VersionError:
         """The error about the vLLM of this process."""
         import vllm
-
-        from pagedkv.vllm_plugin import TESTED
 
         return cls(getattr(vllm, "__version__", "of no version"), reason, ", ".join(TESTED))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the plugin from the environment: PAGEDKV_PACKING, PAGEDKV_MLA, PAGEDKV_SSD and PAGEDKV_VLLM.
+"""Settings of the plugin from the environment: PAGEDKV_PACKING, _MLA, _SSD, _INTERPRETER and _VLLM.
 
 The standard library only: `register` reads them too.
 """
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PACKING_VARIABLE = "PAGEDKV_PACKING"
 MLA_VARIABLE = "PAGEDKV_MLA"
 SSD_VARIABLE = "PAGEDKV_SSD"
+INTERPRETER_VARIABLE = "PAGEDKV_INTERPRETER"
 VLLM_VARIABLE = "PAGEDKV_VLLM"
 
 
@@ -53,6 +54,15 @@ def ssd() -> bool:
     return _read(SSD_VARIABLE, ("0", "1"), "0") == "1"
 
 
+def fast_interpreter() -> bool:
+    """Whether functions of Triton's interpreter shall be replaced by faster ones: PAGEDKV_INTERPRETER, else `plain`.
+
+    Raises:
+        SettingError: The variable is neither plain nor fast.
+    """
+    return _read(INTERPRETER_VARIABLE, ("plain", "fast"), "plain") == "fast"
+
+
 def tried() -> str | None:
     """Version of vLLM that shall count as tested: the environment variable PAGEDKV_VLLM, as `0.34` or `dev`.
 
@@ -69,6 +79,7 @@ SETTINGS: dict[str, Callable[[], object]] = {
     PACKING_VARIABLE: lambda: _read(PACKING_VARIABLE, PACKINGS, "rows"),  # `packing` keeps what it has read
     MLA_VARIABLE: mla,
     SSD_VARIABLE: ssd,
+    INTERPRETER_VARIABLE: fast_interpreter,
     VLLM_VARIABLE: tried,
 }
 """Environment variable -> what reads and checks it."""

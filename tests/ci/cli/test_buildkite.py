@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hilgate pipeline` and `hilgate rerun` as they are typed."""
+"""`hilgate pipeline` and `hilgate rerun` as they are typed, and what is asked for on and shown to GitHub."""
 
+import base64
 import json
 import types
 
@@ -9,7 +10,8 @@ import yaml
 from support import plans
 from support.rest import TOKEN, build, serving
 
-from hilgate.buildkite import api
+from hilgate.buildkite import api, github
+from hilgate.buildkite.publish import ANSWER, MARK
 from hilgate.errors import Exit
 
 WHERE = ("--organization", "acme", "--pipeline", "rocm")
@@ -223,3 +225,68 @@ def test_mistake_prints_no_pipeline(planned, arguments, status, words):
     done = pipeline(planned, *arguments)
     assert (done.returncode, done.stdout) == (status, "")
     assert words in done.stderr
+
+
+@pytest.fixture
+def forge(buildkite, monkeypatch):
+    """GitHub answers from the same server, in turn with Buildkite."""
+    monkeypatch.setattr(github, "API", f"http://127.0.0.1:{buildkite.server_address[1]}")
+    return buildkite
+
+
+def comment(body, login="alice"):
+    address = "https://api.github.com/repos/acme/rocm/issues/7"
+    return {"id": 77, "body": body, "user": {"login": login}, "issue_url": address, "html_url": "https://c.invalid/1"}
+
+
+def listed(*users):
+    text = json.dumps({"users": users, "cooldown_minutes": 10})
+    return {"encoding": "base64", "content": base64.b64encode(text.encode()).decode()}
+
+
+def answer(root, *arguments):
+    names = ("--repository", "acme/rocm", "--author", "gate[bot]", *WHERE)
+    return plans.hilgate(root, "answer", "77", *names, *arguments, **{api.TOKEN_VARIABLE: TOKEN})
+
+
+def test_a_comment_starts_a_rerun_and_is_answered_in_one_comment(root, forge):
+    forge.answer(200, comment("/hilgate run jamba lint")).answer(200, {"default_branch": "main"})
+    forge.answer(200, listed("alice")).answer(200, [build(41)]).answer(200, [build(41)]).answer(201, build(42))
+    forge.answer(200, [comment(f"{ANSWER}\nold", "gate[bot]")]).answer(200, comment("x"))
+    done = answer(root)
+    assert done.returncode == Exit.PASS, done.stderr
+    assert done.stdout.startswith("build 42 was started: ")
+    assert json.loads(forge.asked[5][3])["env"]["HILGATE_MODELS"] == "jamba step:lint"
+    method, path, _, body, _ = forge.asked[-1]
+    assert (method, path) == ("PATCH", "/repos/acme/rocm/issues/comments/77")
+    assert json.loads(body)["body"].startswith(f"{ANSWER}\nbuild 42 was started: https")
+
+
+def test_a_wrong_name_is_answered_and_nothing_is_started(root, forge):
+    forge.answer(200, comment("/hilgate run jmba")).answer(200, {"default_branch": "main"}).answer(200, listed("alice"))
+    forge.answer(200, [build(41)]).answer(200, [build(41)]).answer(200, []).answer(201, comment("x"))
+    done = answer(root)
+    assert done.returncode == Exit.MISUSE
+    assert "did you mean 'jamba'?" in json.loads(forge.asked[-1][3])["body"]
+    assert [one[0] for one in forge.asked] == ["GET"] * 6 + ["POST"]
+
+
+@pytest.mark.parametrize(("body", "login", "status"), [("hello", "eve", 0), ("/hilgate retry", "eve", Exit.MISUSE)])
+def test_a_talk_and_a_stranger_get_no_answer(root, forge, body, login, status):
+    forge.answer(200, comment(body, login)).answer(200, {"default_branch": "main"}).answer(200, listed("alice"))
+    assert answer(root).returncode == status
+    assert {one[0] for one in forge.asked} == {"GET"}
+
+
+def test_a_judged_build_is_published(root, forge):
+    assert plans.hilgate(root, "gate", "--all").returncode in {Exit.PASS, Exit.FAIL, Exit.NOTHING_RAN}
+    names = ("--repository", "acme/rocm", "--author", "gate[bot]", "--pr", "7")
+    shown = plans.hilgate(root, "publish", *names, "--dry-run")
+    assert shown.returncode == Exit.PASS, shown.stderr
+    assert '"name": "hilgate"' in shown.stdout
+    assert forge.asked == []
+    forge.answer(201, comment("x")).answer(200, []).answer(201, comment("x"))
+    done = plans.hilgate(root, "publish", *names)
+    assert done.stdout.split() == ["https://c.invalid/1"] * 2
+    assert json.loads(forge.asked[0][3])["head_sha"] == plans.git(root, "rev-parse", "HEAD")
+    assert json.loads(forge.asked[2][3])["body"].startswith(MARK)

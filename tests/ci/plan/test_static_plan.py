@@ -80,10 +80,11 @@ def test_recheck_that_fails_says_so(tmp_path):
         ({"HILGATE_MODELS": "jamba pocket"}, "", "--profile pr --models jamba --models pocket"),
         ({}, "jamba\\npocket", "--profile pr --models jamba --models pocket"),
         ({"HILGATE_MODELS": "all"}, "", "--profile pr"),
+        ({"HILGATE_MODELS": "jamba step:kernels-cache"}, "", "--profile pr --models jamba kernels-cache"),
         ({"HILGATE_MODELS": "*", "HILGATE_PROFILE": "nightly"}, "", "--profile nightly --models *"),
         ({**PULL_REQUEST, "HILGATE_MODELS": "a"}, "", "--profile pr --models a"),
     ],
-    ids=["by-api", "by-form", "all", "no-glob", "pull-request"],
+    ids=["by-api", "by-form", "all", "a-step", "no-glob", "pull-request"],
 )
 def test_rerun_plans_the_models_and_the_whole(tmp_path, env, chosen, arguments):
     agent = f'[ "$1" = meta-data ] && printf "{chosen}"; exit 0'

@@ -67,8 +67,12 @@ def on_base(name, outcome, message=""):
 @pytest.mark.parametrize(
     ("outcome", "message", "words"),
     [
-        (Outcome.PASS, "", "new here: it passed over its files on the same node"),
-        (Outcome.FAIL, "off by 0.1", "red on the merge base too: it failed alike over its files on the same node"),
+        (Outcome.PASS, "", "new here: it passed over the merge base's files on the same node"),
+        (
+            Outcome.FAIL,
+            "off by 0.1",
+            "red on the merge base too: it failed alike over the merge base's files on the same node",
+        ),
         (Outcome.DID_NOT_RUN, NO_SUCH_TEST, "new here: the merge base has no such test"),
         (Outcome.FAIL, "KeyError", "not known: the history has no build yet"),
         (Outcome.DID_NOT_RUN, "timed out after 3 s", "not known: the history has no build yet"),

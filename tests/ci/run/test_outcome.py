@@ -27,16 +27,16 @@ CRASH = """tests/t.py ...FFatal Python error: Segmentation fault
 
 Current thread 0x00007fa4 (most recent call first):
   File "/venv/lib/python3.11/site-packages/triton/interpreter.py", line 454 in create_masked_load
-  File "/work/kernels/kernel.py", line 172 in load_value_tile
+  File "/checkout/kernels/kernel.py", line 172 in load_value_tile
   File "/venv/lib/python3.11/site-packages/triton/interpreter.py", line 1490 in __call__
-  File "/work/kernels/kernel.py", line 269 in attend_tile
-  File "/work/kernels/kernel.py", line 692 in kernel
-  File "/work/kernels/launch.py", line 30 in attend
-  File "/work/tests/t.py", line 47 in test_it
+  File "/checkout/kernels/kernel.py", line 269 in attend_tile
+  File "/checkout/kernels/kernel.py", line 692 in kernel
+  File "/checkout/kernels/launch.py", line 30 in attend
+  File "/checkout/tests/t.py", line 47 in test_it
   File "<frozen runpy>", line 88 in _run_code
 
 Thread 0x00007fa5 (most recent call first):
-  File "/work/tests/other.py", line 3 in test_other
+  File "/checkout/tests/other.py", line 3 in test_other
 
 Extension modules: numpy, torch (total: 2)
 """
