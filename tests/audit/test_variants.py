@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from pagedkv.attention import paged
 from pagedkv.attention import warm_up as warm_up_module
 from pagedkv.attention.paged import paged_attention
-from pagedkv.attention.warm_up import Service, warm_up
+from pagedkv.attention.warm_up import ServiceBounds, warm_up
 from pagedkv.audit.compile import OfflineHipDriver, specialisations
 from pagedkv.audit.machine import LDS_GRANULES
 from pagedkv.audit.tensors import Batch
@@ -74,7 +74,7 @@ def _warm_up(batch: Batch, layout: str, quantised: str | None, *, window: int | 
     query = torch.empty(24, batch.num_heads, batch.head_size, dtype=batch.dtype)
     rows = torch.empty(24, 2 * batch.num_kv_heads, batch.head_size, dtype=batch.dtype)
     sides = rows[:, : batch.num_kv_heads], rows[:, batch.num_kv_heads :]
-    service = Service(max_seqs=256, max_tokens=8192, max_seq_len=131_072, batch_invariant=False)
+    service = ServiceBounds(max_seqs=256, max_tokens=8192, max_seq_len=131_072, batch_invariant=False)
     warm_up(query, *sides, batch.paged_cache(layout, quantised), query, service, scale=0.1, sliding_window=window)
 
 

@@ -146,9 +146,6 @@ def environments_of(recorded: Recorded) -> list[Environment]:
     ]
 
 
-ANEW = "run the release build again, all of it"
-
-
 def wheels_in(members: Mapping[str, Path], recorded: Recorded) -> dict[str, str]:
     """File name -> digest of the wheels among the files that jobs left, as the checks about them say.
 
@@ -168,13 +165,11 @@ def wheels_in(members: Mapping[str, Path], recorded: Recorded) -> dict[str, str]
     said = _tried(recorded)
     for wheel, digest in built.items():
         if (wheel, digest) not in said:
-            what = f"no check says that the wheel {wheel} is {digest[:19]}"
-            raise RecordsError(what, where="results", remedy=ANEW)
+            raise RecordsError(f"of the wheel {wheel} no check says that it is {digest[:19]}", where="results")
     for (wheel, digest), key in sorted(said.items()) if built else ():
         if built.get(wheel) != digest:
             is_built = built.get(wheel, "none of this name")
-            what = f"{key} tried {wheel} of {digest[:19]}, and what was built is {is_built[:19]}"
-            raise RecordsError(what, where="results", remedy=ANEW)
+            raise RecordsError(f"{key} tried {wheel} of {digest[:19]}, and what was built is {is_built[:19]}")
     return built
 
 

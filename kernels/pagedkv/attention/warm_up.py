@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceBounds:
     """What a service may ask of its layers."""
 
     max_seqs: int
@@ -61,7 +61,7 @@ def warm_up(
     value: Tensor,
     cache: PagedCache,
     out: Tensor,
-    service: Service,
+    service: ServiceBounds,
     *,
     sliding_window: int | None = None,
     **options: Any,
@@ -128,7 +128,7 @@ def warm_up(
     return len(seen)
 
 
-def _steps(service: Service, rows: int) -> Iterator[_Step]:
+def _steps(service: ServiceBounds, rows: int) -> Iterator[_Step]:
     for queries in _up_to(service.max_tokens):
         for num_seqs in _up_to(min(service.max_seqs, max(1, service.max_tokens // queries))):
             for length in _up_to(service.max_seq_len, first=16):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionLayer
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
-    from pagedkv.attention.warm_up import Service
+    from pagedkv.attention.warm_up import ServiceBounds
     from pagedkv.cache.cache import PagedCache
     from pagedkv.routing import Route
     from pagedkv.vllm_plugin.metadata import PagedKVMetadata, Part
@@ -111,9 +111,9 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         self.writes = 0
         self.attentions = 0
         self._sinks: torch.Tensor | None = sinks
-        self._service: Service | None = None
+        self._service: ServiceBounds | None = None
 
-    def expect(self, service: Service) -> None:
+    def expect(self, service: ServiceBounds) -> None:
         """Take what may be asked of the layer; it is compiled at the first step on a cache, which is one of vLLM's own.
 
         Args:

@@ -16,7 +16,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
-from pagedkv.attention.warm_up import Service
+from pagedkv.attention.warm_up import ServiceBounds
 from pagedkv.vllm_plugin import NAME, log, routes
 from pagedkv.vllm_plugin.errors import refuse
 
@@ -82,7 +82,7 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         order = vllm_config.cache_config.get_resolved_kv_cache_layout()
         impls = [layers[name].impl for name in layer_names]
         scheduler = vllm_config.scheduler_config
-        service = Service(
+        service = ServiceBounds(
             max_seqs=scheduler.max_num_seqs,
             max_tokens=max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
             max_seq_len=vllm_config.model_config.max_model_len,
