@@ -250,7 +250,9 @@ def publish(
     history: History = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests and send nothing.")] = False,
 ) -> None:
-    """Show a judged build on GitHub: a check with annotations at the lines, and one comment.
+    """Show a judged build on GitHub, as a check and one comment.
+
+    The check has annotations at the lines.
 
     HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. Neither of the two decides a merge.
     """
