@@ -55,7 +55,10 @@ def builder(builder_of):
 def drafts(deployment):
     """Three drafted tokens a step, by our backend."""
     deployment.speculative_config = SimpleNamespace(
-        num_speculative_tokens=3, parallel_drafting=False, attention_backend=AttentionBackendEnum.CUSTOM
+        num_speculative_tokens=3,
+        parallel_drafting=False,
+        attention_backend=AttentionBackendEnum.CUSTOM,
+        uses_draft_kv_cache=lambda: True,
     )
     deployment.use_v2_model_runner = True
     return deployment.speculative_config
@@ -137,7 +140,7 @@ def test_drafts_that_vllm_would_refuse_later_are_refused_at_the_start(
     monkeypatch, builder_of, deployment, drafts, change, refused, rocm, runner
 ):
     """On ROCm model runner V1 has a list of metadata classes, which it reads after the first draft."""
-    monkeypatch.setattr(metadata, "current_platform", SimpleNamespace(is_rocm=lambda: rocm))
+    monkeypatch.setattr(metadata, "current_platform", SimpleNamespace(is_rocm=lambda: rocm, is_cpu=lambda: False))
     drafts.__dict__.update(change)
     deployment.use_v2_model_runner = runner == "V2"
     if not (refused and rocm and runner == "V1"):
