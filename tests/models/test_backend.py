@@ -188,6 +188,40 @@ def test_forward_passes_on_options_views_and_actual_tokens(builder, calls, windo
     assert (layer.writes, layer.attentions) == (0, 1)
 
 
+@pytest.fixture
+def compiled(monkeypatch):
+    """Records what a layer compiles before it serves, as on a GPU."""
+    seen = []
+    monkeypatch.setattr(impl, "INTERPRETED", False)
+    monkeypatch.setattr(impl, "warm_up", lambda *args, **options: seen.append((args, options)) or 7)
+    return seen
+
+
+def test_a_layer_compiles_once_at_the_first_step_on_a_cache(builder_of, calls, compiled):
+    layer, rows = make_impl(sliding_window=7), torch.zeros(3, HEADS, HEAD_SIZE)
+    builder = builder_of(BLOCK_SIZE, {"layer": layer})
+    sides = rows[:, :KV_HEADS], rows[:, :KV_HEADS]
+    layer.forward(None, rows, *sides, torch.empty(0), None, rows)  # vLLM measures memory: no cache yet
+    assert compiled == []
+    for _ in range(2):
+        layer.forward(None, rows, *sides, packed_cache(), builder.build(0, metadata_of()), rows)
+    [((query, key, value, cache, out, service), options)] = compiled
+    assert (query is rows, key is sides[0], value is sides[1], out is rows) == (True,) * 4
+    assert cache.block_size == BLOCK_SIZE
+    assert (service.max_seqs, service.max_tokens, service.max_seq_len, service.batch_invariant) == (4, 64, 256, False)
+    assert (options["sliding_window"], options["scale"], options["causal"]) == (7, 0.25, True)
+    assert len(calls) == 2
+
+
+def test_vllms_own_step_before_it_serves_is_enough(builder_of, calls, compiled):
+    """A dummy step without metadata, with the cache there: what vLLM runs where it captures no graphs."""
+    layer, rows = make_impl(), torch.zeros(3, HEADS, HEAD_SIZE)
+    builder_of(BLOCK_SIZE, {"layer": layer})
+    layer.forward(None, rows, rows[:, :KV_HEADS], rows[:, :KV_HEADS], packed_cache(), None, rows)
+    assert len(compiled) == 1
+    assert calls == []
+
+
 def test_options_that_are_off_are_none(builder, calls):
     """vLLM passes 0 for "no soft cap" in places, which as a cap would make all weights equal."""
     layer, query = make_impl(logits_soft_cap=0), torch.zeros(3, HEADS, HEAD_SIZE)
