@@ -22,8 +22,9 @@ from families.schedule import Schedule, ScheduledRequest, prompt, spoken
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-NOISE = 2**-20
-"""What the fp32 sum of the 128 products of a key or value may lose: 2^-24 sqrt(128) = 2^-20.5."""
+NOISE = 2**-18
+"""What a key or value of the second layer may have lost: an fp32 sum of 128 products loses 2^-24 sqrt(128) = 2^-20.5, and
+before its own there are four in a row (attention, its projection, two of the MLP): 5 * 2^-20.5 = 2^-18.2."""
 
 SECONDS = 600
 """Of one process; several times what it takes on two idle cores."""
@@ -91,13 +92,21 @@ def oracle(model: str, folder: Path) -> Oracle:
             block.mlp.gelu_impl = torch.nn.GELU()  # as vLLM has it; transformers approximates it by tanh
     if model.startswith("gemma-2-fp8"):
         keep = plain_attention.KEPT[loaded.attention]
-        loaded.rough = [{"exact": False}, *({"attention": _scaled(keep, by)} for by in (1 + NOISE, 1 - NOISE))]
+        loaded.rough = [{"exact": False}, *({"attention": _scaled(keep, by)} for by in (NOISE, -NOISE))]
     return loaded
 
 
-def _scaled(keep: Callable[[torch.Tensor], torch.Tensor], factor: float) -> str:
-    """Attention to keys and values scaled before they are rounded: those near a boundary go to its other side."""
-    return plain_attention.register(f"{keep} of {factor}", plain_attention.through(lambda rows: keep(rows * factor)))
+def _scaled(keep: Callable[[torch.Tensor], torch.Tensor], by: float) -> str:
+    """Attention to keys and values moved before they are rounded: those near a boundary go to its other side.
+
+    Half of the channels move up and half down: a scale for each token would undo a factor of all of them.
+    """
+
+    def moved(rows: torch.Tensor) -> torch.Tensor:
+        up = torch.rand(rows.shape[-1], generator=torch.Generator().manual_seed(7)) < 0.5
+        return keep(rows * torch.where(up.to(rows.device), 1 + by, 1 - by).to(rows.dtype))
+
+    return plain_attention.register(f"{keep} of {by}", plain_attention.through(moved))
 
 
 def run(folders: dict[str, Path], logs: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
