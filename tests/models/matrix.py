@@ -22,9 +22,10 @@ from families.schedule import Schedule, ScheduledRequest, prompt, spoken
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-NOISE = 2**-18
-"""What a key or value of the second layer may have lost: an fp32 sum of 128 products loses 2^-24 sqrt(128) = 2^-20.5, and
-before its own there are four in a row (attention, its projection, two of the MLP): 5 * 2^-20.5 = 2^-18.2."""
+NOISE = 2**-20
+"""What the fp32 sum of the 128 products of a key or value may lose: 2^-24 sqrt(128) = 2^-20.5."""
+LOST_BEFORE = 2 * NOISE
+"""What it may have lost beside that: its layer's input is four such sums (attention, its projection, two of the MLP), of random signs: sqrt(4)."""
 
 SECONDS = 600
 """Of one process; several times what it takes on two idle cores."""
@@ -92,7 +93,9 @@ def oracle(model: str, folder: Path) -> Oracle:
             block.mlp.gelu_impl = torch.nn.GELU()  # as vLLM has it; transformers approximates it by tanh
     if model.startswith("gemma-2-fp8"):
         keep = plain_attention.KEPT[loaded.attention]
-        loaded.rough = [{"exact": False}, *({"attention": _scaled(keep, by)} for by in (NOISE, -NOISE))]
+        lost = NOISE + (LOST_BEFORE if model.endswith("per-token") else 0.0)
+        noises = (lost, -lost)
+        loaded.rough = [{"exact": False}, *({"attention": _scaled(keep, by)} for by in noises)]
     return loaded
 
 
