@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 NOISE = 2**-20
 """What the fp32 sum of the 128 products of a key or value may lose: 2^-24 sqrt(128) = 2^-20.5."""
 LOST_BEFORE = 2 * NOISE
-"""What it may have lost beside that: its layer's input is four such sums (attention, its projection, two of the MLP), of random signs: sqrt(4)."""
+"""What it may have lost beside that: its layer's input is four such sums (attention, its projection, two of the MLP),
+whose signs are as good as random: sqrt(4)."""
 
 SECONDS = 600
 """Of one process; several times what it takes on two idle cores."""

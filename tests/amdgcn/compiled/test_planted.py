@@ -121,7 +121,7 @@ def test_a_launch_of_the_same_code_and_bytes_is_not_executed_again(arch, tmp_pat
     def executed():
         with amdgcn(arch, known=tmp_path) as session:
             assert not decode()
-        assert session.launches[0].wave_instructions > 5_000
+        assert session.launches[0].wave_instructions > 4_000
         return [launch.executed for launch in session.launches]
 
     assert [executed(), executed()] == [[True], [False]]
