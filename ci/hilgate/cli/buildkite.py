@@ -106,6 +106,18 @@ PipelineSlug = Annotated[
         help="Pipeline, as Buildkite's addresses have it.",
     ),
 ]
+ForgeName = Annotated[
+    str,
+    typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
+]
+Author = Annotated[
+    str,
+    typer.Option(
+        metavar="LOGIN",
+        envvar="HILGATE_GITHUB_LOGIN",
+        help="Who the token is; only a comment of this user is ever changed.",
+    ),
+]
 
 
 @program.command()
@@ -118,10 +130,7 @@ def watch(
     ] = "main",
     organization: Organization = "",
     pipeline_slug: PipelineSlug = "",
-    forge: Annotated[
-        str,
-        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
-    ] = "",
+    forge: ForgeName = "",
     heartbeat: Annotated[
         str,
         typer.Option(
@@ -238,13 +247,8 @@ def publish(
     ctx: typer.Context,
     *,
     pull_request: Annotated[int, typer.Option("--pr", min=1, metavar="N", help="Number of the pull request.")],
-    author: Annotated[
-        str, typer.Option(metavar="LOGIN", help="Who the token is; only a comment of this user is ever changed.")
-    ],
-    forge: Annotated[
-        str,
-        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
-    ] = "",
+    author: Author,
+    forge: ForgeName = "",
     jobs: JobsFolder = None,
     results: Results = None,
     history: History = None,
@@ -293,13 +297,8 @@ def answer(
     ctx: typer.Context,
     comment: Annotated[int, typer.Argument(min=1, metavar="ID", help="Number of the comment on GitHub.")],
     *,
-    author: Annotated[
-        str, typer.Option(metavar="LOGIN", help="Who the token is; only a comment of this user is ever changed.")
-    ],
-    forge: Annotated[
-        str,
-        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
-    ] = "",
+    author: Author,
+    forge: ForgeName = "",
     organization: Organization = "",
     pipeline_slug: PipelineSlug = "",
 ) -> None:

@@ -8,7 +8,7 @@ import datetime as dt
 import json
 
 import pytest
-from support.rest import TOKEN, build, serving
+from support.rest import build
 
 from hilgate.buildkite import api
 from hilgate.buildkite.commands import (
@@ -24,7 +24,6 @@ from hilgate.buildkite.commands import (
     read,
     wanted,
 )
-from hilgate.buildkite.github import Forge
 from hilgate.errors import DeclarationError, MisuseError
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
@@ -116,23 +115,6 @@ def test_names_are_of_steps_or_models():
     with pytest.raises(MisuseError, match="no step and no model is called 'kernel-cache'") as raised:
         wanted(Command("run", ("kernel-cache",)), STEPS, MODELS)
     assert "kernels-cache" in raised.value.remedy
-
-
-@pytest.fixture
-def server():
-    with serving() as played:
-        yield played
-
-
-@pytest.fixture
-def client(server):
-    url = api.builds_url("acme", "rocm", api=f"http://127.0.0.1:{server.server_address[1]}")
-    return api.Client(url, TOKEN, sleep=lambda _: None, timeout_seconds=10.0)
-
-
-@pytest.fixture
-def forge(server):
-    return Forge(f"http://127.0.0.1:{server.server_address[1]}/repos/acme/rocm", "token")
 
 
 def answered(client, body, **more):

@@ -9,10 +9,8 @@ import pytest
 from support.builds import built
 from support.jobs import failed, passed, undecided
 from support.plans import COMMIT, step
-from support.rest import serving
 
 from hilgate.buildkite.api import RemoteError
-from hilgate.buildkite.github import Forge
 from hilgate.buildkite.publish import MARK, publish
 from hilgate.errors import MisuseError
 from hilgate.model.record import Outcome
@@ -34,17 +32,6 @@ def a_build(*checks, **changes):
     values = {"profile": "pr", "commit": COMMIT} | changes
     checks = checks or (*TWO, passed("tests/t.py::test_x[prefill-1]"))
     return built((step("a", "x"), checks), **values)
-
-
-@pytest.fixture
-def server():
-    with serving() as played:
-        yield played
-
-
-@pytest.fixture
-def forge(server):
-    return Forge(f"http://127.0.0.1:{server.server_address[1]}/repos/acme/rocm", "token")
 
 
 def comment(number, login=BOT, body=MARK):
