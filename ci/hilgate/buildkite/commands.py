@@ -4,8 +4,8 @@
 The comment is read from GitHub by its number, so nobody is believed about who wrote it or what it says. Who may ask
 stands in `ci/agent/commands.json` of the default branch as GitHub has it, never in a checkout, which a fork could have
 changed. What was asked for is remembered in the builds that it started and in the answer: each comment counts once, and
-a pull request rests for a while between two builds. A comment that was changed later counts as nobody's: whoever may write
-to the repository can change it. A build that is started so is a rerun as any other: a fork's is a fork's, and a part of a
+a pull request rests for a while between two builds. A comment that was changed later does nothing: whoever may write to
+the repository can change it. A build that is started so is a rerun as any other: a fork's is a fork's, and a part of a
 plan posts no status.
 """
 

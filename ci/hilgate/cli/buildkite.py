@@ -150,8 +150,8 @@ def watch(
 
     Also names settings of GitHub that differ from ci/agent/github. Exit status 1 when there is anything to report.
     BUILDKITE_API_TOKEN needs the scopes read_agents and read_builds, for --end-late also the access to GraphQL.
-    HILGATE_GITHUB_TOKEN needs the permission Metadata: read (a public repository needs none). With HILGATE_TEXTFILE, a folder of Prometheus' node exporter, the queues' numbers
-    are written there.
+    HILGATE_GITHUB_TOKEN needs the permission Metadata: read (a public repository needs none). With HILGATE_TEXTFILE, a
+    folder of Prometheus' node exporter, the queues' numbers are written there.
     """
     from hilgate.agent import facts
     from hilgate.buildkite import api, github

@@ -11,6 +11,7 @@ import pytest
 from support.rest import build
 
 from hilgate.buildkite import api
+from hilgate.buildkite.api import RemoteError
 from hilgate.buildkite.commands import (
     COMMENT_KEY,
     Allowed,
@@ -26,7 +27,6 @@ from hilgate.buildkite.commands import (
     unanswered,
     wanted,
 )
-from hilgate.buildkite.api import RemoteError
 from hilgate.buildkite.publish import ANSWER
 from hilgate.errors import DeclarationError, MisuseError
 
