@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagedkv.arch import NEVER, largest_tile, next_power_of_two
 from pagedkv.errors import InvalidFileError
@@ -157,7 +157,7 @@ def choose_splits(
     return max(1, min(wanted, max_tiles // fewest_tiles, 128))
 
 
-def _tile_and_stages(arch: Arch, data: Attention, most_stages: int, waves: int, **shape: int) -> tuple[int, int]:
+def _tile_and_stages(arch: Arch, data: Attention, most_stages: int, waves: int, **shape: Any) -> tuple[int, int]:
     """Return tile and stages: those wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages."""
     for stages, occupancy in product(range(most_stages, 0, -1), range(data.occupancy, 0, -1)):
         if tile := tile_tokens(arch, **shape, waves=waves, stages=stages, occupancy=occupancy):
@@ -209,8 +209,14 @@ def choose(
     few = arch.compiled and not decode and needed <= data.few_rows
     if few:
         data = replace(data, rows=data.few_rows, quantised_rows=0)
-    layer = {"cache_bytes": read, "packing": packing, "head_size": head_size, "block_size": block_size, "group": group}
-    step = {"longest": longest, "needed": needed, "programs": programs // arch.compute_units}
+    layer: dict[str, Any] = {
+        "cache_bytes": read,
+        "packing": packing,
+        "head_size": head_size,
+        "block_size": block_size,
+        "group": group,
+    }
+    step: dict[str, Any] = {"longest": longest, "needed": needed, "programs": programs // arch.compute_units}
     measured = None
     if element_bytes == MEASURED_BYTES:
         measured = next((where for where in data.where if where.holds(**layer, **step)), None)
