@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each command of docs/recipes.toml against the installed vLLM: its parser, and the graphs that its backends allow.
 
-That the numbers are those of `hilgate fit` is tests/kernels/routing/test_recipes.py.
+That the numbers are those of `hilgate fit` is test_fit.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each recipe of docs/recipes.toml against what `hilgate fit` answers to its own command.
 
-That vLLM takes the commands is tests/models/test_recipes.py.
+That vLLM takes the commands is test_vllm.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from support.recipes import recipes
 
 from pagedkv.routing import __main__ as cli
 
-CONFIGS = Path(__file__).parent / "configs"
-FAMILIES = Path(__file__).parents[3] / "evals/families/families.yaml"
+CONFIGS = Path(__file__).parents[1] / "kernels/routing/configs"
+FAMILIES = Path(__file__).parents[2] / "evals/families/families.yaml"
 SERVED, WITHOUT = recipes.read()
 CASES = {f"{one.name}, {it.gpus} x {it.gpu}": (one, it) for one in SERVED for it in one.recipes}
 
