@@ -10,6 +10,7 @@ files that decide how it looks; tests/pages/test_pictures.py compares them.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -127,17 +128,19 @@ def hilgate(folder: Path, *words: str, status: int = 0) -> str:
     Raises:
         PictureError: It ends with another status.
     """
-    env = os.environ | {"COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "xterm"}
+    env = os.environ | {"COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "xterm", "PYTHONPATH": str(folder / "ci")}
     program = [sys.executable, "-m", "hilgate", *words]
     done = subprocess.run(program, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != status:
-        raise PictureError(f"hilgate {' '.join(words)}: got status {done.returncode}; expected {status}.\n{done.stdout}")
+        raise PictureError(
+            f"hilgate {' '.join(words)}: got status {done.returncode}; expected {status}.\n{done.stdout}"
+        )
     return done.stdout
 
 
 def terminal(said: str) -> str:
     """A picture of what a terminal of 80 columns shows first. It names no font of elsewhere."""
-    console = Console(record=True, width=80, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    console = Console(record=True, width=80, file=io.StringIO())
     console.print(Text(f"$ hilgate run {RED}"))
     for line in said.splitlines()[:LINES]:
         console.print(Text.from_ansi(line), soft_wrap=True, highlight=False)
