@@ -62,3 +62,12 @@ resource "buildkite_pipeline_schedule" "watch" {
   branch      = "main"
   env         = { HILGATE_FLOW = "watch", HILGATE_TELL = var.alert_address }
 }
+
+# Ten minutes are the shortest interval that Buildkite keeps. A webhook that starts the same build only makes it sooner.
+resource "buildkite_pipeline_schedule" "answer" {
+  pipeline_id = buildkite_pipeline.rocm.id
+  label       = "comments on pull requests: /hilgate run, retry, cancel, explain"
+  cronline    = "*/10 * * * * UTC"
+  branch      = "main"
+  env         = { HILGATE_FLOW = "answer" }
+}

@@ -139,6 +139,7 @@ def test_a_browser_shows_every_page_at_both_widths_and_finds_ten_things(site, tm
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("browse.py"), site, json.dumps(THINGS)],
         cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,
         text=True,
         check=False,

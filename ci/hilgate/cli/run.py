@@ -276,6 +276,9 @@ def selftest(
         typer.Argument(metavar="BUG", autocompletion=declared("bugs"), help="Known bugs to inject (default: all)."),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the bugs and inject none.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Write what a caught bug's step recorded beside its patch (findings.jsonl).")
+    ] = False,
     as_json: Json = False,
     results: Results = None,
 ) -> None:
@@ -295,7 +298,7 @@ def selftest(
     out = os.environ.get("HILGATE_OUT")  # set when the self-test is itself a step of a gate
     folder = results or (Path(out) / "zoo" if out else root / "results" / "selftest")
     with locked(folder):
-        checks = zoo.run_bugs(root, chosen, folder)
+        checks = zoo.run_bugs(root, chosen, folder, keep=keep)
     if out:
         Check.write_all(Path(out), checks)
     if as_json:
