@@ -91,7 +91,8 @@ def main() -> None:
         draw(clone / "results/run/report.html", ROOT / "ci/report.png", 800)
         draw(clone / "results/history.html", ROOT / "ci/history.png", 1100)
         (ROOT / "docs/pictures/terminal.svg").write_text(terminal(said), encoding="utf-8")
-    made = {name: {"picture": digest((name,)), "files": digest(files)} for name, files in PICTURES.items()}
+        # The clone's files drew them: those of the checkout may be edited, or change meanwhile.
+        made = {name: {"picture": digest((name,)), "files": digest(files, clone)} for name, files in PICTURES.items()}
     MADE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
