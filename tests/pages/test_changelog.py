@@ -42,10 +42,10 @@ def wrong(text, version):
         sections = re.findall(r"^### (.+)$", body, re.MULTILINE)
         if sections != [one for one in SECTIONS if one in sections]:
             said.append(f"{name}: got the sections {sections}; expected some of {SECTIONS}, in this order")
-        for entry in re.findall(r"^- .*(?:\n  .*)*", body, re.MULTILINE):
-            if entry.count("\n") > 1 or len(entry) > 300:
-                said.append(f"{name}: longer than two lines: {entry[:60]}")
-        if not re.search(r"^- ", body, re.MULTILINE) and name != "Unreleased":
+        entries = re.findall(r"^- .*(?:\n  .*)*", body, re.MULTILINE)
+        long = [entry for entry in entries if entry.count("\n") > 1 or len(entry) > 300]
+        said += [f"{name}: longer than two lines: {entry[:60]}" for entry in long]
+        if not entries and name != "Unreleased":
             said.append(f"{name}: has no entry")
     return said
 
