@@ -129,7 +129,7 @@ def hilgate(folder: Path, *words: str, status: int = 0) -> str:
     Raises:
         PictureError: It ends with another status.
     """
-    env = os.environ | {"COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "xterm", "PYTHONPATH": str(folder / "ci")}
+    env = os.environ | {"COLUMNS": "80", "TTY_COMPATIBLE": "1", "TERM": "xterm", "PYTHONPATH": str(folder / "ci")}
     program = [sys.executable, "-m", "hilgate", *words]
     done = subprocess.run(program, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != status:
