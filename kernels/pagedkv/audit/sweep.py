@@ -119,12 +119,13 @@ def _record(options: argparse.Namespace) -> Exit:
     for shape, names in shapes().items():
         cases = [case for _, case in select([f"ours/{name}/" for name in names], [options.arch], ["ours"])]
         planned = {
-            candidate: [wanted for case in cases for wanted in _forced(options.arch, shape, candidate, case)]
+            candidate: [_forced(options.arch, shape, candidate, case) for case in cases]
             for candidate in shape.candidates()
         }
         results = _compile(itertools.chain.from_iterable(planned.values()), options)
+        rows = [case.id(options.arch, "attention_kernel") for case in cases]
         scores = {
-            candidate: _score([(each, results[each]) for each in found], budgets)
+            candidate: _score([(row, each, results[each]) for row, each in zip(rows, found, strict=True)], budgets)
             for candidate, found in planned.items()
         }
         lines.append(Swept(options.arch, triton.__version__, date.today().isoformat(), shape, tuple(names), scores))
@@ -134,22 +135,22 @@ def _record(options: argparse.Namespace) -> Exit:
     return Exit.PASS
 
 
-def _forced(arch: str, shape: Shape, candidate: Candidate, case: Case) -> list[Specialisation | None]:
+def _forced(arch: str, shape: Shape, candidate: Candidate, case: Case) -> Specialisation | None:
     """The attention that a case launches with a candidate and nothing else."""
     data = tuning(arch)
     phase = replace(getattr(data, shape.phase), where=(candidate.where(shape, "sweep"),))
     found = _planned(arch, replace(data, **{shape.phase: phase}), case)
-    return [each for each in found if each is None or each.kernel == "attention_kernel"]
+    return next(each for each in found if each is None or each.kernel == "attention_kernel")
 
 
-def _score(results: list[tuple[Specialisation | None, object]], budgets: Budgets) -> float | None:
-    """Useful FLOP a cycle, as geometric mean; None where one does not fit, spills, or has waves compute the same."""
+def _score(results: list[tuple[str, Specialisation | None, object]], budgets: Budgets) -> float | None:
+    """Useful FLOP a cycle, as geometric mean; None where one does not fit, spills, or is over budget in its loop."""
     scores = []
-    for wanted, each in results:
+    for row, wanted, each in results:
         if wanted is None or not isinstance(each, Figures) or each.code.vgpr_spills + each.code.scratch_bytes:
             return None
         numbers = budgets.loop_numbers(each, dict(wanted.constants))
-        if not numbers or numbers["mfma_needed"] < numbers["mfma_issued"]:
+        if not numbers or budgets.loop_violations(row, numbers, each):
             return None
         scores.append(useful_flop_per_cycle(each, numbers, wanted.options["num_stages"]))
     return round(statistics.geometric_mean(scores), 1)

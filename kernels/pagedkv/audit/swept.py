@@ -79,7 +79,8 @@ class Swept:
     cases: tuple[str, ...]
     """Of the audit."""
     scores: Mapping[Candidate, float | None]
-    """Useful FLOP of a SIMD in a cycle (`throughput`); None of what does not fit, spills or computes twice."""
+    """Useful FLOP of a SIMD in a cycle (`throughput`); None of what does not fit, spills, or is over a
+    budget of its loop."""
 
     @property
     def best(self) -> Candidate | None:
