@@ -263,8 +263,8 @@ def publish(
 
     The check has annotations at the lines.
 
-    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. GitHub takes checks from apps alone, so it
-    may be the private key of an app that HILGATE_GITHUB_APP names. Neither of the two decides a merge.
+    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. GitHub takes checks from apps alone, so
+    it may be the private key of an app that HILGATE_GITHUB_APP names. Neither of the two decides a merge.
     """
     from hilgate.buildkite import app, github
     from hilgate.buildkite import publish as sending
