@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the reference that are made: from the code the command line, the keys of YAML files and the exit statuses,
-and from their record the compiled extensions.
+"""Pages that are made when the site is built: command line, YAML keys, exit statuses, recipes, compiled extensions.
 
 Each raises UndocumentedError for a command, an option or a key without a sentence of its own.
 """
@@ -15,6 +14,7 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import recipes
 import typer.main
 
 from hileval.gates.declare import DriftGate, Gate
@@ -60,6 +60,7 @@ def pages() -> dict[str, str]:
         "docs/reference/yaml.md": yaml_keys(),
         "docs/reference/exit-status.md": exit_statuses(),
         "docs/reference/extensions.md": extensions(),
+        "docs/how-to/recipes.md": recipes.page(),
     }
 
 
