@@ -94,15 +94,15 @@ def read_code_object(code: bytes) -> CodeObject:
 
 
 _ENTRY = slice(16, 24)
-"""Bytes of a kernel descriptor with the distance to its code (AMDGPUUsage, "Kernel Descriptor"): a longer name of an
-argument in the note changes it, and nothing that runs."""
+"""Bytes of a kernel descriptor with the distance to its code (AMDGPUUsage, "Kernel Descriptor"): a longer name in the
+note changes it, and nothing that runs."""
 
 
 def machine_code(code: bytes) -> str:
     """What a GPU is given of a code object, as a hash: the instructions, constants and the kernel's descriptor.
 
-    The descriptor holds registers, scratch and what a wave begins with. Paths, lines, names of arguments and other
-    notes are not loaded, and do not count. LDS is not in it (see `CodeObject`).
+    The descriptor holds registers, scratch and what a wave begins with. Paths, lines, names and notes do not run, and
+    do not count. LDS is not in it (see `CodeObject`).
 
     Args:
         code: An ELF file, for an AMD GPU or, without a descriptor, for an NVIDIA one.
