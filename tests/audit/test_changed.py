@@ -188,7 +188,7 @@ def test_a_checkout_that_cannot_be_imported_is_said(tmp_path):
     audit.mkdir(parents=True)
     (audit.parent / "__init__.py").touch()
     (audit / "__init__.py").write_text("raise ImportError('no such module')")
-    with pytest.raises(BaseUnreadableError, match="cannot be listed: ImportError: no such module"):
+    with pytest.raises(BaseUnreadableError, match="cannot be asked: ImportError: no such module"):
         changed.Checkout(tmp_path, [])
     (audit / "__init__.py").unlink()
     audit.rmdir()

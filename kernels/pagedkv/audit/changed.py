@@ -218,15 +218,16 @@ def merge_base(root: Path, base: str) -> str:
 
 
 @contextlib.contextmanager
-def kernels_at(root: Path, commit: str) -> Iterator[Path]:
-    """A folder to import `pagedkv` from as it is in a commit, for the duration of the block.
+def kernels_at(root: Path, commit: str, *more: str) -> Iterator[Path]:
+    """A folder to import `pagedkv` from as it is in a commit, for the duration of the block; `more` lies beside it.
 
     Raises:
         BaseUnreadableError: The commit has no such package.
     """
-    archive = git(root, "archive", "--format=tar", commit, PACKAGE)
+    archive = git(root, "archive", "--format=tar", commit, PACKAGE, *more)
     if archive is None:
-        raise BaseUnreadableError(f"commit {commit[:12]} has no {PACKAGE}, so there is nothing to compare with")
+        names = " and ".join((PACKAGE, *more))
+        raise BaseUnreadableError(f"commit {commit[:12]} has no {names}, so there is nothing to compare with")
     with tempfile.TemporaryDirectory(prefix="merge-base-") as folder:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(folder, filter="data")
@@ -310,18 +311,19 @@ def numbers_of(figures: Figures) -> dict[str, float]:
 
 
 class Checkout:
-    """A process that imports `pagedkv` from a folder, and its answers."""
+    """A process that imports `pagedkv` from a folder, and its answers. The first one is where it found the package."""
 
-    def __init__(self, kernels: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, kernels: Path, arguments: Sequence[str], module: str = "pagedkv.audit.changed") -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
-        path = os.pathsep.join([str(kernels), *filter(None, [os.environ.get("PYTHONPATH")])])
+        given = [str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pagedkv.audit.changed", "--serve", *arguments],
+            [sys.executable, "-m", module, "--serve", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=os.environ | {"PYTHONPATH": path},
+            cwd=kernels.parent,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(kernels), *given])},
         )
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
@@ -348,7 +350,7 @@ class Checkout:
             self._process.wait()
             self._log.seek(0)
             said = self._log.read().strip().splitlines()[-1:] or ["it said nothing"]
-            raise BaseUnreadableError(f"the kernels cannot be listed: {said[0]}")
+            raise BaseUnreadableError(f"its kernels cannot be asked: {said[0]}")
         return json.loads(line)
 
     def listing(self, arch: str) -> Listing:
@@ -425,7 +427,7 @@ def _run(options: argparse.Namespace) -> Exit:
         return leave([Finding("changed", "pass", 0.0, why, {"passed_but": why})], Exit.PASS)
     shared = ["--source", *options.source, "--only", *options.only, "--jobs", str(options.jobs)]
     shared += ["--timeout", str(options.timeout)]
-    objects = [] if compiles_all(os.environ) or not options.objects else ["--objects", str(options.objects)]
+    objects = [] if compiles_all(os.environ) or not options.objects else ["--objects", str(options.objects.resolve())]
     findings: list[Finding] = []
     with contextlib.ExitStack() as stack:
         try:
