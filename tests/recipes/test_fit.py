@@ -36,16 +36,16 @@ UNASKED = {"--attention-backend": "CUSTOM"}
 def asked(one, recipe):
     """The arguments of `fit` that a recipe's command stands for."""
     _, (_, *words) = recipes.environment_and_options(one.line(recipe))
-    told = []
+    printed = []
     while words:
         option = words.pop(0)
         value = [words.pop(0)] if words and not words[0].startswith("-") else []
         if option in UNASKED:
             assert value == [UNASKED[option]]
         else:
-            told += [TOLD[option], *value]
+            printed += [TOLD[option], *value]
     config, where = CONFIGS / f"{one.name}.json", ["--arch", recipe.arch, "--gpu", recipe.gpu]
-    return ["fit", str(config), *where, "--weights", str(one.weights), "--with", "none", "--json", *told]
+    return ["fit", str(config), *where, "--weights", str(one.weights), "--with", "none", "--json", *printed]
 
 
 def differences(one, recipe, capsys):
