@@ -111,8 +111,8 @@ class Comparison:
         """`3 of 88 kernels changed for gfx942`."""
         counted = {change: sum(one.change == change for one in self.changed) for change in ("new", "gone", "broken")}
         more = [f"{number} {change}" for change, number in counted.items() if number]
-        told = len(self.changed) - sum(counted.values())
-        verb = f"{told} of {self.kernels} kernels changed for {self.arch}" + "".join(f", {each}" for each in more)
+        found = len(self.changed) - sum(counted.values())
+        verb = f"{found} of {self.kernels} kernels changed for {self.arch}" + "".join(f", {each}" for each in more)
         named = [f"{one.ids[0].partition('/')[2]} ({one.text()})" for one in self.changed[:MOST_NAMED]]
         rest = len(self.changed) - len(named)
         return verb + (f": {'; '.join(named)}" if named else "") + (f"; and {rest} more" if rest else "")
@@ -290,12 +290,12 @@ def _compile(named: Sequence[tuple[str, Any]], options: argparse.Namespace, stor
 
     calls = [functools.partial(find_or_compile, wanted, store) for _, wanted in named]
     return {
-        named[index][0]: _told(result)
+        named[index][0]: _described(result)
         for index, result, _ in run_isolated(calls, jobs=options.jobs, timeout=options.timeout)
     }
 
 
-def _told(result: Any) -> dict[str, Any]:
+def _described(result: Any) -> dict[str, Any]:
     from .compile import Figures
 
     if not isinstance(result, Figures):
@@ -359,7 +359,7 @@ class Checkout:
 
     def compile(self, ids: Sequence[str]) -> dict[str, Code]:
         """Machine code of kernels that it has listed."""
-        return {name: Code(**told) for name, told in self.ask({"compile": list(ids)}).items()}
+        return {name: Code(**found) for name, found in self.ask({"compile": list(ids)}).items()}
 
     def close(self) -> None:
         """End the process."""
