@@ -111,7 +111,7 @@ def paged_attention(
             vLLM counts from the end of the sequence: the same after the softmax, but not in `lse` nor beside sinks.
         sinks: One more score of each head, unscaled and uncapped, that has no value but a share of the weight.
         lse: Output: natural logarithm of the sum of exponentials of each query, the sink included; -inf for a query
-            that sees nothing. Two results over parts of the KV are merged by it (`pagedkv.attention.cascade`).
+            that sees nothing. Two results over parts of the KV are merged by it (`merge_attention`).
         num_splits: Partitions of the KV of each sequence; None lets the tuning data decide.
         batch_invariant: Whether a sequence gets the same bits whatever else is in the batch, in whatever order and
             under whatever bounds, as long as it is in the same phase: decode sequences and the others in two calls, as
@@ -189,6 +189,7 @@ def paged_attention(
         numbers = (
             num_seqs,
             splits,
+            tiles * head_programs,
             block_table.stride(0),
             scale * log2e * (2 / softcap if softcap else 1),
             (softcap or 0.0) * log2e,
@@ -209,6 +210,7 @@ def paged_attention(
             PARTS=launch.parts,
             HEAD_PROGRAMS=head_programs,
             HEADS=launch.heads,
+            XCDS=launch.xcds,
             SEQS=launch.seqs,
             TOKENS=launch.tokens,
             ROWS=launch.rows,
@@ -236,11 +238,11 @@ def paged_attention(
             PAIRS=pairs,
             MFMA=decode and arch.operand_from_lds_rows == NEVER,
             KEPT=query_stays(arch, launch.rows) and scales.kind == 0 and scale >= 0,
-            **options(arch, launch, decode=decode, head_size=head_size, element_bytes=query.element_size()),
+            **options(arch, launch, decode=decode),
             **follows,
         )
         data = tuning(arch.name).reduce
-        chunk = data.chunk if batch_invariant else reduced_at_once(splits, data.chunk, decode=decode)
+        chunk = reduced_at_once(splits, data.chunk, decode=decode, batch_invariant=batch_invariant)
         merge_numbers = (num_seqs, num_rows, splits, out.stride()[:2], lse_strides)
         merge = Launch(
             reduce_kernel,

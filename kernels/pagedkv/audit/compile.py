@@ -52,7 +52,7 @@ _parse_once = cache(JITCallable.parse)
 
 _signature = cache(inspect.signature)
 
-_FRONTEND = {
+_FRONTEND: dict[str, Any] = {
     "inspect": SimpleNamespace(
         signature=lambda function: _signature(getattr(function, "__func__", function)), getcallargs=inspect.getcallargs
     ),
@@ -65,7 +65,7 @@ _FRONTEND = {
 }
 """What Triton's frontend calls at each node: signatures, once a function, and filters of warnings, not at all."""
 
-_UNREAD = {"translate_to_mir": lambda *_: "", "dump_sched_dag": lambda *_: None}
+_UNREAD: dict[str, Any] = {"translate_to_mir": lambda *_: "", "dump_sched_dag": lambda *_: None}
 """What the AMD backend reads a kernel for twice more, and drops unless it is asked to dump."""
 
 
@@ -267,7 +267,7 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
     )
 
 
-class _Files(FileCacheManager):  # type: ignore[misc]
+class _Files(FileCacheManager):
     """Files of one compilation: nobody else reads them, so none is made in a folder of its own and then moved."""
 
     def put(self, data: Any, filename: str, **_: Any) -> str:
@@ -333,7 +333,7 @@ def _pointer_choices(module: Any) -> list[str]:
     AMD's CanonicalizePointers (Triton 3.6) aborts on an `if` that yields pointers of two tensors with offsets; a select
     of such pointers fails later. Values loaded through either compile.
     """
-    found = set()
+    found: set[str] = set()
 
     def look(operation: Any) -> None:
         if operation.get_name() in {"scf.if", "arith.select"}:

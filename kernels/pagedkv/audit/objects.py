@@ -34,7 +34,7 @@ _FLAGS = ("AMDGCN_", "LLVM_", "MLIR_", "TRITON_")
 """Beginnings of the names of settings; Triton lists some of them, and reads others in Python."""
 
 
-class _Reads(DependenciesFinder):  # type: ignore[misc]
+class _Reads(DependenciesFinder):
     """Hash of a function's source, of all that it calls, and of every value that any of them reads."""
 
     placed: bool
