@@ -111,8 +111,8 @@ class Comparison:
         """`3 of 88 kernels changed for gfx942`."""
         counted = {change: sum(one.change == change for one in self.changed) for change in ("new", "gone", "broken")}
         more = [f"{number} {change}" for change, number in counted.items() if number]
-        told = len(self.changed) - sum(counted.values())
-        verb = f"{told} of {self.kernels} kernels changed for {self.arch}" + "".join(f", {each}" for each in more)
+        changed = len(self.changed) - sum(counted.values())
+        verb = f"{changed} of {self.kernels} kernels changed for {self.arch}" + "".join(f", {each}" for each in more)
         named = [f"{one.ids[0].partition('/')[2]} ({one.text()})" for one in self.changed[:MOST_NAMED]]
         rest = len(self.changed) - len(named)
         return verb + (f": {'; '.join(named)}" if named else "") + (f"; and {rest} more" if rest else "")
@@ -169,7 +169,7 @@ def findings_of(comparison: Comparison, commit: str) -> list[Finding]:
     moved = {"passed_but": f"{sentence}. Times are a GPU's to say"} if comparison.changed else {}
     broken = any(one.change == "broken" for one in comparison.changed)
     outcome: Outcome = "fail" if broken else "pass"
-    numbers = {"kernels": comparison.kernels, **counts}
+    numbers: dict[str, float] = {"kernels": comparison.kernels, **counts}
     found = [Finding(f"changed/{comparison.arch}", outcome, 0.0, sentence, labels | moved, numbers)]
     for one in comparison.changed:
         figures = {f"{name}_before": value for name, value in one.before.numbers.items()} | dict(one.after.numbers)
@@ -359,7 +359,7 @@ class Checkout:
 
     def compile(self, ids: Sequence[str]) -> dict[str, Code]:
         """Machine code of kernels that it has listed."""
-        return {name: Code(**told) for name, told in self.ask({"compile": list(ids)}).items()}
+        return {name: Code(**changed) for name, changed in self.ask({"compile": list(ids)}).items()}
 
     def close(self) -> None:
         """End the process."""
