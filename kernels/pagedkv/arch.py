@@ -93,7 +93,7 @@ class UnsupportedArchError(ValueError):
 
 
 ASYNC_COPIES_SINCE = {"gfx950": (3, 8)}
-"""Triton's version from which on its AMD backend copies a pipelined tile into LDS past the registers unless told not
+"""Triton's version from which on its AMD backend copies a pipelined tile into LDS past the registers unless asked not
 to: loads of 16 bytes a lane, which CDNA4 has and CDNA3 has not. Of 3.6.0 they are an option, and decode is taken apart
 into loads of 4 bytes with it (64 instead of 16, 563 instructions in the loop instead of 232)."""
 
