@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the reference that are made from the code: the command line, the keys of YAML files, the exit statuses.
+"""Pages that are made when the site is built: the command line, the keys of YAML files, the exit statuses, the recipes.
 
 Each raises UndocumentedError for a command, an option or a key without a sentence of its own.
 """
@@ -11,6 +11,7 @@ import re
 import typing
 from typing import TYPE_CHECKING, Any
 
+import recipes
 import typer.main
 
 from hileval.gates.declare import DriftGate, Gate
@@ -53,6 +54,7 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": command_line(),
         "docs/reference/yaml.md": yaml_keys(),
         "docs/reference/exit-status.md": exit_statuses(),
+        "docs/how-to/recipes.md": recipes.page(),
     }
 
 

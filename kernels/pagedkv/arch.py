@@ -7,9 +7,12 @@ fixed cap: the same kernel must fit 64 KiB of LDS (gfx90a, gfx942), 160 KiB (gfx
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import triton
+from triton import knobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,7 +36,7 @@ class Arch:
     compute_units: int
     """Compute units (multiprocessors), for the number of partitions; `device.current` asks the device."""
     async_copies: bool = False
-    """Whether pipelined loads reach LDS past the registers (cp.async)."""
+    """Whether pipelined loads reach LDS past the registers (cp.async; on gfx950 see `copies_past_registers`)."""
     dependent_launches: bool = False
     """Whether a kernel can be started while the one before it ends (CUDA: programmatic dependent launch)."""
     code_pairs: bool = False
@@ -92,8 +95,28 @@ class UnsupportedArchError(ValueError):
     """The device is of an arch without limits and tuning data."""
 
 
+ASYNC_COPIES_SINCE = {"gfx950": (3, 8)}
+"""Triton's version from which on its AMD backend copies a pipelined tile into LDS past the registers unless told not
+to: loads of 16 bytes a lane, which CDNA4 has and CDNA3 has not. Of 3.6.0 they are an option, and decode is taken apart
+into loads of 4 bytes with it (64 instead of 16, 563 instructions in the loop instead of 232)."""
+
+
+def copies_past_registers(name: str, version: str, chosen: bool | None) -> bool:
+    """Return whether pipelined loads of an arch reach LDS past the registers.
+
+    Args:
+        name: Of an AMD arch.
+        version: Of Triton.
+        chosen: `triton.knobs.amd.use_async_copy`, which is None from 3.8 on where nobody chose.
+    """
+    if name not in ASYNC_COPIES_SINCE:
+        return False
+    since = tuple(int(part) for part in version.split(".")[:2]) >= ASYNC_COPIES_SINCE[name]
+    return since if chosen is None else chosen
+
+
 def limits(name: str) -> Arch:
-    """Return the limits of the arch `name`.
+    """Return the limits of the arch `name` with this Triton.
 
     Raises:
         UnsupportedArchError: if there are none.
@@ -103,7 +126,10 @@ def limits(name: str) -> Arch:
             f"got arch {name!r}; expected one of {', '.join(ARCHES)}. "
             f"To support it, add its limits to pagedkv/arch.py and its launch data as pagedkv/tuning/{name}.toml."
         )
-    return ARCHES[name]
+    arch = ARCHES[name]
+    if name in ASYNC_COPIES_SINCE:
+        return replace(arch, async_copies=copies_past_registers(name, triton.__version__, knobs.amd.use_async_copy))
+    return arch
 
 
 def next_power_of_two(n: int) -> int:

@@ -85,6 +85,8 @@ class Where:
     """Condition: tokens of a block."""
     length_at_most: int = NEVER
     """Condition: upper bound of the tokens that a query may see."""
+    needed_at_least: int = 0
+    """Condition: lower bound of what `needed_at_most` bounds."""
     needed_at_most: int = NEVER
     """Condition: upper bound of the query tokens of a sequence, times the query heads of one KV head."""
     programs_at_most: int = NEVER
@@ -95,6 +97,8 @@ class Where:
     split_tokens: int = 0
     """As in `Attention`, as is what follows; 0 is no other number."""
     programs_per_unit: int = 0
+    waves_per_eu: int = 0
+    """AMD: waves of a SIMD that registers shall suffice for; 0 leaves it to the compiler."""
 
     def holds(
         self,
@@ -116,7 +120,7 @@ class Where:
             and block_size >= self.block_at_least
             and group <= self.rows
             and longest <= self.length_at_most
-            and needed <= self.needed_at_most
+            and self.needed_at_least <= needed <= self.needed_at_most
             and self.programs_at_least <= programs <= self.programs_at_most
         )
 
@@ -160,6 +164,9 @@ class Attention:
     few_rows: int = 0
     """Prefill: `rows` where the queries of every sequence fit so many, as when drafts are verified. Two sizes and not
     each power of two, because each is compiled. 0 is no other number."""
+    xcds: int = 0
+    """AMD: dies (XCD) of the device among which programs are dealt so that each gets neighbours, whose K and V its L2
+    then holds; 0 leaves the order as it comes, in which the hardware gives neighbours to different dies in turn."""
     where: tuple[Where, ...] = ()
     """Measured launches; the first whose conditions hold counts."""
 

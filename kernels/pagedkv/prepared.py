@@ -68,6 +68,11 @@ class _Surroundings:
 _surroundings = _Surroundings()
 
 
+def surroundings() -> int:
+    """Return a number that stands for the driver and the settings that Triton compiles with at this moment."""
+    return _surroundings.number()
+
+
 def look(tensor: Tensor | None) -> Hashable:
     """Return all that checks and Triton see of a tensor, but for what it holds."""
     if tensor is None:
@@ -111,7 +116,7 @@ def call(looks: Hashable, prepare: Callable[[], Prepared | None], *arguments: An
         arguments: Of what runs the call.
     """
     if looks is not None:
-        looks = (looks, _surroundings.number())
+        looks = (looks, surroundings())
     run = _runs.get(looks)
     if run is not None:
         run(*arguments)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who: a stranger, a fork, a member with a branch. What: comments that ask for builds, flows of their own that would get
-a token, results that are shown on GitHub.
+"""Who: a stranger, a fork, a member with a branch. What: comments that ask for builds, flows of their own that would
+get a token, results that are shown on GitHub.
 
 What must happen: the verdict of a branch is shown on GitHub and a comment of who may ask starts a build, from the flow
-that is uploaded to what the services got; a fork gets no token, a stranger no answer, no branch another flow than main's.
+that is uploaded to what the services got; a fork gets no token, a stranger no answer, no branch a flow but main's.
 """
 
 from __future__ import annotations

@@ -79,6 +79,12 @@ def _warm_up(batch: Batch, layout: str, quantised: str | None, *, window: int | 
     warm_up(query, *sides, batch.paged_cache(layout, quantised), query, service, scale=0.1, sliding_window=window)
 
 
+@pytest.fixture(autouse=True)
+def nothing_warmed():
+    """A process as it begins."""
+    warm_up_module._warmed.clear()
+
+
 @pytest.fixture(params=[*LDS_GRANULES, "sm_90"])
 def arch(request, monkeypatch) -> str:
     """Every arch with a compiler here."""
@@ -106,6 +112,17 @@ def test_a_warm_up_compiles_all_that_a_service_launches(arch, name, window):
     ]
     assert not missing
     assert len(ready) <= 3 * 8 + 2
+
+
+def test_layers_that_look_alike_are_warmed_up_once():
+    def launched(*windows: int | None) -> int:
+        """Launches of attention of the warm-ups of so many layers in one process."""
+        with mock.patch.object(warm_up_module, "paged_attention") as attends:
+            specialisations("gfx942", lambda: [_warm_up(*CACHES["d128"], window=window) for window in windows])
+        return attends.call_count
+
+    assert launched(None) == launched(None, None) > 4
+    assert launched(None, 4096) == launched(None) + launched(4096)
 
 
 def test_a_service_beyond_its_bounds_would_compile(arch):

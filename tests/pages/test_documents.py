@@ -23,7 +23,9 @@ MADE = ("tests/evals/gsm8k", ".buildkite/lm-eval-harness", "tests/test_layout.py
 """Paths of vLLM's own tree, and of the repository in ci/ADOPTING.md."""
 
 
-GENERATED = [ROOT / f"docs/reference/{name}.md" for name in ("cli", "yaml", "exit-status")]
+GENERATED = [
+    ROOT / f"docs/{name}.md" for name in ("reference/cli", "reference/yaml", "reference/exit-status", "how-to/recipes")
+]
 """Pages that are made when the site is built (docs/reference.py); tests/site follows links to them."""
 
 

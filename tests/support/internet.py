@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buildkite's and GitHub's REST API under their own names: a proxy on this machine, with a certificate for them.
 
-Programs that are started with `Internet.settings` reach it and nothing else. It keeps comments, checks and builds as the
-services do, and refuses a token that is not the one it gave.
+Programs that are started with `Internet.settings` reach it and nothing else. It keeps comments, checks and builds as
+the services do, and refuses a token that is not the one it gave.
 """
 
 from __future__ import annotations
@@ -77,6 +77,9 @@ class Internet:
         if (method, where) == ("POST", "/check-runs"):
             self.checks.append(body)
             return 201, {"id": len(self.checks), "html_url": f"https://{FORGE}/check"}
+        return self._comments(method, where, body)
+
+    def _comments(self, method: str, where: str, body: Any) -> tuple[int, Any]:
         if found := re.fullmatch(r"/issues/(?:(\d+)/)?comments", where):
             of = [one for one in self.comments if found[1] is None or one["issue_url"].endswith(f"/{found[1]}")]
             if method == "GET":

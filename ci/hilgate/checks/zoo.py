@@ -160,7 +160,8 @@ def _planted(root: Path, bug: Bug, folder: Path, control: Check, *, keep: bool) 
     if not _shown(judged, match):
         return Outcome.FAIL, f"{step.key} caught it, and its cause is not on the first screen: {match.id}"
     if keep:
-        Check.write_all(root / ZOO / bug.id, [_portable(one, root) for one in judged.recorded.last(step.key).checks])
+        last = judged.recorded.last(step.key)
+        Check.write_all(root / ZOO / bug.id, [_portable(one, root) for one in last.checks] if last else ())
     return Outcome.PASS, f"caught by {step.key}: {match.id}: {first_line(match.message)}"
 
 

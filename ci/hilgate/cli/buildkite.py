@@ -263,9 +263,10 @@ def publish(
 
     The check has annotations at the lines.
 
-    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. Neither of the two decides a merge.
+    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. GitHub takes checks from apps alone, so
+    it may be the private key of an app that HILGATE_GITHUB_APP names. Neither of the two decides a merge.
     """
-    from hilgate.buildkite import github
+    from hilgate.buildkite import app, github
     from hilgate.buildkite import publish as sending
     from hilgate.judge.verdict import read_verdict
     from hilgate.model import PLAN_FILE, VERDICT_FILE
@@ -292,7 +293,7 @@ def publish(
         )
         sys.stderr.write("nothing was sent\n")
         return
-    asking = github.Forge(url, os.environ.get(github.TOKEN_VARIABLE, ""))
+    asking = app.connect(url, os.environ, dt.datetime.now(dt.UTC))
     for address in sending.publish(asking, pull_request, author, check, comment):
         sys.stdout.write(f"{address}\n")
 
@@ -318,9 +319,9 @@ def answer(
     ci/agent/commands.json of the default branch. Run it from a checkout of the default branch. Without ID it takes the
     comments of the last six hours; then a refused one is a line on standard error and no failure.
     """
-    from hilgate.buildkite import commands, github
+    from hilgate.buildkite import app, commands, github
 
-    asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
+    asking = app.connect(github.repository_url(forge), os.environ, dt.datetime.now(dt.UTC))
     if comment is None:
         asked = commands.unanswered(asking, author, dt.datetime.now(dt.UTC))
     else:

@@ -284,10 +284,9 @@ COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
     },
     "flakes": {
         "did not always pass": lambda row: f"{row['key']}  {row['id']}",
-        "flaky": lambda row: f"{row['flaky']} ({row['rate']:.0%})",
-        "95 %": lambda row: f"[{row['low']:.0%}, {row['high']:.0%}]",
+        "flaky": lambda row: f"{row['flaky']} of {row['builds']}",
+        "95 %": lambda row: f"{100 * row['low']:.0f} to {row['high']:.0%}",
         "failed": lambda row: str(row["failed"]),
-        "of builds": lambda row: str(row["builds"]),
         "last": lambda row: f"{row['last']:%m-%d %H:%M}",
     },
     "waiting": {

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.plan.estimate import Estimate
+    from hilgate.report.write import Judged
     from hilgate.run.results import Recorded
     from hilgate.run.reuse import Store
 
@@ -155,7 +156,16 @@ def gate(
     budget = None if steps or earlier else budget_of(plan, declarations)
     if size:
         terminal.print_time(terminal.stderr(), time.monotonic() - began, size, budget)
+    _send(judged)
     raise typer.Exit(status_of(judged))
+
+
+def _send(judged: Judged) -> None:
+    """Send the verdict to those that the environment names; it has been written, and nothing changes it."""
+    from hilgate.report.telemetry import send
+
+    for said in send(judged, os.environ):
+        sys.stderr.write(f"{said}\n")
 
 
 @program.command(cls=TakesArguments)
@@ -263,6 +273,7 @@ def judge(
         print_verdict(judged)
     for where, why in judged.recorded.damaged.items():
         sys.stderr.write(f"damaged: {where}: {why}\n")
+    _send(judged)
     if judged.refused:
         sys.stderr.write(f"error: {judged.refused}\n")
     raise typer.Exit(status_of(judged))

@@ -36,6 +36,16 @@ MOST_FIXED_SPLITS = tl.constexpr(FIXED_SPLITS)
 
 
 @triton.jit
+def dealt(place, programs, XCDS: tl.constexpr):
+    """Return which of `programs` runs at `place`, so that each of XCDS dies gets neighbours.
+
+    Workgroups go to the dies in turn, place p to die p % XCDS. The rest of a division runs where it stands.
+    """
+    each = programs // XCDS
+    return tl.where(place < each * XCDS, place % XCDS * each + place // XCDS, place)
+
+
+@triton.jit
 def kv_range(
     seq_len, context_len, first_token, window, TOKENS: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr
 ):
@@ -335,7 +345,7 @@ def attend_pairs(
 
 @triton.jit(
     # What differs from one step of a service to the next may make no other machine code.
-    do_not_specialize=["num_seqs", "splits", "stride_table"],
+    do_not_specialize=["num_seqs", "splits", "programs", "stride_table"],
     do_not_specialize_on_alignment=["lse", "block_table", "seq_lens", "query_start_loc", "slopes", "sinks"],
 )
 def attention_kernel(
@@ -353,6 +363,7 @@ def attention_kernel(
     sinks,  # [num_q_heads] fp32, read if SINKS
     num_seqs,
     splits,
+    programs,  # of one partition
     stride_table,  # sequence
     scale,  # of the scores, times log2(e); with CAPPED times 2 log2(e) / cap
     cap_log2e,
@@ -371,6 +382,7 @@ def attention_kernel(
     PARTS: tl.constexpr,  # programs that share the query heads of one KV head
     HEAD_PROGRAMS: tl.constexpr,  # num_kv_heads // HEADS * PARTS
     HEADS: tl.constexpr,
+    XCDS: tl.constexpr,  # see dealt; 0 for the order as it comes
     SEQS: tl.constexpr,
     TOKENS: tl.constexpr,  # query tokens
     ROWS: tl.constexpr,  # SEQS * TOKENS * HEADS * GROUP, rounded up to a power of two
@@ -419,8 +431,9 @@ def attention_kernel(
 
     # The queries of the program. Programs of neighbouring heads run together: in a token-first layout their rows are
     # neighbours in memory.
-    query_tile = tl.program_id(0) // HEAD_PROGRAMS
-    first_query_head = tl.program_id(0) % HEAD_PROGRAMS * HEADS * GROUP
+    program = dealt(tl.program_id(0), programs, XCDS) if XCDS > 1 else tl.program_id(0)
+    query_tile = program // HEAD_PROGRAMS
+    first_query_head = program % HEAD_PROGRAMS * HEADS * GROUP
     first_head = first_query_head // (GROUP * PARTS)
     split = tl.program_id(1)
     if DECODE:

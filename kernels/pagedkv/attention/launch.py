@@ -27,7 +27,7 @@ FIXED_SPLITS = 64
 class AttentionLaunch:
     """What one call of paged attention launches; all of it compile-time constants but `splits`.
 
-    A layer has few of them whatever the batch: a service compiles each once (`vllm_plugin.warm_up`).
+    A layer has few of them whatever the batch: a service compiles each once (`attention.warm_up`).
     """
 
     tile: int
@@ -48,6 +48,10 @@ class AttentionLaunch:
     splits: int
     split_tiles: int
     """Tiles of a partition; 0 where partitions share the tiles of each sequence equally."""
+    waves_per_eu: int = 0
+    """AMD: waves of a SIMD that registers shall suffice for; 0 leaves it to the compiler."""
+    xcds: int = 0
+    """As in `pagedkv.launch.Attention`."""
 
 
 def reading_waves(arch: Arch, *, tile: int, head_size: int, element_bytes: int, most: int) -> int:
@@ -81,7 +85,8 @@ def tile_tokens(
     * LDS: first the query, changing its register layout: `rows * d * e` for elements of `e` bytes. Then K and V for
       each pipeline stage but the one in flight, and the weights on their way to the second product:
       `(stages - 1) * 2 * t * d * e + rows * t * e`. (What Triton 3.6 allocates on CDNA.) With wgmma the query stays
-      and every stage counts.
+      and every stage counts. So it does on CDNA where loads reach LDS past the registers, with 16 bytes of padding
+      behind each KiB (Triton 3.8, gfx950, prefill of 64 tokens and 128 channels: 66,528 instead of 32,768 bytes).
     * Registers: accumulator `4 * rows * d`, query `e * rows * d` unless it stays in LDS, scores and weights `8 * rows *
       t` (wgmma: `(4 + e) * rows * t`), K and V in flight `2 * t * d * e` unless loads reach LDS past the registers, and
       one of them as operand of the matrix instruction unless that reads LDS: `t * d * e`, in each wave anew where waves
@@ -110,9 +115,14 @@ def tile_tokens(
     in_flight = 0 if arch.async_copies and stages > 1 else 2
     sides = (in_flight + copies) * (2 if packed and arch.operand_from_lds_rows == NEVER else 1)
 
+    padded = arch.async_copies and stages > 1 and arch.operand_from_lds_rows == NEVER
+
     def lds(tokens: int) -> tuple[int, ...]:
         if wgmma:
             return query, stages * 2 * tokens * column
+        if padded:
+            staged = stages * 2 * tokens * column
+            return (max(query, staged + staged // 64 + rows * tokens * columns * element_bytes),)
         staged = max(1, stages - 1) * 2 * tokens * column
         return (max(query, staged + rows * tokens * columns * element_bytes),)
 
@@ -157,12 +167,83 @@ def choose_splits(
     return max(1, min(wanted, max_tiles // fewest_tiles, 128))
 
 
-def _tile_and_stages(arch: Arch, data: Attention, most_stages: int, waves: int, **shape: Any) -> tuple[int, int]:
-    """Return tile and stages: those wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages."""
-    for stages, occupancy in product(range(most_stages, 0, -1), range(data.occupancy, 0, -1)):
-        if tile := tile_tokens(arch, **shape, waves=waves, stages=stages, occupancy=occupancy):
-            return tile, stages
-    return 0, 0
+@dataclass(frozen=True)
+class _Program:
+    """What one program takes."""
+
+    tile: int
+    stages: int
+    waves: int
+    tokens: int
+    seqs: int
+    heads: int
+    parts: int
+    group: int
+    """Query heads of one KV head that it takes."""
+
+    @property
+    def rows(self) -> int:
+        return max(16, next_power_of_two(self.tokens * self.seqs * self.group * self.heads))
+
+
+def _fitted(
+    arch: Arch,
+    data: Attention,
+    *,
+    tokens: int,
+    seqs: int,
+    heads: int,
+    group: int,
+    waves: int,
+    stages: int,
+    **shape: Any,
+) -> _Program:
+    """Return the program that fits the arch: as wanted, else with fewer sequences, heads, tokens or query heads.
+
+    Args:
+        arch: Limits of the device.
+        data: Of the phase.
+        tokens: Most query tokens; so `seqs` and `heads`.
+        seqs: See `tokens`.
+        heads: See `tokens`.
+        group: Query heads of one KV head.
+        waves: Most waves.
+        stages: Most stages.
+        shape: Further arguments of `tile_tokens`.
+
+    Raises:
+        InvalidFileError: if nothing fits.
+    """
+    all_heads, parts = group, 1
+    # MFMA: each wave has 16 rows of its own while they fit, because waves that share rows all compute their scores.
+    alone = arch.operand_from_lds_rows == NEVER
+    while True:
+        program = _Program(0, 0, waves, tokens, seqs, heads, parts, group)
+        rows = program.rows
+        used = min(waves, rows // 16) if alone else waves
+        # With what is wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages.
+        fit = functools.partial(tile_tokens, arch, rows=rows, columns=heads * seqs, waves=used, **shape)
+        for deep, occupancy in product(range(stages, 0, -1), range(data.occupancy, 0, -1)):
+            if tile := fit(stages=deep, occupancy=occupancy):
+                return replace(program, tile=tile, stages=deep, waves=used)
+        if seqs > 1:
+            seqs //= 2
+        elif heads > 1:
+            heads //= 2
+        elif tokens > 1:
+            tokens //= 2
+        elif waves < data.waves:
+            waves = data.waves
+        elif used < waves:
+            alone = False
+        elif group > 1:
+            parts *= next(n for n in range(2, group + 1) if group % n == 0)
+            group = all_heads // parts
+        else:
+            raise InvalidFileError(
+                f"pagedkv/tuning/{arch.name}.toml: {rows} rows of {shape['head_size']} channels and a tile of 16 "
+                f"tokens do not fit {arch.name} with {data}. Use more waves."
+            )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -197,7 +278,7 @@ def choose(
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
     read = cache_bytes or element_bytes
     packed, quantised = packing != "rows", read < element_bytes
-    group, parts = num_q_heads // num_kv_heads, 1
+    group = num_q_heads // num_kv_heads
     # What a sequence gets may not follow from a bound where the batch may not show.
     longest = NEVER if batch_invariant else max_kv_len
     programs = (
@@ -220,64 +301,38 @@ def choose(
     measured = None
     if element_bytes == MEASURED_BYTES:
         measured = next((where for where in data.where if where.holds(**layer, **step)), None)
-    pairs = arch.code_pairs and quantised and decode and not packed and element_bytes == 2
-    wanted = data.quantised_waves if quantised else data.waves
-    most_rows = (quantised and data.quantised_rows) or data.rows
-    heads = power_of_two_divisor(num_kv_heads, data.heads)
-    seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
-    tokens, most = 1 if decode else max(1, most_rows // (group * heads)), data.pair_tokens if pairs else data.tokens
-    if not (arch.compiled or batch_invariant):
-        tokens, most = min(tokens, next_power_of_two(max_query_len)), min(most, next_power_of_two(max_kv_len))
+    pairs = measured is None and arch.code_pairs and quantised and decode and not packed and element_bytes == 2
     if measured is not None:
         tokens = 1 if decode else measured.rows // group
-        heads = seqs = 1
-        pairs = False
+        program = _Program(measured.tokens, measured.stages, measured.waves, tokens, 1, 1, 1, group)
         data = replace(
             data,
             split_tokens=measured.split_tokens or data.split_tokens,
             programs_per_unit=measured.programs_per_unit or data.programs_per_unit,
         )
-    # MFMA: each wave has 16 rows of its own while they fit, because waves that share rows all compute their scores.
-    alone = arch.operand_from_lds_rows == NEVER
-    while True:
-        rows = max(16, next_power_of_two(tokens * seqs * group * heads))
-        if measured is not None:
-            tile, stages, waves = measured.tokens, measured.stages, measured.waves
-            break
-        waves = min(wanted, rows // 16) if alone else wanted
-        tile, stages = _tile_and_stages(
+    else:
+        most_rows = (quantised and data.quantised_rows) or data.rows
+        heads = power_of_two_divisor(num_kv_heads, data.heads)
+        seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
+        tokens, most = 1 if decode else max(1, most_rows // (group * heads)), data.pair_tokens if pairs else data.tokens
+        if not (arch.compiled or batch_invariant):
+            tokens, most = min(tokens, next_power_of_two(max_query_len)), min(most, next_power_of_two(max_kv_len))
+        program = _fitted(
             arch,
             data,
-            (quantised and data.quantised_stages) or (data.packed_stages if packed else data.stages),
-            waves,
+            tokens=tokens,
+            seqs=seqs,
+            heads=heads,
+            group=group,
+            waves=data.quantised_waves if quantised else data.waves,
+            stages=(quantised and data.quantised_stages) or (data.packed_stages if packed else data.stages),
             packed=packed,
-            rows=rows,
-            columns=heads * seqs,
             head_size=head_size,
             element_bytes=element_bytes,
             staged_bytes=read if pairs else element_bytes,
             most=most,
         )
-        if tile:
-            break
-        if seqs > 1:
-            seqs //= 2
-        elif heads > 1:
-            heads //= 2
-        elif tokens > 1:
-            tokens //= 2
-        elif wanted < data.waves:
-            wanted = data.waves
-        elif waves < wanted:
-            alone = False
-        elif group > 1:
-            parts *= next(n for n in range(2, group + 1) if group % n == 0)
-            group = num_q_heads // num_kv_heads // parts
-        else:
-            raise InvalidFileError(
-                f"pagedkv/tuning/{arch.name}.toml: {rows} rows of {head_size} channels and a tile of 16 tokens do not "
-                f"fit {arch.name} with {data}. Use more waves."
-            )
+    tile, tokens, seqs, heads, parts = program.tile, program.tokens, program.seqs, program.heads, program.parts
     split_tiles = 0
     if batch_invariant:
         split_tiles = max(1, data.fixed_split_tokens // tile)
@@ -294,24 +349,39 @@ def choose(
             fewest_tiles=max(1, data.split_tokens // tile),
             at_once=tuning(arch.name).reduce.chunk,
         )
-    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=waves)
-    return AttentionLaunch(tile, rows, tokens, seqs, heads, parts, pairs, waves, stages, num_splits, split_tiles)
+    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=program.waves)
+    eu = data.waves_per_eu if tile * next_power_of_two(head_size) <= 4096 * waves and element_bytes == 2 else 0
+    if measured is not None:
+        eu = measured.waves_per_eu
+    return AttentionLaunch(
+        tile,
+        program.rows,
+        tokens,
+        seqs,
+        heads,
+        parts,
+        pairs,
+        waves,
+        program.stages,
+        num_splits,
+        split_tiles,
+        waves_per_eu=eu,
+        xcds=data.xcds,
+    )
 
 
-def options(arch: Arch, launch: AttentionLaunch, *, decode: bool, head_size: int, element_bytes: int) -> dict[str, int]:
+def options(arch: Arch, launch: AttentionLaunch, *, decode: bool) -> dict[str, int]:
     """Return the options of the AMD compiler beyond waves and stages; none on other devices.
 
     MFMA of 16 rows whatever the tile: of 64 rows those of 32 make two blocks for four waves, which compute Q.K twice.
     With registers bounded to those of two waves a SIMD products stay out of accumulation registers, to which and from
     which 72 of 470 instructions moved them in a loop. Where a tile of K is more than 8 KiB for a wave, or elements have
-    four bytes, they would spill.
+    four bytes, they would spill, and `choose` leaves the bound to the compiler.
     """
     if arch.operand_from_lds_rows != NEVER:
         return {}
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
-    small = element_bytes == 2 and launch.tile * next_power_of_two(head_size) <= 4096 * launch.waves
-    waves = data.waves_per_eu if small else 0
-    return {"matrix_instr_nonkdim": 16, "kpack": data.kpack, "waves_per_eu": waves}
+    return {"matrix_instr_nonkdim": 16, "kpack": data.kpack, "waves_per_eu": launch.waves_per_eu}
 
 
 def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decode: bool) -> int:
@@ -335,15 +405,17 @@ def bound(length: int) -> int:
     return -(-length // step) * step
 
 
-def reduced_at_once(splits: int, most: int, *, decode: bool) -> int:
-    """Return how many partitions a program of the reduce loads at once: a power of two, at least 8 and at most `most`.
-
-    Few values, because each is compiled; and not always `most`, because what is not there is loaded too. Other steps
-    than decode have few partitions and many rows.
-    """
-    return min(most, max(FEWEST_AT_ONCE, next_power_of_two(splits)) if decode else FEWEST_AT_ONCE)
-
-
 def bound_of_queries(length: int) -> int:
     """Return likewise an upper bound of the query lengths: a power of two; 1 for a decode step."""
     return next_power_of_two(length) if length > 1 else length
+
+
+def reduced_at_once(splits: int, most: int, *, decode: bool, batch_invariant: bool) -> int:
+    """Return how many partitions a program of the reduce loads at once: a power of two, at least 8 and at most `most`.
+
+    Few values, because each is compiled; and not always `most`, because what is not there is loaded too. Other steps
+    than decode have few partitions and many rows. With `batch_invariant` it is `most`, whatever the batch.
+    """
+    if batch_invariant:
+        return most
+    return min(most, max(FEWEST_AT_ONCE, next_power_of_two(splits)) if decode else FEWEST_AT_ONCE)

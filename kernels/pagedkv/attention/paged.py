@@ -189,6 +189,7 @@ def paged_attention(
         numbers = (
             num_seqs,
             splits,
+            tiles * head_programs,
             block_table.stride(0),
             scale * log2e * (2 / softcap if softcap else 1),
             (softcap or 0.0) * log2e,
@@ -209,6 +210,7 @@ def paged_attention(
             PARTS=launch.parts,
             HEAD_PROGRAMS=head_programs,
             HEADS=launch.heads,
+            XCDS=launch.xcds,
             SEQS=launch.seqs,
             TOKENS=launch.tokens,
             ROWS=launch.rows,
@@ -236,11 +238,11 @@ def paged_attention(
             PAIRS=pairs,
             MFMA=decode and arch.operand_from_lds_rows == NEVER,
             KEPT=query_stays(arch, launch.rows) and scales.kind == 0 and scale >= 0,
-            **options(arch, launch, decode=decode, head_size=head_size, element_bytes=query.element_size()),
+            **options(arch, launch, decode=decode),
             **follows,
         )
         data = tuning(arch.name).reduce
-        chunk = data.chunk if batch_invariant else reduced_at_once(splits, data.chunk, decode=decode)
+        chunk = reduced_at_once(splits, data.chunk, decode=decode, batch_invariant=batch_invariant)
         merge_numbers = (num_seqs, num_rows, splits, out.stride()[:2], lse_strides)
         merge = Launch(
             reduce_kernel,

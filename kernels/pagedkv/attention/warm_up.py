@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from pagedkv.attention.paged import launch_of, paged_attention
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.device import current
 from pagedkv.launch import tuning
+from pagedkv.prepared import look, surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -44,6 +45,10 @@ class _Step:
 
 MOST_ROWS = 4096
 """Tokens of the largest step that is tried: more make more programs, and of so many no launch is split."""
+
+
+_warmed: set[Hashable] = set()
+"""What layers looked like that this process has warmed up: of 44 alike layers one has something to do."""
 
 
 def _up_to(most: int, first: int = 1) -> Iterator[int]:
@@ -81,14 +86,19 @@ def warm_up(
         options: Further arguments of `paged_attention`.
 
     Returns:
-        How many launches of attention differ.
+        How many launches of attention differ; 0 where this process has warmed up a layer that looks the same.
     """
+    tensors = (query, key, value, out, *(each for each in options.values() if isinstance(each, torch.Tensor)))
+    numbers = [(name, None if isinstance(each, torch.Tensor) else each) for name, each in sorted(options.items())]
+    layer = (surroundings(), *map(look, tensors), cache.look, service, sliding_window, *numbers)
+    if layer in _warmed:
+        return 0
     rows = max(service.max_seqs, min(service.max_tokens, MOST_ROWS))
     query, key, value, out = (longer(tensor, rows) for tensor in (query, key, value, out))
     index = query.new_zeros(rows + 1, dtype=torch.int32)
     table = query.new_zeros((rows, 1), dtype=torch.int32)
     for count in (1, rows):
-        write_kv_cache(key[:count], value[:count], cache, index[:count].long() - 1)
+        write_kv_cache(key[:count], value[:count], cache, index.new_full((count,), -1, dtype=torch.int64))
     arch = current(query)
     seen: set[Hashable] = set()
     at_once = tuning(arch.name).reduce.chunk
@@ -97,16 +107,13 @@ def warm_up(
             arch,
             query,
             cache,
-            num_tokens=step.num_tokens,
-            num_seqs=step.num_seqs,
-            most_queries=step.most_queries,
-            longest=step.longest,
+            **asdict(step),
             sliding_window=sliding_window,
             num_splits=None,
             batch_invariant=service.batch_invariant,
         )
         splits, decode = launch.splits, step.most_queries == 1
-        loaded = at_once if service.batch_invariant else reduced_at_once(splits, at_once, decode=decode)
+        loaded = reduced_at_once(splits, at_once, decode=decode, batch_invariant=service.batch_invariant)
         reduce = (loaded, splits > loaded) if splits > 1 else None
         looks = (decode, replace(launch, splits=min(splits, 2)), reduce)
         if looks in seen:
@@ -125,6 +132,7 @@ def warm_up(
             batch_invariant=service.batch_invariant,
             **options,
         )
+    _warmed.add(layer)
     return len(seen)
 
 

@@ -115,6 +115,10 @@ _BRANCH = re.compile(r"^\s+s_c?branch\w*\s+(\.LBB\w+)")
 _MFMA = re.compile(r"v_s?mfmac?_\w+?_(\d+)x(\d+)x(\d+)")
 """Rows, columns and depth of a matrix instruction: so many multiplications and additions each."""
 _BROADCAST_HIGH = re.compile(r"^\s+v_pk_fma_f32\b.*\bop_sel:\[0,1,0\]")
+_TRANSCENDENTAL = re.compile(r"v_(?:exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_(?:f16|f32)")
+_LDS = re.compile(r"ds_[a-z]+(2?)(?:st64)?(?:_rtn)?_[biuf](\d+)")
+"""Pieces and bits that each lane moves."""
+_LANES = 64
 _OCCUPANCY = re.compile(r"^;\s*Occupancy:\s*(\d+)", re.MULTILINE)
 _RELOAD = "Folded Reload"
 """LLVM's comment on a load that only brings back a spilled register; gfx90a spills with buffer instructions."""
@@ -153,6 +157,14 @@ class Loop:
     mfma: int
     flop: int
     """Of those: two for each multiplication with its addition."""
+    vector: int = 0
+    """Of the vector ALU, transcendental ones included."""
+    transcendental: int = 0
+    lds_bytes: int = 0
+    """That all lanes move to, from or through LDS, as many as their instructions say."""
+    lds_waits: int = 0
+    """Waits for LDS or scalar loads."""
+    barriers: int = 0
 
 
 @dataclass(frozen=True)
@@ -203,7 +215,7 @@ def read_assembly(text: str) -> Assembly:
             measure would otherwise be missing from a ratio, and the ratio would look better than it is.
     """
     mnemonics: Counter[str] = Counter()
-    matrix: list[tuple[int, int]] = []  # number of the instruction, flop
+    lines: list[tuple[str, str]] = []  # mnemonic and line of each instruction
     labels: dict[str, int] = {}
     spans: list[tuple[int, int]] = []
     broadcast_high = 0
@@ -214,11 +226,10 @@ def read_assembly(text: str) -> Assembly:
         if found := _INSTRUCTION.match(line):
             mnemonic = found[1]
             mnemonics[mnemonic] += 1
+            lines.append((mnemonic, line))
             broadcast_high += bool(_BROADCAST_HIGH.match(line))
-            if shape := _MFMA.match(mnemonic):
-                matrix.append((mnemonics.total(), 2 * math.prod(map(int, shape.groups()))))
             if (branch := _BRANCH.match(line)) and branch[1] in labels:
-                spans.append((labels[branch[1]], mnemonics.total()))
+                spans.append((labels[branch[1]], len(lines)))
             if (load := _LOAD.match(mnemonic)) and _RELOAD not in line:
                 if load[1] not in _LOAD_BYTES:
                     raise UnreadableCodeObjectError(
@@ -226,7 +237,7 @@ def read_assembly(text: str) -> Assembly:
                     )
                 loads[source, _LOAD_BYTES[load[1]], code] += 1
         elif found := _LABEL.match(line):
-            labels[found[1]] = mnemonics.total()
+            labels[found[1]] = len(lines)
         elif found := _LOC.match(line):
             path, number = files.get(found[1], Path("unknown")), int(found[2])
             source = f"{path.name}:{number}" if number else path.name
@@ -244,7 +255,7 @@ def read_assembly(text: str) -> Assembly:
         instructions=mnemonics.total(),
         mfma=count("v_mfma_", "v_smfmac_"),
         broadcast_high=broadcast_high,
-        loops=_loops(spans, matrix),
+        loops=_loops(spans, lines),
         ds_ops=count("ds_"),
         waits=count("s_waitcnt"),
         loads=tuple(
@@ -255,12 +266,27 @@ def read_assembly(text: str) -> Assembly:
     )
 
 
-def _loops(spans: list[tuple[int, int]], matrix: list[tuple[int, int]]) -> tuple[Loop, ...]:
+def _loops(spans: list[tuple[int, int]], lines: list[tuple[str, str]]) -> tuple[Loop, ...]:
     """The innermost of `spans` (instructions behind the first number, up to the second) with matrix instructions."""
-    loops = []
-    for begin, end in sorted(spans):
-        inside = [flop for number, flop in matrix if begin < number <= end]
-        holds_another = any((begin, end) != other and begin <= other[0] and other[1] <= end for other in spans)
-        if inside and not holds_another:
-            loops.append(Loop(end - begin, len(inside), sum(inside)))
-    return tuple(loops)
+    loops = [
+        _loop(lines[begin:end])
+        for begin, end in sorted(spans)
+        if not any((begin, end) != other and begin <= other[0] and other[1] <= end for other in spans)
+    ]
+    return tuple(loop for loop in loops if loop.mfma)
+
+
+def _loop(lines: list[tuple[str, str]]) -> Loop:
+    flop = [2 * math.prod(map(int, shape.groups())) for name, _ in lines if (shape := _MFMA.match(name))]
+    lds = [int(found[2]) // 8 * (2 if found[1] else 1) for name, _ in lines if (found := _LDS.match(name))]
+    lds += [_LOAD_BYTES.get(found[1], 0) for name, line in lines if " lds" in line and (found := _LOAD.match(name))]
+    return Loop(
+        instructions=len(lines),
+        mfma=len(flop),
+        flop=sum(flop),
+        vector=sum(name.startswith("v_") and not _MFMA.match(name) for name, _ in lines),
+        transcendental=sum(bool(_TRANSCENDENTAL.match(name)) for name, _ in lines),
+        lds_bytes=_LANES * sum(lds),
+        lds_waits=sum(name == "s_waitcnt" and "lgkmcnt" in line for name, line in lines),
+        barriers=sum(name == "s_barrier" for name, _ in lines),
+    )

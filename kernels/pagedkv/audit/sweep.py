@@ -4,9 +4,13 @@
     python -m pagedkv.audit.sweep gfx942 prefill.rows=64,128 prefill.waves=4,8 --only prefill-bfloat16-q32kv8-d128
 
 A key is `<table>.<key>` of `tuning/<arch>.toml`; what is not named stays as it is there. A point of the grid that
-spills, does not fit, or has waves compute the same ranks behind all that do not; then more useful FLOP for each
-instruction of the loop over tiles rank first (geometric mean of the cases). Static counts know nothing of latency:
-among equals, take more waves a SIMD. What the files of the AMD archs say was chosen so.
+spills, does not fit, or has waves compute the same ranks behind all that do not; then more useful FLOP of a SIMD in a
+cycle rank first (geometric mean of the cases), by the model of throughput.py. That counts waves a SIMD, barriers, LDS,
+and vector instructions beside matrix ones; FLOP for each instruction, which is printed too, does not.
+
+    python -m pagedkv.audit.sweep gfx942 --record --objects .triton/.codeobjects
+
+sweeps what swept.py lists and writes swept.jsonl anew for this arch: what the launches of the AMD archs are taken from.
 """
 
 from __future__ import annotations
@@ -19,8 +23,12 @@ import statistics
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
+
+import triton
 
 from pagedkv.arch import limits
 from pagedkv.attention import launch as attention_launch
@@ -28,38 +36,52 @@ from pagedkv.errors import Exit, InvalidFileError, MisuseError, run_command
 from pagedkv.launch import tuning
 from pagedkv.mla import launch as mla_launch
 
-from .__main__ import check_environment
+from .__main__ import check_environment, compiles_all
 from .budgets import load_budgets
 from .cases import select
 from .compile import Figures, specialisations, start_compiler
 from .isolation import run_isolated
 from .machine import LDS_GRANULES
-from .objects import find_or_compile
+from .objects import ObjectStore, find_or_compile
+from .swept import Swept, read_swept, shapes, write_swept
+from .throughput import useful_flop_per_cycle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pagedkv.launch import Tuning
 
     from .budgets import Budgets
     from .cases import Case
     from .compile import Specialisation
+    from .swept import Candidate, Shape
 
-HEAD = f"{'FLOP/instr':>10}{'worst':>8}{'loop':>6}{'MFMA':>6}{'waves':>6}{'VGPR':>6}{'LDS':>7}{'spill':>6}  setting"
+HEAD = (
+    f"{'FLOP/cycle':>10}{'FLOP/instr':>11}{'worst':>6}{'loop':>6}{'MFMA':>6}{'waves':>6}{'VGPR':>6}{'LDS':>7}{'spill':>6}"
+    "  setting"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; `arguments` without the program, None takes this process's."""
     parser = argparse.ArgumentParser(prog="python -m pagedkv.audit.sweep", description=__doc__.partition("\n")[0])
     parser.add_argument("arch", choices=list(LDS_GRANULES))
-    parser.add_argument("grid", nargs="+", metavar="TABLE.KEY=N,N", help="values to try of a key of tuning data")
-    parser.add_argument("--only", nargs="+", required=True, metavar="TEXT", help="cases whose id contains one of these")
+    parser.add_argument("grid", nargs="*", metavar="TABLE.KEY=N,N", help="values to try of a key of tuning data")
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="cases whose id contains one of these")
+    parser.add_argument("--record", action="store_true", help="sweep every shape of swept.py and write swept.jsonl")
+    parser.add_argument("--objects", type=Path, metavar="DIR", help="keep code objects there, as the audit does")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time; default: all cores")
     options = parser.parse_args(arguments)
     return run_command(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> Exit:
+    if options.record == bool(options.grid) or bool(options.grid) != bool(options.only):
+        raise MisuseError("expected TABLE.KEY=N,N and --only, or --record alone")
     axes = [_axis(text) for text in options.grid]
     check_environment(None)
+    if options.record:
+        return _record(options)
     cases = [case for _, case in select(options.only, [options.arch], ["ours"])]
     settings = [dict(point) for point in itertools.product(*axes)]
     start_compiler()
@@ -72,14 +94,66 @@ def _run(options: argparse.Namespace) -> Exit:
     ]
     if not planned:
         raise MisuseError(f"no case with products matches --only {options.only!r}\n  to do: see `pagedkv.audit --list`")
-    kernels = list(dict.fromkeys(wanted for _, wanted in planned if wanted))
-    calls = [functools.partial(find_or_compile, wanted, None) for wanted in kernels]
-    results: dict[Specialisation | None, object] = {None: None}
-    results |= {kernels[index]: result for index, result, _ in run_isolated(calls, jobs=options.jobs, timeout=300)}
+    results = _compile([wanted for _, wanted in planned], options)
     groups = itertools.groupby(planned, key=lambda each: each[0])
     lines = [_line(setting, [(wanted, results[wanted]) for _, wanted in group], budgets) for setting, group in groups]
     sys.stdout.write("\n".join([HEAD, *(text for _, text in sorted(lines))]) + "\n")
     return Exit.PASS
+
+
+def _compile(
+    wanted: Iterable[Specialisation | None], options: argparse.Namespace
+) -> dict[Specialisation | None, object]:
+    """Figures of each, or what became of the compilation."""
+    kernels = list(dict.fromkeys(each for each in wanted if each))
+    store = ObjectStore(options.objects) if options.objects and not compiles_all(os.environ) else None
+    calls = [functools.partial(find_or_compile, each, store) for each in kernels]
+    found: dict[Specialisation | None, object] = {None: None}
+    return found | {kernels[index]: result for index, result, _ in run_isolated(calls, jobs=options.jobs, timeout=300)}
+
+
+def _record(options: argparse.Namespace) -> Exit:
+    """Sweep the shapes of swept.py and write what was found of this arch."""
+    start_compiler()
+    budgets, lines = load_budgets(), []
+    for shape, names in shapes().items():
+        cases = [case for _, case in select([f"ours/{name}/" for name in names], [options.arch], ["ours"])]
+        planned = {
+            candidate: [_forced(options.arch, shape, candidate, case) for case in cases]
+            for candidate in shape.candidates()
+        }
+        results = _compile(itertools.chain.from_iterable(planned.values()), options)
+        rows = [case.id(options.arch, "attention_kernel") for case in cases]
+        scores = {
+            candidate: _score([(row, each, results[each]) for row, each in zip(rows, found, strict=True)], budgets)
+            for candidate, found in planned.items()
+        }
+        lines.append(Swept(options.arch, triton.__version__, date.today().isoformat(), shape, tuple(names), scores))
+        sys.stdout.write(f"{lines[-1].summary()}\n")
+        sys.stdout.flush()
+        write_swept([*(each for each in read_swept() if (each.arch, each.shape) != (options.arch, shape)), lines[-1]])
+    return Exit.PASS
+
+
+def _forced(arch: str, shape: Shape, candidate: Candidate, case: Case) -> Specialisation | None:
+    """The attention that a case launches with a candidate and nothing else."""
+    data = tuning(arch)
+    phase = replace(getattr(data, shape.phase), where=(candidate.where(shape, "sweep"),))
+    found = _planned(arch, replace(data, **{shape.phase: phase}), case)
+    return next(each for each in found if each is None or each.kernel == "attention_kernel")
+
+
+def _score(results: list[tuple[str, Specialisation | None, object]], budgets: Budgets) -> float | None:
+    """Useful FLOP a cycle, as geometric mean; None where one does not fit, spills, or is over budget in its loop."""
+    scores = []
+    for row, wanted, each in results:
+        if wanted is None or not isinstance(each, Figures) or each.code.vgpr_spills + each.code.scratch_bytes:
+            return None
+        numbers = budgets.loop_numbers(each, dict(wanted.constants))
+        if not numbers or budgets.loop_violations(row, numbers, each):
+            return None
+        scores.append(useful_flop_per_cycle(each, numbers, wanted.options["num_stages"]))
+    return round(statistics.geometric_mean(scores), 1)
 
 
 def _axis(text: str) -> list[tuple[str, int]]:
@@ -98,16 +172,22 @@ def _plan(arch: str, setting: Mapping[str, int], case: Case, budgets: Budgets) -
             changed = replace(changed, **{table: replace(getattr(changed, table), **{name: value})})
         except (AttributeError, TypeError) as error:
             raise MisuseError(f"tuning data have no {key}: {error}") from error
+    return [
+        wanted for wanted in _planned(arch, changed, case) if wanted is None or budgets.kernels[wanted.kernel].channels
+    ]
+
+
+def _planned(arch: str, changed: Tuning, case: Case) -> list[Specialisation | None]:
+    """What a case launches under other tuning data; None where no tile fits."""
     with ExitStack() as patches:
         for module in (attention_launch, mla_launch):
             patches.enter_context(mock.patch.object(module, "tuning", return_value=changed))
             patches.callback(module.choose.cache_clear)
             module.choose.cache_clear()
         try:
-            found = specialisations(arch, case.launch)
+            return list(specialisations(arch, case.launch))
         except InvalidFileError:
             return [None]
-    return [wanted for wanted in found if budgets.kernels[wanted.kernel].channels]
 
 
 def _line(
@@ -116,21 +196,22 @@ def _line(
     """Rank and text of a point of the grid."""
     name = " ".join(f"{key}={value}" for key, value in setting.items())
     good = [
-        (each, numbers)
+        (each, numbers, useful_flop_per_cycle(each, numbers, wanted.options["num_stages"]))
         for wanted, each in results
         if wanted and isinstance(each, Figures) and each.lds_bytes <= limits(each.arch).lds_bytes
         if (numbers := budgets.loop_numbers(each, dict(wanted.constants)))
     ]
     if len(good) < len(results):
-        return (2, 0), f"{len(results) - len(good)} of {len(results)} do not compile or fit".rjust(55) + f"  {name}"
-    flop = [numbers["flop_per_instruction"] for _, numbers in good]
-    share = min(numbers["mfma_needed"] / numbers["mfma_issued"] for _, numbers in good)
-    spills = sum(each.code.vgpr_spills + each.code.scratch_bytes for each, _ in good)
-    mean, waves = statistics.geometric_mean(flop), min(each.waves_per_simd for each, _ in good)
-    loop = max(numbers["loop_instructions"] for _, numbers in good)
-    vgpr, lds = max(each.code.vgpr for each, _ in good), max(each.lds_bytes for each, _ in good)
-    text = f"{mean:>10.0f}{min(flop):>8.0f}{loop:>6}{share:>6.0%}{waves:>6g}{vgpr:>6}{lds:>7}{spills:>6}  {name}"
-    return (spills > 0, share < 1, -mean), text
+        return (2, 0), f"{len(results) - len(good)} of {len(results)} do not compile or fit".rjust(64) + f"  {name}"
+    flop = [numbers["flop_per_instruction"] for _, numbers, _ in good]
+    share = min(numbers["mfma_needed"] / numbers["mfma_issued"] for _, numbers, _ in good)
+    spills = sum(each.code.vgpr_spills + each.code.scratch_bytes for each, *_ in good)
+    score = statistics.geometric_mean(score for *_, score in good)
+    mean, waves = statistics.geometric_mean(flop), min(each.waves_per_simd for each, *_ in good)
+    loop = max(numbers["loop_instructions"] for _, numbers, _ in good)
+    vgpr, lds = max(each.code.vgpr for each, *_ in good), max(each.lds_bytes for each, *_ in good)
+    text = f"{score:>10.1f}{mean:>11.0f}{min(flop):>6.0f}{loop:>6}{share:>6.0%}{waves:>6g}{vgpr:>6}{lds:>7}{spills:>6}"
+    return (spills > 0, share < 1, -score), f"{text}  {name}"
 
 
 if __name__ == "__main__":

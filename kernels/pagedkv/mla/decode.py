@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.arch import next_power_of_two
+from pagedkv.arch import NEVER, next_power_of_two
 from pagedkv.checks import lengths
 from pagedkv.device import INTERPRETED, current, on
 from pagedkv.errors import ArgumentError
@@ -130,7 +130,7 @@ def mla_decode(
             FORMAT=cache_format,
             NATIVE=cache_format == arch.native_fp8,
             ALIGN=alignment(*query.stride()[:2], *cache.stride()[:2]),
-            AHEAD=arch.async_copies,
+            AHEAD=arch.async_copies and arch.operand_from_lds_rows != NEVER,
             PAIRS=launch.pairs and not any(number % 2 for number in even),
             # In LDS, from where wgmma takes it: what is computed of it would be in registers, 36 loads a tile.
             KEPT=launch.rows >= arch.operand_from_lds_rows and cache_format is None and scale >= 0,

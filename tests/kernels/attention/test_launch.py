@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pagedkv import device
-from pagedkv.arch import ARCHES, UnsupportedArchError, limits, next_power_of_two
+from pagedkv.arch import ARCHES, UnsupportedArchError, copies_past_registers, limits, next_power_of_two
 from pagedkv.attention import launch
 from pagedkv.attention.launch import reading_waves, tile_tokens
 from pagedkv.configurations import CONFIGURATIONS
@@ -54,9 +54,32 @@ def test_tiles_worked_out_by_hand():
     """LDS binds: K and V of 128 tokens x 128 channels x 2 bytes are 64 KiB; gfx950 has 160."""
     shape = {"rows": 16, "waves": 8, "stages": 2, "occupancy": 1, "most": 4096, "head_size": 128}
     assert tile_tokens(limits("gfx942"), **shape, element_bytes=2) == 64  # 128 tokens fill 64 KiB and leave no weights
-    assert tile_tokens(limits("gfx950"), **shape, element_bytes=2) == 256
+    assert tile_tokens(ARCHES["gfx950"], **shape, element_bytes=2) == 256
     assert tile_tokens(limits("gfx942"), **shape, element_bytes=4) == 32
     assert tile_tokens(limits("gfx942"), **(shape | {"head_size": 80}), element_bytes=2) == 64  # padded to 128
+
+
+@pytest.mark.parametrize(
+    ("arch", "version", "chosen", "past"),
+    [
+        ("gfx950", "3.6.0", False, False),
+        ("gfx950", "3.6.0", True, True),
+        ("gfx950", "3.8.0", None, True),
+        ("gfx950", "3.10.1+git", None, True),
+        ("gfx950", "3.8.0", False, False),
+        ("gfx942", "3.8.0", None, False),
+        ("gfx90a", "3.8.0", True, False),
+    ],
+)
+def test_copies_past_the_registers_are_a_matter_of_arch_and_triton(arch, version, chosen, past):
+    assert copies_past_registers(arch, version, chosen) is past
+
+
+def test_copies_past_the_registers_take_lds_for_every_stage():
+    """LDS binds: two stages of K and V of 128 x 128 x 2 bytes are 128 KiB of 160."""
+    shape = {"rows": 16, "waves": 8, "stages": 2, "occupancy": 1, "most": 4096, "head_size": 128, "element_bytes": 2}
+    copying, plain = (dataclasses.replace(ARCHES["gfx950"], async_copies=each) for each in (True, False))
+    assert (tile_tokens(copying, **shape), tile_tokens(plain, **shape)) == (128, 256)
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -192,11 +215,11 @@ def test_bounds_are_few():
 
 @pytest.mark.parametrize("splits", [1, 7, 8, 9, 64, 65, 128])
 def test_what_a_reduce_loads_at_once_takes_few_values(splits):
-    at_once = launch.reduced_at_once(splits, 64, decode=True)
+    at_once = launch.reduced_at_once(splits, 64, decode=True, batch_invariant=False)
     assert at_once in {8, 16, 32, 64}
     assert at_once >= min(splits, 64)
-    assert launch.reduced_at_once(splits, 64, decode=False) == 8
-    assert launch.reduced_at_once(splits, 4, decode=True) == 4
+    assert launch.reduced_at_once(splits, 64, decode=False, batch_invariant=False) == 8
+    assert launch.reduced_at_once(splits, 4, decode=True, batch_invariant=False) == 4
 
 
 @pytest.mark.parametrize(

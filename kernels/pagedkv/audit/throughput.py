@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of what a SIMD computes in a cycle in a loop over tiles: FLOP the products need, by the code and occupancy.
+
+A turn of the loop occupies three pipes of a SIMD: matrix, vector, and its share of the LDS. One wave goes through all
+of them in order, and so takes their sum; other waves of the SIMD use the pipes meanwhile. W waves of a SIMD therefore
+take at least what the busiest pipe takes for each of them, and at least a W-th of the time of one. A barrier starts the
+waves of a workgroup together: the second then waits for the first at the busiest pipe, and only waves of another
+workgroup fill the gap (the makespan of a flow shop).
+
+Not in the model: HBM and caches, bank conflicts, dependences within a wave. `WAIT` and `MEMORY` are orders of
+magnitude. It ranks launches of one kernel and says nothing of seconds: what only a GPU decides stands in
+benchmarks/to-time-first.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .machine import SIMDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .compile import Figures
+
+ISSUE = 4
+"""Cycles of a vector instruction: 64 lanes on 16 (CDNA3 ISA)."""
+TRANSCENDENTAL = 16
+MATRIX_FLOP = {"gfx90a": 256, "gfx942": 512, "gfx950": 1024}
+"""Of a SIMD in a cycle with operands of 16 bits: peak rates of MI250X, MI300X and MI355X (data sheets) over their units
+and clocks."""
+LDS_BYTES = 128 / SIMDS
+"""Of a SIMD in a cycle, where all four read."""
+WAIT = 64
+"""Cycles of a wait for LDS or at a barrier: about the latency of an LDS read."""
+MEMORY = 500
+"""Cycles that a loop without a stage ahead waits for its loads: about the latency of L2 (120 ns) to HBM (350 ns)."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Cycles of one turn of the first loop over tiles."""
+
+    matrix: float
+    vector: float
+    lds: float
+    alone: float
+    """Of a wave that has the SIMD for itself."""
+    together: float
+    """For each wave, where the SIMD is full."""
+
+
+def turn(figures: Figures, stages: int) -> Turn:
+    """Return the cycles of a turn of the first loop with products; `figures` must have one."""
+    loop = figures.text.loops[0]
+    matrix = loop.flop / MATRIX_FLOP[figures.arch]
+    vector = ISSUE * loop.vector + (TRANSCENDENTAL - ISSUE) * loop.transcendental
+    lds = loop.lds_bytes / LDS_BYTES
+    others = loop.instructions - loop.vector - loop.mfma
+    alone = matrix + vector + lds + ISSUE * others + WAIT * (loop.lds_waits + loop.barriers) + MEMORY * (stages == 1)
+    waves = max(figures.waves_per_simd, 1e-9)
+    alike = max(1.0, figures.num_waves / SIMDS) if loop.barriers else 1.0  # waves of a workgroup on a SIMD
+    busiest = max(matrix, vector, lds)
+    return Turn(matrix, vector, lds, alone, max(busiest, (alone + (alike - 1) * busiest) / max(waves, 1.0)))
+
+
+def useful_flop_per_cycle(figures: Figures, numbers: Mapping[str, float], stages: int) -> float:
+    """Return what a SIMD computes of what the products need in a cycle.
+
+    Args:
+        figures: A kernel with a loop over tiles.
+        numbers: `Budgets.loop_numbers` of it.
+        stages: Of its pipeline.
+    """
+    needed = numbers["flop_per_instruction"] * numbers["loop_instructions"]
+    # A SIMD that has less than one wave stands still for the rest of the time.
+    return needed / turn(figures, stages).together * min(1.0, figures.waves_per_simd)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs dealt so that each die has neighbours: every program runs once, where it should, and results stay right."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+from support.attending import attend, check, expected, small
+
+from pagedkv.attention import launch, paged
+from pagedkv.attention.kernel import dealt
+
+pytestmark = pytest.mark.device
+
+
+@triton.jit
+def places_kernel(out, programs, XCDS: triton.language.constexpr):
+    """Write which program runs at each place."""
+    place = triton.language.program_id(0)
+    triton.language.store(out + place, dealt(place, programs, XCDS))
+
+
+@pytest.mark.parametrize("programs", [1, 7, 8, 22, 64, 65])
+def test_every_program_runs_once_and_those_of_a_die_are_neighbours(programs, device):
+    out = torch.full((programs,), -1, dtype=torch.int32, device=device)
+    places_kernel[(programs,)](out, programs, XCDS=8)
+    assert sorted(out.tolist()) == list(range(programs))
+    each = programs // 8
+    for die in range(8):
+        assert out[: 8 * each][die::8].tolist() == list(range(die * each, (die + 1) * each))
+    assert out[8 * each :].tolist() == list(range(8 * each, programs))
+
+
+@pytest.fixture
+def dies(monkeypatch):
+    """dies(n): launches whose programs are dealt to n dies, each of one KV head and one sequence."""
+    plain = launch.tuning
+
+    def use(count):
+        def tuned(arch):
+            data = plain(arch)
+            decode, prefill = (replace(each, heads=1, seqs=1, xcds=count) for each in (data.decode, data.prefill))
+            return replace(data, decode=decode, prefill=prefill)
+
+        monkeypatch.setattr(launch, "tuning", tuned)
+        launch.choose.cache_clear()
+
+    yield use
+    launch.choose.cache_clear()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("query_lens", [[1] * 11, [5, 1, 130, 40]])
+def test_attention_of_dealt_programs_is_right(query_lens, splits, dies, device, record_property):
+    data = small(device, query_lens, [40 + 13 * each for each in query_lens])
+    dies(8)
+    check(attend(data, num_splits=splits), expected(data), record_property)
+
+
+@pytest.mark.parametrize("query_lens", [[1] * 11, [5, 1, 130, 40]])
+def test_a_program_that_is_left_out_is_seen(query_lens, dies, device, monkeypatch):
+    """The comparison compares: told of one program less, the last two places hold the same one."""
+    data = small(device, query_lens, [40 + 13 * each for each in query_lens])
+    monkeypatch.setattr(paged, "query_tiles", lambda *args, **more: launch.query_tiles(*args, **more) - 1)
+    dies(8)
+    out = attend(data, num_splits=1)
+    assert out.isnan().any()
