@@ -27,7 +27,7 @@ def test_the_record_of_the_extensions(monkeypatch):
     spec.loader.exec_module(module)
     rows = module.table(json.loads((ROOT / extensions.RECORD).read_text())["sources"])
     assert len(rows) == 2 + 3 + 9 + 4
-    assert "\n".join(rows) in (ROOT / "docker/README.md").read_text()
+    assert "\n".join(rows) in (ROOT / "docs/reference/extensions.md").read_text()
 
 
 def test_the_device_tests_that_run_on_machine_code():
