@@ -46,7 +46,7 @@ STEPS = ("accuracy-pocket-hybrid", RED)
 BUILDS = 4
 """Of the history; the third has the bug."""
 
-LINES = 26
+LINES = 25
 """Of the terminal."""
 
 COLOURS = TerminalTheme(
@@ -144,7 +144,9 @@ def terminal(said: str) -> str:
     console = Console(record=True, width=80, file=io.StringIO())
     console.print(Text(f"$ hilgate run {RED}"))
     for line in said.splitlines()[:LINES]:
-        console.print(Text.from_ansi(line), soft_wrap=True, highlight=False)
+        whole = Text.from_ansi(line)
+        for row in whole.divide(range(80, len(whole), 80)):  # as a terminal breaks it
+            console.print(row, soft_wrap=True, highlight=False)
     console.print(Text("..."))
     picture = console.export_svg(title="a bug planted in a kernel", theme=COLOURS, unique_id="terminal")
     return re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.DOTALL)

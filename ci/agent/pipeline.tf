@@ -1,5 +1,5 @@
 # The pipeline's settings and its schedules as data (Terraform, provider buildkite/buildkite 1.x). Set the two variables.
-# tests/ci/buildkite/test_static_pipelines.py holds the steps equal to those in .buildkite/README.md.
+# tests/ci/buildkite/test_static_pipelines.py holds the steps equal to those in docs/how-to/set-up-buildkite.md.
 variable "repository" { type = string }
 variable "cluster_id" { type = string }
 variable "alert_address" { type = string } # address that hears of a paused node, a red main or night, a long queue

@@ -113,9 +113,9 @@ def test_a_forge_that_refuses_changes_no_verdict(
 
 def asks(host: Machine, **facts: str) -> dict[str, int]:
     """Statuses of a build that the schedule starts on main, or that somebody starts otherwise."""
-    told = replace(host, settings={**host.settings, "HILGATE_FLOW": "answer"})
+    scheduled = replace(host, settings={**host.settings, "HILGATE_FLOW": "answer"})
     source, name = (host.ours, "main") if facts == MAIN else (host.folder / "theirs", "HEAD")
-    found = told.build(source, git(source, "rev-parse", name), **facts)
+    found = scheduled.build(source, git(source, "rev-parse", name), **facts)
     assert not set(SECRETS.values()) & set("".join(found.logs.values()).split())
     return found.statuses
 
@@ -166,8 +166,8 @@ def test_a_stranger_gets_no_answer_and_a_changed_comment_no_build(host: Machine,
 def test_a_flow_with_tokens_is_mains_alone(host: Machine, services: Internet, facts: dict[str, str], name: str) -> None:
     services.say("alice", "/hilgate retry")
     changed(host, "1.9 / 2")
-    told = replace(host, settings={**host.settings, "HILGATE_FLOW": name})
-    found = told.build(host.folder / "theirs", git(host.folder / "theirs", "rev-parse", "HEAD"), **facts)
+    scheduled = replace(host, settings={**host.settings, "HILGATE_FLOW": name})
+    found = scheduled.build(host.folder / "theirs", git(host.folder / "theirs", "rev-parse", "HEAD"), **facts)
     assert found.statuses == {"upload": 2}
     assert "of the default branch alone" in found.logs["upload"]
     assert services.asked == []
@@ -176,7 +176,7 @@ def test_a_flow_with_tokens_is_mains_alone(host: Machine, services: Internet, fa
 def test_a_branch_that_calls_itself_main_is_refused(host: Machine, services: Internet) -> None:
     services.say("alice", "/hilgate retry")
     changed(host, "1.9 / 2", **{".buildkite/answer.yml": json.dumps({"steps": []})})
-    told = replace(host, settings={**host.settings, "HILGATE_FLOW": "answer"})
-    found = told.build(host.folder / "theirs", git(host.folder / "theirs", "rev-parse", "HEAD"), **MAIN)
+    scheduled = replace(host, settings={**host.settings, "HILGATE_FLOW": "answer"})
+    found = scheduled.build(host.folder / "theirs", git(host.folder / "theirs", "rev-parse", "HEAD"), **MAIN)
     assert found.statuses == {"upload": 5}
     assert services.asked == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the history: commits by steps with a letter in each cell, at the width of a phone and of a desk."""
+"""The page of the history: commits by steps with a letter in each cell, at the width of a phone and of a laptop."""
 
 from __future__ import annotations
 
