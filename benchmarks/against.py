@@ -85,12 +85,12 @@ class _Asked:
 
     def ask(self, request: Mapping[str, object]) -> Any:
         try:
-            told = self.side.ask(request)
+            reply = self.side.ask(request)
         except BaseUnreadableError as error:
             raise self.trouble(f"did not finish: {error}") from error
-        if isinstance(told, dict) and "trouble" in told:
-            raise self.trouble(f"did not run: {told['trouble']}")
-        return told
+        if isinstance(reply, dict) and "trouble" in reply:
+            raise self.trouble(f"did not run: {reply['trouble']}")
+        return reply
 
     def seconds(self, rules: Rules) -> float:
         found = statistics.median(self.ask({"time": rules.replays}))
@@ -99,9 +99,9 @@ class _Asked:
         return found
 
     def check(self) -> None:
-        told = self.ask({"error": True})
-        if not told["error"] <= told["bound"]:  # nor is NaN right
-            raise self.trouble(f"wrong: off by {told['error']:.1e} where {told['bound']:.1e} is right")
+        reply = self.ask({"error": True})
+        if not reply["error"] <= reply["bound"]:  # nor is NaN right
+            raise self.trouble(f"wrong: off by {reply['error']:.1e} where {reply['bound']:.1e} is right")
 
 
 def time_case(case: str, base: Side, change: Side, rules: Rules) -> Timed:
@@ -140,7 +140,7 @@ def time_case(case: str, base: Side, change: Side, rules: Rules) -> Timed:
 
 
 def judged(everything: Sequence[Timed], rules: Rules, labels: Mapping[str, str]) -> list[Finding]:
-    """Findings: one for the run, and one for each case whose machine code changed or cannot be told.
+    """Findings: one for the run, and one for each case whose machine code changed or cannot be reply.
 
     Args:
         everything: Of all cases of the run.
@@ -198,8 +198,8 @@ def serve(requests: IO[str], answers: IO[str]) -> Exit:
     """Answer requests, a JSON document a line: {"prepare": case}, {"time": replays}, {"error": true}, {"drop": ...}."""
     runner = _Runner()
 
-    def answer(told: object) -> None:
-        answers.write(json.dumps(told) + "\n")
+    def answer(reply: object) -> None:
+        answers.write(json.dumps(reply) + "\n")
         answers.flush()
 
     answer(pagedkv.__file__)

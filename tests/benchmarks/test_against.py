@@ -137,8 +137,8 @@ def test_a_checkout_s_process_says_what_stops_a_case():
     """Without a GPU each case is in trouble, in words."""
     with against.pair(against.ROOT / "kernels") as (base, change):
         for side in (base, change):
-            told = side.ask({"prepare": "decode bs1 8k"})
-            assert set(told) == {"trouble"}
+            reply = side.ask({"prepare": "decode bs1 8k"})
+            assert set(reply) == {"trouble"}
         assert change.ask({"prepare": "no such case"}) == {"case": None}
 
 

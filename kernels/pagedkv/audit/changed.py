@@ -99,7 +99,7 @@ class ChangedKernel:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CodeComparison:
     """Both checkouts on one arch."""
 
     arch: str
@@ -118,7 +118,9 @@ class Comparison:
         return verb + (f": {'; '.join(named)}" if named else "") + (f"; and {rest} more" if rest else "")
 
 
-def compare(arch: str, before: Listing, after: Listing, compile_before: Compile, compile_after: Compile) -> Comparison:
+def compare(
+    arch: str, before: Listing, after: Listing, compile_before: Compile, compile_after: Compile
+) -> CodeComparison:
     """Compare what two checkouts launch.
 
     Args:
@@ -146,7 +148,7 @@ def compare(arch: str, before: Listing, after: Listing, compile_before: Compile,
         ChangedKernel((name,), "broken", Code(), Code(after.problems[name]))
         for name in sorted(after.problems.keys() - launched - before.problems.keys())
     ]
-    return Comparison(arch, len(groups), tuple(changed))
+    return CodeComparison(arch, len(groups), tuple(changed))
 
 
 def _change(was: Code, now: Code) -> Change | None:
@@ -159,7 +161,7 @@ def _change(was: Code, now: Code) -> Change | None:
     return "gone"
 
 
-def findings_of(comparison: Comparison, commit: str) -> list[Finding]:
+def findings_of(comparison: CodeComparison, commit: str) -> list[Finding]:
     """One finding for the arch, which reports show where anything changed, and one for each kernel."""
     from .findings import Finding
 
@@ -290,12 +292,12 @@ def _compile(named: Sequence[tuple[str, Any]], options: argparse.Namespace, stor
 
     calls = [functools.partial(find_or_compile, wanted, store) for _, wanted in named]
     return {
-        named[index][0]: _told(result)
+        named[index][0]: _described(result)
         for index, result, _ in run_isolated(calls, jobs=options.jobs, timeout=options.timeout)
     }
 
 
-def _told(result: Any) -> dict[str, Any]:
+def _described(result: Any) -> dict[str, Any]:
     from .compile import Figures
 
     if not isinstance(result, Figures):
