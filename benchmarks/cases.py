@@ -289,6 +289,7 @@ CASES: tuple[BenchmarkCase, ...] = (
     _prefill("4 x 4k d64 block 544", 4, 4096, fraction=0.44, head_size=64, block_size=544, layout="interleaved"),
     _prefill("4 x 4k d80 32 / 32 heads", 4, 4096, num_kv_heads=32, head_size=80),
     _prefill("4 x 4k 24 / 4 heads block 1568", 4, 4096, **HEADS_24, block_size=1568, layout="interleaved"),
+    _prefill("4 x 4k 8 / 1 heads", 4, 4096, num_q_heads=8, num_kv_heads=1),
     _prefill("16 x 512", 16, 512),
     _prefill("16 x 512 d256 block 784", 16, 512, **D256, **BLOCKS_784),
     _prefill("64 x 128", 64, 128),

@@ -21,7 +21,7 @@ FAMILIES = Path(__file__).parents[2] / "evals/families/families.yaml"
 SERVED, WITHOUT = recipes.read()
 CASES = {f"{one.name}, {it.gpus} x {it.gpu}": (one, it) for one in SERVED for it in one.recipes}
 
-TOLD = {
+SAME = {
     "--tensor-parallel-size": "--tp",
     "--max-model-len": "--max-model-len",
     "--max-num-seqs": "--max-num-seqs",
@@ -36,16 +36,16 @@ UNASKED = {"--attention-backend": "CUSTOM"}
 def asked(one, recipe):
     """The arguments of `fit` that a recipe's command stands for."""
     _, (_, *words) = recipes.environment_and_options(one.line(recipe))
-    printed = []
+    options = []
     while words:
         option = words.pop(0)
         value = [words.pop(0)] if words and not words[0].startswith("-") else []
         if option in UNASKED:
             assert value == [UNASKED[option]]
         else:
-            printed += [TOLD[option], *value]
+            options += [SAME[option], *value]
     config, where = CONFIGS / f"{one.name}.json", ["--arch", recipe.arch, "--gpu", recipe.gpu]
-    return ["fit", str(config), *where, "--weights", str(one.weights), "--with", "none", "--json", *printed]
+    return ["fit", str(config), *where, "--weights", str(one.weights), "--with", "none", "--json", *options]
 
 
 def differences(one, recipe, capsys):

@@ -41,7 +41,7 @@ from triton.runtime.jit import JITCallable
 from pagedkv.arch import Arch, limits
 from pagedkv.errors import CannotRunHereError, CommandError
 
-from .code_object import Assembly, CodeObject, read_assembly, read_code_object
+from .code_object import Assembly, CodeObject, machine_code, read_assembly, read_code_object
 from .machine import LDS_GRANULES, VGPRS, register_waves, waves_per_simd
 
 if TYPE_CHECKING:
@@ -192,6 +192,8 @@ class Figures:
     """As of `MachineCode`."""
     waves_per_eu: int = 0
     """As of `MachineCode`."""
+    machine_code: str = ""
+    """What a GPU is given, as a hash (`code_object.machine_code`)."""
 
     @property
     def waves_per_simd(self) -> float:
@@ -291,6 +293,7 @@ def read_figures(arch: str, compiled: MachineCode, *, kept: bool = False) -> Fig
         kept=kept,
         pointer_choices=tuple(compiled.pointer_choices),
         waves_per_eu=compiled.waves_per_eu,
+        machine_code=machine_code(compiled.code),
     )
 
 

@@ -67,7 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pagedkv.audit.sweep", description=__doc__.partition("\n")[0])
     parser.add_argument("arch", choices=list(LDS_GRANULES))
     parser.add_argument("grid", nargs="*", metavar="TABLE.KEY=N,N", help="values to try of a key of tuning data")
-    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="cases whose id contains one of these")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="TEXT",
+        help="cases, or shapes such as decode-2-rows-64, that contain one of these",
+    )
     parser.add_argument("--record", action="store_true", help="sweep every shape of swept.py and write swept.jsonl")
     parser.add_argument("--objects", type=Path, metavar="DIR", help="keep code objects there, as the audit does")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time; default: all cores")
@@ -76,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> Exit:
-    if options.record == bool(options.grid) or bool(options.grid) != bool(options.only):
-        raise MisuseError("expected TABLE.KEY=N,N and --only, or --record alone")
+    if options.record == bool(options.grid) or not (options.record or options.only):
+        raise MisuseError("expected TABLE.KEY=N,N and --only, or --record, which takes shapes for --only")
     axes = [_axis(text) for text in options.grid]
     check_environment(None)
     if options.record:
@@ -115,8 +121,10 @@ def _compile(
 def _record(options: argparse.Namespace) -> Exit:
     """Sweep the shapes of swept.py and write what was found of this arch."""
     start_compiler()
-    budgets, lines = load_budgets(), []
+    budgets, swept = load_budgets(), 0
     for shape, names in shapes().items():
+        if options.only and not any(text in str(shape) for text in options.only):
+            continue
         cases = [case for _, case in select([f"ours/{name}/" for name in names], [options.arch], ["ours"])]
         planned = {
             candidate: [_forced(options.arch, shape, candidate, case) for case in cases]
@@ -128,10 +136,13 @@ def _record(options: argparse.Namespace) -> Exit:
             candidate: _score([(row, each, results[each]) for row, each in zip(rows, found, strict=True)], budgets)
             for candidate, found in planned.items()
         }
-        lines.append(Swept(options.arch, triton.__version__, date.today().isoformat(), shape, tuple(names), scores))
-        sys.stdout.write(f"{lines[-1].summary()}\n")
+        found = Swept(options.arch, triton.__version__, date.today().isoformat(), shape, tuple(names), scores)
+        sys.stdout.write(f"{found.summary()}\n")
         sys.stdout.flush()
-        write_swept([*(each for each in read_swept() if (each.arch, each.shape) != (options.arch, shape)), lines[-1]])
+        write_swept([*(each for each in read_swept() if (each.arch, each.shape) != (found.arch, shape)), found])
+        swept += 1
+    if not swept:
+        raise MisuseError(f"no shape matches --only {options.only!r}; there are {', '.join(map(str, shapes()))}")
     return Exit.PASS
 
 

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagedkv.arch import next_power_of_two
+from pagedkv.arch import NEVER, next_power_of_two
 from pagedkv.configurations import CONFIGURATIONS
 from pagedkv.errors import InvalidFileError
 from pagedkv.launch import Where
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FILE = Path(__file__).with_name("swept.jsonl")
 FEWEST_CHANNELS = 64
 """Of a head; smaller ones are as those."""
+FEW_ROWS = 32
+"""`few_rows` of the AMD archs: fewer are a program of their own and not swept."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Shape:
     packing: str
     channels: int
     """Of a head, rounded up to a power of two."""
+
+    def __str__(self) -> str:
+        return "-".join(map(str, astuple(self)))
 
     def candidates(self) -> list[Candidate]:
         """What is compiled. A wave has at least 16 rows of its own, or it would compute what another does."""
@@ -92,7 +97,23 @@ class Swept:
         """One line for a person."""
         ranked = sorted((s, str(c)) for c, s in self.scores.items() if s is not None)[::-1]
         best = ", ".join(f"{name} {score:g}" for score, name in ranked[:3]) or "nothing fits"
-        return f"{self.arch} {' '.join(map(str, astuple(self.shape)))}: {best} ({len(ranked)} of {len(self.scores)})"
+        return f"{self.arch} {self.shape}: {best} ({len(ranked)} of {len(self.scores)})"
+
+    def rule(self) -> str:
+        """The best as a rule of tuning data, with its evidence; empty where nothing fits."""
+        best = self.best
+        if best is None:
+            return ""
+        following = max((score for one, score in self.scores.items() if score is not None and one != best), default=0)
+        because = (
+            f"sweep of {self.date}, Triton {self.triton}: {self.scores[best]:g} FLOP a cycle, the next of "
+            f"{len(self.scores)} launches {following:g}"
+        )
+        where = {name: each for name, each in asdict(best.where(self.shape, because)).items() if each not in (0, NEVER)}
+        if self.shape.phase == "prefill":
+            where["needed_at_least"] = FEW_ROWS + 1
+        lines = [f"{name} = {json.dumps(each)}" for name, each in where.items() if name != "block_at_least"]
+        return "\n".join((f"[[{self.shape.phase}.where]]", *lines, ""))
 
     def behind(self, launched: Candidate) -> float:
         """How far a launch is behind the best, as a share; 1 for one that was not swept or must not be launched."""
@@ -100,6 +121,10 @@ class Swept:
         if score is None or best is None:
             return 1.0
         return 1.0 - score / (self.scores[best] or score)
+
+
+SMALL = {Shape("decode", 2, "rows", 128): ("attention-decode-bfloat16-q32kv8-d128-bs544-nhd-small",)}
+"""Cases of a cache below 2 GiB, whose loops are others."""
 
 
 def shapes() -> dict[Shape, list[str]]:
@@ -116,7 +141,7 @@ def shapes() -> dict[Shape, list[str]]:
         sizes = found.setdefault(shape, {})
         if len(sizes) < 2:
             sizes.setdefault(each.head_size, each.id)
-    return {shape: list(sizes.values()) for shape, sizes in found.items()}
+    return {shape: [*sizes.values(), *SMALL.get(shape, ())] for shape, sizes in found.items()}
 
 
 def read_swept(path: Path = FILE) -> list[Swept]:

@@ -116,8 +116,9 @@ def test_rerun_offers_every_model_that_a_step_runs():
 def test_the_settings_as_data_are_those_of_the_page():
     settings = (FOLDER.parent / "ci/agent/pipeline.tf").read_text(encoding="utf-8")
     (steps,) = re.findall(r"<<-YAML\n(.*?)\n  YAML", settings, re.DOTALL)
-    page = (FOLDER.parent / "docs/how-to/set-up-buildkite.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (shown,) = re.findall(
+        r"```yaml\n(.*?)```", (FOLDER.parent / "docs/how-to/set-up-buildkite.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     # The uploader of neither replaces anything: there is no `$`.
     assert yaml.safe_load(f"{steps}\n") == yaml.safe_load(shown)
     assert "$" not in steps
