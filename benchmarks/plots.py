@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Charts and tables of a recorded run: `python -m benchmarks.plots`, from the root of the repository.
 
-Reads `benchmarks/results/h200.jsonl` (or the file named) and writes beside it a page (`h200.md`), its charts
-(`h200/*.svg`), and the table of `benchmarks/README.md`. The same records give the same bytes.
+Reads `benchmarks/results/h200.jsonl` (or the file named) and writes beside it a page (`h200.md`) and its charts
+(`h200/*.svg`). The same records give the same bytes.
 
 Exit status: 0 written (with --check: up to date), 1 --check found something stale, 2 misuse, 3 a record is invalid.
 """
@@ -18,16 +18,12 @@ from typing import TYPE_CHECKING
 
 from . import series
 from .cases import CASES
-from .record import BenchmarkRecordError, BenchmarkRow, environment, read, table
+from .record import BenchmarkRecordError, BenchmarkRow, Record, environment, read, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 FOLDER = Path(__file__).resolve().parent
-
-
-BEGIN = "<!-- rows: written by `python -m benchmarks.plots`, not by hand -->"
-END = "<!-- end of rows -->"
 
 ALT = {
     "ratio": "bars: time of vLLM's kernel over ours for every case",
@@ -60,10 +56,6 @@ CHARTS = {
 """Chart -> heading and what it shows."""
 
 
-class SectionError(ValueError):
-    """A text lacks the place for the rows, or has two."""
-
-
 def left_out(rows: Sequence[BenchmarkRow]) -> str:
     """Return which cases have no record in this run, as one sentence."""
     recorded = {row.case.name for row in rows}
@@ -71,28 +63,30 @@ def left_out(rows: Sequence[BenchmarkRow]) -> str:
     return f"Not in this run: {', '.join(names)}." if names else "Every case is in this run."
 
 
-def section(rows: Sequence[BenchmarkRow]) -> str:
-    """Return what stands between `BEGIN` and `END`."""
-    records = [row.record for row in rows]
-    return f"{BEGIN}\n{environment(records)}\n\n{table(records)}\n\n{left_out(rows)}\n{END}"
+def summary(rows: Sequence[BenchmarkRow]) -> str:
+    """Return a Markdown table with a row for each operation and peer: cases, how much faster ours is, missed goals."""
+    lines = ["| operation | vLLM's kernel | cases | ours is faster by | share of the vendor's rate | goals missed |"]
+    lines.append("|---|---|---:|---:|---:|---:|")
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for row in rows:
+        groups.setdefault((row.record.case.split()[0], row.record.peer), []).append(row.record)
+    for (operation, peer), records in groups.items():
+        ratios = _span([one.ratio for one in records])
+        shares = _span([one.vendor_us / one.ours_us if one.vendor_us and one.ours_us else None for one in records])
+        missed = sum(one.goal != "met" for one in records)
+        lines.append(f"| {operation} | `{peer}` | {len(records)} | {ratios} | {shares} | {missed} |")
+    return "\n".join(lines)
 
 
-def with_section(text: str, rows: Sequence[BenchmarkRow], where: str) -> str:
-    """Return the text with its section replaced.
-
-    Raises:
-        SectionError: The text does not hold `BEGIN` and then `END`, each once.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise SectionError(
-            f"{where}: got {text.count(BEGIN)} beginnings and {text.count(END)} ends of the rows; expected one of "
-            f"each, in this order\n  to do: put these two lines where the table belongs:\n{BEGIN}\n{END}"
-        )
-    return text[: text.index(BEGIN)] + section(rows) + text[text.index(END) + len(END) :]
+def _span(figures: Sequence[float | None]) -> str:
+    """The least and the largest figure that there is."""
+    found = [one for one in figures if one is not None]
+    low, high = (f"{of(found):.2f}" for of in (min, max)) if found else ("-", "-")
+    return low if low == high else f"{low} to {high}"
 
 
 def page(rows: Sequence[BenchmarkRow], charts: Mapping[str, str], source: str, folder: str) -> str:
-    """Return the Markdown page: one heading, sentence and picture a chart, then the table.
+    """Return the Markdown page: a summary, one heading, sentence and picture a chart, then all rows.
 
     Args:
         rows: Of one run.
@@ -102,8 +96,12 @@ def page(rows: Sequence[BenchmarkRow], charts: Mapping[str, str], source: str, f
     """
     parts = [
         f"# {rows[0].record.hardware}: our kernels beside vLLM's",
-        f"`python -m benchmarks.plots` on `{source}`; [how it is measured](../README.md#how-it-is-measured).",
+        (
+            f"`python -m benchmarks.plots` writes this page from `{source}`. "
+            "[How it is measured](../../docs/reference/benchmarks.md#how-it-is-measured)."
+        ),
         environment([row.record for row in rows]),
+        summary(rows),
     ]
     for name, (heading, sentence) in CHARTS.items():
         picture = f"![{ALT[name]}]({folder}/{name}.svg)" if name in charts else "Too few records to draw it."
@@ -112,12 +110,11 @@ def page(rows: Sequence[BenchmarkRow], charts: Mapping[str, str], source: str, f
     return "\n\n".join(parts) + "\n"
 
 
-def render(source: Path, readme: Path) -> dict[Path, str]:
+def render(source: Path) -> dict[Path, str]:
     """Return every file that follows from a results file, with its text.
 
     Raises:
-        RecordsError: The results cannot be believed.
-        SectionError: The README has no place for the table.
+        BenchmarkRecordError: A record is invalid.
     """
     from . import charts
 
@@ -133,7 +130,6 @@ def render(source: Path, readme: Path) -> dict[Path, str]:
     folder = source.with_suffix("")
     files = {folder / f"{name}.svg": text for name, text in drawn.items()}
     files[source.with_suffix(".md")] = page(rows, drawn, source.name, folder.name)
-    files[readme] = with_section(readme.read_text(encoding="utf-8"), rows, str(readme))
     return files
 
 
@@ -143,16 +139,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "source", nargs="?", type=Path, default=FOLDER / "results" / "h200.jsonl", help="results file to plot"
     )
-    parser.add_argument("--readme", type=Path, default=FOLDER / "README.md", help="page whose table is replaced")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file would change")
     given = parser.parse_args(arguments)
     try:
-        files = render(given.source, given.readme)
-    except (BenchmarkRecordError, SectionError) as error:
+        files = render(given.source)
+    except BenchmarkRecordError as error:
         print(error, file=sys.stderr)
         return 3
-    except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}")
     stale = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{'stale' if given.check else 'written'}: {path}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the reference that are made from the code: the command line, the keys of YAML files, the exit statuses.
+"""Pages that are made when the site is built: command line, YAML keys, exit statuses, recipes, compiled extensions.
 
 Each raises UndocumentedError for a command, an option or a key without a sentence of its own.
 """
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 import typing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import recipes
 import typer.main
 
 from hileval.gates.declare import DriftGate, Gate
@@ -36,6 +40,8 @@ FILES = {
 PLAIN = {str: "text", int: "integer", float: "number", bool: "true / false"}
 """Type -> its word."""
 
+RECORD = "docker/extensions.json"
+
 NOTE = "This page is made from the code when the site is built.\n"
 
 
@@ -53,6 +59,8 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": command_line(),
         "docs/reference/yaml.md": yaml_keys(),
         "docs/reference/exit-status.md": exit_statuses(),
+        "docs/reference/extensions.md": extensions(),
+        "docs/how-to/recipes.md": recipes.page(),
     }
 
 
@@ -142,6 +150,16 @@ def exit_statuses() -> str:
     for status, meaning in EXIT_MEANINGS.items():
         lines.append(f"| {status.value} | `{status.name}` | {cell(said(meaning, status.name))} |")
     return "\n".join(lines) + "\n"
+
+
+def extensions() -> str:
+    """What the record of the compiled extensions holds, a row for each unit."""
+    command = [sys.executable, "docker/extensions.py", "table", RECORD]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    parts = ["# Compiled extensions", f"This page is made from `{RECORD}` when the site is built."]
+    parts.append("Columns with three numbers are for gfx90a, gfx942 and gfx950; one number is for gfx942.")
+    parts.append("LDS is what a kernel declares; the scans ask for theirs at the launch.")
+    return "\n\n".join([*parts, done.stdout])
 
 
 def said(text: str | None, name: str) -> str:

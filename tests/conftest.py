@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if cpu_builds:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}  # of engines and other processes too
     if cpu_builds or not any(Path(node).exists() for node in GPU_NODES):
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+        os.environ.setdefault("TRITON_INTERPRET", "0" if _asked_for(config, COMPILING) else "1")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,5 +1,5 @@
 # The pipeline's settings and its schedules as data (Terraform, provider buildkite/buildkite 1.x). Set the two variables.
-# tests/ci/buildkite/test_static_pipelines.py holds the steps equal to those in .buildkite/README.md.
+# tests/ci/buildkite/test_static_pipelines.py holds the steps equal to those in docs/how-to/set-up-buildkite.md.
 variable "repository" { type = string }
 variable "cluster_id" { type = string }
 variable "alert_address" { type = string } # address that hears of a paused node, a red main or night, a long queue
@@ -61,4 +61,13 @@ resource "buildkite_pipeline_schedule" "watch" {
   cronline    = "30 * * * * UTC"
   branch      = "main"
   env         = { HILGATE_FLOW = "watch", HILGATE_TELL = var.alert_address }
+}
+
+# Ten minutes are the shortest interval that Buildkite keeps. A webhook that starts the same build only makes it sooner.
+resource "buildkite_pipeline_schedule" "answer" {
+  pipeline_id = buildkite_pipeline.rocm.id
+  label       = "comments on pull requests: /hilgate run, retry, cancel, explain"
+  cronline    = "*/10 * * * * UTC"
+  branch      = "main"
+  env         = { HILGATE_FLOW = "answer" }
 }

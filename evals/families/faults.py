@@ -144,7 +144,7 @@ def scale_ignored_in_decode(engine: FamilyEngine) -> Iterator[None]:
 @contextmanager
 def _decodes(change: Callable[[Any], Any]) -> Iterator[None]:
     """Change what decode takes the codes of an FP8 cache for."""
-    attend = impl.paged_attention
+    attend = impl.paged_attention  # type: ignore[attr-defined]  # the name that the layer looks up
 
     def mistaken(query: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs["max_query_len"] == 1:

@@ -139,8 +139,7 @@ def production(family: Family, platform: str) -> dict[str, Any]:
     # end of what it gives (IndexError). There a block is as long as a step.
     here: dict[str, Any] = {"block_size": step} if platform == "cpu" else {}
     if platform == "cpu" and family.attention == "cross":
-        # A compiled encoder-decoder ends its process there (SIGABRT or SIGSEGV, cause not known); eager it is right.
-        here = {"enforce_eager": True}
+        here = {}  # its context is no longer than a step
     return (
         PRODUCTION
         | here

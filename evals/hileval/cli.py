@@ -64,7 +64,10 @@ When = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(help="Ask only the first N questions. Too few make the gate inconclusive.")]
 Of = Annotated[
-    int, typer.Option(min=1, envvar="HILEVAL_GATES", help="Number of gates that decide together and share alpha.")
+    int,
+    typer.Option(
+        min=1, envvar="HILEVAL_GATES", help="Number of gates that share alpha, the probability of a false alarm."
+    ),
 ]
 Out = Annotated[Path, typer.Option(envvar="HILGATE_OUT", help="Folder for findings.jsonl and samples.jsonl.")]
 
@@ -475,7 +478,7 @@ def control(
     attention_backend: Trusted = "vllm",
     runs: Annotated[int, typer.Option(min=1, help="K: number of times that all questions are asked.")] = 3,
 ) -> None:
-    """Record the control of a gate with random weights.
+    """Record what a gate with random weights is compared with.
 
     That is its answer key and K runs on the trusted attention, made in this job.
     """
@@ -614,7 +617,7 @@ def print_power(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Simulate merges under each rule.
+    """Show how often each rule notices a drop, by simulation.
 
     Prints how many merges a rule fails, passes or leaves undecided, and how many answers it needs.
     """

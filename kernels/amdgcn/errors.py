@@ -20,7 +20,7 @@ class UnknownInstructionError(NotImplementedError):
     """An instruction, or a modifier of one, whose meaning is not written down here."""
 
     def __init__(self, text: str, why: str = "no meaning is known") -> None:
-        super().__init__(f"{text}: {why}\n  to do: write its meaning and an oracle for it (kernels/amdgcn/README.md)")
+        super().__init__(f"{text}: {why}\n  to do: write its meaning and an oracle for it (docs/reference/executor.md)")
 
 
 class LaunchError(ValueError):

@@ -7,12 +7,9 @@ fixed cap: the same kernel must fit 64 KiB of LDS (gfx90a, gfx942), 160 KiB (gfx
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
-
-import triton
-from triton import knobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -116,7 +113,7 @@ def copies_past_registers(name: str, version: str, chosen: bool | None) -> bool:
 
 
 def limits(name: str) -> Arch:
-    """Return the limits of the arch `name` with this Triton.
+    """Return the limits of the arch `name`; what its Triton changes of them `pagedkv.device.current` adds.
 
     Raises:
         UnsupportedArchError: if there are none.
@@ -126,10 +123,7 @@ def limits(name: str) -> Arch:
             f"got arch {name!r}; expected one of {', '.join(ARCHES)}. "
             f"To support it, add its limits to pagedkv/arch.py and its launch data as pagedkv/tuning/{name}.toml."
         )
-    arch = ARCHES[name]
-    if name in ASYNC_COPIES_SINCE:
-        return replace(arch, async_copies=copies_past_registers(name, triton.__version__, knobs.amd.use_async_copy))
-    return arch
+    return ARCHES[name]
 
 
 def next_power_of_two(n: int) -> int:

@@ -94,52 +94,54 @@ class Configuration:
 
 
 def _copies(op: Op) -> tuple[Configuration, ...]:
+    rows: tuple[tuple[Dtype, int, int, int, Name], ...] = (
+        ("float16", 2, 80, 784, "interleaved"),
+        ("float16", 2, 80, 784, "native-interleaved"),
+        ("bfloat16", 8, 128, 16, "native"),
+        ("float32", 3, 20, 48, "native"),
+        ("bfloat16", 8, 128, 16, "shuffle"),
+        ("float16", 5, 192, 544, "shuffle-interleaved"),
+        ("float32", 2, 576, 16, "hnd"),
+        ("float16", 1, 18, 48, "packed"),
+        ("bfloat16", 2, 128, 784, "interleaved"),
+        ("bfloat16", 8, 128, 16, "packed"),
+        ("bfloat16", 4, 256, 544, "interleaved"),
+        ("float16", 3, 96, 48, "hnd"),
+        ("float32", 1, 40, 16, "nhd"),
+        ("bfloat16", 1, 64, 2048, "interleaved"),
+        ("float16", 5, 192, 1056, "packed"),
+        ("float32", 8, 64, 16, "nhd"),
+    )
     return tuple(
         Configuration(op, "copy", dtype, heads, heads, head_size, block_size, layout)
-        for dtype, heads, head_size, block_size, layout in (
-            ("float16", 2, 80, 784, "interleaved"),
-            ("float16", 2, 80, 784, "native-interleaved"),
-            ("bfloat16", 8, 128, 16, "native"),
-            ("float32", 3, 20, 48, "native"),
-            ("bfloat16", 8, 128, 16, "shuffle"),
-            ("float16", 5, 192, 544, "shuffle-interleaved"),
-            ("float32", 2, 576, 16, "hnd"),
-            ("float16", 1, 18, 48, "packed"),
-            ("bfloat16", 2, 128, 784, "interleaved"),
-            ("bfloat16", 8, 128, 16, "packed"),
-            ("bfloat16", 4, 256, 544, "interleaved"),
-            ("float16", 3, 96, 48, "hnd"),
-            ("float32", 1, 40, 16, "nhd"),
-            ("bfloat16", 1, 64, 2048, "interleaved"),
-            ("float16", 5, 192, 1056, "packed"),
-            ("float32", 8, 64, 16, "nhd"),
-        )
+        for dtype, heads, head_size, block_size, layout in rows
     )
 
 
 def _attention(phase: Phase) -> tuple[Configuration, ...]:
+    rows: tuple[tuple[Dtype, int, int, int, int, Name], ...] = (
+        ("float16", 16, 2, 256, 544, "interleaved"),
+        ("bfloat16", 16, 2, 256, 544, "interleaved"),
+        ("bfloat16", 32, 8, 128, 16, "nhd"),
+        ("bfloat16", 32, 8, 128, 784, "interleaved"),
+        ("float16", 6, 2, 80, 48, "packed"),
+        ("float16", 8, 8, 64, 2048, "interleaved"),
+        ("float32", 7, 1, 96, 16, "hnd"),
+        ("float32", 4, 2, 160, 1056, "interleaved"),
+        ("float16", 10, 2, 112, 784, "interleaved"),
+        ("bfloat16", 24, 8, 192, 16, "packed"),
+        ("float32", 4, 4, 40, 16, "nhd"),
+        ("float16", 3, 3, 32, 48, "nhd"),
+        ("bfloat16", 32, 8, 128, 16, "native"),
+        ("float16", 6, 2, 80, 784, "native-interleaved"),
+        ("bfloat16", 16, 2, 256, 544, "native-interleaved"),
+        ("bfloat16", 32, 8, 128, 16, "shuffle"),
+        ("float16", 16, 2, 256, 1056, "shuffle-interleaved"),
+        ("float32", 4, 2, 64, 48, "shuffle-interleaved"),
+    )
     return tuple(
         Configuration("attention", phase, dtype, q_heads, kv_heads, head_size, block_size, layout)
-        for dtype, q_heads, kv_heads, head_size, block_size, layout in (
-            ("float16", 16, 2, 256, 544, "interleaved"),
-            ("bfloat16", 16, 2, 256, 544, "interleaved"),
-            ("bfloat16", 32, 8, 128, 16, "nhd"),
-            ("bfloat16", 32, 8, 128, 784, "interleaved"),
-            ("float16", 6, 2, 80, 48, "packed"),
-            ("float16", 8, 8, 64, 2048, "interleaved"),
-            ("float32", 7, 1, 96, 16, "hnd"),
-            ("float32", 4, 2, 160, 1056, "interleaved"),
-            ("float16", 10, 2, 112, 784, "interleaved"),
-            ("bfloat16", 24, 8, 192, 16, "packed"),
-            ("float32", 4, 4, 40, 16, "nhd"),
-            ("float16", 3, 3, 32, 48, "nhd"),
-            ("bfloat16", 32, 8, 128, 16, "native"),
-            ("float16", 6, 2, 80, 784, "native-interleaved"),
-            ("bfloat16", 16, 2, 256, 544, "native-interleaved"),
-            ("bfloat16", 32, 8, 128, 16, "shuffle"),
-            ("float16", 16, 2, 256, 1056, "shuffle-interleaved"),
-            ("float32", 4, 2, 64, 48, "shuffle-interleaved"),
-        )
+        for dtype, q_heads, kv_heads, head_size, block_size, layout in rows
     )
 
 
@@ -190,27 +192,29 @@ def _special() -> tuple[Configuration, ...]:
 
 def _merges() -> tuple[Configuration, ...]:
     """A merge knows no cache: block size and layout say nothing here."""
+    rows: tuple[tuple[Dtype, int, int, bool], ...] = (
+        ("bfloat16", 32, 128, False),
+        ("float16", 10, 80, True),
+        ("float32", 7, 256, True),
+    )
     return tuple(
         Configuration("merge", "copy", dtype, heads, heads, head_size, 16, "nhd", lse=lse)
-        for dtype, heads, head_size, lse in (
-            ("bfloat16", 32, 128, False),
-            ("float16", 10, 80, True),
-            ("float32", 7, 256, True),
-        )
+        for dtype, heads, head_size, lse in rows
     )
 
 
 def _quantised_copies(op: Op) -> tuple[Configuration, ...]:
+    rows: tuple[tuple[Dtype, int, int, Name, FormatName, Scales], ...] = (
+        ("float16", 64, 48, "packed", "e4m3fn", "tensor"),
+        ("bfloat16", 128, 16, "interleaved", "e4m3fnuz", "head"),
+        ("float32", 80, 48, "interleaved", "e5m2", "token"),
+        ("float16", 64, 16, "native-interleaved", "e4m3fnuz", "tensor"),
+        ("float32", 128, 16, "shuffle", "e4m3fn", "head"),
+        ("float16", 96, 16, "shuffle-interleaved", "e4m3fnuz", "token"),
+    )
     return tuple(
         Configuration(op, "copy", dtype, 3, 3, head_size, block_size, layout, quantised=kind, scales=scales)
-        for dtype, head_size, block_size, layout, kind, scales in (
-            ("float16", 64, 48, "packed", "e4m3fn", "tensor"),
-            ("bfloat16", 128, 16, "interleaved", "e4m3fnuz", "head"),
-            ("float32", 80, 48, "interleaved", "e5m2", "token"),
-            ("float16", 64, 16, "native-interleaved", "e4m3fnuz", "tensor"),
-            ("float32", 128, 16, "shuffle", "e4m3fn", "head"),
-            ("float16", 96, 16, "shuffle-interleaved", "e4m3fnuz", "token"),
-        )
+        for dtype, head_size, block_size, layout, kind, scales in rows
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from pagedkv.arch import Arch, limits
+from pagedkv.arch import Arch, copies_past_registers, limits
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -49,7 +49,9 @@ def _installed(index: int) -> Arch:
 def _target() -> Arch:
     target = triton.runtime.driver.active.get_current_target()
     # CUDA targets carry the compute capability as an integer (90), HIP targets the gfx name.
-    return limits(f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch))
+    name = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
+    copies = copies_past_registers(name, triton.__version__, triton.knobs.amd.use_async_copy)
+    return dataclasses.replace(limits(name), async_copies=True) if copies else limits(name)
 
 
 def on(tensor: torch.Tensor) -> AbstractContextManager[object]:

@@ -19,7 +19,6 @@ Kind = Literal[
     "head size",
     "length",  # a sequence or query length contradicts the bound that the caller gave (checked with debug=True)
     "option",
-    "prefix",  # the prefix of cascade attention is not whole blocks, or not shared (the latter with debug=True)
     "scale",  # the scales or the format of a quantised cache
     "shape",
     "slot",  # a slot names no place in the cache, or two tokens name the same one (checked with debug=True)

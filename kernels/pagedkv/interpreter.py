@@ -53,7 +53,12 @@ def _patch_language_once_a_launch() -> None:
         replaced.update(languages(function))
         if launch:
             restore = scope.restore
-            scope.restore = lambda: (replaced.clear(), restore())
+
+            def forget() -> None:
+                replaced.clear()
+                restore()
+
+            scope.restore = forget
         return scope
 
     def bound(member: Callable[..., Any], semantic: Any) -> Callable[..., Any]:

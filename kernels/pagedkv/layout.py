@@ -90,8 +90,9 @@ class Layout:
 
 def packing_of(name: Name) -> Packing:
     """Return the packing of the layout `name`."""
-    plain = name.removesuffix("-interleaved")
-    return plain if plain in ("native", "shuffle") else "rows"
+    if name.startswith("native"):
+        return "native"
+    return "shuffle" if name.startswith("shuffle") else "rows"
 
 
 def _view(axes: str, order: str, shape: tuple[int, int, int, int], x: int, block: int, offset: int) -> View:
@@ -136,8 +137,8 @@ def describe(
     if name == "packed":
         block = 2 * side + padding
         strides = (block, 2 * head_size, block_size * 2 * head_size, 1)
-        sides = [View("bthc", offset, shape, strides, x) for offset in (0, head_size)]
-        return Layout(name, packing, shape, *sides, num_blocks * block)
+        key, value = (View("bthc", offset, shape, strides, x) for offset in (0, head_size))
+        return Layout(name, packing, shape, key, value, num_blocks * block)
     interleaved = name.endswith("interleaved")
     block = (2 if interleaved else 1) * side + padding
     key = _view(key_axes, "htc" if name == "hnd" else key_axes[1:], shape, x, block, 0)

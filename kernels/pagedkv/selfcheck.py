@@ -19,9 +19,18 @@ import argparse
 import json
 import sys
 
-import torch
-import triton
-import triton.language as tl
+try:
+    import torch
+    import triton
+    import triton.language as tl
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__":
+        raise
+    sys.stderr.write(
+        f"{missing.name} is not installed beside this Python ({sys.executable}). To do: run this with the Python that "
+        "has torch and Triton, say inside vLLM's ROCm image.\n"
+    )
+    sys.exit(5)
 
 from pagedkv.device import INTERPRETED
 
@@ -145,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Compute on every visible GPU and say whether it is right; with --json what came out, for whoever compares it.
 
     Returns:
-        0; 1 where a number is wrong (never with --json), 5 where no GPU is visible.
+        0; 1 where a number is wrong (never with --json), 5 where no GPU is visible (and where torch is missing).
     """
     parser = argparse.ArgumentParser(prog="pagedkv.selfcheck", description="Checksums of a tiny kernel on each GPU.")
     parser.add_argument("--json", action="store_true", help="one line of JSON")

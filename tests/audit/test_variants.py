@@ -19,6 +19,7 @@ from pagedkv.audit.compile import OfflineHipDriver, specialisations
 from pagedkv.audit.machine import LDS_GRANULES
 from pagedkv.audit.tensors import Batch
 from pagedkv.cache.write import write_kv_cache
+from pagedkv.mla import warm_up as latent
 from pagedkv.mla.decode import mla_decode
 
 LENGTHS = (1, 64, 65, 127, 200, 1000, 1025, 2048, 2049, 5000, 16_384, 32_640, 100_001, 131_072)
@@ -114,17 +115,14 @@ def test_a_warm_up_compiles_all_that_a_service_launches(arch, name, window):
 
 
 def test_layers_that_look_alike_are_warmed_up_once():
-    def layers(*windows):
-        for window in windows:
-            _warm_up(*CACHES["d128"], window=window)
+    def launched(*windows: int | None) -> int:
+        """Launches of attention of the warm-ups of so many layers in one process."""
+        with mock.patch.object(warm_up_module, "paged_attention") as attends:
+            specialisations("gfx942", lambda: [_warm_up(*CACHES["d128"], window=window) for window in windows])
+        return attends.call_count
 
-    with mock.patch.object(warm_up_module, "paged_attention") as attends:
-        specialisations("gfx942", lambda: layers(None))
-        once = attends.call_count
-        specialisations("gfx942", lambda: layers(None, None, None))  # another driver, so once more, and once
-        assert attends.call_count == 2 * once > 8
-        specialisations("gfx942", lambda: layers(4096, None))
-        assert attends.call_count > 3 * once
+    assert launched(None) == launched(None, None) > 4
+    assert launched(None, 4096) == launched(None) + launched(4096)
 
 
 def test_a_service_beyond_its_bounds_would_compile(arch):
@@ -139,23 +137,49 @@ def test_a_window_adds_none():
     assert max(counts.values()) <= 8, counts
 
 
-def test_latent_attention_compiles_at_most_eight_of_each_kernel():
-    """Decode steps and verified drafts of DeepSeek's shape: 16 heads, 512 channels and 64 rotated ones."""
-    latents = Batch(torch.bfloat16, 576, num_heads=16, num_kv_heads=1, block_size=64)
-    cache = latents.pool(latents.num_blocks, 64, 576)
+LATENT = Batch(torch.bfloat16, 576, num_heads=16, num_kv_heads=1, block_size=64)
+"""DeepSeek's shape on eight ranks: 16 heads, 512 channels and 64 rotated ones."""
+DRAFTED = 3
 
-    def service():
-        index = torch.zeros(301, dtype=torch.int32)
-        table = torch.zeros(300, 2048, dtype=torch.int32)
-        for seqs, tokens in itertools.product(DECODES, (1, 2, 4)):
-            query = torch.empty(seqs * tokens, 16, 576, dtype=torch.bfloat16)
-            out = torch.empty(seqs * tokens, 16, 512, dtype=torch.bfloat16)
-            index_of = {"seq_lens": index[:seqs], "query_start_loc": index[: seqs + 1], "block_table": table[:seqs]}
-            mla_decode(query, cache, out, **index_of, max_query_len=tokens, scale=0.1)
 
-    counts = Counter(each.kernel for each in specialisations("gfx942", service))
+def _latent_cache() -> torch.Tensor:
+    return LATENT.pool(LATENT.num_blocks, 64, 576)
+
+
+def _latent_table() -> torch.Tensor:
+    return torch.zeros(300, 2048, dtype=torch.int32)
+
+
+def _latent_service() -> None:
+    """Decode steps and verified drafts, as the plugin calls for them."""
+    cache, table, index = _latent_cache(), _latent_table(), torch.zeros(301, dtype=torch.int32)
+    for seqs, tokens in itertools.product(DECODES, range(1, DRAFTED + 2)):
+        query = torch.empty(seqs * tokens, 16, 576, dtype=torch.bfloat16)
+        out = torch.empty(seqs * tokens, 16, 512, dtype=torch.bfloat16)
+        lse = torch.empty(seqs * tokens, 16)
+        step = {"seq_lens": index[:seqs], "query_start_loc": index[: seqs + 1], "block_table": table[:seqs]}
+        mla_decode(query, cache, out, **step, max_query_len=tokens, scale=0.1, lse=lse)
+
+
+def _latent_warm_up(most_queries: int = DRAFTED + 1) -> None:
+    """From any decode step of the layer, here one of 5 tokens."""
+    query, out = (torch.empty(5, 16, channels, dtype=torch.bfloat16) for channels in (576, 512))
+    given = {"block_table": _latent_table(), "most_queries": most_queries}
+    latent.warm_up(query, _latent_cache(), out, torch.empty(5, 16), **given, scale=0.1)
+
+
+def test_latent_attention_compiles_at_most_eight_of_each_kernel(arch):
+    counts = Counter(each.kernel for each in specialisations(arch, _latent_service))
     assert {"mla_decode_kernel", "mla_reduce_kernel", "mla_schedule_kernel"} == set(counts)
     assert max(counts.values()) <= 8, counts
+
+
+def test_a_warm_up_of_latent_attention_compiles_all_that_a_service_launches(arch):
+    ready = {each.key for each in specialisations(arch, _latent_warm_up)}
+    served = specialisations(arch, _latent_service)
+    assert not [(each.kernel, each.constants) for each in served if each.key not in ready]
+    without_drafts = {each.key for each in specialisations(arch, lambda: _latent_warm_up(1))}
+    assert not {each.key for each in served} <= without_drafts, "the comparison compares"
 
 
 def test_a_number_of_splits_that_is_compiled_is_seen():

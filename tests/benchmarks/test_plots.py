@@ -26,7 +26,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def rendered():
-    return plots.render(RECORDED, FOLDER / "README.md")
+    return plots.render(RECORDED)
 
 
 def texts(svg: str) -> list[str]:
@@ -44,8 +44,8 @@ def without(rows, name, **changes):
 
 
 def test_the_committed_tables_are_those_of_the_committed_records(rendered):
-    for path in (FOLDER / "README.md", FOLDER / "results" / "h200.md"):
-        assert path.read_text(encoding="utf-8") == rendered[path], "run python -m benchmarks.plots"
+    path = RECORDED.with_suffix(".md")
+    assert path.read_text(encoding="utf-8") == rendered[path], "run python -m benchmarks.plots"
 
 
 def test_the_committed_charts_say_what_the_committed_records_do(rendered):
@@ -57,7 +57,7 @@ def test_the_committed_charts_say_what_the_committed_records_do(rendered):
 
 
 def test_the_same_records_give_the_same_bytes(rendered):
-    assert plots.render(RECORDED, FOLDER / "README.md") == rendered
+    assert plots.render(RECORDED) == rendered
     for path, text in rendered.items():
         if path.suffix == ".svg":
             assert not re.search(r"<dc:date>|matplotlib v", text)
@@ -135,8 +135,8 @@ def test_lines_over_context_hold_ours_theirs_and_what_the_bytes_take(rows):
 def test_one_point_is_no_line_and_no_chart(rows, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(row.record.line() for row in rows if row.case.name in {"decode bs1 8k", "gather 262k"}))
-    files = plots.render(few, FOLDER / "README.md")
-    assert sorted(path.name for path in files) == ["README.md", "bandwidth.svg", "few.md", "ratio.svg"]
+    files = plots.render(few)
+    assert sorted(path.name for path in files) == ["bandwidth.svg", "few.md", "ratio.svg"]
     assert files[few.with_suffix(".md")].count("Too few records to draw it.") == 2
 
 
@@ -148,42 +148,38 @@ def test_every_picture_of_the_page_is_written_and_none_more(rendered):
 
 
 def test_check_sees_a_changed_table_and_writing_repairs_it(tmp_path, capsys):
-    source, readme = tmp_path / "h200.jsonl", tmp_path / "README.md"
+    source, page = tmp_path / "h200.jsonl", tmp_path / "h200.md"
     source.write_text(SAMPLE.read_text(encoding="utf-8"))
-    readme.write_text(f"before\n{plots.BEGIN}\n{plots.END}\nafter\n")
-    call = [str(source), "--readme", str(readme)]
-    assert plots.main([*call, "--check"]) == 1
-    assert not (tmp_path / "h200.md").exists(), "--check writes nothing"
-    assert plots.main(call) == 0
-    assert plots.main([*call, "--check"]) == 0
-    text = readme.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    readme.write_text(text.replace("16.6 (0.2)", "15.6 (0.2)"))
+    assert plots.main([str(source), "--check"]) == 1
+    assert not page.exists(), "--check writes nothing"
+    assert plots.main([str(source)]) == 0
+    assert plots.main([str(source), "--check"]) == 0
+    text = page.read_text()
+    page.write_text(text.replace("16.6 (0.2)", "15.6 (0.2)"))
     capsys.readouterr()
-    assert plots.main([*call, "--check"]) == 1
-    assert capsys.readouterr().out == f"stale: {readme}\n"
+    assert plots.main([str(source), "--check"]) == 1
+    assert capsys.readouterr().out == f"stale: {page}\n"
+    assert plots.main([str(source)]) == 0
+    assert page.read_text() == text
+
+
+def test_the_summary_counts_each_case_once_and_spans_its_figures(rows):
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in plots.summary(rows).splitlines()[2:]]
+    assert sum(int(line[2]) for line in lines) == len(rows)
+    assert sum(int(line[5]) for line in lines) == sum(row.record.goal != "met" for row in rows)
+    ratios = [row.record.ratio for row in rows if row.record.ratio is not None]
+    shown = [float(one) for line in lines for one in line[3].split(" to ") if one != "-"]
+    assert (min(shown), max(shown)) == (pytest.approx(min(ratios), abs=0.005), pytest.approx(max(ratios), abs=0.005))
 
 
 def test_an_invalid_record_writes_nothing(tmp_path, capsys):
-    source, readme = tmp_path / "h200.jsonl", tmp_path / "README.md"
+    source = tmp_path / "h200.jsonl"
     source.write_text(SAMPLE.read_text(encoding="utf-8").replace('"ratio": 2.8032', '"ratio": NaN'))
-    readme.write_text(f"{plots.BEGIN}\n{plots.END}\n")
-    assert plots.main([str(source), "--readme", str(readme)]) == 3
+    assert plots.main([str(source)]) == 3
     assert f"{source}:1: key 'ratio'" in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == [readme, source]
+    assert sorted(tmp_path.iterdir()) == [source]
 
 
-@pytest.mark.parametrize(
-    "text", ["", plots.BEGIN, f"{plots.END}\n{plots.BEGIN}", f"{plots.BEGIN}{plots.END}{plots.END}"]
-)
-def test_a_readme_without_a_place_for_the_rows_is_refused(rows, text):
-    with pytest.raises(plots.SectionError, match=r"README\.md: got \d beginnings and \d ends"):
-        plots.with_section(text, rows, "README.md")
-
-
-def test_a_readme_that_is_not_there_is_misuse(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        plots.main([str(RECORDED), "--readme", str(tmp_path / "none.md")])
-    assert stop.value.code == 2
-    assert "none.md" in capsys.readouterr().err
+def test_a_source_that_is_not_there_is_named(tmp_path, capsys):
+    assert plots.main([str(tmp_path / "none.jsonl")]) == 3
+    assert "none.jsonl" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 from hilgate.conditions import NEEDS
 
 EX_TEMPFAIL = 75
-"""Exit status that hilgate takes for the machine's or the network's fault (`ci/RUNNING.md`)."""
+"""Exit status that hilgate takes for the machine's or the network's fault (`docs/reference/judging.md`)."""
 
 SECONDS = 5400
 """Of one published checkpoint; its oracle scans in plain torch."""

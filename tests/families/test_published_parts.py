@@ -136,7 +136,7 @@ def test_a_hub_that_does_not_answer_differs_from_one_that_says_no():
 def table(*arguments, **environment):
     command = [sys.executable, "-m", "pytest", str(TABLE), "-q", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -14,7 +14,7 @@ from support.pools import FAR, NAN_CODE, Pool, assert_same_bits, pool, quantisat
 from support.tolerances import LSE_ABSOLUTE
 
 from pagedkv import layout
-from pagedkv.attention.cascade import merge_attention
+from pagedkv.attention.merge import merge_attention
 from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.cache import PagedCache, Quantisation
 from pagedkv.cache.gather import gather_kv_cache

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,3 +95,12 @@ def test_a_wrong_number_is_said_and_red(capsys: pytest.CaptureFixture[str], monk
         f"a product on the matrix cores came out as {product ^ 1:016x}, expected {product:016x}. Serve nothing" in said
     )
     assert "words through" not in said
+
+
+def test_without_torch_it_says_what_to_do() -> None:
+    """`-S` hides what is installed, `-I` the checkout."""
+    command = [sys.executable, "-I", "-S", selfcheck.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr.startswith("torch is not installed beside this Python (")
+    assert "To do: " in done.stderr

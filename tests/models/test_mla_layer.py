@@ -19,6 +19,7 @@ from vllm.v1.attention.backends.mla import cpu_mla
 
 from pagedkv.attention import reference
 from pagedkv.device import INTERPRETED
+from pagedkv.mla.warm_up import warm_up
 from pagedkv.vllm_plugin import GPU_MLA_NAME, errors, mla_backend
 
 HEADS, LATENT, ROPE = 4, 256, 64  # vLLM's metadata knows latent rows of 320, 512 and 576 channels
@@ -131,6 +132,40 @@ def test_decode_of_a_step(make, parallel, where, as_tuple, drafted, query_lens):
     query = data.query.split([LATENT, ROPE], dim=-1) if as_tuple else data.query
     check(layer.forward_mqa(query, data.cache, metadata, None), data)
     assert (layer.writes, layer.attentions) == (0, 1)
+
+
+@pytest.mark.parametrize("drafted", [0, 3])
+def test_a_layer_compiles_once_for_every_bound_at_its_first_decode(monkeypatch, make, parallel, drafted):
+    """As on a GPU: each bound of the query lengths that drafts can make is a launch of its own."""
+    seen = []
+    monkeypatch.setattr(mla_backend, "INTERPRETED", False)
+    monkeypatch.setattr(mla_backend, "warm_up", lambda *args, **named: seen.append((args, named)))
+    layer = make()
+    data = step("cpu", HEADS, (33, 40), (1, 1), latent=LATENT, rope=ROPE)
+    metadata = build(layer, parallel, drafted=drafted).build(0, common(data))
+    layer.forward_mqa(data.query[:0], data.cache, metadata, None)  # nothing decodes: no query to take strides from
+    assert seen == []
+    for _ in range(2):
+        check(layer.forward_mqa(data.query, data.cache, metadata, None), data)
+    [((query, cache, out, lse), named)] = seen
+    assert (query is data.query, cache is data.cache) == (True, True)
+    assert (out.shape, lse.shape) == ((2, HEADS, LATENT), (2, HEADS))
+    assert (named["most_queries"], named["scale"], named["cache_format"]) == (1 + drafted, SCALE, None)
+    assert named["block_table"] is metadata.decode.block_table
+
+
+def test_a_warm_up_touches_nothing(make, parallel):
+    """On sequences without tokens: no row of the cache, of the query or of the output changes."""
+    layer = make()
+    data = step("cpu", HEADS, (33, 40), (1, 1), latent=LATENT, rope=ROPE)
+    build(layer, parallel)
+    out, lse = torch.full((2, HEADS, LATENT), 7.0), torch.full((2, HEADS), 7.0)
+    before = data.cache.clone(), data.query.clone()
+    given = {"block_table": torch.full((2, 4), 2**31 - 1, dtype=torch.int32), "most_queries": 3, "scale": SCALE}
+    assert warm_up(data.query, data.cache, out, lse, **given) == 3
+    torch.testing.assert_close((data.cache, data.query), before, rtol=0, atol=0, equal_nan=True)
+    assert (out == 7).all()
+    assert (lse == 7).all()
 
 
 @pytest.mark.parametrize(("fnuz", "name"), [(False, "e4m3fn"), (True, "e4m3fnuz")])

@@ -22,7 +22,7 @@ from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "ci/ADOPTING.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/adopt.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 OTHERS = {
     "acme/__init__.py": "",

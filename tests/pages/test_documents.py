@@ -20,10 +20,13 @@ FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
 NAMED = re.compile(r"`((?:ci|kernels|evals|tests|benchmarks|docker|docs|examples|requirements|\.buildkite)/[\w./-]+)`")
 MADE = ("tests/evals/gsm8k", ".buildkite/lm-eval-harness", "tests/test_layout.py", "docker/acme-rocm.Dockerfile")
-"""Paths of vLLM's own tree, and of the repository in ci/ADOPTING.md."""
+"""Paths of vLLM's own tree, and of the repository in docs/how-to/adopt.md."""
 
 
-GENERATED = [ROOT / f"docs/reference/{name}.md" for name in ("cli", "yaml", "exit-status")]
+GENERATED = [
+    ROOT / f"docs/{name}.md"
+    for name in ("reference/cli", "reference/yaml", "reference/exit-status", "reference/extensions", "how-to/recipes")
+]
 """Pages that are made when the site is built (docs/reference.py); tests/site follows links to them."""
 
 

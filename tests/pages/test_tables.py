@@ -4,35 +4,19 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import json
 import re
-import sys
 import tomllib
 from pathlib import Path
 
 from support.machine_code import table
 
-from hilgate.images import extensions
-
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "kernels/pagedkv/vllm_plugin"
 
 
-def test_the_record_of_the_extensions(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docker"))
-    monkeypatch.delitem(sys.modules, "codeobjects", raising=False)
-    spec = importlib.util.spec_from_file_location("extensions_of_the_page", ROOT / "docker/extensions.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    rows = module.table(json.loads((ROOT / extensions.RECORD).read_text())["sources"])
-    assert len(rows) == 2 + 3 + 9 + 4
-    assert "\n".join(rows) in (ROOT / "docker/README.md").read_text()
-
-
 def test_the_device_tests_that_run_on_machine_code():
     """As `python -m support.machine_code` prints them."""
-    assert "\n".join(table()) in (ROOT / "kernels/amdgcn/README.md").read_text()
+    assert "\n".join(table()) in (ROOT / "docs/reference/executor.md").read_text()
 
 
 def test_the_versions_of_vllm_that_the_plugin_was_tried_with():
@@ -43,7 +27,8 @@ def test_the_versions_of_vllm_that_the_plugin_was_tried_with():
         for node in body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TESTED"
     ]
-    assert re.findall(r"^\| (\d+\.\d+) \|", (PLUGIN / "README.md").read_text(), re.MULTILINE) == list(tested)
+    page = ROOT / "docs/reference/vllm-plugin.md"
+    assert re.findall(r"^\| (\d+\.\d+) \|", page.read_text(), re.MULTILINE) == list(tested)
 
 
 def test_the_contract_names_tests_that_are_there():

@@ -17,11 +17,12 @@ PAGE = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
 
 def test_the_bug_of_the_tutorial_is_found_by_the_test_that_it_names(tmp_path):
     shutil.copytree(ROOT / "kernels/pagedkv", tmp_path / "kernels/pagedkv", ignore=shutil.ignore_patterns("*.pyc"))
-    (test,) = set(re.findall(r"(tests/test_\w+\.py::test_\w+)", PAGE))
+    (test,) = set(re.findall(r"(tests/[\w/]+\.py::test_\w+\[[\w-]+\])", PAGE))
     (line,) = re.findall(r"^\$ (sed .*)$", PAGE, re.MULTILINE)
-    said = re.search(r"reproduce: hilgate run kernels-cache-cpu -- -k (\w+)", PAGE)
+    said = re.search(r"reproduce: hilgate run kernels-cache-cpu -- -k '([^']+)'$", PAGE, re.MULTILINE)
     assert said
     assert test.endswith(f"::{said[1]}")
+    assert f"$ hilgate run kernels-cache-cpu -- -k '{said[1]}'\n" in PAGE
     place = f"import sys; sys.path.insert(0, {str(tmp_path / 'kernels')!r}); import pytest; "
     command = [sys.executable, "-c", f"{place}sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {test!r}]))"]
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}

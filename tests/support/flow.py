@@ -56,7 +56,8 @@ elif words[:2] == ["artifact", "download"]:
     sys.exit(None if found else "fatal: Failed to download artifacts: No artifacts found for downloading")
 elif words[:2] == ["pipeline", "upload"]:
     text = pathlib.Path(words[-1]).read_text()
-    text = text if "--no-interpolation" in words else text.replace("$$", "$")
+    step = "${{BUILDKITE_STEP_KEY}}"
+    text = text if "--no-interpolation" in words else text.replace(step, key).replace("$$", "$")
     (store / f"upload-{{len(list(store.glob('upload-*')))}}").write_text(text)
 elif words[0] == "annotate":
     (store / f"annotation-{{words[words.index('--context') + 1]}}").write_text(sys.stdin.read())
@@ -123,6 +124,10 @@ class Machine:
     folder: Path
     ours: Path
     history: Path
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of the host, beside those that each has."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Of the cluster; a step sees those that it names, and a job that names one that is not there does not start."""
 
     def build(self, source: Path, commit: str, **facts: str) -> Build:
         """Build a commit of `source` to its end.
@@ -159,13 +164,18 @@ class Machine:
                 waiting = [*step["steps"], *waiting]
             elif isinstance(step, dict) and "command" in step:
                 needs = step.get("depends_on") or []
-                if all(build.statuses.get(need) == 0 for need in ([needs] if isinstance(needs, str) else needs)):
+                if all(self._met(build, need) for need in ([needs] if isinstance(needs, str) else needs)):
                     yield step
                 files = sorted(build.folder.glob("upload-*"))
                 waiting = [
                     one for file in files[uploaded:] for one in yaml.safe_load(file.read_text())["steps"]
                 ] + waiting
                 uploaded = len(files)
+
+    def _met(self, build: Build, need: str | dict[str, Any]) -> bool:
+        if isinstance(need, dict):
+            return need["step"] in build.statuses if need.get("allow_failure") else self._met(build, need["step"])
+        return build.statuses.get(need) == 0
 
     def _run(self, build: Build, checkout: Path, step: dict[str, Any], commit: str, facts: dict[str, str]) -> int:
         shutil.rmtree(checkout / "results", ignore_errors=True)
@@ -191,8 +201,13 @@ class Machine:
             "HILGATE_MIN_DISK_GIB": "1",
             "HILGATE_HISTORY": str(self.history),
             "HILGATE_STATE": str(home),
+            **self.settings,
             **facts,
         }
+        if missing := set(step.get("secrets", ())) - self.secrets.keys():
+            build.statuses[key], build.logs[key] = -1, f"no secret {missing}"
+            return -1
+        env |= {name: self.secrets[name] for name in step.get("secrets", ())}
         words = ["bash", "-c", JOB]
         done = subprocess.run(words, cwd=checkout, env=env, capture_output=True, text=True, check=False)
         build.statuses[key], build.logs[key] = done.returncode, done.stdout + done.stderr

@@ -3,7 +3,7 @@
 
 A test that the machine code of some arch and Triton fails is declared in `DECLARED`, and then must fail: when the
 compiler is repaired, the declaration is out of date, and the test is red until it goes. What cannot run so is in
-`NOT_RUN`. `python -m support.machine_code` prints which device tests run on which arch (kernels/amdgcn/README.md).
+`NOT_RUN`. `python -m support.machine_code` prints which device tests run on which arch (docs/reference/executor.md).
 """
 
 from __future__ import annotations

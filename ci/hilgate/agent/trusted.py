@@ -5,7 +5,7 @@
     hilgate job KEY ...                               `hilgate.agent.job`: a step of the plan
     hilgate fetch --plan FILE                         `hilgate.agent.fetch`: what the jobs of a plan left
     hilgate approver                                  `hilgate.agent.approver`: who approved the change
-    hilgate flow [approve]                            prints the pipeline file that the build runs
+    hilgate flow [approve | publish]                  prints the pipeline file that the build runs, or uploads
 
 The code is copied out of git into a folder that is no checkout, and started isolated (`python -I`): no file of the
 change, no variable of a pipeline and no package of the user's stands before it. A merge base that holds no hilgate is
@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hilgate.agent import base, declared, host
+from hilgate.agent import base, declared, host, trust
 from hilgate.errors import Exit, MisuseError, ending
 
 if TYPE_CHECKING:
@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 PREFIX = "hilgate-trusted-"
 """Of the copies' folders, followed by the job's id; the last hook of the job removes them."""
 
-FLOWS = ("pipeline", "rerun", "release", "watch")
+FLOWS = ("pipeline", "rerun", "release", "watch", "answer")
+"""What a build may ask for by HILGATE_FLOW."""
+OF_MAIN = frozenset({"watch", "answer"})
+"""Those with secrets that act on builds and comments: the default branch's alone."""
+UPLOADED = ("approve", "publish")
+"""What a verdict uploads."""
 
 
 def copy_code(place: Path, commit: str, folder: Path) -> Path:
@@ -53,14 +58,26 @@ def copy_code(place: Path, commit: str, folder: Path) -> Path:
 def flow(place: Path, commit: str, env: Mapping[str, str], name: str = "") -> str:
     """The text of a pipeline file of a commit: the one that is named, or that the build's variables ask for.
 
+    `publish` is empty for a fork, which gets no token, and for a repository without that file.
+
     Raises:
-        MisuseError: There is no such flow.
+        MisuseError: There is no such flow, or this build may not have it.
     """
     asked = "rerun" if env.get("HILGATE_MODELS") or env.get("HILGATE_IMAGE_FROM_BUILD") else env.get("HILGATE_FLOW")
+    known = UPLOADED if name else FLOWS
     name = name or asked or FLOWS[0]
-    if name not in {*FLOWS, "approve"}:
-        raise MisuseError(f"there is no flow {name!r}", where="HILGATE_FLOW", remedy=f"take one of {', '.join(FLOWS)}")
-    return host.git(place, "show", f"{commit}:.buildkite/{name}.yml")
+    if name not in known:
+        raise MisuseError(f"there is no flow {name!r}", where="HILGATE_FLOW", remedy=f"take one of {', '.join(known)}")
+    if name in OF_MAIN and (kind := base.compared(env).kind) != "default branch":
+        raise MisuseError(
+            f"the flow {name!r} is of the default branch alone, and this is a build of a {kind}",
+            where="HILGATE_FLOW",
+            remedy="start it on the default branch",
+        )
+    file = f".buildkite/{name}.yml"
+    if name == "publish" and (trust.of_build(env).fork or not host.git(place, "ls-tree", commit, "--", file).strip()):
+        return ""
+    return host.git(place, "show", f"{commit}:{file}")
 
 
 def command(words: Sequence[str], checkout: Path, env: Mapping[str, str]) -> list[str]:

@@ -3,8 +3,9 @@
 
 The comment is read from GitHub by its number, so nobody is believed about who wrote it or what it says. Who may ask
 stands in `ci/agent/commands.json` of the default branch as GitHub has it, never in a checkout, which a fork could have
-changed. What was asked for is remembered in the builds that it started: each comment counts once, and a pull request
-rests for a while between two. A build that is started so is a rerun as any other: a fork's is a fork's, and a part of a
+changed. What was asked for is remembered in the builds that it started and in the answer: each comment counts once, and
+a pull request rests for a while between two builds. A comment that was changed later does nothing: whoever may write to
+the repository can change it. A build that is started so is a rerun as any other: a fork's is a fork's, and a part of a
 plan posts no status.
 """
 
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from hilgate.buildkite import api
+from hilgate.buildkite.publish import ANSWER, MOST_PAGES, PER_PAGE
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.text import line, suggest
 
@@ -33,6 +35,8 @@ FILE = "ci/agent/commands.json"
 """Who may ask, and how long a pull request rests: {"users": ["login"], "cooldown_minutes": 5}."""
 COMMENT_KEY = "hilgate-comment"
 """Meta-data of a build: the number of the comment that started it."""
+RECENT = dt.timedelta(hours=6)
+"""How old a comment may be that is looked for; what an older one asks for nobody waits for any more."""
 MOST_NAMES = 10
 RECENT_BUILDS = 100
 """Of a pull request's branch that are looked at for what was asked before."""
@@ -41,6 +45,7 @@ Verb = Literal["run", "retry", "cancel", "explain"]
 USAGE = "write one line: /hilgate run STEP|MODEL ..., /hilgate retry, /hilgate cancel, or /hilgate explain"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 _PULL = re.compile(r".*/issues/(\d{1,9})")
+_ANSWERED = re.compile(r"<!-- of comment (\d{1,19}) -->")
 
 
 class NotAllowedError(MisuseError):
@@ -55,16 +60,18 @@ class Command:
     names: tuple[str, ...] = ()
 
 
-def parse(body: str) -> Command | None:
-    """The command of a comment: its first line, exactly; None for a comment that is none.
+def _words(body: str) -> list[str]:
+    """The first line of a comment, in words."""
+    return (body.splitlines()[0] if body.strip() else "").split(" ")
+
+
+def parse(body: str) -> Command:
+    """The command of a comment that is one: its first line, exactly.
 
     Raises:
-        MisuseError: It begins as one and is not.
+        MisuseError: It begins as a command and is none.
     """
-    first = body.splitlines()[0] if body.strip() else ""
-    words = first.split(" ")
-    if words[0] != "/hilgate":
-        return None
+    words = _words(body)
     verb, names = next(iter(words[1:2]), ""), tuple(words[2:])
     known: tuple[Verb, ...] = get_args(Verb)
     if verb not in known:
@@ -85,8 +92,20 @@ class AskedComment(BaseModel, frozen=True):
 
     id: int
     body: str
-    user: _User
+    user: _User | None = None
     issue_url: str
+    created_at: dt.datetime | None = None
+    updated_at: dt.datetime | None = None
+
+    @property
+    def login(self) -> str:
+        """Who wrote it; empty where GitHub does not say."""
+        return self.user.login if self.user else ""
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it asks for something, rightly or not."""
+        return _words(self.body)[0] == "/hilgate"
 
     @property
     def pull_request(self) -> int:
@@ -117,6 +136,7 @@ class _Contents(BaseModel, frozen=True):
     content: str
 
 
+_LISTED: TypeAdapter[list[AskedComment]] = TypeAdapter(list[AskedComment])
 _ASKED: TypeAdapter[AskedComment] = TypeAdapter(AskedComment)
 _REPOSITORY: TypeAdapter[_Repository] = TypeAdapter(_Repository)
 _CONTENTS: TypeAdapter[_Contents] = TypeAdapter(_Contents)
@@ -125,6 +145,36 @@ _CONTENTS: TypeAdapter[_Contents] = TypeAdapter(_Contents)
 def read(forge: Forge, comment: int) -> AskedComment:
     """A comment by its number."""
     return forge.ask(f"/issues/comments/{comment}", _ASKED)
+
+
+def answered_mark(asked: AskedComment) -> str:
+    """What an answer ends with, so that its comment is not answered again."""
+    return f"<!-- of comment {asked.id} -->"
+
+
+def unanswered(forge: Forge, author: str, now: dt.datetime) -> list[AskedComment]:
+    """Commands of the last hours that are younger than the last one that `author` answered there, oldest first.
+
+    Raises:
+        RemoteError: GitHub does not answer, refuses, or there are more comments than anybody writes in that time.
+    """
+    since = (now - RECENT).strftime("%Y-%m-%dT%H:%M:%SZ")
+    found: list[AskedComment] = []
+    for page in range(1, MOST_PAGES + 1):
+        more = forge.ask("/issues/comments", _LISTED, {"since": since, "per_page": PER_PAGE, "page": page})
+        found += more
+        if len(more) < PER_PAGE:
+            break
+    else:
+        what = f"over {MOST_PAGES * PER_PAGE} comments within {RECENT.total_seconds() / 3600:g} hours"
+        raise api.RemoteError(what, where=forge.url, remedy="answer the one that counts by its number")
+    last: dict[str, int] = {}
+    for one in found:
+        mark = _ANSWERED.search(one.body) if one.login == author and one.body.startswith(ANSWER) else None
+        if mark:
+            last[one.issue_url] = max(last.get(one.issue_url, 0), int(mark[1]))
+    new = (one for one in found if one.is_command and one.id > last.get(one.issue_url, 0))
+    return sorted((one for one in new if one.login != author), key=lambda one: one.id)
 
 
 def allowed(forge: Forge) -> Allowed:
@@ -152,9 +202,10 @@ def permit(asked: AskedComment, may: Allowed, builds: Iterable[api.RemoteBuild],
     Raises:
         NotAllowedError: With the reason.
     """
-    login = asked.user.login
-    if login.casefold() not in {user.casefold() for user in may.users}:
-        raise NotAllowedError(f"{line(login)[:40]} may not ask", where=FILE, remedy="one of the users there may")
+    if asked.login.casefold() not in {user.casefold() for user in may.users}:
+        raise NotAllowedError(
+            f"{line(asked.login)[:40] or 'nobody'} may not ask", where=FILE, remedy="one of the users there may"
+        )
     started = [build for build in builds if COMMENT_KEY in build.meta_data]
     if any(build.meta_data[COMMENT_KEY] == str(asked.id) for build in started):
         raise NotAllowedError("this comment was answered before", where=str(asked.id), remedy="write another one")
@@ -209,6 +260,9 @@ def answer(
     """
     pull_request = asked.pull_request
     permit(asked, may, (), now)  # before anything is asked of Buildkite
+    if asked.updated_at != asked.created_at:
+        what = "this comment was changed after it was written, perhaps by somebody else"
+        raise NotAllowedError(what, where=str(asked.id), remedy="write another one")
     last = client.find_pull_request(pull_request)
     builds = recent(client, pull_request, last.branch)
     if command.verb == "explain":

@@ -7,6 +7,7 @@ hold a branch to them, so what it answers for a branch (REST API, "Rules") is co
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,7 @@ TOKEN_VARIABLE = "HILGATE_GITHUB_TOKEN"  # noqa: S105 - the name of a variable
 API = "https://api.github.com"
 VERSION = "2022-11-28"
 TIMEOUT_SECONDS = 20.0
+CONNECTIONS = 3
 PER_PAGE = 100
 
 UNKNOWN_ID = 0
@@ -162,8 +164,7 @@ class Forge:
             headers["Authorization"] = f"Bearer {self.token}"
         where = f"{self.url}{path}"
         try:
-            with httpx.Client(transport=httpx.HTTPTransport(retries=2), timeout=TIMEOUT_SECONDS) as client:
-                answer = client.request(method, where, params=dict(query or {}), headers=headers, json=body)
+            answer = _sent(method, where, params=dict(query or {}), headers=headers, json=body)
             if not answer.is_success:
                 needed = "Metadata: read" if method == "GET" else "Checks and Pull requests: write"
                 remedy = f"check the repository's name, and {TOKEN_VARIABLE} (permission {needed})"
@@ -175,6 +176,14 @@ class Forge:
         except (ValidationError, ValueError) as error:
             what = f"GitHub's answer is not what it documents: {line(str(error))[:200]}"
             raise RemoteError(what, where=where, remedy="look at the repository's rules by hand") from error
+
+
+def _sent(method: str, where: str, **arguments: Any) -> httpx.Response:
+    """The answer; a connection that does not come about is tried again, as nothing was sent then."""
+    for _ in range(CONNECTIONS - 1):
+        with contextlib.suppress(httpx.ConnectError):
+            return httpx.request(method, where, timeout=TIMEOUT_SECONDS, **arguments)
+    return httpx.request(method, where, timeout=TIMEOUT_SECONDS, **arguments)
 
 
 def repository_url(address: str, *, api: str = "") -> str:

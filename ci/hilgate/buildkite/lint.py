@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 MAX_STEPS = 500
 """Steps per upload (buildkite-agent, clicommand/pipeline_upload.go)."""
 
-STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle", "sign", "watch"}
+UPLOADER = "${BUILDKITE_STEP_KEY}"
+"""The step that uploads a file, in one that two of them upload: keys of a build differ."""
+
+STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle", "sign", "watch", "answer"}
+STATIC_KEYS |= {"publish-verdict", "publish-required"}
 """Step keys of the files in `.buildkite`, which share a build with generated steps."""
 
 KILLED, LOST = 137, 255
@@ -49,6 +53,8 @@ FLOWS = {
     "release.yml": ("plan", "wait", "recheck", "wait", "verdict", "bundle", "sign"),
     "approve.yml": ("approve", "required"),
     "watch.yml": ("watch",),
+    "answer.yml": ("answer",),
+    "publish.yml": ("publish-verdict",),
 }
 """The files of `.buildkite` and the steps of each, in order."""
 
@@ -108,6 +114,7 @@ def lint_files(texts: Mapping[str, str], declarations: Declarations) -> list[str
 
 
 def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator[str]:
+    text = text.replace(UPLOADER, "verdict") if name == "publish.yml" else text
     pipeline: Step = _load(text)
     project = declarations.project
     steps: list[Step] = [step if isinstance(step, dict) else {str(step): None} for step in pipeline["steps"]]
@@ -116,7 +123,7 @@ def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator
         yield f"its steps are {', '.join(shape)}, not {', '.join(FLOWS.get(name, ('none',)))}"
     yield from _build_problems(pipeline, text, [NOTIFIED] if name == "watch.yml" else [])
     yield from _key_problems([step["key"] for step in steps if step.get("key")])
-    yield from _graph_problems(steps, STATIC_KEYS if name == "approve.yml" else frozenset())
+    yield from _graph_problems(steps, STATIC_KEYS if name in {"approve.yml", "publish.yml"} else frozenset())
     for step in steps:
         if "wait" in step:
             if step.get("continue_on_failure") is not True:

@@ -43,13 +43,15 @@ _MADE: TypeAdapter[_Made] = TypeAdapter(_Made)
 
 
 def publish(forge: Forge, pull_request: int, author: str, check: Mapping[str, Any], text: str) -> tuple[str, str]:
-    """Make the check, and make the comment or change the one that `author` made before; their addresses.
+    """Make the comment or change the one that `author` made before, and make the check; their addresses.
+
+    The comment comes first: GitHub takes checks from apps alone, and the token may be a person's.
 
     Raises:
         RemoteError: GitHub does not answer, refuses, or answers something else than it documents.
     """
-    made = forge.ask("/check-runs", _MADE, method="POST", body=check)
-    return made.html_url, write(forge, pull_request, author, MARK, text)
+    comment = write(forge, pull_request, author, MARK, text)
+    return comment, forge.ask("/check-runs", _MADE, method="POST", body=check).html_url
 
 
 def write(forge: Forge, pull_request: int, author: str, mark: str, text: str) -> str:

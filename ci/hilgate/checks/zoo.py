@@ -95,8 +95,11 @@ def load_bugs(root: Path, names: tuple[str, ...] = ()) -> tuple[Bug, ...]:
     return tuple(bug for bug in bugs.values() if not names or bug.id in names)
 
 
-def run_bugs(root: Path, bugs: tuple[Bug, ...], folder: Path) -> tuple[Check, ...]:
-    """Run the control of each distinct selection, then each bug; one check per control and per bug."""
+def run_bugs(root: Path, bugs: tuple[Bug, ...], folder: Path, *, keep: bool = False) -> tuple[Check, ...]:
+    """Run the control of each distinct selection, then each bug; one check per control and per bug.
+
+    With `keep` the checks that a caught bug's step recorded are written beside its patch, as `findings.jsonl`.
+    """
     checks: list[Check] = []
     controls: dict[tuple[str, str], Check] = {}
     for bug in bugs:
@@ -104,7 +107,7 @@ def run_bugs(root: Path, bugs: tuple[Bug, ...], folder: Path) -> tuple[Check, ..
         if selection not in controls:
             controls[selection] = _check(root, bug, folder / f"control-{len(controls) + 1}", None)
             checks.append(controls[selection])
-        checks.append(_check(root, bug, folder / bug.id, controls[selection]))
+        checks.append(_check(root, bug, folder / bug.id, controls[selection], keep=keep))
     return tuple(checks)
 
 
@@ -113,11 +116,11 @@ def status_of(checks: tuple[Check, ...]) -> Exit:
     return _STATUS[worst(check.outcome for check in checks)]
 
 
-def _check(root: Path, bug: Bug, folder: Path, control: Check | None) -> Check:
+def _check(root: Path, bug: Bug, folder: Path, control: Check | None, *, keep: bool = False) -> Check:
     """The check of a bug; without a `control`, that of the control itself."""
     began = time.monotonic()
     try:
-        outcome, message = _planted(root, bug, folder, control) if control else _control(root, bug, folder)
+        outcome, message = _planted(root, bug, folder, control, keep=keep) if control else _control(root, bug, folder)
     except CannotRunHereError as error:
         outcome, message = Outcome.DID_NOT_RUN, f"{error.what}: {error.where}"
     return Check(
@@ -140,7 +143,7 @@ def _control(root: Path, bug: Bug, folder: Path) -> tuple[Outcome, str]:
     return outcome, f"without a bug it must pass: {verdict.outcome.value}: {why}"
 
 
-def _planted(root: Path, bug: Bug, folder: Path, control: Check) -> tuple[Outcome, str]:
+def _planted(root: Path, bug: Bug, folder: Path, control: Check, *, keep: bool) -> tuple[Outcome, str]:
     if control.outcome is not Outcome.PASS:
         return Outcome.DID_NOT_RUN, f"its control did not pass: {control.message}"
     copy = _copy(root, folder)
@@ -156,7 +159,15 @@ def _planted(root: Path, bug: Bug, folder: Path, control: Check) -> tuple[Outcom
         return Outcome.FAIL, f"{step.key} failed for another reason; nothing matches {bug.expect!r}: {step.why}"
     if not _shown(judged, match):
         return Outcome.FAIL, f"{step.key} caught it, and its cause is not on the first screen: {match.id}"
+    if keep:
+        last = judged.recorded.last(step.key)
+        Check.write_all(root / ZOO / bug.id, [_portable(one, root) for one in last.checks] if last else ())
     return Outcome.PASS, f"caught by {step.key}: {match.id}: {first_line(match.message)}"
+
+
+def _portable(check: Check, root: Path) -> Check:
+    """The check without where this checkout lies."""
+    return check.model_copy(update={"message": check.message.replace(f"{root.resolve()}/", "")})
 
 
 def _copy(root: Path, folder: Path) -> Path:

@@ -7,9 +7,10 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from hilgate.errors import EXIT_MEANINGS, MisuseError
 
@@ -18,9 +19,33 @@ if TYPE_CHECKING:
 
 SUMMARY = "Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."
 
+SECTIONS = {
+    "Test a change": ("gate", "run", "judge", "plan", "explain"),
+    "Find the cause": ("order", "recheck", "history"),
+    "Kernels and models": ("fit", "explain-kernel"),
+    "Declare": ("init", "doctor", "schema", "selftest", "replay"),
+    "Buildkite and GitHub": ("pipeline", "rerun", "watch", "publish", "answer"),
+    "Release": ("bundle", "verify-bundle", "attest"),
+}
+"""The commands as help lists them."""
+
+
+class Sections(TyperGroup):
+    """A program whose help lists its commands in sections."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer keeps click's types to itself
+        """Write each section, its commands in their order."""
+        width = max(map(len, self.commands))
+        for title, names in SECTIONS.items():
+            rows = [(name.ljust(width), self.commands[name].get_short_help_str(200)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 # \b keeps the line breaks of a paragraph.
 program = typer.Typer(
     name="hilgate",
+    cls=Sections,
     help=SUMMARY,
     epilog="\b\nExit status:\n"
     + "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items()),

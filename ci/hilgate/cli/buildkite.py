@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hilgate.cli import Base, History, JobsFolder, Results, declared, program, repository
-from hilgate.errors import Exit, MisuseError, RecordsError
+from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
 
 if TYPE_CHECKING:
+    from hilgate.buildkite.commands import Allowed, AskedComment
+    from hilgate.buildkite.github import Forge
     from hilgate.model.plan import Plan
 
 
@@ -106,6 +108,18 @@ PipelineSlug = Annotated[
         help="Pipeline, as Buildkite's addresses have it.",
     ),
 ]
+ForgeName = Annotated[
+    str,
+    typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
+]
+Author = Annotated[
+    str,
+    typer.Option(
+        metavar="LOGIN",
+        envvar="HILGATE_GITHUB_LOGIN",
+        help="Who the token is; only a comment of this user is ever changed.",
+    ),
+]
 
 
 @program.command()
@@ -118,10 +132,7 @@ def watch(
     ] = "main",
     organization: Organization = "",
     pipeline_slug: PipelineSlug = "",
-    forge: Annotated[
-        str,
-        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
-    ] = "",
+    forge: ForgeName = "",
     heartbeat: Annotated[
         str,
         typer.Option(
@@ -138,9 +149,9 @@ def watch(
     """Name paused or lost nodes, red builds, long queues.
 
     Also names settings of GitHub that differ from ci/agent/github. Exit status 1 when there is anything to report.
-    BUILDKITE_API_TOKEN needs the scopes read_agents and read_builds, HILGATE_GITHUB_TOKEN the permission Metadata: read
-    (a public repository needs none). With HILGATE_TEXTFILE, a folder of Prometheus' node exporter, the queues' numbers
-    are written there.
+    BUILDKITE_API_TOKEN needs the scopes read_agents and read_builds, for --end-late also the access to GraphQL.
+    HILGATE_GITHUB_TOKEN needs the permission Metadata: read (a public repository needs none). With HILGATE_TEXTFILE, a
+    folder of Prometheus' node exporter, the queues' numbers are written there.
     """
     from hilgate.agent import facts
     from hilgate.buildkite import api, github
@@ -148,7 +159,7 @@ def watch(
 
     queues = load(repository(ctx)).agents.queues
     url = api.builds_url(organization, pipeline_slug, api=api.API)
-    client = api.Client(url, os.environ.get(api.TOKEN_VARIABLE, ""))
+    client = api.Client(url, os.environ.get(api.TOKEN_VARIABLE, ""), graphql=api.GRAPHQL)
     now = dt.datetime.now(dt.UTC)
     unfinished = list(client.builds(**{"state[]": api.UNFINISHED, "exclude_jobs": "false"}))
     since = (now - dt.timedelta(days=api.FINISHED_DAYS)).isoformat(timespec="seconds")
@@ -156,8 +167,11 @@ def watch(
     agents = client.agents()
     found = api.alarms(agents, unfinished, ended, queues, now)
     for job, sentence in api.overdue(unfinished, queues, now) if end_late else ():
-        client.cancel_job(job)
-        found.append(sentence)
+        try:
+            client.cancel_job(job)
+            found.append(sentence)
+        except HilgateError as error:
+            found.append(f"a job that waits too long was not ended: {error.what} [paused]")
     samples = api.queue_facts(agents, unfinished, queues, now)
     if rulesets := github.load(repository(ctx)):
         asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
@@ -238,13 +252,8 @@ def publish(
     ctx: typer.Context,
     *,
     pull_request: Annotated[int, typer.Option("--pr", min=1, metavar="N", help="Number of the pull request.")],
-    author: Annotated[
-        str, typer.Option(metavar="LOGIN", help="Who the token is; only a comment of this user is ever changed.")
-    ],
-    forge: Annotated[
-        str,
-        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
-    ] = "",
+    author: Author,
+    forge: ForgeName = "",
     jobs: JobsFolder = None,
     results: Results = None,
     history: History = None,
@@ -254,9 +263,10 @@ def publish(
 
     The check has annotations at the lines.
 
-    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. Neither of the two decides a merge.
+    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. GitHub takes checks from apps alone, so
+    it may be the private key of an app that HILGATE_GITHUB_APP names. Neither of the two decides a merge.
     """
-    from hilgate.buildkite import github
+    from hilgate.buildkite import app, github
     from hilgate.buildkite import publish as sending
     from hilgate.judge.verdict import read_verdict
     from hilgate.model import PLAN_FILE, VERDICT_FILE
@@ -283,7 +293,7 @@ def publish(
         )
         sys.stderr.write("nothing was sent\n")
         return
-    asking = github.Forge(url, os.environ.get(github.TOKEN_VARIABLE, ""))
+    asking = app.connect(url, os.environ, dt.datetime.now(dt.UTC))
     for address in sending.publish(asking, pull_request, author, check, comment):
         sys.stdout.write(f"{address}\n")
 
@@ -291,50 +301,73 @@ def publish(
 @program.command()
 def answer(
     ctx: typer.Context,
-    comment: Annotated[int, typer.Argument(min=1, metavar="ID", help="Number of the comment on GitHub.")],
+    comment: Annotated[
+        int | None,
+        typer.Argument(
+            min=1, metavar="ID", help="Number of the comment on GitHub (default: what nobody answered yet)."
+        ),
+    ] = None,
     *,
-    author: Annotated[
-        str, typer.Option(metavar="LOGIN", help="Who the token is; only a comment of this user is ever changed.")
-    ],
-    forge: Annotated[
-        str,
-        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
-    ] = "",
+    author: Author,
+    forge: ForgeName = "",
     organization: Organization = "",
     pipeline_slug: PipelineSlug = "",
 ) -> None:
-    """Do what a comment on a pull request asks for.
+    """Do what comments on pull requests ask for.
 
-    The comment is one line: /hilgate run STEP|MODEL ..., retry, cancel or explain. Who may ask stands in
-    ci/agent/commands.json of the default branch. Run it from a checkout of the default branch.
+    A comment is one line: /hilgate run STEP|MODEL ..., retry, cancel or explain. Who may ask stands in
+    ci/agent/commands.json of the default branch. Run it from a checkout of the default branch. Without ID it takes the
+    comments of the last six hours; then a refused one is a line on standard error and no failure.
     """
-    from hilgate.buildkite import api, commands, github
-    from hilgate.buildkite.publish import ANSWER, write
-    from hilgate.declare.load import load
-    from hilgate.errors import HilgateError
-    from hilgate.text import markdown
+    from hilgate.buildkite import app, commands, github
 
-    asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
-    asked = commands.read(asking, comment)
-    if not asked.body.startswith("/hilgate"):
+    asking = app.connect(github.repository_url(forge), os.environ, dt.datetime.now(dt.UTC))
+    if comment is None:
+        asked = commands.unanswered(asking, author, dt.datetime.now(dt.UTC))
+    else:
+        asked = [one for one in [commands.read(asking, comment)] if one.is_command]
+    if not asked:
         sys.stdout.write("no command\n")
         return
-    may = commands.allowed(asking)
-    commands.permit(asked, may, (), dt.datetime.now(dt.UTC))  # who may not ask gets no answer on GitHub
+    may, failed = commands.allowed(asking), None
+    for one in asked:
+        try:
+            _answer(ctx, asking, one, may, author, (organization, pipeline_slug))
+        except HilgateError as error:
+            if comment is not None:
+                raise
+            sys.stderr.write(f"comment {one.id}: {error.what}\n")
+            failed = failed or (None if isinstance(error, MisuseError) else error)
+    if failed:
+        raise failed
+
+
+def _answer(
+    ctx: typer.Context,
+    asking: Forge,
+    asked: AskedComment,
+    may: Allowed,
+    author: str,
+    pipeline: tuple[str, str],
+) -> None:
+    """Do what one comment asks for, and answer it; who may not ask gets no answer on GitHub."""
+    from hilgate.buildkite import api, commands
+    from hilgate.buildkite.publish import ANSWER, write
+    from hilgate.declare.load import load
+    from hilgate.text import markdown
+
+    commands.permit(asked, may, (), dt.datetime.now(dt.UTC))
     declarations = load(repository(ctx))
     names = ({step.key for _, step in declarations.steps()}, declarations.models())
-    client = api.Client(
-        api.builds_url(organization, pipeline_slug, api=api.API), os.environ.get(api.TOKEN_VARIABLE, "")
-    )
+    client = api.Client(api.builds_url(*pipeline, api=api.API), os.environ.get(api.TOKEN_VARIABLE, ""))
     refused: HilgateError | None = None
-    said = ""
     try:
-        if command := commands.parse(asked.body):
-            said = commands.answer(client, asked, may, command, names, dt.datetime.now(dt.UTC))
+        said = commands.answer(client, asked, may, commands.parse(asked.body), names, dt.datetime.now(dt.UTC))
     except HilgateError as error:
         refused, said = error, f"{error.what}: {error.remedy}"
-    if said:
-        address = write(asking, asked.pull_request, author, ANSWER, f"{markdown(said)}\n")
-        sys.stdout.write(f"{said}\n{address}\n")
+    address = write(
+        asking, asked.pull_request, author, ANSWER, f"{markdown(said)}\n\n{commands.answered_mark(asked)}\n"
+    )
+    sys.stdout.write(f"{said}\n{address}\n")
     if refused:
         raise refused

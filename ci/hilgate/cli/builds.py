@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hilgate.release.verify import BundleAnswer
 
 
-METRICS = "accuracy, kernels, flakes, waiting, minutes"
+METRICS = "grid, accuracy, kernels, flakes, waiting, hours, minutes"
 Step = Annotated[
     str,
     typer.Option(
@@ -207,6 +207,8 @@ def _seen(words: str, commits: Sequence[str]) -> tuple[str, bool]:
 BARS = "▁▂▃▄▅▆▇█"
 MOST_BARS = 8
 NOTHING = {
+    "grid": "no step of these builds was planned",
+    "hours": "no step of these builds was run",
     "accuracy": "no check of these builds has an exact_match with its interval",
     "kernels": "no check of these builds has a time (a number named ..._us or ..._ms)",
     "flakes": "no check failed in these builds",
@@ -246,7 +248,22 @@ def _minutes(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
+def _not_passed(row: Row) -> str:
+    return ", ".join(key for key, outcome in row["cells"].items() if outcome != "pass") or "nothing"
+
+
+def _passed(row: Row) -> str:
+    outcomes = list(row["cells"].values())
+    return f"{outcomes.count('pass')} of {len(outcomes)}"
+
+
 COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
+    "grid": {
+        "steps that did not pass": _not_passed,
+        "commit": lambda row: row["commit"][:10] or "none",
+        "began (UTC)": lambda row: f"{row['time']:%Y-%m-%d %H:%M}",
+        "passed": _passed,
+    },
     "accuracy": {
         "accuracy": lambda row: row["id"],
         "match": lambda row: f"{row['score'][-1]:.1%}",
@@ -267,9 +284,9 @@ COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
     },
     "flakes": {
         "did not always pass": lambda row: f"{row['key']}  {row['id']}",
-        "flaky": lambda row: f"{row['flaky']} ({row['rate']:.0%})",
+        "flaky": lambda row: f"{row['flaky']} of {row['builds']}",
+        "95 %": lambda row: f"{100 * row['low']:.0f} to {row['high']:.0%}",
         "failed": lambda row: str(row["failed"]),
-        "of builds": lambda row: str(row["builds"]),
         "last": lambda row: f"{row['last']:%m-%d %H:%M}",
     },
     "waiting": {
@@ -280,6 +297,13 @@ COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
         "longest": lambda row: _minutes(row["longest"]),
         "never began": lambda row: str(row["never"] or ""),
         "course": lambda row: bars(row["course"] or []),
+    },
+    "hours": {
+        "hours of": lambda row: row["key"],
+        "week of": lambda row: f"{row['week']:%Y-%m-%d}",
+        "runs": lambda row: str(row["runs"]),
+        "minutes": lambda row: _minutes(row["minutes"]),
+        "GPU-hours": lambda row: _minutes(row["gpu_hours"]),
     },
     "minutes": {
         "began (UTC)": lambda row: f"{row['time']:%Y-%m-%d %H:%M}",
@@ -295,7 +319,7 @@ COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
 }
 """What each metric shows of a row, by the name of the column; a column without a value in any row is left out."""
 
-WORDS = frozenset({"course", "commit", "outcome", "step", "last"})
+WORDS = frozenset({"course", "commit", "outcome", "step", "last", "began (UTC)", "week of"})
 """Columns that are read, not compared: set flush left."""
 
 

@@ -108,7 +108,7 @@ def plan(
 def init(ctx: typer.Context) -> None:
     """Write the files that a repository needs to use hilgate.
 
-    Files that exist are kept. ci/ADOPTING.md of hilgate explains each file.
+    Files that exist are kept. docs/how-to/adopt.md of hilgate explains each file.
     """
     from hilgate.declare.init import init as write_all
 

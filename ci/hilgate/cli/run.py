@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.plan.estimate import Estimate
+    from hilgate.report.write import Judged
     from hilgate.run.results import Recorded
     from hilgate.run.reuse import Store
 
@@ -155,7 +156,16 @@ def gate(
     budget = None if steps or earlier else budget_of(plan, declarations)
     if size:
         terminal.print_time(terminal.stderr(), time.monotonic() - began, size, budget)
+    _send(judged)
     raise typer.Exit(status_of(judged))
+
+
+def _send(judged: Judged) -> None:
+    """Send the verdict to those that the environment names; it has been written, and nothing changes it."""
+    from hilgate.report.telemetry import send
+
+    for said in send(judged, os.environ):
+        sys.stderr.write(f"{said}\n")
 
 
 @program.command(cls=TakesArguments)
@@ -263,6 +273,7 @@ def judge(
         print_verdict(judged)
     for where, why in judged.recorded.damaged.items():
         sys.stderr.write(f"damaged: {where}: {why}\n")
+    _send(judged)
     if judged.refused:
         sys.stderr.write(f"error: {judged.refused}\n")
     raise typer.Exit(status_of(judged))
@@ -276,6 +287,9 @@ def selftest(
         typer.Argument(metavar="BUG", autocompletion=declared("bugs"), help="Known bugs to inject (default: all)."),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the bugs and inject none.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Write what a caught bug's step recorded beside its patch (findings.jsonl).")
+    ] = False,
     as_json: Json = False,
     results: Results = None,
 ) -> None:
@@ -295,7 +309,7 @@ def selftest(
     out = os.environ.get("HILGATE_OUT")  # set when the self-test is itself a step of a gate
     folder = results or (Path(out) / "zoo" if out else root / "results" / "selftest")
     with locked(folder):
-        checks = zoo.run_bugs(root, chosen, folder)
+        checks = zoo.run_bugs(root, chosen, folder, keep=keep)
     if out:
         Check.write_all(Path(out), checks)
     if as_json:

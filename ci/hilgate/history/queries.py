@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import math
+import statistics
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hilgate.errors import HilgateError, MisuseError, RecordsError
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-Metric = Literal["accuracy", "kernels", "flakes", "waiting", "minutes"]
+Metric = Literal["grid", "accuracy", "kernels", "flakes", "waiting", "hours", "minutes"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 Row = dict[str, Any]
@@ -66,7 +68,8 @@ join (select build, min((json->>'$.started')::timestamptz) as time from lines wh
 create table chosen_steps as
 select build, time, "commit", branch, key, step, device, v->>'$.outcome' as outcome, v->>'$.ruling' as ruling,
        (v->>'$.attempts')::int as attempts, (v->'$.flaky')::varchar[] as flaky,
-       coalesce((v->>'$.seconds')::double, 0) as seconds, coalesce(used, 0) * gpus / 60 as gpu_minutes,
+       coalesce((v->>'$.seconds')::double, 0) as seconds, coalesce(used, 0) as used_seconds,
+       coalesce(used, 0) * gpus / 60 as gpu_minutes,
        coalesce(greatest(0, epoch(began) - epoch(ready)), 0) as queue_seconds, queue, began is not null as started
 from builds join (select build, unnest((json->'$.steps')::json[]) as v, v->>'$.key' as key from verdicts) using (build)
 join planned using (build, key) join waits using (build, key)
@@ -89,6 +92,26 @@ from chosen_steps
 join (select build, json->>'$.step' as key, json from lines where kind = 'check') l using (build, key);
 set enable_external_access = false
 """
+
+_GRID = """
+with cell as (
+    select "commit", key, max(time) as time,
+           count(distinct outcome) > 1 or bool_or(coalesce(len(flaky), 0) > 0) as differs,
+           if(differs, 'mixed', any_value(outcome)) as outcome
+    from chosen_steps group by "commit", key
+)
+select "commit", max(time) as time, map_from_entries(list((key, outcome) order by key)) as cells
+from cell group by "commit" order by time desc, "commit"
+"""
+"""Outcome of each step at each commit, the newest first; `mixed` where builds differ or a check was flaky."""
+
+_HOURS = """
+select date_trunc('week', time)::date as week, key, device, count(*) as runs, sum(used_seconds) / 60 as minutes,
+       sum(gpu_minutes) / 60 as gpu_hours
+from chosen_steps where attempts > 0
+group by all order by week desc, gpu_hours desc, minutes desc, key
+"""
+"""Of all attempts; a week begins on a Monday."""
 
 _ACCURACY = """
 select key, device, id, count(*) as builds, list(n order by t) as n, list(score order by t) as score,
@@ -158,7 +181,28 @@ select key, device, time, "commit", branch, outcome, ruling, seconds / 60 as ste
 from chosen_steps where attempts > 0 order by key, time
 """
 
-_SQL: dict[str, str] = {"accuracy": _ACCURACY, "kernels": _KERNELS, "flakes": _FLAKES, "waiting": _WAITING}
+_SQL: dict[str, str] = {
+    "grid": _GRID,
+    "accuracy": _ACCURACY,
+    "kernels": _KERNELS,
+    "flakes": _FLAKES,
+    "waiting": _WAITING,
+    "hours": _HOURS,
+}
+
+
+def rate_interval(number: int, of: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate: what few builds cannot exclude.
+
+    Raises:
+        MisuseError: There is nothing that the rate is of.
+    """
+    if of < 1 or not 0 <= number <= of:
+        raise MisuseError(f"{number} of {of} is no rate", remedy="count at least one build")
+    z, rate = statistics.NormalDist().inv_cdf(0.975), number / of
+    middle, spread = rate + z * z / (2 * of), z * math.sqrt(rate * (1 - rate) / of + z * z / (4 * of * of))
+    scale = 1 + z * z / of
+    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
 def ask(
@@ -184,7 +228,10 @@ def ask(
                     f"no build in this history has a step {step!r}", where="--step", remedy=suggest(step, names)
                 )
         minutes = {"minutes": _MINUTES_OF_STEP if step else _MINUTES}
-        return {metric: _rows(connection, (_SQL | minutes)[metric]) for metric in metrics}
+        found = {metric: _rows(connection, (_SQL | minutes)[metric]) for metric in metrics}
+    for row in found.get("flakes", ()):
+        row["low"], row["high"] = rate_interval(row["flaky"], row["builds"])
+    return found
 
 
 def forecast(history: Path, queues: Iterable[str]) -> list[str]:

@@ -37,6 +37,8 @@ FOLDER: Final = "wheels"
 LICENSE: Final = "Apache-2.0"
 RELATIVE: Final = re.compile(r"\]\((?!https://|#)([^)\s]+)")
 """A link of a description that a package index cannot follow."""
+HELD: Final = re.compile(r"`([\w./-]+)` in the wheel")
+"""A file that a description says is there."""
 SECONDS: Final = 300
 OTHERWISE: Final = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "1", "SOURCE_DATE_EPOCH": ""}
 """How the second build differs, in what a careless build would write into a wheel; its umask and folder differ too."""
@@ -142,6 +144,9 @@ def _problem(wheel: Path, folder: Path) -> str:
         return f"its license is {metadata['License-Expression']}, not {LICENSE}"
     if not any(one.endswith(".dist-info/licenses/LICENSE") for one in names):
         return "it holds no LICENSE"
+    promised = HELD.findall(str(metadata.get_payload()))
+    if gone := [one for one in promised if one not in names]:
+        return f"it holds no {gone[0]}, which its description names"
     if problem := _unshown(metadata):
         return problem
     if not wheel.name.startswith(f"{name}-{version}-"):

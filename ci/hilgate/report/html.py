@@ -21,6 +21,7 @@ from hilgate.report.problems import Detail, fit
 from hilgate.report.reservations import TITLE, reservations
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Mapping, Sequence
 
     from hilgate.history.queries import Metric, Row
@@ -159,6 +160,10 @@ def environment() -> jinja2.Environment:
     return made
 
 
+LETTERS = {"pass": "P", "fail": "F", "inconclusive": "I", "did not run": "N", "mixed": "M"}
+"""What stands in a cell of the grid, beside its colour."""
+MOST_COMMITS, MOST_STEPS = 40, 120
+"""Of the grid; the terminal and --json have the others."""
 MOST_PLOTS, MOST_ROWS = 8, 200
 """Of one kind: a plot of 200 builds has about 20 KiB. The tables below them hold more, --json everything."""
 
@@ -169,6 +174,9 @@ def render_history(answers: Mapping[Metric, Sequence[Row]], *, step: str) -> str
     template = environment().get_template("history.html.j2")
     return template.render(
         step=step,
+        grid=_grid(answers["grid"]),
+        letters=LETTERS,
+        hours=answers["hours"][:MOST_ROWS],
         builds=builds[::-1][:MOST_ROWS],
         earlier=max(0, len(builds) - MOST_ROWS),
         times=[build["time"] for build in builds],
@@ -187,6 +195,35 @@ def render_history(answers: Mapping[Metric, Sequence[Row]], *, step: str) -> str
         percent=lambda value: "none" if value is None else f"{value:.1%}",
         number=lambda value: "none" if value is None else problems.shortest(float(value)),
         duration=lambda minutes: text.duration(minutes * 60 or None),
+    )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Commits by steps.
+
+    Attributes:
+        steps: Planned keys, those that did not always pass first.
+        rows: (commit, when its newest build began, outcome of each step or None: not planned), newest first.
+        more: In words, how much is left out.
+    """
+
+    steps: tuple[str, ...]
+    rows: tuple[tuple[str, dt.datetime, tuple[str | None, ...]], ...]
+    more: str
+
+
+def _grid(rows: Sequence[Row]) -> Grid:
+    """The newest commits and the steps that were planned at them."""
+    newest = rows[:MOST_COMMITS]
+    steps = sorted({key for row in newest for key in row["cells"]})
+    steps.sort(key=lambda key: all(row["cells"].get(key, "pass") == "pass" for row in newest))
+    left = {"commit": len(rows) - len(newest), "step": len(steps[MOST_STEPS:])}
+    shown = tuple(steps[:MOST_STEPS])
+    return Grid(
+        shown,
+        tuple((row["commit"], row["time"], tuple(row["cells"].get(key) for key in shown)) for row in newest),
+        ", ".join(f"{text.count(number, word)}" for word, number in left.items() if number),
     )
 
 

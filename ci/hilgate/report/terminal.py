@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from hilgate.model.declaration import Area, Step
     from hilgate.model.plan import Plan
     from hilgate.model.record import Check
+    from hilgate.model.verdict import Verdict
     from hilgate.plan.estimate import Estimate
     from hilgate.plan.expand import Diagnosis, Readiness
     from hilgate.report.problems import CheckFinding, StepProblem
@@ -169,19 +170,7 @@ def print_verdict(judged: Judged, *, every: bool = False, console: Console | Non
     if first := whose(found, facts, recorded, local=judged.plan.local):
         say(console, f"{first[0].upper()}{first[1:]}.", "bold")
         console.print()
-    today = verdict.decided.astimezone().replace(hour=0, minute=0)
-    rows = [
-        (
-            mark_of(step.outcome),
-            step.key,
-            step.counts.passed,
-            step.counts.failed,
-            step.counts.inconclusive + step.counts.did_not_run,
-            time_of(step, at="%H:%M" if step.reused and step.reused > today else "%d %b"),
-        )
-        for step in verdict.steps
-    ]
-    console.print(_table_of_steps(rows, console.width))
+    _print_steps(console, verdict)
     for problem in problems(judged.plan, recorded, verdict, found, limit=CAUSES, facts=facts):
         _print_problem(console, problem, local=judged.plan.local)
     if beside_passes := reservations(judged.plan, recorded, verdict):
@@ -206,6 +195,32 @@ def print_verdict(judged: Judged, *, every: bool = False, console: Console | Non
         say(console, f"changes its own gate: {loosened.path}: {loosened.what}")
         for row in loosened.hunk.splitlines():
             console.print(Text(f"  {text.visible(row)}"), soft_wrap=True)
+
+
+FEW = 6
+"""Steps that passed, of which as many stand above what did not; more would push the cause off the first screen."""
+
+
+def _print_steps(console: Console, verdict: Verdict) -> None:
+    """The table of steps; beside what is red, many that passed are counted, and the report lists them."""
+    today = verdict.decided.astimezone().replace(hour=0, minute=0)
+    green = [step for step in verdict.steps if step.outcome is Outcome.PASS]
+    whole = len(green) <= FEW or len(green) == len(verdict.steps)
+    listed = [step for step in verdict.steps if whole or step.outcome is not Outcome.PASS]
+    rows = [
+        (
+            mark_of(step.outcome),
+            step.key,
+            step.counts.passed,
+            step.counts.failed,
+            step.counts.inconclusive + step.counts.did_not_run,
+            time_of(step, at="%H:%M" if step.reused and step.reused > today else "%d %b"),
+        )
+        for step in listed
+    ]
+    console.print(_table_of_steps(rows, console.width))
+    if hidden := len(verdict.steps) - len(listed):
+        say(console, f"and {count(hidden, 'step')} that passed: the report lists them", "dim")
 
 
 STEP_COLUMNS = ("outcome", "step", "passed", "failed", "other", "time")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 IMAGES = (".png", ".jpg", ".jpeg")
 TEXT = ".md"
-REMEDY = "see evals/README.md, Parsing models"
+REMEDY = "see docs/reference/accuracy-gates.md, Parsing models"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 """What turns sound, images and text into the model's input."""
 

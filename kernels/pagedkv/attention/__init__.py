@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged attention over any strides: prefill, decode and extend; its reference, checks, merge and cascade."""
+"""Paged attention over any strides: prefill, decode and extend; its checks and the merge of parts."""

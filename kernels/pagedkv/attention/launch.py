@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagedkv.arch import NEVER, largest_tile, next_power_of_two
 from pagedkv.errors import InvalidFileError
@@ -196,7 +196,7 @@ def _fitted(
     group: int,
     waves: int,
     stages: int,
-    **shape: int,
+    **shape: Any,
 ) -> _Program:
     """Return the program that fits the arch: as wanted, else with fewer sequences, heads, tokens or query heads.
 
@@ -222,9 +222,9 @@ def _fitted(
         rows = program.rows
         used = min(waves, rows // 16) if alone else waves
         # With what is wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages.
+        fit = functools.partial(tile_tokens, arch, rows=rows, columns=heads * seqs, waves=used, **shape)
         for deep, occupancy in product(range(stages, 0, -1), range(data.occupancy, 0, -1)):
-            sizes = {"rows": rows, "columns": heads * seqs, "waves": used, "stages": deep, "occupancy": occupancy}
-            if tile := tile_tokens(arch, **sizes, **shape):
+            if tile := fit(stages=deep, occupancy=occupancy):
                 return replace(program, tile=tile, stages=deep, waves=used)
         if seqs > 1:
             seqs //= 2
@@ -290,8 +290,14 @@ def choose(
     few = arch.compiled and not decode and needed <= data.few_rows
     if few:
         data = replace(data, rows=data.few_rows, quantised_rows=0)
-    layer = {"cache_bytes": read, "packing": packing, "head_size": head_size, "block_size": block_size, "group": group}
-    step = {"longest": longest, "needed": needed, "programs": programs // arch.compute_units}
+    layer: dict[str, Any] = {
+        "cache_bytes": read,
+        "packing": packing,
+        "head_size": head_size,
+        "block_size": block_size,
+        "group": group,
+    }
+    step: dict[str, Any] = {"longest": longest, "needed": needed, "programs": programs // arch.compute_units}
     measured = None
     if element_bytes == MEASURED_BYTES:
         measured = next((where for where in data.where if where.holds(**layer, **step)), None)

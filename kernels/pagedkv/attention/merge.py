@@ -4,18 +4,29 @@
     out[n, h, :] = sum_s e^(lse[n, h, s] - m) part[n, h, s, :] / sum_s e^(lse[n, h, s] - m),   m = max_s lse[n, h, s]
     lse[n, h]    = m + ln sum_s e^(lse[n, h, s] - m)
 
-`reduce_kernel` merges the partitions of one call (base 2), `merge_kernel` the results of two calls (base e). A
+`reduce_kernel` merges the partitions of one call (base 2), `merge_attention` the results of two calls (base e). A
 part that saw nothing has lse -inf: its weight is 0 and its rows are not read, so they may hold anything. If no part saw
 anything the result is 0 and -inf.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import torch
 import triton
 import triton.language as tl
 
+from pagedkv import checks
+from pagedkv.arch import next_power_of_two
 from pagedkv.attention.softmax import LN2, finite, log_sum, merge_parts
+from pagedkv.device import current, on
+from pagedkv.errors import ArgumentError
+from pagedkv.launch import tuning
 from pagedkv.strides import wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @triton.jit
@@ -157,3 +168,81 @@ def reduce_kernel(
     if LSE:
         stride_token, stride_head = wide(out_lse_strides)
         tl.store(out_lse + token * stride_token + head * stride_head, row_lse * LN2, mask=live)
+
+
+def merge_attention(
+    out: Tensor,  # [num_tokens, num_q_heads, head_size]
+    lse: Tensor | None,  # [num_tokens, num_q_heads] fp32
+    prefix_out: Tensor,  # [num_tokens, num_q_heads, head_size]
+    prefix_lse: Tensor,  # [num_tokens, num_q_heads] fp32
+    suffix_out: Tensor,  # [num_tokens, num_q_heads, head_size]
+    suffix_lse: Tensor,  # [num_tokens, num_q_heads] fp32
+    *,
+    query_start_loc: Tensor | None = None,  # [num_seqs + 1] int32
+) -> None:
+    """Merge two results of the same queries over disjoint parts of their KV into the result over both.
+
+    The order of the parts does not matter. A sink must have been counted in one of them, and in one only.
+
+    Args:
+        out: Result, fp32, fp16 or bf16; last dimension dense. Shares no memory with the parts.
+        lse: Output: natural logarithm of the sum of exponentials of both; None if nobody asks.
+        prefix_out: One part, fp32, fp16 or bf16; last dimension dense. Rows whose `prefix_lse` is -inf are not read.
+        prefix_lse: Its sums, natural logarithm; -inf for a query that saw nothing of that part.
+        suffix_out: The other part.
+        suffix_lse: Its sums.
+        query_start_loc: Where given, rows before its first and behind its last entry are left alone.
+
+    Raises:
+        ArgumentError: an argument is wrong (`pagedkv.errors`).
+    """
+    checks.shape("out", out, (None, None, None), "[num_tokens, num_q_heads, head_size]")
+    num_tokens, num_q_heads, head_size = out.shape
+    parts = {"prefix_out": prefix_out, "suffix_out": suffix_out}
+    sums = {"prefix_lse": prefix_lse, "suffix_lse": suffix_lse}
+    asked = {} if lse is None else {"lse": lse}
+    for name, tensor in ({"out": out} | parts).items():
+        checks.shape(name, tensor, tuple(out.shape), "[num_tokens, num_q_heads, head_size]")
+        checks.dtype(name, tensor, checks.DTYPES, "Attend into a float tensor.")
+        checks.dense(name, tensor)
+    for name, tensor in (sums | asked).items():
+        checks.shape(name, tensor, (num_tokens, num_q_heads), "[num_tokens, num_q_heads]")
+        checks.dtype(name, tensor, (torch.float32,), "Sums of exponentials are fp32.")
+    checks.computable("out", out)
+    index = {} if query_start_loc is None else {"query_start_loc": query_start_loc}
+    checks.indices(index)
+    checks.device(("out", out), parts | sums | asked | index)
+    if out.numel() == 0:
+        return
+    for name, result in ({"out": out} | asked).items():
+        for other, tensor in (parts | sums).items():
+            if result.data_ptr() == tensor.data_ptr():
+                raise ArgumentError(
+                    "alias", name, got=f"the memory of {other}", expected="memory of its own", remedy="Copy it."
+                )
+    launch = tuning(current().name).gather  # it moves rows of heads, as a gather does
+    with on(out):
+        merge_kernel[(triton.cdiv(num_tokens * num_q_heads, launch.rows),)](
+            out,
+            prefix_lse if lse is None else lse,
+            prefix_out,
+            prefix_lse,
+            suffix_out,
+            suffix_lse,
+            prefix_lse if query_start_loc is None else query_start_loc,
+            0 if query_start_loc is None else query_start_loc.shape[0] - 1,
+            num_tokens,
+            out.stride()[:2],
+            (0, 0) if lse is None else lse.stride(),
+            prefix_out.stride()[:2],
+            prefix_lse.stride(),
+            suffix_out.stride()[:2],
+            suffix_lse.stride(),
+            NUM_HEADS=num_q_heads,
+            HEAD_SIZE=head_size,
+            PADDED=next_power_of_two(head_size),
+            ROWS=launch.rows,
+            BOUNDED=query_start_loc is not None,
+            LSE=lse is not None,
+            num_warps=launch.waves,
+        )

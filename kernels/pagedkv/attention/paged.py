@@ -111,7 +111,7 @@ def paged_attention(
             vLLM counts from the end of the sequence: the same after the softmax, but not in `lse` nor beside sinks.
         sinks: One more score of each head, unscaled and uncapped, that has no value but a share of the weight.
         lse: Output: natural logarithm of the sum of exponentials of each query, the sink included; -inf for a query
-            that sees nothing. Two results over parts of the KV are merged by it (`pagedkv.attention.cascade`).
+            that sees nothing. Two results over parts of the KV are merged by it (`merge_attention`).
         num_splits: Partitions of the KV of each sequence; None lets the tuning data decide.
         batch_invariant: Whether a sequence gets the same bits whatever else is in the batch, in whatever order and
             under whatever bounds, as long as it is in the same phase: decode sequences and the others in two calls, as

@@ -94,7 +94,7 @@ def warm_up(
     if layer in _warmed:
         return 0
     rows = max(service.max_seqs, min(service.max_tokens, MOST_ROWS))
-    query, key, value, out = (_longer(tensor, rows) for tensor in (query, key, value, out))
+    query, key, value, out = (longer(tensor, rows) for tensor in (query, key, value, out))
     index = query.new_zeros(rows + 1, dtype=torch.int32)
     table = query.new_zeros((rows, 1), dtype=torch.int32)
     for count in (1, rows):
@@ -145,7 +145,7 @@ def _steps(service: ServiceBounds, rows: int) -> Iterator[_Step]:
                     yield _Step(tokens, num_seqs, bound_of_queries(queries), bound(length))
 
 
-def _longer(tensor: Tensor, rows: int) -> Tensor:
+def longer(tensor: Tensor, rows: int) -> Tensor:
     """Return an uninitialised tensor of so many rows with the strides and the alignment of `tensor`."""
     offset = tensor.data_ptr() % 16 // tensor.element_size()
     extent = sum((n - 1) * stride for n, stride in zip((rows, *tensor.shape[1:]), tensor.stride(), strict=True)) + 1

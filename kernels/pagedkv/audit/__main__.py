@@ -68,24 +68,38 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Compile the kernels for AMD GPUs, without a GPU, and judge what the compiler made of them.",
         epilog=_EPILOG,
     )
-    parser.add_argument("--arch", nargs="+", choices=arches, default=arches, help="default: all")
     parser.add_argument(
-        "--source", nargs="+", choices=tuple(SOURCES), default=list(SOURCES), help="whose kernels; default: all"
+        "--arch", nargs="+", choices=arches, default=arches, help="Architectures to compile for (default: all)."
     )
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="TEXT", help="only cases whose id contains one of these"
+        "--source",
+        nargs="+",
+        choices=tuple(SOURCES),
+        default=list(SOURCES),
+        help="Whose kernels to compile (default: all).",
     )
-    parser.add_argument("--triton", metavar="VERSION", help="refuse to run with another Triton than this")
-    parser.add_argument("--list", action="store_true", help="print the ids and stop; compiles nothing")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where findings.jsonl goes; default: $HILGATE_OUT")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[""],
+        metavar="TEXT",
+        help="Compile only cases whose id contains one of these texts.",
+    )
+    parser.add_argument("--triton", metavar="VERSION", help="Refuse to run with another Triton version.")
+    parser.add_argument("--list", action="store_true", help="List the ids of the cases, and compile nothing.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Folder for findings.jsonl (default: $HILGATE_OUT).")
     jobs = max(1, (os.cpu_count() or 1) - 1)  # of two cores, other steps of a gate have one: nothing waits for imports
-    parser.add_argument("--jobs", type=int, default=jobs, help="compilers at a time; default: all cores but one")
-    parser.add_argument("--timeout", type=float, default=180.0, metavar="SECONDS", help="for one kernel; default: 180")
+    parser.add_argument(
+        "--jobs", type=int, default=jobs, help="Number of compilers at a time (default: one fewer than the cores)."
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=180.0, metavar="SECONDS", help="Time limit for one kernel (default: 180)."
+    )
     parser.add_argument(
         "--objects",
         type=Path,
         metavar="DIR",
-        help="keep code objects there by content, and compile what is not there; without it, all is compiled",
+        help="Folder that keeps code objects, so that only new ones are compiled (default: compile all).",
     )
     return parser.parse_args(arguments)
 

@@ -12,6 +12,7 @@ A backward branch marks a loop; what a turn of one issues beside its matrix inst
 
 from __future__ import annotations
 
+import hashlib
 import io
 import linecache
 import math
@@ -23,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 from elftools.common.exceptions import ELFError
+from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import NoteSection
+from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from pagedkv.errors import CommandError
 
@@ -89,6 +91,44 @@ def read_code_object(code: bytes) -> CodeObject:
         raise UnreadableCodeObjectError(f"the code object's note names no gfx target (got {target!r})")
     figures = {name: int(kernel[key]) for name, key in _FIELDS.items()}
     return CodeObject(name=kernel[".name"], arch=target.rsplit("--", 1)[1].split(":", maxsplit=1)[0], **figures)
+
+
+_ENTRY = slice(16, 24)
+"""Bytes of a kernel descriptor with the distance to its code (AMDGPUUsage, "Kernel Descriptor"): a longer name in the
+note changes it, and nothing that runs."""
+
+
+def machine_code(code: bytes) -> str:
+    """What a GPU is given of a code object, as a hash: the instructions, constants and the kernel's descriptor.
+
+    The descriptor holds registers, scratch and what a wave begins with. Paths, lines, names and notes do not run, and
+    do not count. LDS is not in it (see `CodeObject`).
+
+    Args:
+        code: An ELF file, for an AMD GPU or, without a descriptor, for an NVIDIA one.
+
+    Raises:
+        UnreadableCodeObjectError: Not an ELF file, or one without instructions.
+    """
+    try:
+        elf = ELFFile(io.BytesIO(code))
+        loaded = [
+            (section.name, section["sh_addr"], bytearray(section.data()))
+            for section in elf.iter_sections()
+            if section["sh_type"] == "SHT_PROGBITS" and section["sh_flags"] & SH_FLAGS.SHF_ALLOC
+        ]
+        table = elf.get_section_by_name(".dynsym")
+        symbols = list(table.iter_symbols()) if isinstance(table, SymbolTableSection) else []
+    except (ELFError, ValueError, KeyError) as error:
+        raise UnreadableCodeObjectError(f"not an ELF file: {error}") from error
+    if not any(name.startswith(".text") and data for name, _, data in loaded):
+        raise UnreadableCodeObjectError("the code object has no instructions")
+    for symbol in symbols:
+        for _, begin, data in loaded:
+            offset = symbol["st_value"] - begin
+            if symbol.name.endswith(".kd") and 0 <= offset < len(data):
+                data[offset + _ENTRY.start : offset + _ENTRY.stop] = bytes(8)
+    return hashlib.sha256(repr([(name, bytes(data)) for name, _, data in loaded]).encode()).hexdigest()
 
 
 def metadata(code: bytes) -> dict[str, Any]:

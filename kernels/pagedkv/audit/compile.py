@@ -41,7 +41,7 @@ from triton.runtime.jit import JITCallable
 from pagedkv.arch import Arch, limits
 from pagedkv.errors import CannotRunHereError, CommandError
 
-from .code_object import Assembly, CodeObject, read_assembly, read_code_object
+from .code_object import Assembly, CodeObject, machine_code, read_assembly, read_code_object
 from .machine import LDS_GRANULES, VGPRS, register_waves, waves_per_simd
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _parse_once = cache(JITCallable.parse)
 
 _signature = cache(inspect.signature)
 
-_FRONTEND = {
+_FRONTEND: dict[str, Any] = {
     "inspect": SimpleNamespace(
         signature=lambda function: _signature(getattr(function, "__func__", function)), getcallargs=inspect.getcallargs
     ),
@@ -65,7 +65,7 @@ _FRONTEND = {
 }
 """What Triton's frontend calls at each node: signatures, once a function, and filters of warnings, not at all."""
 
-_UNREAD = {"translate_to_mir": lambda *_: "", "dump_sched_dag": lambda *_: None}
+_UNREAD: dict[str, Any] = {"translate_to_mir": lambda *_: "", "dump_sched_dag": lambda *_: None}
 """What the AMD backend reads a kernel for twice more, and drops unless it is asked to dump."""
 
 
@@ -192,6 +192,8 @@ class Figures:
     """As of `MachineCode`."""
     waves_per_eu: int = 0
     """As of `MachineCode`."""
+    machine_code: str = ""
+    """What a GPU is given, as a hash (`code_object.machine_code`)."""
 
     @property
     def waves_per_simd(self) -> float:
@@ -265,7 +267,7 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
     )
 
 
-class _Files(FileCacheManager):  # type: ignore[misc]
+class _Files(FileCacheManager):
     """Files of one compilation: nobody else reads them, so none is made in a folder of its own and then moved."""
 
     def put(self, data: Any, filename: str, **_: Any) -> str:
@@ -291,6 +293,7 @@ def read_figures(arch: str, compiled: MachineCode, *, kept: bool = False) -> Fig
         kept=kept,
         pointer_choices=tuple(compiled.pointer_choices),
         waves_per_eu=compiled.waves_per_eu,
+        machine_code=machine_code(compiled.code),
     )
 
 
@@ -330,7 +333,7 @@ def _pointer_choices(module: Any) -> list[str]:
     AMD's CanonicalizePointers (Triton 3.6) aborts on an `if` that yields pointers of two tensors with offsets; a select
     of such pointers fails later. Values loaded through either compile.
     """
-    found = set()
+    found: set[str] = set()
 
     def look(operation: Any) -> None:
         if operation.get_name() in {"scf.if", "arith.select"}:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pagedkv.arch import limits
 from pagedkv.layout import packing_of
@@ -23,6 +23,8 @@ from .machine import SIMDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from pagedkv.layout import Name
 
     from .budgets import Budgets, Comparison, Declared, DeclaredCrash
     from .cases import Case, LaunchConfiguration
@@ -80,7 +82,7 @@ def judge_row(row: Row, budgets: Budgets, declared: Declared, *, triton: str) ->
     """One compiled (or not compiled) kernel."""
     labels = {"side": row.case.source, "arch": row.arch, "kernel": row.kernel, "triton": triton}
     constants, known = dict(row.constants), (budgets.kernels | budgets.evidence).get(row.kernel, KernelBudget())
-    labels |= {"tile": constants.get(known.tile, ""), "rows": constants.get(known.rows, "")} | row.case.labels
+    labels |= {"tile": constants.get(known.tile, ""), "rows": constants.get(known.rows, ""), **row.case.labels}
     if row.case.configuration:
         outcome, message = _configuration(row, declared.crash(row.case.configuration, row.arch, triton))
     elif row.case.expected_lds:
@@ -230,7 +232,8 @@ def _judge_kernel(
             message += "".join(f", as declared: {why}" for why in {crash.why for crash in crashes if crash})
         else:
             outcome = "inconclusive" if fates[UNKNOWN] else "fail"
-    numbers = {"configurations": len(group)} | {fate: fates[fate] for fate in (USABLE, OVERSIZE, CRASHED)}
+    numbers: dict[str, float] = {"configurations": len(group)}
+    numbers |= {fate: fates[fate] for fate in (USABLE, OVERSIZE, CRASHED)}
     known = [row.result for row, _, _ in group if isinstance(row.result, Figures)]
     if known:
         numbers |= {
@@ -288,7 +291,7 @@ def compare(findings: Sequence[Finding], comparisons: Iterable[Comparison]) -> l
         if mine.labels.get("cache") == "2GiB+"
         for other in kernels["vllm", comparison.theirs, comparison.operation]
         if all(mine.labels[label] == other.labels[label] for label in _COMPARED)
-        and (packing_of(mine.labels["layout"]) == "rows" or other.labels["layout"] == "x-packed")
+        and (packing_of(cast("Name", mine.labels["layout"])) == "rows" or other.labels["layout"] == "x-packed")
     ]
 
 

@@ -34,8 +34,10 @@ _FLAGS = ("AMDGCN_", "LLVM_", "MLIR_", "TRITON_")
 """Beginnings of the names of settings; Triton lists some of them, and reads others in Python."""
 
 
-class _Reads(DependenciesFinder):  # type: ignore[misc]
+class _Reads(DependenciesFinder):
     """Hash of a function's source, of all that it calls, and of every value that any of them reads."""
+
+    placed: bool
 
     def record_reference(self, val: Any, var_dict: dict[str, Any] | None = None, name: str | None = None) -> None:
         super().record_reference(val, var_dict, name)
@@ -43,16 +45,22 @@ class _Reads(DependenciesFinder):  # type: ignore[misc]
             self.hasher.update(repr((name, val)).encode())
 
     def _update_hash(self, func: JITCallable) -> None:
-        self.hasher.update(source_key(func).encode())
+        self.hasher.update(source_key(func, placed=self.placed).encode())
 
 
 @functools.cache
-def source_key(function: JITCallable) -> str:
-    """What a Triton function is made of, with its place: figures of loads name the file and the line."""
+def source_key(function: JITCallable, *, placed: bool = True) -> str:
+    """What a Triton function is made of, with its place: figures of loads name the file and the line.
+
+    Args:
+        function: As Triton has it.
+        placed: Whether the place counts. Without it the key is that of the machine code alone.
+    """
     scope = inspect.getclosurevars(function.fn).nonlocals
     reads = _Reads(function.fn.__qualname__, function.__globals__, scope, function.src)
+    reads.placed = placed
     reads.visit(function.parse())
-    place = (inspect.getsourcefile(function.fn), function.starting_line_number)
+    place = (inspect.getsourcefile(function.fn), function.starting_line_number) if placed else ()
     return hashlib.sha256(repr((reads.ret, *place, getattr(function, "noinline", None))).encode()).hexdigest()
 
 
@@ -74,15 +82,30 @@ def object_key(wanted: Specialisation) -> str:
 
     And only if the code that asks it, and that reads its answer, is the same (`MAKERS`).
     """
+    return _key(wanted, _makers(), placed=True)
+
+
+def given_key(wanted: Specialisation) -> str:
+    """Equal for two kernels of two checkouts only if the compiler makes the same machine code of both.
+
+    Neither the place of a source nor the code of the audit counts. Two different keys say nothing: then compile.
+    """
+    return _key(wanted, "", placed=False)
+
+
+def _key(wanted: Specialisation, makers: str, *, placed: bool) -> str:
     source = wanted.source
-    constants = {
-        path: source_key(value) if isinstance(value, JITCallable) else (type(value), getattr(value, "value", value))
-        for path, value in source.constants.items()
-    }
+
+    def known(value: Any) -> object:
+        if isinstance(value, JITCallable):
+            return source_key(value, placed=placed)
+        return type(value), getattr(value, "value", value)
+
+    constants = {path: known(value) for path, value in source.constants.items()}
     flags = {name: value for name, value in os.environ.items() if name.startswith(_FLAGS)}
     content = [
-        *(triton_key(), platform.python_version(), _makers()),
-        *(source_key(source.fn), source.signature, source.attrs, constants),
+        *(triton_key(), platform.python_version(), makers),
+        *(source_key(source.fn, placed=placed), source.signature, source.attrs, constants),
         *(wanted.arch, wanted.options, sorted((get_cache_invalidating_env_vars() | flags).items())),
     ]
     return hashlib.sha256(repr(content).encode()).hexdigest()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.attention.cascade import merge_attention
+from pagedkv.attention.merge import merge_attention
 from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.rotary import rotate_and_write
@@ -121,7 +121,7 @@ def _attention(configuration: Configuration, batch: Batch) -> Callable[[], objec
 
 
 def _merge(configuration: Configuration, batch: Batch) -> Callable[[], object]:
-    """Partial results in fp32, as cascade attention has them."""
+    """Partial results in fp32, as `merge_attention` takes them."""
     out, lse = batch.query(), torch.empty(batch.num_tokens, batch.num_heads)
     parts = [torch.empty(shape) for shape in (out.shape, lse.shape) * 2]
     return partial(

@@ -127,12 +127,12 @@ class Batch:
         shape = (self.num_blocks, self.block_size, self.num_kv_heads, self.head_size)
         plan = layout.describe(name, *shape, x=layout.vector_elements(dtype.itemsize))
         pool = _reservation().view(dtype) if self.big else torch.empty(plan.elements, dtype=dtype)
-        sides = [pool.as_strided(side.shape, side.strides, side.offset) for side in (plan.key, plan.value)]
+        key, value = (pool.as_strided(side.shape, side.strides, side.offset) for side in (plan.key, plan.value))
         if quantised is None:
-            return PagedCache(*sides, plan.packing)
+            return PagedCache(key, value, plan.packing)
         per_scale = {"tensor": (1,), "head": (self.num_kv_heads,), "token": shape[:3]}[scales]
         key_scale, value_scale = torch.empty(2, *per_scale)
-        return PagedCache(*sides, plan.packing, Quantisation(quantised, key_scale, value_scale))
+        return PagedCache(key, value, plan.packing, Quantisation(quantised, key_scale, value_scale))
 
 
 @cache

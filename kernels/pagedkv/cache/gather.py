@@ -176,6 +176,9 @@ def gather_kv_cache(
     launch = tuning(arch.name).gather
     scales = kernel_scales(cache)
     strides = (cache.key_strides, cache.value_strides, key.stride()[:2], value.stride()[:2])
+    grid: tuple[int, ...]
+    index: tuple[Tensor, ...]
+    counts: tuple[int, ...]
     if cache.packing == "rows":
         kernel, count = _gather_kernel, num_rows * num_kv_heads
         rows = rows_of_program(arch, count, most=launch.rows, fewest=next_power_of_two(num_kv_heads))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m pagedkv.routing`: which kernel serves each attention layer of a model; how a hybrid fits its GPUs."""
+"""Show which kernel serves each attention layer of a model, or whether a hybrid fits its GPUs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _EXPLAIN = "Show which kernel serves each attention layer of a model, and why not the others."
 _FIT = "Show how a hybrid fits its GPUs in vLLM: blocks, states, sequences, prefix cache, kernels; and what to set."
 _EPILOG = """\
-exit status: 0 every attention layer is served, and the model fits; 1 not so; 2 misuse; 3 the config (or the data about
-a kernel) cannot be read.
+exit status: 0 every attention layer is served, and the model fits; 1 a layer is not, or the model does not fit; 2
+misuse; 3 the config (or the data about a kernel) cannot be read.
 """
 
 
@@ -62,73 +62,120 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pagedkv.routing", description=__doc__, epilog=_EPILOG)
     commands = parser.add_subparsers(dest="command", required=True)
     explain_ = commands.add_parser(
-        "explain", help="the routes of a model's layers", description=_EXPLAIN, epilog=_EPILOG
+        "explain",
+        help="Show which kernel serves each attention layer of a model.",
+        description=_EXPLAIN,
+        epilog=_EPILOG,
     )
     explain_.add_argument(
-        "--model", type=Path, required=True, metavar="PATH", help="config.json, or the folder that holds it"
+        "--model", type=Path, required=True, metavar="PATH", help="config.json, or the folder that holds it."
     )
     _add_deployment(explain_)
     add = explain_.add_argument
-    add("--phase", default="mixed", choices=get_args(Phase), help="default: mixed, which is all of them")
-    add("--q-len", type=int, default=1, metavar="N", help="query tokens of a decode step; default: 1")
-    add("--max-num-seqs", type=int, default=256, metavar="N", help="default: 256")
-    add("--num-blocks", type=int, metavar="N", help="of the pool; a kernel with a limit on it is not chosen without")
-    fit_ = commands.add_parser("fit", help="how a hybrid fits its GPUs", description=_FIT, epilog=_EPILOG)
+    add(
+        "--phase",
+        default="mixed",
+        choices=get_args(Phase),
+        help="Phase to serve (default: mixed, which is all of them).",
+    )
+    add("--q-len", type=int, default=1, metavar="N", help="Query tokens of a sequence in a decode step (default: 1).")
+    add("--max-num-seqs", type=int, default=256, metavar="N", help="Most sequences in a step (default: 256).")
+    add(
+        "--num-blocks",
+        type=int,
+        metavar="N",
+        help="Blocks in the pool. Without it, no kernel that limits them is chosen.",
+    )
+    fit_ = commands.add_parser(
+        "fit", help="Show whether a hybrid fits its GPUs, and what to set.", description=_FIT, epilog=_EPILOG
+    )
     fit_.add_argument("model", type=Path, metavar="MODEL", help="config.json, or the folder that holds it")
     _add_deployment(fit_)
     add = fit_.add_argument
-    add("--gpu", metavar="NAME", help=f"of {', '.join(GPUS)}; default: the first of the arch")
-    add("--memory", type=float, metavar="GIB", help="of one GPU; default: the GPU's")
+    add("--gpu", metavar="NAME", help=f"GPU model: {', '.join(GPUS)} (default: the first of the architecture).")
+    add("--memory", type=float, metavar="GIB", help="Memory of one GPU (default: that of the GPU model).")
     add(
         "--gpu-memory-utilization",
         dest="utilization",
         type=float,
         default=UTILIZATION,
         metavar="SHARE",
-        help=f"default: {UTILIZATION}, vLLM's",
+        help=f"Share of the memory that vLLM may use (default: {UTILIZATION}, as in vLLM).",
     )
-    add("--weights", type=float, metavar="GIB", help="of the whole model; default: the safetensors files in the folder")
-    add("--reserve", type=float, default=4.0, metavar="GIB", help="of a GPU for activations and graphs; default: 4")
-    add("--max-num-seqs", type=int, metavar="N", help="default: vLLM's, 1024 from 70 GiB on and 256 below")
-    add("--drafts", type=int, default=0, metavar="N", help="tokens drafted a step; default: 0")
+    add(
+        "--weights",
+        type=float,
+        metavar="GIB",
+        help="Weights of the whole model (default: size of its safetensors files).",
+    )
+    add(
+        "--reserve",
+        type=float,
+        default=4.0,
+        metavar="GIB",
+        help="Memory of a GPU for activations and graphs (default: 4).",
+    )
+    add(
+        "--max-num-seqs",
+        type=int,
+        metavar="N",
+        help="Most sequences at once (default: as in vLLM, 1024 from 70 GiB on and 256 below).",
+    )
+    add("--drafts", type=int, default=0, metavar="N", help="Tokens drafted in a step (default: 0).")
     add(
         "--prefix-cache",
         action=argparse.BooleanOptionalAction,
-        help="default: vLLM's, with one where a layer attends",
+        help="Whether vLLM has a prefix cache (default: as in vLLM, if any layer has attention).",
     )
     return parser.parse_args(arguments)
 
 
 def _add_deployment(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--arch", required=True, choices=list(ARCHES), help="GPU architecture of the agents")
+    add("--arch", required=True, choices=list(ARCHES), help="Architecture of the GPUs.")
     add(
         "--with",
         dest="providers",
         default="aiter,vllm",
         metavar="NAMES",
-        help="installed beside ours: aiter,vllm (default), one of them, or none",
+        help="Other kernels that are installed: aiter,vllm (default), one of them, or none.",
     )
-    add("--tp", type=int, default=1, metavar="N", help="ranks that share a layer; default: 1")
-    add("--dtype", choices=list(ELEMENT_BYTES), help="default: the config's")
-    add("--ssm-dtype", choices=list(ELEMENT_BYTES), help="of recurrent states; default: the config's")
-    add("--kv-cache-dtype", default="auto", choices=ENGINE_DTYPES, help="default: auto, the model's")
-    add("--kv-scales", default="tensor", choices=get_args(KvScales)[1:], help="of an fp8 cache; default: tensor")
+    add("--tp", type=int, default=1, metavar="N", help="Tensor-parallel ranks (default: 1).")
+    add("--dtype", choices=list(ELEMENT_BYTES), help="Type of the model (default: from its config).")
+    add("--ssm-dtype", choices=list(ELEMENT_BYTES), help="Type of the recurrent states (default: from the config).")
+    add(
+        "--kv-cache-dtype",
+        default="auto",
+        choices=ENGINE_DTYPES,
+        help="Type of the KV cache (default: auto, the type of the model).",
+    )
+    add(
+        "--kv-scales",
+        default="tensor",
+        choices=get_args(KvScales)[1:],
+        help="What has a scale of its own in an fp8 cache (default: tensor).",
+    )
     add(
         "--block-size",
         type=int,
         default=16,
         metavar="N",
-        help="tokens; a hybrid gets what its state needs; default: 16",
+        help="Tokens of a cache block; a hybrid gets at least what its state needs (default: 16).",
     )
     add(
         "--layout",
         default="rows",
         metavar="PACKING[:SIDES]",
-        help=f"{', '.join(PACKINGS)}, with :planes or :interleaved; default: rows, and the sides that the model needs",
+        help=f"Packing of the cache ({', '.join(PACKINGS)}), with :planes or :interleaved (default: rows).",
     )
-    add("--max-model-len", dest="max_seq_len", type=int, metavar="N", help="tokens; default: the config's")
-    add("--json", action="store_true", help="the same as JSON, with every mismatch")
+    add(
+        "--max-model-len",
+        dest="max_seq_len",
+        type=int,
+        metavar="N",
+        help="Longest sequence in tokens (default: from the config).",
+    )
+    add("--json", action="store_true", help="Print JSON, with every mismatch.")
 
 
 def _service(options: argparse.Namespace) -> Budget:

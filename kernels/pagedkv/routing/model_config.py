@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 """Keys under which a multimodal model keeps its language model."""
 
+MOST_LAYERS = 10_000
+"""Of a model; a larger number is a mistake in the file, and a list of so many would fill the memory."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -295,7 +298,10 @@ def _pattern(config: Config) -> list[tuple[str, ...]]:
         if unknown := sorted(set(letters) - set(_PATTERN_LETTERS)):
             raise config.error(f"hybrid_override_pattern has the letters {unknown}; expected M, *, - and E")
         return [_PATTERN_LETTERS[letter] for letter in letters]
-    layers = range(config.integer("num_hidden_layers", "n_layer", "n_layers"))
+    count = config.integer("num_hidden_layers", "n_layer", "n_layers")
+    if count > MOST_LAYERS:
+        raise config.error(f"num_hidden_layers: got {count}; expected at most {MOST_LAYERS}")
+    layers = range(count)
     if (full := _full_layers(config, layers)) is not None:
         return [("full",) if layer in full else ("state",) for layer in layers]
     if config.model_type == "falcon_h1":  # attention and Mamba side by side in each layer

@@ -68,8 +68,7 @@ def tensors(
         checks.shape("z", z, (tokens, heads, head_size), "[tokens, heads, head_size]")
         given["z"] = z
     if D is not None:
-        wanted = (heads,) if D.dim() == 1 else (heads, head_size)
-        checks.shape("D", D, wanted, "[heads] or [heads, head_size]")
+        checks.shape("D", D, (heads,) if D.dim() == 1 else (heads, head_size), "[heads] or [heads, head_size]")
         given["D"] = D
     if initial_states is not None:
         checks.shape(

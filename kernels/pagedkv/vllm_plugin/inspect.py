@@ -80,6 +80,10 @@ class ServedLayer(TypedDict):
 class WorkerReport:
     """Methods that vLLM adds to its worker class; call them with `llm.collective_rpc(name)`."""
 
+    rank: int
+    model_runner: Any
+    vllm_config: Any
+
     def pagedkv_report(self) -> list[ServedLayer]:
         """Describe every attention layer of this worker, ours or not, in the order of the model."""
         return [_describe(name, layer, self.rank) for name, layer in _attention_layers(self).items()]

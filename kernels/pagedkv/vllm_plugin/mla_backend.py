@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from pagedkv.device import INTERPRETED
 from pagedkv.mla.checks import LARGEST_LATENT, LARGEST_ROPE
 from pagedkv.mla.decode import mla_decode
 from pagedkv.mla.launch import MlaShape
 from pagedkv.mla.tables import Tables, allocate, fill
+from pagedkv.mla.warm_up import warm_up
 from pagedkv.vllm_plugin import log
 from pagedkv.vllm_plugin.errors import VersionError, refuse
 
@@ -73,12 +75,14 @@ class PagedKVMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        layer = vllm_config.compilation_config.static_forward_context[layer_names[0]]
-        self._quantised: bool = layer.impl.cache_format is not None
+        static_context = vllm_config.compilation_config.static_forward_context
+        self._quantised: bool = static_context[layer_names[0]].impl.cache_format is not None
         # Captured batches may be larger than any that is scheduled.
         largest_capture = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         self._most_seqs: int = max(vllm_config.scheduler_config.max_num_seqs, largest_capture)
         self._tables: dict[int, Tables] = {}
+        for name in layer_names:
+            static_context[name].impl.expect(self.reorder_batch_threshold)
         log.info("pagedkv decodes %d MLA layers, %d tokens per block", len(layer_names), kv_cache_spec.block_size)
 
     def _build_decode(
@@ -182,6 +186,17 @@ class MLADecode:
         self.supports_quant_query_input = False  # codes are decoded to the query's dtype
         self.writes = 0
         self.attentions = 0
+        self._most_queries: int | None = None
+
+    def expect(self, most_queries: int) -> None:
+        """Take the largest bound of query lengths; the layer is compiled for all bounds at its first decode step.
+
+        That step is one of vLLM's own before it captures graphs; where it captures none, the first of a service.
+
+        Args:
+            most_queries: 1, or 1 + drafted tokens.
+        """
+        self._most_queries = most_queries
 
     def forward_mqa(
         self,
@@ -207,22 +222,33 @@ class MLADecode:
         out = query.new_zeros(*query.shape[:2], self.kv_lora_rank)
         lse = query.new_zeros(query.shape[:2], dtype=torch.float32)
         codes = self.cache_format is not None
+        cache = kv_c_and_k_pe_cache.view(torch.uint8) if codes else kv_c_and_k_pe_cache
+        options: dict[str, Any] = {
+            "block_table": decode.block_table,
+            "scale": self.scale,
+            "cache_format": self.cache_format,
+            "cache_scale": layer._k_scale if codes else None,  # noqa: SLF001 - vLLM's own place for it
+        }
+        if self._most_queries is not None and len(query) and not INTERPRETED and not _capturing(query):
+            warm_up(query, cache, out, lse, most_queries=self._most_queries, **options)
+            self._most_queries = None
         mla_decode(
             query,
-            kv_c_and_k_pe_cache.view(torch.uint8) if codes else kv_c_and_k_pe_cache,
+            cache,
             out,
-            block_table=decode.block_table,
             seq_lens=decode.seq_lens,
             query_start_loc=decode.query_start_loc,
             max_query_len=decode.max_query_len,
-            scale=self.scale,
             lse=lse,
-            cache_format=self.cache_format,
-            cache_scale=layer._k_scale if codes else None,  # noqa: SLF001 - vLLM's own place for it
             tables=decode.tables,
+            **options,
         )
         self.attentions += 1
         return out, lse
+
+
+def _capturing(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class PagedKVMLAImpl(MLADecode, CPUMLAImpl):

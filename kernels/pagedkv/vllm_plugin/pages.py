@@ -105,7 +105,7 @@ class Page:
         key, value, *inside = self._rows(view) if rows else self._parts(view)
         if self.format is None:
             return PagedCache(key, value, layout.packing)
-        return PagedCache(key, value, layout.packing, Quantisation(self.format, *(inside or scales)))
+        return PagedCache(key, value, layout.packing, Quantisation(self.format, *(inside or scales or ())))
 
     def _rows(self, view: torch.Tensor) -> list[torch.Tensor]:
         d = self.layout.head_size

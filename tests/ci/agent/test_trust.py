@@ -200,7 +200,7 @@ def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
         ("tests/a\nb.py", False),
         ("evals/gates.yaml", False),
         ("benchmarks/run.py", False),
-        ("ci/RUNNING.md", False),
+        ("docs/how-to/run-the-gate.md", False),
     ],
 )
 def test_files_that_agents_execute_outside_of_containers(path, on_host):

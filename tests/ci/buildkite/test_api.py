@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import plans
-from support.rest import TOKEN, build, serving
+from support.rest import TOKEN, build
 
 from hilgate.agent import facts
 from hilgate.buildkite import api
@@ -34,21 +34,6 @@ from hilgate.errors import Exit, MisuseError
 from hilgate.model.plan import ProtectedChange
 
 PATH = "/v2/organizations/acme/pipelines/rocm/builds"
-
-
-@pytest.fixture
-def server():
-    with serving() as played:
-        yield played
-
-
-@pytest.fixture
-def client(server):
-    waits = []
-    url = builds_url("acme", "rocm", api=f"http://127.0.0.1:{server.server_address[1]}")
-    made = Client(url, TOKEN, sleep=waits.append, timeout_seconds=10.0)
-    made.waits = waits
-    return made
 
 
 BODY = {"commit": "c" * 40, "branch": "feature", "meta_data": {RERUN_KEY: "n1"}}

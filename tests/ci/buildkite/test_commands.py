@@ -8,9 +8,10 @@ import datetime as dt
 import json
 
 import pytest
-from support.rest import TOKEN, build, serving
+from support.rest import build
 
 from hilgate.buildkite import api
+from hilgate.buildkite.api import RemoteError
 from hilgate.buildkite.commands import (
     COMMENT_KEY,
     Allowed,
@@ -19,12 +20,14 @@ from hilgate.buildkite.commands import (
     NotAllowedError,
     allowed,
     answer,
+    answered_mark,
     parse,
     permit,
     read,
+    unanswered,
     wanted,
 )
-from hilgate.buildkite.github import Forge
+from hilgate.buildkite.publish import ANSWER
 from hilgate.errors import DeclarationError, MisuseError
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
@@ -47,7 +50,7 @@ STEPS, MODELS = {"kernels-cache", "models-wheel"}, {"pocket-hybrid"}
     ],
 )
 def test_the_first_line_is_a_command_or_none(body, command):
-    assert parse(body) == command
+    assert (parse(body) if asked(body=body).is_command else None) == command
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_the_first_line_is_a_command_or_none(body, command):
 )
 def test_what_begins_as_a_command_and_is_none_is_refused_or_ignored(body):
     if "\t" in body:
-        assert parse(body) is None
+        assert not asked(body=body).is_command
         return
     with pytest.raises(MisuseError) as raised:
         parse(body)
@@ -116,23 +119,6 @@ def test_names_are_of_steps_or_models():
     with pytest.raises(MisuseError, match="no step and no model is called 'kernel-cache'") as raised:
         wanted(Command("run", ("kernel-cache",)), STEPS, MODELS)
     assert "kernels-cache" in raised.value.remedy
-
-
-@pytest.fixture
-def server():
-    with serving() as played:
-        yield played
-
-
-@pytest.fixture
-def client(server):
-    url = api.builds_url("acme", "rocm", api=f"http://127.0.0.1:{server.server_address[1]}")
-    return api.Client(url, TOKEN, sleep=lambda _: None, timeout_seconds=10.0)
-
-
-@pytest.fixture
-def forge(server):
-    return Forge(f"http://127.0.0.1:{server.server_address[1]}/repos/acme/rocm", "token")
 
 
 def answered(client, body, **more):
@@ -203,8 +189,49 @@ def test_a_list_that_is_none_lets_nobody_ask(server, forge, text):
         allowed(forge)
 
 
+@pytest.mark.parametrize("verb", ["retry", "cancel", "explain"])
+def test_a_comment_that_was_changed_later_does_nothing(server, client, verb):
+    """Whoever may write to the repository can change what somebody else wrote."""
+    times = {"created_at": NOW - dt.timedelta(minutes=3), "updated_at": NOW - dt.timedelta(minutes=1)}
+    changed = asked(body=f"/hilgate {verb}").model_copy(update=times)
+    with pytest.raises(NotAllowedError, match="changed after it was written"):
+        answer(client, changed, MAY, parse(changed.body), (STEPS, MODELS), NOW)
+    assert server.asked == []
+
+
+BOT = "rocm-gate[bot]"
+
+
+def seen(number, body, login="alice", pull=7):
+    return asked(login, body, number, pull).model_dump(mode="json")
+
+
+def test_what_nobody_answered_yet_is_found_and_the_rest_is_not(server, forge):
+    done = asked(number=80)
+    talk = [seen(78, "/hilgate retry"), seen(79, "hello"), seen(80, "/hilgate explain"), seen(85, "/hilgate nonsense")]
+    talk += [seen(70, f"{ANSWER}\nbuild 3\n\n{answered_mark(done)}", BOT), seen(82, "/hilgate cancel", "eve")]
+    talk += [seen(60, "/hilgate run a", pull=8), {**seen(61, "gone"), "user": None}]
+    forged = [seen(90, f"{ANSWER}\n{answered_mark(asked(number=999))}", "eve")]
+    server.answer(200, talk + forged)
+    assert [one.id for one in unanswered(forge, BOT, NOW)] == [60, 82, 85]
+    path, query = server.asked[0][1:3]
+    assert path == "/repos/acme/rocm/issues/comments"
+    assert query["since"] == ["2026-11-21T06:00:00Z"]
+
+
+def test_comments_are_read_to_their_last_page_or_not_at_all(server, forge):
+    page = [seen(n, "hello") for n in range(100)]
+    server.answer(200, page).answer(200, [seen(500, "/hilgate retry")])
+    assert [one.id for one in unanswered(forge, BOT, NOW)] == [500]
+    server.answers[:] = []
+    server.answer(200, page)
+    with pytest.raises(RemoteError, match="over 3000 comments within 6 hours"):
+        unanswered(forge, BOT, NOW)
+
+
 def test_the_comment_is_read_from_github(server, forge):
-    server.answer(200, {**asked().model_dump(), "created_at": "2026-11-21T12:00:00Z", "author_association": "NONE"})
+    when = {"created_at": "2026-11-21T12:00:00Z", "updated_at": "2026-11-21T12:00:00Z"}
+    server.answer(200, {**asked().model_dump(), **when, "author_association": "NONE"})
     found = read(forge, 77)
-    assert (found.user.login, found.body, found.pull_request) == ("alice", "/hilgate retry", 7)
+    assert (found.login, found.body, found.pull_request) == ("alice", "/hilgate retry", 7)
     assert server.asked[0][1] == "/repos/acme/rocm/issues/comments/77"

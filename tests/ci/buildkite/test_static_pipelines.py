@@ -38,6 +38,7 @@ def test_the_real_uploader_takes_each_file_and_leaves_the_shells_own_dollars():
             "BUILDKITE_AGENT_ACCESS_TOKEN": "of-this-job",
             "BUILDKITE_JOB_ID": "0193-job",
             "HILGATE_TELL": "owners@example.invalid",
+            "BUILDKITE_STEP_KEY": "verdict",
         }
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -80,14 +81,25 @@ def test_commands_and_options_are_known_to_the_command_line():
     seen = set()
     for name, key in STEPS:
         for line in script(STEPS[name, key]).splitlines():
-            found = re.match(r"(?:status=0; |[A-Z_]+=\S+ |\s*)hilgate (\S+)(.*)", line)
+            found = re.match(r"(?:status=0; |(?:[A-Z_]+=\S+ )+|\s*)hilgate (\S+)(.*)", line)
             if not found or found[1] in OTHERS:
                 continue
             seen.add(found[1])
             command = getattr(commands[found[1]], "commands", {}).get((found[2].split() or [""])[0], commands[found[1]])
             known = {option for parameter in command.params for option in parameter.opts}
             assert set(re.findall(r"--[a-z-]+", found[2])) - OPTIONS <= known, line
-    assert seen == {"plan", "pipeline", "judge", "history", "watch", "bundle", "attest", "verify-bundle"}
+    assert seen == {
+        "plan",
+        "pipeline",
+        "judge",
+        "history",
+        "watch",
+        "bundle",
+        "attest",
+        "verify-bundle",
+        "answer",
+        "publish",
+    }
 
 
 def test_rerun_offers_every_model_that_a_step_runs():
@@ -104,13 +116,15 @@ def test_rerun_offers_every_model_that_a_step_runs():
 def test_the_settings_as_data_are_those_of_the_page():
     settings = (FOLDER.parent / "ci/agent/pipeline.tf").read_text(encoding="utf-8")
     (steps,) = re.findall(r"<<-YAML\n(.*?)\n  YAML", settings, re.DOTALL)
-    (shown,) = re.findall(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (shown,) = re.findall(
+        r"```yaml\n(.*?)```", (FOLDER.parent / "docs/how-to/set-up-buildkite.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     # The uploader of neither replaces anything: there is no `$`.
     assert yaml.safe_load(f"{steps}\n") == yaml.safe_load(shown)
     assert "$" not in steps
     off = ("publish_commit_status", "build_pull_request_forks", "skip_pull_request_builds_for_existing_commits")
     assert all(re.search(rf"{name} += false", settings) for name in off)
-    assert set(re.findall(r'HILGATE_\w+ = "(\w+)"', settings)) == {"nightly", "release", "watch"}
+    assert set(re.findall(r'HILGATE_\w+ = "(\w+)"', settings)) == {"nightly", "release", "watch", "answer"}
 
 
 def test_a_schedule_says_what_it_takes():

@@ -92,7 +92,7 @@ TURNS_RED = {
     "kernels/pagedkv/vllm_plugin/README.md": "pages",
     "tests/models/test_ranks.py": "pages",
     "tests/evals/test_cli.py": "pages",
-    "ci/ADOPTING.md": "pages",
+    "docs/how-to/adopt.md": "pages",
     "kernels/pagedkv/audit/code_object.py": "images-units",
     "kernels/pagedkv/errors.py": "images-units",
     "kernels/pyproject.toml": "images-units",

@@ -12,6 +12,7 @@ from support.rest import TOKEN, build, serving
 
 from hilgate.buildkite import api, github
 from hilgate.buildkite.publish import ANSWER, MARK
+from hilgate.declare.load import load
 from hilgate.errors import Exit
 
 WHERE = ("--organization", "acme", "--pipeline", "rocm")
@@ -285,8 +286,63 @@ def test_a_judged_build_is_published(root, forge):
     assert shown.returncode == Exit.PASS, shown.stderr
     assert '"name": "hilgate"' in shown.stdout
     assert forge.asked == []
-    forge.answer(201, comment("x")).answer(200, []).answer(201, comment("x"))
+    forge.answer(200, []).answer(201, comment("x")).answer(201, comment("x"))
     done = plans.hilgate(root, "publish", *names)
     assert done.stdout.split() == ["https://c.invalid/1"] * 2
-    assert json.loads(forge.asked[0][3])["head_sha"] == plans.git(root, "rev-parse", "HEAD")
-    assert json.loads(forge.asked[2][3])["body"].startswith(MARK)
+    assert json.loads(forge.asked[2][3])["head_sha"] == plans.git(root, "rev-parse", "HEAD")
+    assert json.loads(forge.asked[1][3])["body"].startswith(MARK)
+
+
+def poll(root):
+    """`hilgate answer` as the schedule calls it."""
+    names = ("--repository", "acme/rocm", *WHERE)
+    return plans.hilgate(root, "answer", *names, **{api.TOKEN_VARIABLE: TOKEN, "HILGATE_GITHUB_LOGIN": "gate[bot]"})
+
+
+def test_a_schedule_answers_each_that_may_ask_and_a_stranger_stops_nobody(root, forge):
+    theirs = {**comment("/hilgate explain"), "id": 78}
+    forge.answer(200, [theirs, comment("/hilgate cancel", "eve")]).answer(200, {"default_branch": "main"})
+    forge.answer(200, listed("alice")).answer(200, [build(41)]).answer(200, [build(41)])
+    forge.answer(200, []).answer(201, comment("x"))
+    done = poll(root)
+    assert done.returncode == Exit.PASS, done.stderr
+    assert "comment 77: eve may not ask" in done.stderr
+    body = json.loads(forge.asked[-1][3])["body"]
+    assert body.startswith(f"{ANSWER}\nbuild 41 of cccccccccccc is failed")
+    assert body.endswith("\n<!-- of comment 78 -->\n")
+
+
+def test_a_schedule_that_finds_nothing_asks_nothing_more(root, forge):
+    forge.answer(200, [comment("hello")])
+    assert (poll(root).stdout, len(forge.asked)) == ("no command\n", 1)
+
+
+def test_an_outage_is_a_failure_of_the_schedule(root, forge):
+    forge.answer(200, [comment("/hilgate explain")]).answer(200, {"default_branch": "main"}).answer(
+        200, listed("alice")
+    )
+    for _ in range(api.ATTEMPTS):
+        forge.answer(503)
+    forge.answer(200, []).answer(201, comment("x"))
+    assert poll(root).returncode == Exit.CANNOT_RUN_HERE
+    assert "5 times in a row" in json.loads(forge.asked[-1][3])["body"], "who asked reads it too"
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["ended", "refused"])
+def test_watch_ends_a_job_that_no_agent_takes_and_goes_on_where_it_may_not(root, buildkite, monkeypatch, refused):
+    monkeypatch.setattr(api, "GRAPHQL", f"{api.API}/graphql")
+    queue = next(iter(load(root).agents.queues))
+    waiting = {"graphql_id": "Sm9i", "state": "scheduled", "agent_query_rules": [f"queue={queue}"]}
+    waiting["runnable_at"] = "2026-01-01T00:00:00Z"
+    env = ({}, {"HILGATE_PROFILE": "nightly"}, {"HILGATE_FLOW": "release"})
+    buildkite.answer(200, [build(1, state="running", jobs=[waiting])]).answer(200, [])
+    buildkite.answer(200, [build(2 + n, state="passed", env=one) for n, one in enumerate(env)])
+    buildkite.answer(200, {"errors": [{"message": "no"}]} if refused else {"data": {}}).answer(200, "heard")
+    heartbeat = f"{api.API}/heartbeat"
+    late = plans.hilgate(
+        root, "watch", "--end-late", *WHERE, BUILDKITE_API_TOKEN=TOKEN, HILGATE_HEARTBEAT_URL=heartbeat
+    )
+    assert late.returncode == Exit.FAIL
+    assert ("was not ended: Buildkite refuses to end a job: no" if refused else "so it was ended after") in late.stdout
+    assert [path for _, path, *_ in buildkite.asked][-2:] == ["/graphql", "/heartbeat"]
+    assert json.loads(buildkite.asked[-2][3])["variables"] == {"id": "Sm9i"}

@@ -144,7 +144,17 @@ def test_tables_fit_80_columns(answers, metric, step):
 
 
 def test_a_terminal_gets_no_escape_sequences():
-    row = {"key": "a", "id": "x\x1b[31m\u202e", "flaky": 1, "rate": 1.0, "failed": 0, "builds": 1, "last": NOW}
+    row = {
+        "key": "a",
+        "id": "x\x1b[31m\u202e",
+        "flaky": 1,
+        "rate": 1.0,
+        "failed": 0,
+        "builds": 1,
+        "last": NOW,
+        "low": 0.2,
+        "high": 1.0,
+    }
     shown = tables("flakes", [row])
     assert "x\\x1b[31m\\u202e" in shown
     assert "\x1b" not in shown

@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from support import plans
 
+from hilgate.cli.app import program
 from hilgate.errors import EXIT_MEANINGS, Exit
 from hilgate.model.plan import Plan
 
@@ -80,7 +82,14 @@ def test_explain_as_json_help_and_version(hilgate):
     assert hilgate("-V").stdout == hilgate("--version").stdout
     assert (shown := hilgate("help", "rerun").stdout) == hilgate("rerun", "--help").stdout
     assert "BUILDKITE_ORGANIZATION_SLUG]" in shown
-    assert "..." not in hilgate("help").stdout.partition("Commands:")[2]
+
+
+def test_help_lists_every_command_once(hilgate):
+    """In a section, and whole: a summary that is too long ends in dots."""
+    shown = hilgate("help").stdout.partition("Test a change:")[2].partition("Exit status:")[0]
+    listed = re.findall(r"^  ([a-z][a-z-]+)  +[A-Z]", shown, re.MULTILINE)
+    assert sorted(listed) == sorted(typer.main.get_command(program).commands)
+    assert "..." not in shown
 
 
 def test_doctor_answers_for_every_area(hilgate):

@@ -175,3 +175,51 @@ def test_a_history_without_a_build_or_with_a_damaged_one_forecasts_nothing(tmp_p
     assert queries.forecast(tmp_path, {"amd-cpu"}) == []
     (next(tmp_path.glob("*Z-*")) / PLAN_FILE).write_text("{")
     assert queries.forecast(tmp_path, {"amd_mi300_1"}) == []
+
+
+def grid_of(folder, **narrowed):
+    return {row["commit"]: row["cells"] for row in ask(folder, "grid", **narrowed)}
+
+
+def test_the_grid_has_each_steps_outcome_at_each_commit(tmp_path):
+    remember(tmp_path, [passed()], commit="a" * 40)
+    remember(tmp_path, [failed()], minute=1, commit="b" * 40)
+    remember(tmp_path, [passed()], minute=2, commit="c" * 40, flaky=("sometimes",))
+    remember(tmp_path, [passed()], minute=3, commit="d" * 40)
+    remember(tmp_path, [failed()], minute=4, commit="d" * 40)
+    store.add(tmp_path, *lost(minute=5), branch="main")
+    outcomes = {"e": "did not run", "d": "mixed", "c": "mixed", "b": "fail", "a": "pass"}
+    found = grid_of(tmp_path)
+    assert found == {letter * 40: {"a-cpu": outcome} for letter, outcome in outcomes.items()}
+    assert list(found) == [letter * 40 for letter in "edcba"], "newest first"
+    assert list(grid_of(tmp_path, since=NOW + dt.timedelta(minutes=4))) == ["e" * 40, "d" * 40]
+
+
+def lost(minute):
+    """A build whose step left nothing."""
+    a_plan, recorded, verdict = built((step("a", "x"), None), commit="e" * 40)
+    return a_plan, began(recorded, NOW + dt.timedelta(minutes=minute)), verdict
+
+
+def test_hours_are_summed_by_step_and_week(folder):
+    rows = {row["key"]: row for row in ask(folder, "hours")}
+    assert set(rows) == {"a-gfx942", "b-cpu"}
+    gpu = rows["a-gfx942"]
+    assert (gpu["week"], gpu["runs"], gpu["minutes"]) == (dt.date(2026, 11, 16), 3, pytest.approx(3 * 90 / 60))
+    assert gpu["gpu_hours"] == pytest.approx(3 * 90 / 3600 * 2), "of two GPUs"
+    assert rows["b-cpu"]["gpu_hours"] == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "of", "expected"),
+    [(0, 10, (0.0, 0.2775)), (1, 10, (0.0179, 0.4042)), (10, 10, (0.7225, 1.0)), (50, 100, (0.4038, 0.5962))],
+)
+def test_the_interval_of_a_rate_is_wilsons(number, of, expected):
+    """The rates that lie 1.96 standard errors of their own away, found by bisection."""
+    assert queries.rate_interval(number, of) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("number", "of"), [(0, 0), (2, 1), (-1, 3)])
+def test_a_rate_of_nothing_is_refused(number, of):
+    with pytest.raises(MisuseError, match="is no rate"):
+        queries.rate_interval(number, of)

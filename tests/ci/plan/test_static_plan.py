@@ -109,8 +109,10 @@ def test_rerun_posts_only_when_it_is_complete(tmp_path, complete, status):
 
 
 def bootstrap():
-    """The step of Buildkite's settings, as README shows it."""
-    (shown,) = re.findall(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    """The step of Buildkite's settings, as the page shows it."""
+    (shown,) = re.findall(
+        r"```yaml\n(.*?)```", (FOLDER.parent / "docs/how-to/set-up-buildkite.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     assert schema_problems(shown, SCHEMAS["check-jsonschema"]) == []
     (step,) = yaml.safe_load(shown)["steps"]
     return step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a drift gate fails right attention: some of the replays behind the table in evals/README.md."""
+"""How often a drift gate fails right attention: some of the replays behind the figures of docs/reference/drift.md."""
 
 import numpy as np
 import pytest

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results over parts of the KV: merged by definition; a shared prefix attended once; a long context in chunks."""
+"""Results over parts of the KV: merged by definition, and a long context in chunks."""
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +11,7 @@ from support.attending import DTYPES, attend, check, expected, expected_with_lse
 from support.mistakes import refused
 from support.tolerances import LSE_ABSOLUTE, LSE_MERGED_ABSOLUTE
 
-from pagedkv.attention.cascade import cascade_attention, merge_attention
+from pagedkv.attention.merge import merge_attention
 
 if TYPE_CHECKING:
     from support.pools import Batch
@@ -99,91 +98,6 @@ def test_merge_attention_refuses_an_output_that_is_an_input(device):
     out = torch.zeros(9, 3, 80, device=device)
     with refused("alias", r"^lse: got the memory of prefix_lse"):
         merge_attention(out, prefix_lse, prefix, prefix_lse, suffix, suffix_lse)
-
-
-def shared(device: str, query_lens: list[int], seq_lens: list[int], prefix_len: int, **more) -> Batch:
-    """All rows of the table begin with the blocks of the first; the blocks that were there hold other tokens."""
-    data = small(device, query_lens, seq_lens, **more)
-    blocks = prefix_len // data.pool.cache.block_size
-    data.block_table[1:, :blocks] = data.block_table[0, :blocks]
-    return data
-
-
-PHASES = {"decode": ([1] * 4, [100, 49, 64, 73]), "extend": ([5, 1, 33, 16], [100, 49, 85, 64])}
-OPTIONS = {
-    "plain": {},
-    "sinks": {"sinks": True},
-    "capped": {"softcap": 5.0},
-    "split": {"num_splits": 3, "sinks": True, "softcap": 5.0},
-}
-CASES = [
-    *itertools.product(["float32"], ["interleaved"], PHASES, OPTIONS),
-    *itertools.product(DTYPES[1:], ["native-interleaved", "shuffle"], PHASES, ["split"]),
-]
-
-
-@pytest.mark.parametrize(("dtype", "layout", "phase", "options"), CASES, ids=map("-".join, CASES))
-def test_cascade_attention(dtype, layout, phase, options, device, record_property):
-    """A prefix of three blocks; the second sequence has one token of its own, the last one only its queries."""
-    data = shared(device, *PHASES[phase], 48, dtype=dtype, layout_name=layout)
-    options = dict(OPTIONS[options])
-    if options.get("sinks"):
-        options["sinks"] = (torch.arange(4, device=device) - 1.5) * 2
-    splits = options.pop("num_splits", None)
-    golden, golden_lse = expected_with_lse(data, **options)
-    lse = torch.full(data.query.shape[1::-1], NAN, device=device).T
-    how = {"call": cascade_attention, "common_prefix_len": 48, "lse": lse, "num_splits": splits, "debug": True}
-    check(attend(data, **how, **options), golden, record_property, "attention in two parts")
-    assert lse_error(lse, golden_lse) <= LSE_MERGED_ABSOLUTE
-
-
-def test_cascade_attention_reads_the_prefix_of_the_first_row_only(device, record_property):
-    """Once for all: the other rows of the table are not looked up there, whatever they say."""
-    data = shared(device, *PHASES["extend"], 48)
-    golden, _ = expected_with_lse(data)
-    data.block_table[1:, :3] = 2**31 - 1
-    out = attend(data, call=cascade_attention, common_prefix_len=48)
-    check(out, golden, record_property, "attention in two parts")
-
-
-def test_cascade_attention_over_codes(device, record_property):
-    codes = {"quantised": "e4m3fnuz", "scales": "token", "layout_name": "shuffle-interleaved"}
-    data = shared(device, *PHASES["decode"], 48, **codes)
-    out = attend(data, call=cascade_attention, common_prefix_len=48)
-    check(out, expected_with_lse(data)[0], record_property, "attention in two parts")
-
-
-def test_cascade_attention_leaves_padding_alone(device, record_property):
-    """Tokens before the first and behind the last sequence, and a sequence without a query but with a stale length."""
-    data = shared(device, [3, 0, 1], [80, 25, 50], 32)
-    golden, _ = expected_with_lse(data)
-    query = torch.cat([data.query.new_full((2, 4, 64), NAN), data.query, data.query.new_full((3, 4, 64), NAN)])
-    data.query_start_loc += 2
-    out = torch.full_like(query, 7.0)
-    bounds = {"common_prefix_len": 32, "max_query_len": 3, "max_seq_len": 80}
-    cascade_attention(query, data.pool.cache, out, **data.metadata, **bounds, scale=64**-0.5, debug=True)
-    check(out[2:6], golden, record_property, "attention in two parts")
-    assert (out[:2] == 7).all()
-    assert (out[6:] == 7).all()
-
-
-REFUSED = {
-    "no prefix": ({"common_prefix_len": 0}, "prefix", "common_prefix_len: got 0 "),
-    "half a block": ({"common_prefix_len": 40}, "prefix", "positive multiple of the block size 16"),
-    "nothing else": ({"common_prefix_len": 112, "max_seq_len": 112}, "prefix", "below max_seq_len"),
-    "a window": ({"sliding_window": 30}, "window", "sliding_window: got 30"),
-    "slopes": ({"alibi_slopes": torch.ones(4)}, "option", "alibi_slopes: got slopes"),
-    "query inside it": ({"common_prefix_len": 64, "debug": True}, "prefix", "sequence 1 has its first query"),
-    "not shared": ({"common_prefix_len": 48, "debug": True}, "prefix", "sequence 2 begins with other blocks"),
-}
-
-
-@pytest.mark.parametrize(("wrong", "mistake", "named"), REFUSED.values(), ids=REFUSED)
-def test_cascade_attention_refuses(wrong, mistake, named, device):
-    data = shared(device, [1] * 3, [100, 60, 80], 48)
-    data.block_table[2, 1] += 1
-    with refused(mistake, named):
-        attend(data, call=cascade_attention, **({"common_prefix_len": 32} | wrong))
 
 
 def part(data: Batch, first: list[int], end: list[int], **options) -> tuple[torch.Tensor, torch.Tensor]:

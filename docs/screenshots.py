@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the pictures of what people look at from a real run with a planted bug: `make pictures`.
+
+A clone of the checkout's commit is made in a temporary folder. A bug of the zoo is planted there, a step is run, and
+three pictures are taken: the report's first screen, the terminal at 80 columns, and the history of that run and of runs
+without the bug. Debian's chromium draws the two pages. `pictures/made.json` keeps a digest of each picture and of the
+files that decide how it looks; tests/pages/test_pictures.py compares them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[1]
+MADE = ROOT / "docs/pictures/made.json"
+TEMPLATES = "ci/hilgate/report/templates"
+PICTURES = {
+    "ci/report.png": (f"{TEMPLATES}/report.html.j2", f"{TEMPLATES}/report.css", "ci/hilgate/report/html.py"),
+    "ci/history.png": (
+        f"{TEMPLATES}/history.html.j2",
+        f"{TEMPLATES}/plot.svg.j2",
+        f"{TEMPLATES}/report.css",
+        "ci/hilgate/report/plots.py",
+    ),
+    "docs/pictures/terminal.svg": ("ci/hilgate/report/terminal.py",),
+}
+"""Picture -> the files that decide how it looks."""
+
+BUG = "tests/bugs/softcap-dropped-in-decode"
+RED = "kernels-attention"
+STEPS = ("accuracy-pocket-hybrid", RED)
+"""Of each build of the history."""
+
+BUILDS = 4
+"""Of the history; the third has the bug."""
+
+LINES = 25
+"""Of the terminal."""
+
+COLOURS = TerminalTheme(
+    (253, 253, 252),
+    (29, 29, 31),
+    [(0, 0, 0), (192, 28, 28), (20, 120, 60), (170, 95, 0), (29, 90, 160), (130, 50, 130), (0, 120, 130), (90, 90, 95)],
+)
+"""Background, foreground and the eight of ANSI, as dark as the report's."""
+
+
+class PictureError(Exception):
+    """A run did not end as it must, or chromium drew nothing."""
+
+
+def digest(files: tuple[str, ...], root: Path = ROOT) -> str:
+    """The sha256 of files, in their order."""
+    found = hashlib.sha256()
+    for name in files:
+        found.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def stale(root: Path = ROOT) -> list[str]:
+    """What is wrong with the pictures of a tree, a sentence for each; empty where they are as the tree makes them."""
+    made = json.loads((root / MADE.relative_to(ROOT)).read_text(encoding="utf-8"))
+    if made.keys() != PICTURES.keys():
+        return [f"made.json: got {sorted(made)}; expected {sorted(PICTURES)}: make pictures"]
+    said = []
+    for picture, files in PICTURES.items():
+        if digest((picture,), root) != made[picture]["picture"]:
+            said.append(f"{picture} is not the one that was made: make pictures")
+        if digest(files, root) != made[picture]["files"]:
+            said.append(f"{picture} is older than one of {', '.join(files)}: make pictures")
+    return said
+
+
+def main() -> None:
+    """Run, draw, and write down what was drawn from what."""
+    with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
+        clone = Path(folder) / "hilgate"
+        said = take(clone)
+        draw(clone / "results/run/report.html", ROOT / "ci/report.png", 800)
+        draw(clone / "results/history.html", ROOT / "ci/history.png", 1100)
+        (ROOT / "docs/pictures/terminal.svg").write_text(terminal(said), encoding="utf-8")
+        # The clone's files drew them: those of the checkout may be edited, or change meanwhile.
+        made = {name: {"picture": digest((name,)), "files": digest(files, clone)} for name, files in PICTURES.items()}
+    MADE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+def take(clone: Path) -> str:
+    """Make the builds of the history in a clone, the red one last of all; what the terminal said of it."""
+    git(ROOT, "clone", "--quiet", str(ROOT), str(clone))
+    git(clone, "checkout", "--quiet", "-B", "main")
+    git(clone, "update-ref", "refs/remotes/origin/main", "HEAD")
+    git(clone, "symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/main")
+    for build in range(1, BUILDS + 1):
+        red = build == BUILDS - 1
+        if red:
+            git(clone, "apply", *map(str, sorted((ROOT / BUG).glob("*.patch"))))
+        hilgate(clone, "run", *STEPS, status=1 if red else 0)
+        hilgate(clone, "history", "add", "--results", "results/run")
+        if red:
+            git(clone, "checkout", "--quiet", ".")
+        git(clone, "commit", "--quiet", "--allow-empty", "--message", "A later commit")
+    hilgate(clone, "history", "report", "--out", "results/history.html")
+    git(clone, "update-ref", "refs/remotes/origin/main", "HEAD")
+    git(clone, "apply", *map(str, sorted((ROOT / BUG).glob("*.patch"))))
+    return hilgate(clone, "run", RED, status=1)
+
+
+def git(folder: Path, *words: str) -> None:
+    """Run git in a folder."""
+    who = ["-c", "user.name=hilgate", "-c", "user.email=hilgate@localhost"]
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True)
+
+
+def hilgate(folder: Path, *words: str, status: int = 0) -> str:
+    """Run hilgate as at a terminal of 80 columns; what it prints.
+
+    Raises:
+        PictureError: It ends with another status.
+    """
+    env = os.environ | {"COLUMNS": "80", "TTY_COMPATIBLE": "1", "TERM": "xterm", "PYTHONPATH": str(folder / "ci")}
+    program = [sys.executable, "-m", "hilgate", *words]
+    done = subprocess.run(program, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != status:
+        raise PictureError(
+            f"hilgate {' '.join(words)}: got status {done.returncode}; expected {status}.\n{done.stdout}"
+        )
+    return done.stdout
+
+
+def terminal(said: str) -> str:
+    """A picture of what a terminal of 80 columns shows first. It names no font of elsewhere."""
+    console = Console(record=True, width=80, file=io.StringIO())
+    console.print(Text(f"$ hilgate run {RED}"))
+    for line in said.splitlines()[:LINES]:
+        whole = Text.from_ansi(line)
+        for row in whole.divide(range(80, len(whole), 80)):  # as a terminal breaks it
+            console.print(row, soft_wrap=True, highlight=False)
+    console.print(Text("..."))
+    picture = console.export_svg(title="a bug planted in a kernel", theme=COLOURS, unique_id="terminal")
+    return re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.DOTALL)
+
+
+def draw(page: Path, picture: Path, height: int) -> None:
+    """Draw the top of a page, 1,280 pixels wide.
+
+    Raises:
+        PictureError: chromium is not installed, or drew nothing.
+    """
+    picture.unlink(missing_ok=True)
+    words = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+    words += [f"--window-size=1280,{height}", f"--screenshot={picture}", page.as_uri()]
+    try:
+        subprocess.run(["chromium", *words], check=True, capture_output=True, timeout=120)
+    except FileNotFoundError:
+        raise PictureError("chromium is not installed. To do: apt-get install chromium") from None
+    if not picture.is_file():
+        raise PictureError(f"chromium drew no {picture}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernels have other machine code than in the merge base, and what changed of each.
+
+    python -m pagedkv.audit.changed --base main --arch gfx942
+
+Each checkout lists what its own launchers compile, in a process of its own. A kernel for which the compiler is given
+the same in both has the same machine code; only the others are compiled, and their code is compared as a GPU loads it
+(`code_object.machine_code`). The code that lists, compiles and reads is that of the change on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import pagedkv
+from pagedkv.errors import CannotRunHereError, CommandError, Exit, MisuseError, run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from .compile import Figures
+    from .findings import Finding, Outcome
+
+    Compile = Callable[[Sequence[str]], Mapping[str, "Code"]]
+    """Compiles kernels of a checkout, by their ids."""
+
+PACKAGE = "kernels/pagedkv"
+"""Where a checkout has it."""
+ASKING = ("changed", "code_object", "compile", "imports", "isolation", "machine", "objects")
+"""Modules of the audit that the merge base's kernels are asked with: the change's, so that both are asked the same."""
+FIGURES = ("instructions", "mfma", "vgpr", "sgpr", "lds_bytes", "vgpr_spills", "sgpr_spills", "scratch_bytes")
+"""What is said of a kernel, before and after."""
+MOST_NAMED = 3
+"""Kernels in the sentence about all; each has a finding of its own."""
+
+Change = Literal["changed", "new", "gone", "broken"]
+
+
+class BaseUnreadableError(CommandError):
+    """The kernels of the merge base cannot be listed, so nothing can be said of what changed."""
+
+    exit_status = Exit.INCONCLUSIVE
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kernel of one checkout, as far as it was asked."""
+
+    problem: str = ""
+    """Why there is no machine code."""
+    same: str = ""
+    """Equal where a GPU is given the same: machine code, LDS, waves."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """By the names of `FIGURES`."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a checkout launches on one arch: id -> what the compiler is given (`given_key`), or a problem."""
+
+    keys: Mapping[str, str]
+    problems: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ChangedKernel:
+    """A kernel that is not what it was."""
+
+    ids: tuple[str, ...]
+    """Configurations that launch it, as `<arch>/<source>/<case>/<kernel>`."""
+    change: Change
+    before: Code
+    after: Code
+
+    def text(self) -> str:
+        """What changed of it, in a few words."""
+        if self.change == "broken":
+            return f"compiles in the merge base and not here: {self.after.problem}"
+        if self.change == "new":
+            problem = self.before.problem
+            return f"new, the merge base's does not compile: {problem}" if problem else "new"
+        if self.change == "gone":
+            return "gone"
+        pairs = [(name, self.before.numbers[name], self.after.numbers[name]) for name in FIGURES]
+        moved = [f"{name} {before:g} -> {after:g}" for name, before, after in pairs if before != after]
+        return ", ".join(moved) or "other instructions, the same figures"
+
+
+@dataclass(frozen=True)
+class CodeComparison:
+    """Both checkouts on one arch."""
+
+    arch: str
+    kernels: int
+    """Of the change and the merge base; configurations with one machine code are one kernel."""
+    changed: tuple[ChangedKernel, ...]
+
+    def sentence(self) -> str:
+        """`3 of 88 kernels changed for gfx942`."""
+        counted = {change: sum(one.change == change for one in self.changed) for change in ("new", "gone", "broken")}
+        more = [f"{number} {change}" for change, number in counted.items() if number]
+        changed = len(self.changed) - sum(counted.values())
+        verb = f"{changed} of {self.kernels} kernels changed for {self.arch}" + "".join(f", {each}" for each in more)
+        named = [f"{one.ids[0].partition('/')[2]} ({one.text()})" for one in self.changed[:MOST_NAMED]]
+        rest = len(self.changed) - len(named)
+        return verb + (f": {'; '.join(named)}" if named else "") + (f"; and {rest} more" if rest else "")
+
+
+def compare(
+    arch: str, before: Listing, after: Listing, compile_before: Compile, compile_after: Compile
+) -> CodeComparison:
+    """Compare what two checkouts launch.
+
+    Args:
+        arch: A gfx name.
+        before: Of the merge base.
+        after: Of the change.
+        compile_before: Compiles kernels of the merge base: ids -> `Code` by id.
+        compile_after: The same of the change.
+    """
+    groups: dict[tuple[str | None, str | None], list[str]] = {}
+    for name in sorted({*before.keys, *after.keys}):
+        groups.setdefault((before.keys.get(name), after.keys.get(name)), []).append(name)
+    differing = {pair: names for pair, names in groups.items() if pair[0] != pair[1]}
+    firsts = [names[0] for names in differing.values()]
+    codes_before = compile_before([name for name in firsts if name in before.keys])
+    codes_after = compile_after([name for name in firsts if name in after.keys])
+    changed = []
+    for names in differing.values():
+        was = codes_before.get(names[0], Code(before.problems.get(names[0], "")))
+        now = codes_after.get(names[0], Code(after.problems.get(names[0], "")))
+        if change := _change(was, now):
+            changed.append(ChangedKernel(tuple(names), change, was, now))
+    launched = {*before.keys, *after.keys}
+    changed += [  # their launchers raise, and did not
+        ChangedKernel((name,), "broken", Code(), Code(after.problems[name]))
+        for name in sorted(after.problems.keys() - launched - before.problems.keys())
+    ]
+    return CodeComparison(arch, len(groups), tuple(changed))
+
+
+def _change(was: Code, now: Code) -> Change | None:
+    if was.same and now.same:
+        return None if was.same == now.same else "changed"
+    if now.same:
+        return "new"
+    if now.problem:
+        return "broken" if was.same else None  # of one that never compiled, the audit says so
+    return "gone"
+
+
+def findings_of(comparison: CodeComparison, commit: str) -> list[Finding]:
+    """One finding for the arch, which reports show where anything changed, and one for each kernel."""
+    from .findings import Finding
+
+    sentence = comparison.sentence()
+    counts = {change: sum(one.change == change for one in comparison.changed) for change in ("changed", "new", "gone")}
+    labels = {"arch": comparison.arch, "compared_with": commit[:12]}
+    moved = {"passed_but": f"{sentence}. Times are a GPU's to say"} if comparison.changed else {}
+    broken = any(one.change == "broken" for one in comparison.changed)
+    outcome: Outcome = "fail" if broken else "pass"
+    numbers: dict[str, float] = {"kernels": comparison.kernels, **counts}
+    found = [Finding(f"changed/{comparison.arch}", outcome, 0.0, sentence, labels | moved, numbers)]
+    for one in comparison.changed:
+        figures = {f"{name}_before": value for name, value in one.before.numbers.items()} | dict(one.after.numbers)
+        about = labels | {"kernel": one.ids[0].rpartition("/")[2], "change": one.change}
+        about |= {"configurations": " ".join(one.ids)}
+        broken = one.change == "broken"
+        found.append(Finding(f"changed/{one.ids[0]}", "fail" if broken else "pass", 0.0, one.text(), about, figures))
+    return found
+
+
+# Git.
+
+
+def git(root: Path, *words: str) -> bytes | None:
+    """Output of a git command; None where it failed, or where git is not installed."""
+    try:
+        done = subprocess.run(("git", "-C", str(root), *words), capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def merge_base(root: Path, base: str) -> str:
+    """Full sha of the merge base of HEAD and `base`.
+
+    Args:
+        root: A checkout.
+        base: A branch or commit. Empty takes the default branch: of `upstream`, of `origin`, or `main` beside another.
+
+    Raises:
+        CannotRunHereError: No checkout, no such commit, no default branch, or no common history.
+    """
+    here = (git(root, "symbolic-ref", "--quiet", "HEAD") or b"").decode().strip()
+    usual = [f"refs/remotes/{remote}/{branch}" for remote in ("upstream", "origin") for branch in ("HEAD", "main")]
+    usual += ["refs/heads/main"] if here != "refs/heads/main" else []
+    for name in [base] if base else usual:
+        if name.startswith("-") or git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") is None:
+            continue
+        if found := git(root, "merge-base", name, "HEAD"):
+            return found.decode().strip()
+        raise CannotRunHereError(
+            f"{name} and HEAD share no history here\n  to do: in a shallow clone run git fetch --unshallow"
+        )
+    what = f"git knows no commit {base!r} in {root}" if base else f"{root} has no default branch to compare with"
+    raise CannotRunHereError(f"{what}\n  to do: name a branch or commit of this clone with --base, or fetch it")
+
+
+@contextlib.contextmanager
+def kernels_at(root: Path, commit: str, *more: str) -> Iterator[Path]:
+    """A folder to import `pagedkv` from as it is in a commit, for the duration of the block; `more` lies beside it.
+
+    Raises:
+        BaseUnreadableError: The commit has no such package.
+    """
+    archive = git(root, "archive", "--format=tar", commit, PACKAGE, *more)
+    if archive is None:
+        names = " and ".join((PACKAGE, *more))
+        raise BaseUnreadableError(f"commit {commit[:12]} has no {names}, so there is nothing to compare with")
+    with tempfile.TemporaryDirectory(prefix="merge-base-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder, filter="data")
+        yield Path(folder, PACKAGE).parent
+
+
+def asked_with_ours(kernels: Path) -> None:
+    """Put our modules that list and compile into the audit of another checkout."""
+    audit = kernels / "pagedkv" / "audit"
+    if not (audit / "cases.py").is_file():
+        raise BaseUnreadableError("the merge base has no audit, so its kernels cannot be listed")
+    for name in ASKING:
+        (audit / f"{name}.py").write_bytes(Path(__file__).with_name(f"{name}.py").read_bytes())
+
+
+# A process that lists and compiles the kernels of one checkout.
+
+
+def serve(options: argparse.Namespace, requests: IO[str], answers: IO[str]) -> Exit:
+    """Answer requests, a JSON document a line: {"list": arch} and {"compile": [ids]}."""
+    from .cases import select
+    from .compile import specialisations, start_compiler
+    from .objects import ObjectStore, given_key
+
+    wanted: dict[str, Any] = {}
+    store = ObjectStore(options.objects) if options.objects else None
+    answers.write(json.dumps(pagedkv.__file__) + "\n")
+    answers.flush()
+    for line in requests:
+        request = json.loads(line)
+        if "list" in request:
+            problems: dict[str, str] = {}
+            listed: dict[str, str] = {}
+            for arch, case in select(options.only, [request["list"]], options.source):
+                try:
+                    for each in specialisations(arch, case.launch):
+                        name = case.id(arch, each.kernel)
+                        while name in listed:
+                            name += "+"  # a launcher that compiles one function twice
+                        listed[name], wanted[name] = given_key(each), each
+                except CannotRunHereError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - whatever a launcher raises is a finding about it
+                    problems[case.id(arch, "+".join(case.kernels))] = f"{type(error).__name__}: {error}"
+            answer: Any = [listed, problems]
+        else:
+            if request["compile"]:
+                start_compiler()
+            answer = _compile([(name, wanted[name]) for name in request["compile"]], options, store)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    if store:
+        store.prune()
+    return Exit.PASS
+
+
+def _compile(named: Sequence[tuple[str, Any]], options: argparse.Namespace, store: Any) -> dict[str, Any]:
+    from .isolation import run_isolated
+    from .objects import find_or_compile
+
+    calls = [functools.partial(find_or_compile, wanted, store) for _, wanted in named]
+    return {
+        named[index][0]: _described(result)
+        for index, result, _ in run_isolated(calls, jobs=options.jobs, timeout=options.timeout)
+    }
+
+
+def _described(result: Any) -> dict[str, Any]:
+    from .compile import Figures
+
+    if not isinstance(result, Figures):
+        return {"problem": f"{type(result).__name__}: {result}"}
+    return {"same": f"{result.machine_code} {result.lds_bytes} {result.num_waves}", "numbers": numbers_of(result)}
+
+
+def numbers_of(figures: Figures) -> dict[str, float]:
+    """Figures of a kernel, by the names of `FIGURES`."""
+    code, text = figures.code, figures.text
+    known = {"instructions": text.instructions, "mfma": text.mfma, "lds_bytes": figures.lds_bytes}
+    return {name: known[name] if name in known else getattr(code, name) for name in FIGURES}
+
+
+class Checkout:
+    """A process that imports `pagedkv` from a folder, and its answers. The first one is where it found the package."""
+
+    def __init__(self, kernels: Path, arguments: Sequence[str], module: str = "pagedkv.audit.changed") -> None:
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        given = [str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, "--serve", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=kernels.parent,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(kernels), *given])},
+        )
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            self._check(Path(self._answer()), kernels)
+            stack.pop_all()
+
+    @staticmethod
+    def _check(found: Path, kernels: Path) -> None:
+        if not found.is_relative_to(kernels.resolve()):
+            raise BaseUnreadableError(f"python imports pagedkv from {found.parent}, not from {kernels}")
+
+    def ask(self, request: Mapping[str, object]) -> Any:
+        """Answer to a request (`serve`)."""
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # dead: then there is no answer
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._log.seek(0)
+            said = self._log.read().strip().splitlines()[-1:] or ["it said nothing"]
+            raise BaseUnreadableError(f"its kernels cannot be asked: {said[0]}")
+        return json.loads(line)
+
+    def listing(self, arch: str) -> Listing:
+        """What it launches on an arch."""
+        return Listing(*self.ask({"list": arch}))
+
+    def compile(self, ids: Sequence[str]) -> dict[str, Code]:
+        """Machine code of kernels that it has listed."""
+        return {name: Code(**changed) for name, changed in self.ask({"compile": list(ids)}).items()}
+
+    def close(self) -> None:
+        """End the process."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        self._process.wait()
+        self._log.close()
+
+
+# The command.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; `arguments` without the program, None takes this process's."""
+    from .cases import SOURCES
+    from .machine import LDS_GRANULES
+
+    arches = list(LDS_GRANULES)
+    parser = argparse.ArgumentParser(prog="python -m pagedkv.audit.changed", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--base", default=os.environ.get("HILGATE_BASE", ""), metavar="REV", help="what to compare with"
+    )
+    parser.add_argument("--arch", nargs="+", choices=arches, default=arches, help="default: all")
+    parser.add_argument("--source", nargs="+", choices=tuple(SOURCES), default=["ours"], help="whose; default: ours")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="only ids that contain one of these")
+    parser.add_argument("--objects", type=Path, metavar="DIR", help="where the audit keeps code objects")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 1), help="compilers at a time")
+    parser.add_argument("--timeout", type=float, default=180.0, metavar="SECONDS", help="for one kernel; default: 180")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where findings.jsonl goes; default: $HILGATE_OUT")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.serve:
+        answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # a launcher or a compiler that prints says nothing in our name
+        return run_command(lambda: serve(options, sys.stdin, answers))
+    return run_command(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> Exit:
+    from .__main__ import NothingSelectedError, check_environment, compiles_all
+    from .findings import Finding, write_findings
+
+    if options.jobs < 1 or options.timeout <= 0:
+        raise MisuseError(f"--jobs and --timeout must be above 0, got {options.jobs} and {options.timeout:g}")
+    check_environment(None)
+    kernels = Path(__file__).parents[2]
+    out = options.out or os.environ.get("HILGATE_OUT")
+
+    def leave(findings: Sequence[Finding], status: Exit) -> Exit:
+        for each in findings:
+            indent = "  " if each.id.count("/") > 1 else ""
+            sys.stdout.write(f"{indent}{each.id.partition('/')[2] + ': ' if indent else ''}{each.message}\n")
+        if out:
+            write_findings(Path(out) / "findings.jsonl", findings)
+        return status
+
+    try:
+        commit = merge_base(kernels.parent, options.base)
+    except CannotRunHereError as error:
+        if options.base or os.environ.get("BUILDKITE") == "true":
+            raise
+        why = f"compared with nothing: {error}".partition("\n")[0]
+        return leave([Finding("changed", "pass", 0.0, why, {"passed_but": why})], Exit.PASS)
+    shared = ["--source", *options.source, "--only", *options.only, "--jobs", str(options.jobs)]
+    shared += ["--timeout", str(options.timeout)]
+    objects = [] if compiles_all(os.environ) or not options.objects else ["--objects", str(options.objects.resolve())]
+    findings: list[Finding] = []
+    with contextlib.ExitStack() as stack:
+        try:
+            ours = stack.enter_context(contextlib.closing(Checkout(kernels, [*shared, *objects])))
+            listed = {arch: ours.listing(arch) for arch in options.arch}
+        except BaseUnreadableError as error:
+            raise CommandError(str(error)) from error  # ours: that is a failure
+        try:
+            folder = stack.enter_context(kernels_at(kernels.parent, commit))
+            asked_with_ours(folder)
+            theirs = stack.enter_context(contextlib.closing(Checkout(folder, shared)))
+            for arch, after in listed.items():
+                comparison = compare(arch, theirs.listing(arch), after, theirs.compile, ours.compile)
+                if not comparison.kernels and not after.problems:
+                    raise NothingSelectedError(f"no case matches --only {options.only!r}\n  to do: see --list")
+                findings += findings_of(comparison, commit)
+        except BaseUnreadableError as error:
+            finding = Finding("changed", "inconclusive", 0.0, f"merge base {commit[:12]}: {error}")
+            return leave([finding], Exit.INCONCLUSIVE)
+    return leave(findings, Exit.FAIL if any(one.outcome == "fail" for one in findings) else Exit.PASS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernels a change compiles to something else: what counts, what does not, and what cannot be said."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagedkv.audit import changed
+from pagedkv.audit.changed import BaseUnreadableError, Code, Listing, compare, findings_of, merge_base
+from pagedkv.audit.code_object import UnreadableCodeObjectError, machine_code
+from pagedkv.audit.compile import specialisations
+from pagedkv.audit.objects import given_key
+from pagedkv.errors import CannotRunHereError
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def helper(x):
+    return x + 1
+
+@triton.jit
+def kernel(x_ptr, out_ptr, SIDE: tl.constexpr):
+    offsets = tl.arange(0, SIDE)
+    tl.store(out_ptr + offsets, helper(tl.load(x_ptr + offsets)))
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """launch(old, new, folder): runs the kernel above, with one text replaced, from a file of a folder."""
+
+    def make(old="", new="", folder="one"):
+        assert old in KERNEL
+        path = tmp_path / folder / "kernels.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(KERNEL.replace(old, new) if old else KERNEL)
+        scope = {"__name__": "kernels"}
+        exec(compile(path.read_text(), path, "exec"), scope)
+        tile = torch.empty(64)
+        kernel = next(value for name, value in scope.items() if name.startswith("kernel"))
+        return lambda: kernel[(1,)](tile, tile, SIDE=64)
+
+    return make
+
+
+def test_neither_a_place_nor_a_line_is_machine_code(launch, compiled):
+    [first] = compiled("gfx942", launch())
+    for edit in (
+        ("import triton\n", "import triton\n\n\n", "other folder"),
+        ("    offsets", "    # why\n    offsets", "one"),
+    ):
+        [second] = compiled("gfx942", launch(*edit))
+        assert (second.machine_code, second.lds_bytes) == (first.machine_code, first.lds_bytes)
+
+
+def test_a_name_is_no_machine_code(launch, compiled):
+    """It stands in the note, which moves the code: the descriptor then says another distance."""
+    found = [compiled("gfx942", launch("def kernel(", f"def kernel{'x' * more}("))[0] for more in (0, 24, 48, 72)]
+    assert len({each.machine_code for each in found}) == 1
+
+
+def test_an_instruction_is_machine_code(launch, compiled):
+    [first] = compiled("gfx942", launch())
+    [second] = compiled("gfx942", launch("x + 1", "x + 2"))
+    assert second.machine_code != first.machine_code
+
+
+@pytest.mark.parametrize("code", [b"", b"no ELF", b"\x7fELF\x02\x01\x01" + bytes(57)])
+def test_what_holds_no_instructions_has_no_machine_code(code):
+    with pytest.raises(UnreadableCodeObjectError):
+        machine_code(code)
+
+
+def test_what_the_compiler_is_given_has_no_place_and_holds_the_helpers(launch):
+    def key(*edit):
+        [wanted] = specialisations("gfx942", launch(*edit))
+        return given_key(wanted)
+
+    assert key("import triton\n", "import triton\n\n", "elsewhere") == key()
+    assert key("x + 1", "x + 2") != key()
+
+
+NUMBERS = dict.fromkeys(changed.FIGURES, 10)
+SAME = Code("", "machine code", NUMBERS)
+OTHER = Code("", "another", NUMBERS | {"vgpr": 12})
+CRASH = Code("Crash: the compiler ended the process")
+
+
+def compiles(*, asked=None, **codes):
+    def run(ids):
+        if asked is not None:
+            asked.extend(ids)
+        return {name: codes[name] for name in ids}
+
+    return run
+
+
+def test_what_is_given_the_same_is_not_compiled():
+    both = Listing({"a": "1", "b": "1", "c": "2"}, {})
+    asked = []
+    found = compare("gfx942", both, both, compiles(asked=asked), compiles(asked=asked))
+    assert (found.kernels, found.changed, asked) == (2, (), [])
+    [finding] = findings_of(found, "abc")
+    assert (finding.outcome, finding.message) == ("pass", "0 of 2 kernels changed for gfx942")
+    assert "passed_but" not in finding.labels
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "outcome", "says"),
+    [
+        (SAME, SAME, "pass", "0 of 2 kernels changed for gfx942"),
+        (SAME, OTHER, "pass", "1 of 2 kernels changed for gfx942: b (vgpr 10 -> 12)"),
+        (SAME, Code("", "another", NUMBERS), "pass", "other instructions, the same figures"),
+        (SAME, None, "pass", "0 of 2 kernels changed for gfx942, 1 gone"),
+        (None, SAME, "pass", "0 of 2 kernels changed for gfx942, 1 new"),
+        (CRASH, SAME, "pass", "1 new: b (new, the merge base's does not compile: Crash"),
+        (CRASH, CRASH, "pass", "0 of 2 kernels changed for gfx942"),
+        (SAME, CRASH, "fail", "1 broken: b (compiles in the merge base and not here: Crash"),
+    ],
+)
+def test_what_is_said_of_a_kernel_that_is_given_something_else(was, now, outcome, says):
+    before, after = (
+        {"gfx942/a": "1"} | ({"gfx942/b": each} if side else {}) for side, each in ((was, "2"), (now, "3"))
+    )
+    sides = [compiles(**{"gfx942/b": side} if side else {}) for side in (was, now)]
+    found = findings_of(compare("gfx942", Listing(before, {}), Listing(after, {}), *sides), "abc")
+    assert found[0].outcome == outcome
+    assert says in found[0].message
+    moved = len(found) > 1
+    assert moved == (says != "0 of 2 kernels changed for gfx942")
+    assert bool(found[0].labels.get("passed_but")) == moved
+    if moved:
+        assert (found[1].id, found[1].outcome) == ("changed/gfx942/b", outcome)
+
+
+def test_a_launcher_that_raises_where_it_did_not_is_broken():
+    before, after = Listing({"gfx942/a": "1"}, {}), Listing({}, {"gfx942/a+": "TypeError: no"})
+    found = compare("gfx942", before, after, compiles(**{"gfx942/a": SAME}), compiles())
+    assert [(one.change, one.ids) for one in found.changed] == [("gone", ("gfx942/a",)), ("broken", ("gfx942/a+",))]
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository without kernels, with a commit on main and one on a branch that is checked out."""
+    monkeypatch.delenv("HILGATE_BASE", raising=False)
+
+    def run(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        return subprocess.run(("git", *who, *words), cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    run("init", "-b", "main")
+    run("commit", "--allow-empty", "-m", "base")
+    return tmp_path, run
+
+
+def test_the_merge_base_is_that_of_the_default_branch(repository):
+    root, run = repository
+    base = run("rev-parse", "HEAD").strip()
+    with pytest.raises(CannotRunHereError, match="no default branch to compare with"):
+        merge_base(root, "")
+    run("checkout", "-b", "change")
+    run("commit", "--allow-empty", "-m", "change")
+    assert merge_base(root, "") == merge_base(root, "main") == base
+    with pytest.raises(CannotRunHereError, match="knows no commit 'other'"):
+        merge_base(root, "other")
+    run("checkout", "--orphan", "alone")
+    run("commit", "--allow-empty", "-m", "alone")
+    with pytest.raises(CannotRunHereError, match="share no history"):
+        merge_base(root, "main")
+
+
+def test_a_base_without_kernels_or_audit_is_said(repository):
+    root, run = repository
+    commit = run("rev-parse", "HEAD").strip()
+    with pytest.raises(BaseUnreadableError, match="has no kernels/pagedkv"), changed.kernels_at(root, commit):
+        pass
+    with pytest.raises(BaseUnreadableError, match="has no audit"):
+        changed.asked_with_ours(root)
+
+
+def test_a_checkout_that_cannot_be_imported_is_said(tmp_path):
+    audit = tmp_path / "pagedkv" / "audit"
+    audit.mkdir(parents=True)
+    (audit.parent / "__init__.py").touch()
+    (audit / "__init__.py").write_text("raise ImportError('no such module')")
+    with pytest.raises(BaseUnreadableError, match="cannot be asked: ImportError: no such module"):
+        changed.Checkout(tmp_path, [])
+    (audit / "__init__.py").unlink()
+    audit.rmdir()
+    (audit.parent / "__init__.py").unlink()
+    audit.parent.rmdir()
+    with pytest.raises(BaseUnreadableError, match="python imports pagedkv from"):
+        changed.Checkout(tmp_path, [])
+
+
+def left_by(tmp_path):
+    return [json.loads(line) for line in Path(tmp_path, "findings.jsonl").read_text().splitlines()]
+
+
+def test_without_anything_to_compare_with_it_is_said_and_an_agent_refuses(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("HILGATE_BASE", raising=False)
+
+    def nothing(root, _):
+        raise CannotRunHereError(f"{root} has no default branch to compare with\n  to do: name one")
+
+    monkeypatch.setattr(changed, "merge_base", nothing)
+    monkeypatch.delenv("BUILDKITE", raising=False)
+    assert changed.main(["--out", str(tmp_path)]) == 0
+    [finding] = left_by(tmp_path)
+    assert "compared with nothing" in finding["labels"]["passed_but"]
+    for env, words in (("true", []), ("", ["--base", "gone"])):
+        monkeypatch.setenv("BUILDKITE", env)
+        assert changed.main(words) == 5
+        assert "no default branch" in capsys.readouterr().err
+
+
+def test_a_base_that_cannot_be_listed_is_inconclusive(tmp_path, monkeypatch):
+    monkeypatch.setattr(changed, "merge_base", lambda *_: "abcdef" * 6)
+    assert changed.main(["--arch", "gfx942", "--only", "merge-", "--out", str(tmp_path)]) == 6
+    [finding] = left_by(tmp_path)
+    assert finding["outcome"] == "inconclusive"
+    assert "merge base abcdefabcdef: commit abcdefabcdef has no kernels/pagedkv" in finding["message"]
+
+
+def test_misuse_is_2(capsys):
+    assert changed.main(["--jobs", "0"]) == 2
+    assert "--jobs" in capsys.readouterr().err

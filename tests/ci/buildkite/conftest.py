@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of tests that speak to Buildkite or GitHub: a server on this machine, and clients of it."""
+
+from __future__ import annotations
+
+import pytest
+from support.rest import TOKEN, serving
+
+from hilgate.buildkite.api import Client, builds_url
+from hilgate.buildkite.github import Forge
+
+
+@pytest.fixture
+def server():
+    with serving() as played:
+        yield played
+
+
+@pytest.fixture
+def client(server):
+    """Of Buildkite; how long it would have waited stands in `waits`."""
+    waits = []
+    url = builds_url("acme", "rocm", api=f"http://127.0.0.1:{server.server_address[1]}")
+    made = Client(url, TOKEN, sleep=waits.append, timeout_seconds=10.0)
+    made.waits = waits
+    return made
+
+
+@pytest.fixture
+def forge(server):
+    """Of GitHub."""
+    return Forge(f"http://127.0.0.1:{server.server_address[1]}/repos/acme/rocm", "token")
