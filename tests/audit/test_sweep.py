@@ -40,7 +40,7 @@ def test_misuse_is_2_and_names_the_value(grid, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["--record", "decode.waves=4"], ["decode.waves=4"]])
+@pytest.mark.parametrize("arguments", [[], ["decode.waves=4", "--record"], ["decode.waves=4"]])
 def test_neither_a_grid_with_cases_nor_a_record_is_2(arguments, capsys):
     assert sweep.main(["gfx942", *arguments]) == 2
     assert "expected TABLE.KEY=N,N and --only, or --record" in capsys.readouterr().err
