@@ -145,5 +145,5 @@ def test_a_checkout_s_process_says_what_stops_a_case():
 def test_a_base_without_the_package_is_said_to_be_that(tmp_path):
     (tmp_path / "kernels").mkdir()
     # Where another checkout's package can be imported, that is what is said.
-    with pytest.raises(BaseUnreadableError, match="its kernels cannot be asked|imports pagedkv from .*, not from"):
+    with pytest.raises(BaseUnreadableError, match=r"its kernels cannot be asked|imports pagedkv from .*, not from"):
         against.Checkout(tmp_path / "kernels", [], "benchmarks.against")
