@@ -13,7 +13,7 @@ gate: setup  ## plan, run, judge, report: what changed, else a smoke run; ARGS=-
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
 
 # Tests that start no engine and compile for no AMD GPU. The next `make gate` of this clone reuses their passes.
-TESTS := pages site units images-units kernels amdgcn-oracles routing mamba-kernels
+TESTS := pages site units images-units kernels amdgcn-oracles routing recipes mamba-kernels
 
 test: setup  ## the tests that start no engine, and the ten slowest of them; ARGS names files for plain pytest
 ifeq ($(ARGS),)

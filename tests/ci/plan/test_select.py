@@ -176,7 +176,7 @@ def test_repository_claims_what_it_should():
     assert selected("pyproject.toml") == everything
     assert selected("ci/agents.yaml") == everything
     assert selected("requirements/laptop.txt") == everything
-    assert selected("README.md") == {"hygiene"}
+    assert selected("README.md") == {"hygiene", "site"}
     assert {"kernels", "codeobjects", "models", "accuracy"} <= selected("kernels/pagedkv/layout.py")
     assert "kernels" not in selected("kernels/pagedkv/audit/budgets.py")
     for area_ in everything:
