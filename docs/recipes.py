@@ -59,7 +59,7 @@ class Served:
     family: str
     """Of `evals/families/families.yaml`."""
     weights: float
-    """GiB of the whole model: an estimate from its known size at two bytes a parameter; no file was measured."""
+    """GiB of the whole model: an estimate from its known size at two bytes a parameter; no file was looked at."""
     command: str
     """With {model}, {gpus} and {max_num_seqs}."""
     routes: dict[str, str]
@@ -159,7 +159,7 @@ INTRODUCTION = """\
 * **full length at once**: sequences of `--max-model-len` tokens that run without one being preempted. The command asks
   for a power of two below. Raise `--max-num-seqs` where your prompts are shorter; `hilgate fit` says how many run.
 
-Weights are an estimate, two bytes a parameter; no file was measured. With the model's folder at hand, ask again:
+Weights are an estimate, two bytes a parameter; no file was looked at. With the model's folder at hand, ask again:
 
     hilgate fit FOLDER --arch gfx942 --gpu MI300X --tp 2 --with none --max-model-len 32768
 """
