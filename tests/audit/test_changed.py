@@ -2,6 +2,7 @@
 """Which kernels a change compiles to something else: what counts, what does not, and what cannot be said."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -190,10 +191,7 @@ def test_a_checkout_that_cannot_be_imported_is_said(tmp_path):
     (audit / "__init__.py").write_text("raise ImportError('no such module')")
     with pytest.raises(BaseUnreadableError, match="cannot be asked: ImportError: no such module"):
         changed.Checkout(tmp_path, [])
-    (audit / "__init__.py").unlink()
-    audit.rmdir()
-    (audit.parent / "__init__.py").unlink()
-    audit.parent.rmdir()
+    shutil.rmtree(audit.parent)
     with pytest.raises(BaseUnreadableError, match="python imports pagedkv from"):
         changed.Checkout(tmp_path, [])
 
