@@ -232,7 +232,7 @@ def kernels_at(root: Path, commit: str, *more: str) -> Iterator[Path]:
         raise BaseUnreadableError(f"commit {commit[:12]} has no {names}, so there is nothing to compare with")
     with tempfile.TemporaryDirectory(prefix="merge-base-") as folder:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
+            files.extractall(folder)  # noqa: S202 - git made it; Python 3.11.2 knows no filter
         yield Path(folder, PACKAGE).parent
 
 
