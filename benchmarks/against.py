@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import pagedkv
-from pagedkv.audit.changed import BaseUnreadableError, Checkout, asked_with_ours, kernels_at, merge_base
+from pagedkv.audit.changed import (
+    BaseUnreadableError,
+    Checkout,
+    answers_alone,
+    asked_with_ours,
+    kernels_at,
+    merge_base,
+)
 from pagedkv.audit.findings import Finding, write_findings
 from pagedkv.errors import CannotRunHereError, CommandError, Exit, run_command
 
@@ -140,7 +147,7 @@ def time_case(case: str, base: Side, change: Side, rules: Rules) -> Timed:
 
 
 def judged(everything: Sequence[Timed], rules: Rules, labels: Mapping[str, str]) -> list[Finding]:
-    """Findings: one for the run, and one for each case whose machine code changed or cannot be reply.
+    """Findings: one for the run, and one for each case whose machine code changed or cannot be compared.
 
     Args:
         everything: Of all cases of the run.
@@ -292,8 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:
-        answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # what else prints says nothing in our name
+        answers = answers_alone()
         return run_command(lambda: serve(sys.stdin, answers))
     return run_command(lambda: _run(options))
 

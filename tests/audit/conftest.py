@@ -34,6 +34,22 @@ def compiled():
 
 
 @pytest.fixture
+def run_source(tmp_path):
+    """run_source(source, old, new, folder): its names, with one text replaced, run from a file of a folder."""
+
+    def run(source, old, new, folder, **names):
+        assert old in source
+        path = tmp_path / folder / "kernels.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source.replace(old, new) if old else source)
+        scope = {"__name__": "kernels", **names}
+        exec(compile(path.read_text(), path, "exec"), scope)
+        return scope
+
+    return run
+
+
+@pytest.fixture
 def figures():
     """figures(**changes): a kernel named `attend` that is within any sane budget, but for the changes."""
 

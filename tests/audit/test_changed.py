@@ -32,16 +32,11 @@ def kernel(x_ptr, out_ptr, SIDE: tl.constexpr):
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(run_source):
     """launch(old, new, folder): runs the kernel above, with one text replaced, from a file of a folder."""
 
     def make(old="", new="", folder="one"):
-        assert old in KERNEL
-        path = tmp_path / folder / "kernels.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(KERNEL.replace(old, new) if old else KERNEL)
-        scope = {"__name__": "kernels"}
-        exec(compile(path.read_text(), path, "exec"), scope)
+        scope = run_source(KERNEL, old, new, folder)
         tile = torch.empty(64)
         kernel = next(value for name, value in scope.items() if name.startswith("kernel"))
         return lambda: kernel[(1,)](tile, tile, SIDE=64)

@@ -38,18 +38,13 @@ def kernel(x_ptr, out_ptr, SIDE: tl.constexpr):
 
 
 @pytest.fixture
-def key(tmp_path):
+def key(run_source):
     """key(old, new, ...): of the kernel above with one text replaced, in the same file of the same folder."""
 
     def make(old="", new="", *, arch="gfx942", step=2, side=64, folder="", **options):
-        assert old in SOURCE
-        path = tmp_path / folder / "kernels.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(SOURCE.replace(old, new) if old else SOURCE)
         sizes = types.ModuleType("sizes")
         sizes.STEP = step
-        scope = {"__name__": "kernels", "sizes": sizes}
-        exec(compile(path.read_text(), path, "exec"), scope)
+        scope = run_source(SOURCE, old, new, folder, sizes=sizes)
         tile = torch.empty(side)
         [wanted] = specialisations(arch, lambda: scope["kernel"][(1,)](tile, tile, SIDE=side, **options))
         return object_key(wanted)

@@ -248,6 +248,13 @@ def asked_with_ours(kernels: Path) -> None:
 # A process that lists and compiles the kernels of one checkout.
 
 
+def answers_alone() -> IO[str]:
+    """Standard output for answers alone: what a launcher or a compiler prints goes to standard error from now on."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
 def serve(options: argparse.Namespace, requests: IO[str], answers: IO[str]) -> Exit:
     """Answer requests, a JSON document a line: {"list": arch} and {"compile": [ids]}."""
     from .cases import select
@@ -361,7 +368,7 @@ class Checkout:
 
     def compile(self, ids: Sequence[str]) -> dict[str, Code]:
         """Machine code of kernels that it has listed."""
-        return {name: Code(**changed) for name, changed in self.ask({"compile": list(ids)}).items()}
+        return {name: Code(**found) for name, found in self.ask({"compile": list(ids)}).items()}
 
     def close(self) -> None:
         """End the process."""
@@ -396,8 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:
-        answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # a launcher or a compiler that prints says nothing in our name
+        answers = answers_alone()
         return run_command(lambda: serve(options, sys.stdin, answers))
     return run_command(lambda: _run(options))
 
