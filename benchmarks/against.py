@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib.util
 import json
 import math
 import os
@@ -63,8 +64,8 @@ class Timed:
     """One case."""
 
     case: str
-    changed: bool = True
-    """Whether both launch other machine code."""
+    changed: bool | None = None
+    """Whether both launch other machine code; None until both have said so."""
     wrong: str = ""
     """Why the change's result or run fails."""
     open: str = ""
@@ -156,7 +157,7 @@ def judged(everything: Sequence[Timed], rules: Rules, labels: Mapping[str, str])
     """
     from .paired import slowdown
 
-    shown = [each for each in everything if each.changed]
+    shown = [each for each in everything if each.changed is not False]
     count = sum(bool(each.sessions) and not (each.wrong or each.open) for each in shown)
     found = []
     for each in shown:
@@ -184,8 +185,11 @@ def judged(everything: Sequence[Timed], rules: Rules, labels: Mapping[str, str])
             }
             found.append(Finding(**finding, outcome=outcome, message=said, numbers=numbers))
     new = sum(bool(each.new) for each in shown)
-    text = f"{len(shown) - new} of {len(everything)} cases launch other machine code than the merge base"
-    text += f", {new} cannot be compared" * bool(new) + (f"; {count} timed" if count else "; nothing was timed")
+    stopped = sum(each.changed is None and not each.new for each in shown)
+    changed = sum(each.changed is True for each in shown)
+    text = f"{changed} of {len(everything)} cases launch other machine code than the merge base"
+    text += f", {new} cannot be compared" * bool(new) + f", {stopped} did not run" * bool(stopped)
+    text += f"; {count} timed" if count else "; nothing was timed"
     numbers = {"cases": len(everything), "timed": count, "new": new}
     return [Finding("time", "pass", message=text, labels=dict(labels), numbers=numbers), *found]
 
@@ -306,6 +310,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> Exit:
     from . import cases
+
+    _require_packages()
     from .paired import load_rules
 
     rules = load_rules()
@@ -331,6 +337,16 @@ def _run(options: argparse.Namespace) -> Exit:
 def _timed(name: str, base: Path, rules: Rules) -> Timed:
     with pair(base) as (before, after):
         return time_case(name, before, after, rules)
+
+
+def _require_packages() -> None:
+    """Raise CannotRunHereError where a package is missing: no case could run, and the change is not to blame."""
+    for name in ("torch", "triton", "scipy", "elftools", "msgpack"):
+        if importlib.util.find_spec(name) is None:
+            package = {"elftools": "pyelftools"}.get(name, name)
+            raise CannotRunHereError(
+                f"the package {package} is not installed\n  to do: python -m pip install {package}"
+            )
 
 
 def _gpu() -> str:
