@@ -110,7 +110,7 @@ def test_a_missing_package_is_the_machines_fault_and_not_the_changes(monkeypatch
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "elftools" else there(name))
     assert against.main(["--base", "main"]) == 5
-    assert "pyelftools is not installed\n  to do: python -m pip install pyelftools" in capsys.readouterr().err
+    assert "pyelftools is not installed\n  to do: python -m pip install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", [None, "another shape"])
