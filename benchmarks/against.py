@@ -34,7 +34,7 @@ from pagedkv.audit.changed import (
     merge_base,
 )
 from pagedkv.audit.findings import Finding, write_findings
-from pagedkv.errors import CannotRunHereError, CommandError, Exit, run_command
+from pagedkv.errors import CannotRunHereError, Exit, NothingSelectedError, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,13 +46,7 @@ ASKING = "against.py"
 """The module that the merge base's benchmarks are asked with: ours."""
 
 
-class NothingSelectedError(CommandError):
-    """The selection leaves no case: timing nothing is not a pass."""
-
-    exit_status = Exit.NOTHING_COMPILED
-
-
-class Side(Protocol):
+class CaseProcess(Protocol):
     """A process that runs cases (`serve`)."""
 
     def ask(self, request: Mapping[str, object]) -> Any:
@@ -88,7 +82,7 @@ class _BaseTroubleError(_TroubleError):
 class _Asked:
     """A side whose troubles are exceptions."""
 
-    side: Side
+    side: CaseProcess
     trouble: type[_TroubleError]
 
     def ask(self, request: Mapping[str, object]) -> Any:
@@ -112,7 +106,7 @@ class _Asked:
             raise self.trouble(f"wrong: off by {reply['error']:.1e} where {reply['bound']:.1e} is right")
 
 
-def time_case(case: str, base: Side, change: Side, rules: Rules) -> Timed:
+def time_case(case: str, base: CaseProcess, change: CaseProcess, rules: Rules) -> Timed:
     """Run a case in both processes, and time it where the machine code differs.
 
     Args:
@@ -284,7 +278,7 @@ def launched() -> list[str]:
 
 
 @contextlib.contextmanager
-def pair(base: Path) -> Iterator[tuple[Side, Side]]:
+def pair(base: Path) -> Iterator[tuple[CaseProcess, CaseProcess]]:
     """Two fresh processes: with the kernels below `base`, and with ours."""
     with contextlib.ExitStack() as stack:
         sides = [Checkout(kernels, [], "benchmarks.against") for kernels in (base, ROOT / "kernels")]
