@@ -30,6 +30,7 @@ from families.engine import FamilyEngine, StuckError, end_with_parent
 from families.family import FAMILIES, another_platform
 from families.fleet import SPENT
 from families.judge import WrongAnswerError
+from families.mtp import WrongDraftError
 from families.plans import not_here
 from families.published import Checkpoint
 from families.schedule import CompanyError
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from families.plans import EnginePlan
 
-WRONG = (WrongAnswerError, CompanyError, StuckError, NotServedError, NotDrivenError)
+WRONG = (WrongAnswerError, WrongDraftError, CompanyError, StuckError, NotServedError, NotDrivenError)
 """What a cell fails of in words of ours; anything else is an error of vLLM, and its class belongs to the reason."""
 
 
@@ -133,7 +134,10 @@ class FamilyRun:
             self.planted(engine),
             scan.claimed() if served.family.chunk_scan else nullcontext(),
         ):
-            bench = Bench(engine, served.oracle, served.family, self.fuzz["seed"], self.fuzz["examples"])
+            fuzz = self.fuzz
+            bench = Bench(
+                engine, served.oracle, served.family, fuzz["seed"], fuzz["examples"], heads=lambda: served.heads
+            )
             return {name: run_cell(name, bench, served.labels(engine)) for name in chosen}
 
     def _not_started(self, error: Exception, platform: str, started: float) -> FamilyCell:
