@@ -18,6 +18,7 @@ from families.plain_attention import E4M3
 from families.plans import STATE_DTYPE
 from families.schedule import Schedule, ScheduledRequest, ScheduleLimits, awkward_lengths, prompt, search, spoken
 from families.scripted import DRAFTS, ScriptedDrafter
+from pagedkv.vllm_plugin.inspect import require_warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -369,7 +370,12 @@ def production(bench: Bench) -> Numbers:
                     f"turn {turn} of {length} tokens in blocks of {block} hit {answers[0].cached}; expected {expected}",
                 )
                 numbers["hits"] += expected
-    return numbers | preempted_under_way(bench)
+    return numbers | preempted_under_way(bench) | compiled_late(bench)
+
+
+def compiled_late(bench: Bench) -> Numbers:
+    """Demand that no kernel of ours was compiled while the engine served; returns variants of others' by name."""
+    return {f"late {name.rpartition('.')[2]}": count for name, count in require_warm(bench.engine.llm).items()}
 
 
 def preempted_under_way(bench: Bench) -> Numbers:
@@ -398,7 +404,7 @@ def graphs(bench: Bench) -> Numbers:
     mode = compilation.cudagraph_mode
     require(compilation.mode == CompilationMode.VLLM_COMPILE, f"compiled as {compilation.mode}")
     require(mode == CUDAGraphMode.FULL_AND_PIECEWISE, f"vLLM resolved its graphs to {mode}, not FULL_AND_PIECEWISE")
-    return mixed(bench) | {"captured": len(compilation.cudagraph_capture_sizes)}
+    return mixed(bench) | {"captured": len(compilation.cudagraph_capture_sizes)} | compiled_late(bench)
 
 
 DRIVEN: dict[str, Callable[[Bench], Numbers]] = {
