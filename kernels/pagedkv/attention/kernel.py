@@ -145,6 +145,8 @@ class Rows(NamedTuple):
     query_len: Any
     live: Any
     """Whether there is such a row."""
+    mask: Any
+    """[ROWS, PADDED] Whether there is such a row and channel."""
 
 
 class Queries(NamedTuple):
@@ -479,22 +481,16 @@ def rows_of(first_seq, first_token, first_head, query_start_loc, num_seqs, OPTIO
     token = 0 if OPTIONS.DECODE else first_token + row // TOKEN_ROWS
     head = first_head + row % TOKEN_ROWS
     live = (row < OPTIONS.SEQS * OPTIONS.TOKENS * TOKEN_ROWS) & (token < query_len)
-    return Rows(seq, token, head, (start + token).to(tl.int64), query_len, live)
-
-
-@triton.jit
-def row_mask(rows, OPTIONS: tl.constexpr):
-    """Return [ROWS, PADDED]: whether there is such a row and channel."""
-    return rows.live[:, None] & (tl.arange(0, OPTIONS.PADDED) < OPTIONS.HEAD_SIZE)[None, :]
+    query_row = (start + token).to(tl.int64)
+    mask = live[:, None] & (tl.arange(0, OPTIONS.PADDED) < OPTIONS.HEAD_SIZE)[None, :]
+    return Rows(seq, token, head, query_row, query_len, live, mask)
 
 
 @triton.jit
 def load_query(query, strides, rows, OPTIONS: tl.constexpr):
     """Return the query of each row, [ROWS, PADDED]; 0 where there is none."""
-    channel = tl.arange(0, OPTIONS.PADDED)
-    mask = row_mask(rows, OPTIONS)
     offset = rows.row * strides[0] + rows.head * strides[1]
-    return tl.load(query + offset[:, None] + channel[None, :], mask=mask, other=0.0)
+    return tl.load(query + offset[:, None] + tl.arange(0, OPTIONS.PADDED)[None, :], mask=rows.mask, other=0.0)
 
 
 @triton.jit
@@ -529,16 +525,18 @@ def queries_of(q, rows, position, scale, key, slopes, cap_log2e, window, OPTIONS
 @triton.jit
 def start_of(rows, sinks, split, OPTIONS: tl.constexpr):
     """Return the state of rows that have seen nothing, but for their sinks; see `attend_tile` and `attend_pairs`."""
-    maximum = tl.full([OPTIONS.ROWS], float("-inf"), tl.float32)
-    total = tl.full([OPTIONS.ROWS], 0.0, tl.float32)
+    ROWS: tl.constexpr = OPTIONS.ROWS
+    CHANNELS: tl.constexpr = OPTIONS.PADDED // 2 if OPTIONS.PAIRS else OPTIONS.PADDED
+    maximum = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.full([ROWS], 0.0, tl.float32)
     if OPTIONS.SINKS:
         # Once: other partitions of the same row start without it.
         maximum = tl.load(sinks + rows.head, mask=rows.live & (split == 0), other=float("-inf")) * LOG2E
         total = tl.where(maximum > float("-inf"), 2.0**OPTIONS.SHIFT, 0.0)
-    acc = tl.full([OPTIONS.ROWS, OPTIONS.PADDED // 2 if OPTIONS.PAIRS else OPTIONS.PADDED], 0.0, tl.float32)
+    acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
     largest = tl.full([], 1e-30 if OPTIONS.SCALES == 2 else 1.0, tl.float32)
     if OPTIONS.PAIRS:
-        total = tl.zeros([OPTIONS.ROWS, 16], tl.float32) + total[:, None]
+        total = tl.zeros([ROWS, 16], tl.float32) + total[:, None]
         state = (acc, acc, maximum, total, largest)
     else:
         state = (acc, maximum, total, largest)
@@ -685,6 +683,10 @@ def walk_rest(state, queries, key, value, table, lookup, columns, bounds, full, 
     VALUES_MATCHED: tl.constexpr = OPTIONS.VALUES_MATCHED
     # As `matched_token` orders them, only four neighbours of the columns are neighbours in the tile.
     ALONG: tl.constexpr = 4 if VALUES_MATCHED else X if GROUPED else 1
+    if KEYS_MATCHED:
+        place = key_places(columns.token, OPTIONS)
+    if VALUES_MATCHED:
+        run = value_runs(OPTIONS)
     taken = full_end - full_begin
     for rest in tl.range(bounds.first_tile, bounds.end_tile - taken, num_stages=1):
         number = rest + (tl.where(rest < full_begin, 0, taken) if OPTIONS.WINDOWED else taken)
@@ -698,12 +700,10 @@ def walk_rest(state, queries, key, value, table, lookup, columns, bounds, full, 
         block, offset = locate(lookup.table, first, columns.token, near, BLOCK_SIZE, OF_ONE, ALONG)
         key_loaded, key_block, key_offset = loaded, block, offset
         if KEYS_MATCHED:
-            place = key_places(columns.token, OPTIONS)
             key_loaded = (first + place >= bounds.begin) & (first + place < bounds.end)
             key_block, key_offset = locate(table, first, place, key_loaded, BLOCK_SIZE, TILE, 1)
         value_block, value_token = block, token if OPTIONS.PACKING == 2 else offset
         if VALUES_MATCHED:
-            run = value_runs(OPTIONS)
             near = in_groups(first + run, bounds.begin, bounds.end, X)
             value_block, value_token = locate(table, first, run, near, BLOCK_SIZE, TILE, 1)
         key_row = key.cache + (key_block * key.block + key_offset * key.token + lookup.key_head)
@@ -751,7 +751,7 @@ def write(out, lse, result, row_lse, rows, query_start_loc, split, splits, strid
         lse_offset = rows.row * lse_strides[0] + rows.head * lse_strides[1]
         out_offset = rows.row * out_strides[0] + rows.head * out_strides[1]
     target = out + out_offset[:, None] + tl.arange(0, OPTIONS.PADDED)[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=row_mask(rows, OPTIONS))
+    tl.store(target, result.to(out.dtype.element_ty), mask=rows.mask)
     if OPTIONS.LSE:
         if not OPTIONS.SPLIT:
             row_lse *= LN2
