@@ -33,6 +33,7 @@ from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
 from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
 from hileval.gates.resolve import resolve, without_baseline
 from hileval.gates.rule import shared
+from hileval.gates.steps import AREA, area_of
 from hileval.gates.trend import YEAR, alarms, judge_nights, read_nights
 from hileval.gates.view import read_findings, render
 from hileval.records.baseline import Baseline, environment, make_baseline
@@ -83,6 +84,19 @@ def list_gates() -> None:
     for name, drift in load_gates().drifts.items():
         second = f" and {drift.second}" if drift.second else ""
         typer.echo(f"{name}: drift of {drift.of}\n  beside {drift.peer}{second}, no baseline")
+
+
+@app.command("steps")
+def print_steps(
+    write: Annotated[
+        bool, typer.Option("--write", help="Write ci/areas/accuracy.yaml instead of printing it.")
+    ] = False,
+) -> None:
+    """Print the steps that plan the gates, as ci/areas/accuracy.yaml has them."""
+    text = area_of(load_gates())
+    if write:
+        AREA.write_text(text, encoding="utf-8")
+    typer.echo(str(AREA) if write else text, nl=write)
 
 
 @app.command("import")

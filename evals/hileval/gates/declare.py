@@ -67,6 +67,17 @@ class Published(StrictModel):
     """Day on which the source said so."""
 
 
+class GateStep(StrictModel):
+    """How a gate is planned, where the rules of `hileval.gates.steps` do not say it."""
+
+    label: str = ""
+    """What a person reads in a plan, a few words; empty names the task, or the peer of a drift gate, and the model."""
+    minutes: float | None = Field(default=None, gt=0)
+    """What it takes on 2 cores, or on its GPUs; only of a hub's model may it be left out, and is then guessed."""
+    local: bool = False
+    """Whether the gate on a person's machine runs it too, in a smoke run as well; else only agents do."""
+
+
 class Gate(StrictModel):
     """One accuracy gate."""
 
@@ -119,6 +130,8 @@ class Gate(StrictModel):
     """When broken output is a failure."""
     baseline: str
     """Stored per-question outcomes, relative to evals/."""
+    step: GateStep = GateStep()
+    """How it is planned; one with drawn weights is not."""
 
     @model_validator(mode="after")
     def _engine_and_backend_agree(self) -> Gate:
@@ -134,6 +147,12 @@ class Gate(StrictModel):
             raise ValueError("documents have no examples and no chat")
         if self.weights == "drawn" and (self.kind, self.engine) != ("questions", "vllm"):
             raise ValueError("weights are drawn by vLLM's workers, for questions")
+        if self.weights == "drawn" and self.step != GateStep():
+            raise ValueError("step means nothing where weights are drawn: no step runs such a gate")
+        if (size := self.engine_args.get("tensor_parallel_size", 1)) != self.gpus:
+            raise ValueError(
+                f"gpus is {self.gpus}, and tensor_parallel_size {size}: a step would get too few or too many"
+            )
         return self
 
     def path(self, relative: str) -> Path:
@@ -163,6 +182,10 @@ class DriftGate(StrictModel):
     """Tokens that are written behind the beginning of each sequence, one by one."""
     floor: Floor = FLOOR
     """Nats of median, 90 % and worst that count as rounding at least, whatever the peer differs from itself."""
+    arch: tuple[Key, ...] = ()
+    """Devices it is gated on; empty is those of the other gate."""
+    step: GateStep = GateStep()
+    """How it is planned."""
 
 
 class Gates(StrictModel):
@@ -185,7 +208,7 @@ class Gates(StrictModel):
 
     @property
     def deciding_together(self) -> int:
-        """How many gates share alpha on agents: those of hub models (HILEVAL_GATES in ci/areas/accuracy.yaml)."""
+        """How many gates share alpha on agents: those of hub models."""
         return sum(gate.weights == "hub" for gate in self.gates.values())
 
     def rule(self, gate: Gate, when: Occasion) -> GateRule:
