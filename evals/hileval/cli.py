@@ -22,14 +22,14 @@ from pydantic import Field
 from rich.console import Console
 
 from hileval.ask.drift import Side, SideName, ask_side, judge_sides, run_drift
-from hileval.ask.evaluation import check_backend, read_evaluation
+from hileval.ask.evaluation import read_evaluation
 from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, batches, code_fingerprint, questions_of
 from hileval.engines import EngineError
 from hileval.gates import statistics
 from hileval.gates.compare import compare
 from hileval.gates.declare import EVALS, EngineName, Occasion, find_gate, load_gates
 from hileval.gates.foreign import as_yaml, read_foreign
-from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
+from hileval.gates.judge import check_backend, diff_answers, exit_status, judge, side_by_side
 from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
 from hileval.gates.resolve import resolve, without_baseline
 from hileval.gates.rule import shared
@@ -44,11 +44,10 @@ from hilgate.model.record import Check, Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hileval.ask.evaluation import Evaluation
     from hileval.gates.declare import Gate, Gates
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule
-    from hileval.records.records import Sample
+    from hileval.records.records import Evaluation, Sample
 
 
 app = typer.Typer(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hileval.ask.evaluation import check_backend
 from hileval.engines import EngineError, Rows
 from hileval.gates.drift import Compared, Drift, Floor, judge_drift
+from hileval.gates.judge import check_backend
 from hilgate.errors import RecordsError
 from hilgate.model import StrictModel
 from hilgate.model.record import Check, Outcome

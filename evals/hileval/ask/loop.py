@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from pydantic import Field, ValidationError
 
-from hileval.ask.evaluation import Evaluation, require_same_prompts, stored_outcomes
-from hileval.gates.judge import broken_beyond_doubt
-from hileval.gates.rule import RuleState, decide, first_runs, order
-from hileval.records.baseline import versions
-from hileval.records.records import Identity, Run, Sample, Setting
+from hileval.gates.rule import RuleState, broken, decide, first_runs, order
+from hileval.records.baseline import require_same_prompts, stored_outcomes, versions
+from hileval.records.records import Evaluation, Identity, Run, Sample, Setting
 from hilgate.errors import NothingSelectedError
 from hilgate.model import Scalar, StrictModel
-from hilgate.model.record import Environment
+from hilgate.model.record import Environment, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,8 +119,9 @@ def ask_until_decided(
 
 def _next(gate: ResolvedGate, base: Outcomes | None, runs: list[list[Sample]], looks: int) -> tuple[bool, bool]:
     """Whether another run is wanted, and whether this one has to go on."""
-    if broken_beyond_doubt(gate, [sample for run in runs for sample in run], looks):
-        return False, False
+    samples = [sample for run in runs for sample in run]
+    if samples and broken("so far", gate.declared.broken, gate.baseline, samples, looks).outcome is Outcome.FAIL:
+        return False, False  # asking more can no longer help
     if base is None:
         return False, True
     outcomes = [np.array([sample.correct(gate.declared.filter) for sample in run], dtype=bool) for run in runs]

@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from hileval.gates.drift import FLOOR, Floor
-from hileval.gates.rule import GateRule
+from hileval.gates.rule import BrokenLimits, GateRule
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Scalar, StrictModel
 
@@ -41,15 +41,8 @@ class UnknownGateError(MisuseError):
     """A gate name that gates.yaml does not declare."""
 
 
-class BrokenLimits(StrictModel):
-    """When broken output (`hileval.gates.judge`) is a failure, whatever the accuracy says."""
-
-    max_rate: float = Field(gt=0, lt=1)
-    """Fail above this share of broken answers, or above twice the baseline's share if that is more."""
-    alpha: float = Field(gt=0, lt=1)
-    """Fail if the count is this improbable under the baseline's share plus one question."""
-    min_count: int = Field(ge=1)
-    """Fewest broken answers for the second rule."""
+class TaskError(DeclarationError):
+    """A task file is unreadable or names what does not exist."""
 
 
 class Published(StrictModel):

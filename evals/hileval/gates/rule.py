@@ -13,6 +13,7 @@ a wreck does not cost three.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,10 +21,16 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hileval.gates import statistics
+from hileval.records.records import Flag
 from hilgate.model import StrictModel
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from hileval.records.baseline import Baseline
+    from hileval.records.records import Sample
+    from hilgate.model import Number
 
 
 class GateRule(StrictModel):
@@ -217,3 +224,63 @@ def stand(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.O
         churned=churned,
         churn_p=churn_p,
     )
+
+
+class BrokenLimits(StrictModel):
+    """When broken output is a failure, whatever the accuracy says."""
+
+    max_rate: float = Field(gt=0, lt=1)
+    """Fail above this share of broken answers, or above twice the baseline's share if that is more."""
+    alpha: float = Field(gt=0, lt=1)
+    """Fail if the count is this improbable under the baseline's share plus one question."""
+    min_count: int = Field(ge=1)
+    """Fewest broken answers for the second rule."""
+
+
+HARD_RATE, ENOUGH = 0.2, 250
+"""Share of broken answers that fails at any look, and answers from which on the gate's own `max_rate` does: three
+of fifty are more than 5 %, and one healthy model in ten breaks so many at one of nine looks."""
+
+
+def broken(
+    check_id: str, limits: BrokenLimits, baseline: Baseline | None, samples: Sequence[Sample], looks: int
+) -> Check:
+    """Broken answers against what the stored runs broke of the same questions, at alpha shared among the looks.
+
+    Answers that were only cut off are counted apart: a model that thinks aloud is cut off more often than it babbles.
+    """
+    n = len(samples)
+    kinds = Counter(flag for sample in samples for flag in sample.flags)
+    cut = sum(sample.flags == (Flag.TRUNCATED,) for sample in samples)
+    counts = {"broken": sum(bool(sample.flags) for sample in samples) - cut, "cut off": cut}
+    before = dict.fromkeys(counts, 0.0)
+    if baseline is not None:
+        known = {question.doc_hash for question in baseline.questions}
+        if asked := [sample.doc_hash for sample in samples if sample.doc_hash in known]:
+            before["cut off"] = baseline.truncated(asked)
+            before["broken"] = float(baseline.outcomes("broken", asked).mean()) - before["cut off"]
+    reasons = ["a log-probability was NaN or infinite"] if kinds[Flag.NON_FINITE] else []
+    p_values = {kind: statistics.excess(count, n, before[kind] + 1 / n) for kind, count in counts.items()}
+    hard = {"broken": limits.max_rate if n >= ENOUGH else HARD_RATE, "cut off": HARD_RATE}
+    allowed = {kind: max(hard[kind], 2 * before[kind]) for kind in counts}
+    for kind, count in counts.items():
+        if count / n > allowed[kind]:
+            reasons.append(f"more than {allowed[kind]:.1%} {kind}")
+        known_rate = kind == "broken" or baseline is not None
+        if known_rate and count >= limits.min_count and p_values[kind] <= limits.alpha / looks:
+            reasons.append(f"{kind}: p={p_values[kind]:.1e} against the baseline's {before[kind]:.1%}")
+    found = {flag: kinds[flag] for flag in Flag if kinds[flag]}
+    listed = ", ".join(f"{times} {flag.value}" for flag, times in found.items()) or "none"
+    total = sum(counts.values())
+    message = f"{total}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}" if reasons else "")
+    if first := next((sample for sample in samples if sample.flags), None):
+        message += f"; first: question {first.doc_id}: {first.text[:60]!r}"
+    numbers: dict[str, Number] = {
+        "n": n,
+        "broken": total,
+        "baseline_broken_rate": sum(before.values()),
+        "p_value": min(p_values.values()),
+        "limit": allowed["broken"],
+    }
+    numbers |= {flag.value.replace(" ", "_").replace("-", "_"): times for flag, times in found.items()}
+    return Check(id=check_id, outcome=Outcome.FAIL if reasons else Outcome.PASS, message=message, numbers=numbers)

@@ -40,6 +40,10 @@ class BaselineError(RecordsError):
     """The baseline is missing, truncated, or not what its schema says."""
 
 
+class IdentityMismatchError(RecordsError):
+    """The baseline was recorded with another model, tokenizer, prompt or generation: nothing to compare."""
+
+
 class UnfitBaselineError(RecordsError):
     """The runs are not good enough to be a baseline: what they get wrong could never be reported as lost."""
 
@@ -146,6 +150,52 @@ class Baseline(StrictModel):
         except ValidationError as error:
             what = f"the baseline is not valid: {first_problem(error)}"
             raise BaselineError(what, where=str(path), remedy=REMEDY) from error
+
+
+def stored_outcomes(baseline: Baseline, which: Filter, identity: Identity, ids: Sequence[int]) -> statistics.Outcomes:
+    """Outcomes [K, n] of the questions `ids`, in that order, once it is sure that they are of the same thing.
+
+    Raises:
+        BaselineError: Nobody accepted it.
+        IdentityMismatchError: An identity field differs, or a question is not in the baseline.
+    """
+    if baseline.accepted_by == NOBODY:
+        raise BaselineError(
+            "a proposal that nobody has accepted is no baseline",
+            where=f"baseline of {baseline.gate}, recorded {baseline.recorded}",
+            remedy="look at it, then: python -m hileval baseline accept <gate> --by NAME",
+        )
+    if differences := identity.differences(baseline.identity):
+        raise _mismatch(baseline, f"not the model the baseline was recorded with: {'; '.join(differences)}")
+    hashes = {question.doc_id: question.doc_hash for question in baseline.questions}
+    if missing := [one for one in ids if one not in hashes]:
+        raise _mismatch(
+            baseline, f"{len(missing)} of {len(ids)} questions are not in it, the first is question {missing[0]}"
+        )
+    return baseline.outcomes(which, [hashes[one] for one in ids])
+
+
+def require_same_prompts(baseline: Baseline, samples: Sequence[Sample]) -> None:
+    """Refuse answers to something else than the stored runs were asked.
+
+    Raises:
+        IdentityMismatchError: A question or its prompt differs.
+    """
+    stored = {question.doc_id: question for question in baseline.questions}
+    for sample in samples:
+        question = stored.get(sample.doc_id)
+        if question is None or question.doc_hash != sample.doc_hash:
+            raise _mismatch(baseline, f"question {sample.doc_id} ({sample.doc_hash[:12]}) is not in the baseline")
+        if question.prompt_hash != sample.prompt_hash:
+            raise _mismatch(baseline, f"question {sample.doc_id} was asked with another prompt")
+
+
+def _mismatch(baseline: Baseline, what: str) -> IdentityMismatchError:
+    return IdentityMismatchError(
+        what,
+        where=f"baseline of {baseline.gate}, recorded {baseline.recorded}",
+        remedy="undo the change, or record a new baseline on purpose: python -m hileval baseline record <gate> ...",
+    )
 
 
 def make_baseline(
