@@ -296,6 +296,7 @@ class DocumentQuestions:
         gate, self._start = resolved.declared, resolved.start
         self._task = read_task(resolved.task)
         self._documents = read_documents(self._task, resolved.task)
+        _require_room(resolved, self._documents)
         generation = {"repetition_penalty": self._task.repetition_penalty, "temperature": 0}
         self.identity = resolved.identify(
             task=self._task.model_dump(),
@@ -304,7 +305,6 @@ class DocumentQuestions:
             fewshot="none",
             lm_eval="none",
         )
-        _require_room(resolved, self._documents)
         self.available = len(self._documents)
         self._gate = gate
         self.engine: Engine | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from pydantic import Field, ValidationError
 
-from hileval.gates.rule import RuleState, broken, decide, first_runs, order
+from hileval.gates.rule import broken, next_to_ask, order
 from hileval.records.baseline import require_same_prompts, stored_outcomes, versions
 from hileval.records.records import Evaluation, Identity, Run, Sample, Setting
 from hilgate.errors import NothingSelectedError
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hileval.ask.harness import TaskQuestions
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule
-    from hileval.gates.statistics import Outcomes
 
 
 class Questions(Protocol):
@@ -103,7 +102,11 @@ def ask_until_decided(
                     require_same_prompts(baseline, fresh)
                 runs[-1] += fresh
             listener.asked(len(runs) - 1, stop, len(ids), sum(s.correct(which) for s in runs[-1]))
-            wanted, more = _next(gate, base, runs, len(stops))
+            samples = [sample for run in runs for sample in run]
+            stored = baseline.flagged(samples) if baseline else None
+            so_far = broken("so far", gate.declared.broken, stored, samples, len(stops))
+            outcomes = [np.array([sample.correct(which) for sample in run], dtype=bool) for run in runs]
+            wanted, more = next_to_ask(rule, base, outcomes, wrecked=so_far.outcome is Outcome.FAIL)
             if not more:
                 break
         seconds.append(time.monotonic() - began)
@@ -115,20 +118,6 @@ def ask_until_decided(
         ),
         base,
     )
-
-
-def _next(gate: ResolvedGate, base: Outcomes | None, runs: list[list[Sample]], looks: int) -> tuple[bool, bool]:
-    """Whether another run is wanted, and whether this one has to go on."""
-    samples = [sample for run in runs for sample in run]
-    if samples and broken("so far", gate.declared.broken, gate.baseline, samples, looks).outcome is Outcome.FAIL:
-        return False, False  # asking more can no longer help
-    if base is None:
-        return False, True
-    outcomes = [np.array([sample.correct(gate.declared.filter) for sample in run], dtype=bool) for run in runs]
-    state = decide(gate.rule, base, outcomes).state
-    if state is RuleState.ASK_MORE:
-        return len(runs) < first_runs(gate.rule, base), True
-    return state is RuleState.RUN_AGAIN, False
 
 
 class Heading(StrictModel):

@@ -24,7 +24,6 @@ import numpy as np
 
 from hileval.gates import statistics
 from hileval.gates.rule import RuleState, broken, stand
-from hilgate.errors import Exit, NothingSelectedError
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
@@ -56,13 +55,17 @@ def judge(resolved: ResolvedGate, asked: Evaluation, served: Check | None) -> li
         served: The check of who served attention (`check_backend`), None where the engine has no choice.
     """
     name, gate, rule, baseline = resolved.name, resolved.declared, resolved.rule, resolved.baseline
-    accuracy_id, looks = f"{name}/accuracy", len(rule.plan(len(asked.ids)))
-    broken_output = broken(f"{name}/broken-output", gate.broken, baseline, asked.samples, looks)
-    share = _Share(sum(int(run.sum()) for run in asked.outcomes(gate.filter)), len(asked.samples), rule.alpha)
-    if baseline is None:
+    accuracy_id, samples, new = f"{name}/accuracy", asked.samples, asked.outcomes(gate.filter)
+    stored = None if baseline is None else baseline.flagged(samples)
+    looks = len(rule.plan(len(asked.ids)))
+    broken_output = broken(f"{name}/broken-output", gate.broken, stored, samples, looks)
+    standing = None if asked.base is None else stand(rule, asked.base, new)
+    share = _Share(new, rule.alpha)
+    if standing is None:
         accuracy = _without_baseline(accuracy_id, gate, rule, asked, share)
     else:
-        accuracy = _accuracy(accuracy_id, gate, rule, asked, baseline, looks)
+        counted = _Share([run[: standing.n] for run in new[: standing.new_runs]], rule.alpha)
+        accuracy = _accuracy(accuracy_id, resolved, asked, standing, counted)
     checks = [broken_output, accuracy]
     if gate.floor is not None:
         checks.append(_floor(f"{name}/floor", gate.floor, share, baseline))
@@ -92,25 +95,6 @@ def _with_reservations(check: Check, gate: Gate) -> Check:
     return check.model_copy(update={"labels": labels | {"passed_but": "; ".join(notes)}}) if notes else check
 
 
-def exit_status(checks: Sequence[Check]) -> Exit:
-    """One status for all checks: a failure outranks a missing result, which outranks an inconclusive one.
-
-    Raises:
-        NothingSelectedError: there is no check at all.
-    """
-    if not checks:
-        raise NothingSelectedError("a gate without checks", remedy="this is a bug in hileval")
-    outcomes = {check.outcome for check in checks}
-    for outcome, status in (
-        (Outcome.FAIL, Exit.FAIL),
-        (Outcome.DID_NOT_RUN, Exit.NOTHING_RAN),
-        (Outcome.INCONCLUSIVE, Exit.INCONCLUSIVE),
-    ):
-        if outcome in outcomes:
-            return status
-    return Exit.PASS
-
-
 def _not_measured(check: Check) -> Check:
     return check.model_copy(
         update={
@@ -123,10 +107,11 @@ def _not_measured(check: Check) -> Check:
 class _Share:
     """Right answers among all, with their Wilson interval."""
 
-    def __init__(self, correct: int, n: int, alpha: float) -> None:
+    def __init__(self, runs: Sequence[statistics.Outcomes], alpha: float) -> None:
         self.confidence = f"{100 * (1 - alpha):.4g}%"
-        self.correct, self.n, self.value = correct, n, correct / n
-        self.low, self.high = statistics.interval(correct, n, alpha)
+        self.correct, self.n = sum(int(run.sum()) for run in runs), sum(map(len, runs))
+        self.value = self.correct / self.n
+        self.low, self.high = statistics.interval(self.correct, self.n, alpha)
 
     def __str__(self) -> str:
         return f"{self.correct}/{self.n} = {self.value:.1%} [{self.low:.1%}, {self.high:.1%}] at {self.confidence}"
@@ -136,12 +121,12 @@ class _Share:
         return {"n": self.n, "exact_match": self.value, "ci_low": self.low, "ci_high": self.high}
 
 
-def _accuracy(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation, baseline: Baseline, looks: int) -> Check:
+def _accuracy(check_id: str, resolved: ResolvedGate, asked: Evaluation, standing: Standing, share: _Share) -> Check:
+    gate, rule, baseline = resolved.declared, resolved.rule, resolved.baseline
+    assert baseline is not None
     assert asked.base is not None
-    new = asked.outcomes(gate.filter)
-    standing = stand(rule, asked.base, new)
     distinct, d = baseline.distinct(gate.filter), baseline.d(gate.filter)
-    outcome, verdict = _verdict(rule, gate, distinct, standing, looks)
+    outcome, verdict = _verdict(rule, gate, distinct, standing)
     churns = standing.churn_p <= rule.alpha and standing.state is not RuleState.FAIL
     if churns:
         verdict = (
@@ -149,13 +134,11 @@ def _accuracy(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation, base
             f"among themselves (p={standing.churn_p:.1e}): another rounding, or stored runs sharing theirs; {verdict}"
         )
     base = asked.base[:, : standing.n]
-    counted = np.array([run[: standing.n] for run in new[: standing.new_runs]])
-    share = _Share(int(counted.sum()), counted.size, rule.alpha)
     flips = diff_answers(asked, baseline, gate.filter)
     lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
     labels = {"filter": gate.filter, "state": standing.state.value, "churn": "yes" if churns else "no"}
     labels["baseline"] = f"{baseline.recorded} {baseline.identity.weights[:12]}"
-    labels["right"] = packed(new[0])
+    labels["right"] = packed(asked.outcomes(gate.filter)[0])
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
     by_line, line_numbers = _by_line(asked.samples)
@@ -223,8 +206,8 @@ def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
     return text, {"lines": lines, "lines_right": right, "line_match": right / lines}
 
 
-def _verdict(rule: GateRule, gate: Gate, distinct: int, standing: Standing, looks: int) -> tuple[Outcome, str]:
-    """What a standing means for a merge or a release, in words; the rule has so many `looks`."""
+def _verdict(rule: GateRule, gate: Gate, distinct: int, standing: Standing) -> tuple[Outcome, str]:
+    """What a standing means for a merge or a release, in words."""
     p_value = max(standing.p_value, standing.p_difference)
     if standing.state is RuleState.FAIL:
         return Outcome.FAIL, f"dropped by {standing.drop:.1%} (p={p_value:.1e})"
@@ -235,7 +218,9 @@ def _verdict(rule: GateRule, gate: Gate, distinct: int, standing: Standing, look
             f"not failed (p={p_value:.2g}), but the baseline holds {distinct} distinct runs and the rule wants "
             f"{rule.baseline_runs}: one run's luck would be shared by every merge"
         )
-    bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}" + (f" at one look of {looks}" if looks > 1 else "")
+    bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}" + (
+        f" at one look of {standing.looks}" if standing.looks > 1 else ""
+    )
     excluded = f"a drop of {rule.margin:.1%} is excluded ({bound})"
     undecided = f"a drop of {rule.margin:.1%} is not excluded ({bound}, p={p_value:.2g})"
     if standing.state is RuleState.PASS:

@@ -28,7 +28,6 @@ from hilgate.model.record import Check, Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hileval.records.baseline import Baseline
     from hileval.records.records import Sample
     from hilgate.model import Number
 
@@ -130,6 +129,7 @@ class Standing(GateDecision):
         high: Upper bound.
         churned: Share of answers that differ between a new and a stored run.
         churn_p: Of that being what stored runs differ among themselves.
+        looks: How many looks at the first run share alpha.
     """
 
     p_value: float
@@ -139,6 +139,7 @@ class Standing(GateDecision):
     high: float
     churned: float
     churn_p: float
+    looks: int
 
 
 def first_runs(rule: GateRule, base: statistics.Outcomes) -> int:
@@ -176,6 +177,21 @@ def decide(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.
     return GateDecision(state, everything, len(new), level)
 
 
+def next_to_ask(
+    rule: GateRule, base: statistics.Outcomes | None, runs: Sequence[statistics.Outcomes], *, wrecked: bool
+) -> tuple[bool, bool]:
+    """Whether another run is wanted, and whether this one has to go on; without stored runs one run is all.
+
+    Where the output is `wrecked` (`broken` failed), asking more can no longer help.
+    """
+    if wrecked or base is None:
+        return False, not wrecked
+    start, state = first_runs(rule, base), decide(rule, base, runs).state
+    if state is RuleState.ASK_MORE:
+        return len(runs) < start, True
+    return state is RuleState.RUN_AGAIN, False
+
+
 def _by_looks(rule: GateRule, base: statistics.Outcomes, new: statistics.Outcomes) -> GateDecision:
     """The first look that decides: it calls a drop, or excludes one of the margin.
 
@@ -206,7 +222,7 @@ def first_share(rule: GateRule, start: int) -> float:
 
 def stand(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Standing:
     """Where the gate stands: `decide`, with the figures of what counts."""
-    found = decide(rule, base, runs)
+    found, looks = decide(rule, base, runs), len(rule.plan(base.shape[1]))
     new = np.array([run[: found.n] for run in runs[: found.new_runs]])
     base = base[:, : found.n]
     low, high = statistics.drop_interval(base, new, rule.beta)
@@ -223,6 +239,7 @@ def stand(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.O
         high=high,
         churned=churned,
         churn_p=churn_p,
+        looks=looks,
     )
 
 
@@ -243,22 +260,24 @@ of fifty are more than 5 %, and one healthy model in ten breaks so many at one o
 
 
 def broken(
-    check_id: str, limits: BrokenLimits, baseline: Baseline | None, samples: Sequence[Sample], looks: int
+    check_id: str, limits: BrokenLimits, stored: tuple[float, float] | None, samples: Sequence[Sample], looks: int
 ) -> Check:
     """Broken answers against what the stored runs broke of the same questions, at alpha shared among the looks.
 
     Answers that were only cut off are counted apart: a model that thinks aloud is cut off more often than it babbles.
+
+    Args:
+        check_id: Of the check.
+        limits: Of the gate.
+        stored: Shares of stored answers that were broken, and only cut off; None without a baseline.
+        samples: The answers.
+        looks: How many looks share alpha.
     """
     n = len(samples)
     kinds = Counter(flag for sample in samples for flag in sample.flags)
     cut = sum(sample.flags == (Flag.TRUNCATED,) for sample in samples)
     counts = {"broken": sum(bool(sample.flags) for sample in samples) - cut, "cut off": cut}
-    before = dict.fromkeys(counts, 0.0)
-    if baseline is not None:
-        known = {question.doc_hash for question in baseline.questions}
-        if asked := [sample.doc_hash for sample in samples if sample.doc_hash in known]:
-            before["cut off"] = baseline.truncated(asked)
-            before["broken"] = float(baseline.outcomes("broken", asked).mean()) - before["cut off"]
+    before = dict(zip(counts, stored or (0.0, 0.0), strict=True))
     reasons = ["a log-probability was NaN or infinite"] if kinds[Flag.NON_FINITE] else []
     p_values = {kind: statistics.excess(count, n, before[kind] + 1 / n) for kind, count in counts.items()}
     hard = {"broken": limits.max_rate if n >= ENOUGH else HARD_RATE, "cut off": HARD_RATE}
@@ -266,7 +285,7 @@ def broken(
     for kind, count in counts.items():
         if count / n > allowed[kind]:
             reasons.append(f"more than {allowed[kind]:.1%} {kind}")
-        known_rate = kind == "broken" or baseline is not None
+        known_rate = kind == "broken" or stored is not None
         if known_rate and count >= limits.min_count and p_values[kind] <= limits.alpha / looks:
             reasons.append(f"{kind}: p={p_values[kind]:.1e} against the baseline's {before[kind]:.1%}")
     found = {flag: kinds[flag] for flag in Flag if kinds[flag]}

@@ -18,11 +18,11 @@ from hileval.gates import statistics
 from hileval.gates.declare import first_problem
 from hileval.records.records import Filter, Flag, Identity, Run, Setting, Sha, refuse_duplicates
 from hilgate.errors import RecordsError
-from hilgate.model import Key, StrictModel
+from hilgate.model import Key, Scalar, StrictModel
 from hilgate.model.record import Environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hileval.records.records import Sample
 
@@ -118,11 +118,25 @@ class Baseline(StrictModel):
         """How many different runs it holds: copies of one run say nothing about the next."""
         return len(np.unique(self.outcomes(which), axis=0))
 
-    def truncated(self, hashes: Sequence[str]) -> float:
-        """Share of stored answers to these questions that had no other flag than being cut off."""
-        cut = {question.doc_hash for question in self.questions if question.flags == (Flag.TRUNCATED,)}
-        asked = [one for one in hashes if one in cut]
-        return float(self.outcomes("broken", asked).sum()) / (self.runs * len(hashes)) if asked else 0.0
+    def flagged(self, samples: Sequence[Sample]) -> tuple[float, float]:
+        """Shares of its answers to the same questions that were broken, and that were only cut off; of none, 0."""
+        hashes = {question.doc_hash for question in self.questions}
+        asked = [sample.doc_hash for sample in samples if sample.doc_hash in hashes]
+        if not asked:
+            return 0.0, 0.0
+        ends = {question.doc_hash for question in self.questions if question.flags == (Flag.TRUNCATED,)}
+        cut = self.outcomes("broken", [one for one in asked if one in ends]).sum() / (self.runs * len(asked))
+        return float(self.outcomes("broken", asked).mean() - cut), float(cut)
+
+    def changes(self, engine: str, arguments: Mapping[str, Scalar]) -> tuple[str, ...]:
+        """What else than the attention differs here from its runs: it may, and the report says so."""
+        then, now = self.environment, environment()
+        backend = self.setting.attention_backend
+        setting = Setting(engine=engine, attention_backend=backend, arguments=dict(arguments))
+        pairs = {"device": (then.device, now.device)}
+        pairs |= {name: (then.versions[name], now.versions[name]) for name in then.versions if name in now.versions}
+        found = [f"{name}: {before} -> {after}" for name, (before, after) in pairs.items() if before != after]
+        return (*setting.differences(self.setting), *found)
 
     def write(self, path: Path) -> None:
         """Write as JSON, one question per line so that a diff shows which ones changed."""

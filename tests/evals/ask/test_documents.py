@@ -26,11 +26,12 @@ from hileval.ask.documents import (
 )
 from hileval.ask.harness import TaskQuestions
 from hileval.ask.loop import questions_of
+from hileval.cli import exit_status
 from hileval.engines import Answer, EngineError, Prompt, require_text
 from hileval.engines.vllm_engine import _as_vllm
 from hileval.gates import resolve
 from hileval.gates.declare import EVALS, TaskError, load_gates
-from hileval.gates.judge import exit_status, judge
+from hileval.gates.judge import judge
 from hileval.records.records import Evaluation, ScoreError
 from hilgate.errors import CannotRunHereError, Exit
 from hilgate.model.record import Check, Outcome
