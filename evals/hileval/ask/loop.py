@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from pydantic import Field, ValidationError
 
-from hileval.gates.rule import broken, next_to_ask, order
+from hileval.gates.rule import broken, next_to_ask, order, outcomes_of
 from hileval.records.baseline import require_same_prompts, stored_outcomes, versions
 from hileval.records.records import Evaluation, Identity, Run, Sample, Setting
 from hilgate.errors import NothingSelectedError
@@ -105,7 +105,7 @@ def ask_until_decided(
             samples = [sample for run in runs for sample in run]
             stored = baseline.flagged(samples) if baseline else None
             so_far = broken("so far", gate.declared.broken, stored, samples, len(stops))
-            outcomes = [np.array([sample.correct(which) for sample in run], dtype=bool) for run in runs]
+            outcomes = [outcomes_of(run, which) for run in runs]
             wanted, more = next_to_ask(rule, base, outcomes, wrecked=so_far.outcome is Outcome.FAIL)
             if not more:
                 break

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hileval.gates import statistics
-from hileval.gates.rule import RuleState, broken, stand
+from hileval.gates.rule import RuleState, broken, outcomes_of, stand
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
@@ -55,18 +55,21 @@ def judge(resolved: ResolvedGate, asked: Evaluation, served: Check | None) -> li
         served: The check of who served attention (`check_backend`), None where the engine has no choice.
     """
     name, gate, rule, baseline = resolved.name, resolved.declared, resolved.rule, resolved.baseline
-    accuracy_id, samples, new = f"{name}/accuracy", asked.samples, asked.outcomes(gate.filter)
+    accuracy_id, samples = f"{name}/accuracy", asked.samples
     stored = None if baseline is None else baseline.flagged(samples)
+    new = [outcomes_of(run.samples, gate.filter) for run in asked.runs]
     looks = len(rule.plan(len(asked.ids)))
     broken_output = broken(f"{name}/broken-output", gate.broken, stored, samples, looks)
     standing = None if asked.base is None else stand(rule, asked.base, new)
-    share = _Share(new, rule.alpha)
-    if standing is None:
-        accuracy = _without_baseline(accuracy_id, gate, rule, asked, share)
-    else:
-        counted = _Share([run[: standing.n] for run in new[: standing.new_runs]], rule.alpha)
-        accuracy = _accuracy(accuracy_id, resolved, asked, standing, counted)
-    checks = [broken_output, accuracy]
+    share = counted = statistics.Share(new, rule.alpha)
+    if standing is not None:
+        counted = statistics.Share([run[: standing.n] for run in new[: standing.new_runs]], rule.alpha)
+    checks = [
+        broken_output,
+        _without_baseline(accuracy_id, gate, rule, asked, share)
+        if standing is None
+        else _accuracy(accuracy_id, resolved, asked, standing, counted, new[0]),
+    ]
     if gate.floor is not None:
         checks.append(_floor(f"{name}/floor", gate.floor, share, baseline))
     checks = [_with_reservations(check, gate) for check in checks]
@@ -104,24 +107,14 @@ def _not_measured(check: Check) -> Check:
     )
 
 
-class _Share:
-    """Right answers among all, with their Wilson interval."""
-
-    def __init__(self, runs: Sequence[statistics.Outcomes], alpha: float) -> None:
-        self.confidence = f"{100 * (1 - alpha):.4g}%"
-        self.correct, self.n = sum(int(run.sum()) for run in runs), sum(map(len, runs))
-        self.value = self.correct / self.n
-        self.low, self.high = statistics.interval(self.correct, self.n, alpha)
-
-    def __str__(self) -> str:
-        return f"{self.correct}/{self.n} = {self.value:.1%} [{self.low:.1%}, {self.high:.1%}] at {self.confidence}"
-
-    @property
-    def numbers(self) -> dict[str, Number]:
-        return {"n": self.n, "exact_match": self.value, "ci_low": self.low, "ci_high": self.high}
-
-
-def _accuracy(check_id: str, resolved: ResolvedGate, asked: Evaluation, standing: Standing, share: _Share) -> Check:
+def _accuracy(
+    check_id: str,
+    resolved: ResolvedGate,
+    asked: Evaluation,
+    standing: Standing,
+    share: statistics.Share,
+    right: statistics.Outcomes,
+) -> Check:
     gate, rule, baseline = resolved.declared, resolved.rule, resolved.baseline
     assert baseline is not None
     assert asked.base is not None
@@ -138,7 +131,7 @@ def _accuracy(check_id: str, resolved: ResolvedGate, asked: Evaluation, standing
     lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
     labels = {"filter": gate.filter, "state": standing.state.value, "churn": "yes" if churns else "no"}
     labels["baseline"] = f"{baseline.recorded} {baseline.identity.weights[:12]}"
-    labels["right"] = packed(asked.outcomes(gate.filter)[0])
+    labels["right"] = packed(right)
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
     by_line, line_numbers = _by_line(asked.samples)
@@ -251,7 +244,7 @@ def _way_out(rule: GateRule, standing: Standing) -> str:
     )
 
 
-def _without_baseline(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation, share: _Share) -> Check:
+def _without_baseline(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation, share: statistics.Share) -> Check:
     by_line, line_numbers = _by_line(asked.samples)
     source = (
         f"; {gate.published[0].kind}: {gate.published[0].value:.1%} ({gate.published[0].metric})"
@@ -273,7 +266,7 @@ def _without_baseline(check_id: str, gate: Gate, rule: GateRule, asked: Evaluati
     )
 
 
-def _floor(check_id: str, floor: float, share: _Share, baseline: Baseline | None) -> Check:
+def _floor(check_id: str, floor: float, share: statistics.Share, baseline: Baseline | None) -> Check:
     """Below the floor or not. A baseline was held against it when it was recorded; then only certainty counts.
 
     Else the draw of the first questions, which is always the same, would decide for ever on a model near its floor.

@@ -28,7 +28,7 @@ from hilgate.model.record import Check, Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hileval.records.records import Sample
+    from hileval.records.records import Filter, Sample
     from hilgate.model import Number
 
 
@@ -80,6 +80,11 @@ def order(rule: GateRule, available: int) -> tuple[int, ...]:
     """Ids of the questions to ask, in order: a seeded random draw, so that any first part of it is one too."""
     drawn = np.random.default_rng(rule.seed).permutation(available)
     return tuple(int(i) for i in drawn[: rule.questions or available])
+
+
+def outcomes_of(samples: Sequence[Sample], which: Filter) -> statistics.Outcomes:
+    """Which answers of a run are right under a filter, in the order of asking."""
+    return np.array([sample.correct(which) for sample in samples], dtype=bool)
 
 
 def shared(rule: GateRule, gates: int) -> GateRule:
@@ -222,7 +227,7 @@ def first_share(rule: GateRule, start: int) -> float:
 
 def stand(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Standing:
     """Where the gate stands: `decide`, with the figures of what counts."""
-    found, looks = decide(rule, base, runs), len(rule.plan(base.shape[1]))
+    looks, found = len(rule.plan(base.shape[1])), decide(rule, base, runs)
     new = np.array([run[: found.n] for run in runs[: found.new_runs]])
     base = base[:, : found.n]
     low, high = statistics.drop_interval(base, new, rule.beta)

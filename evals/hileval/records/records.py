@@ -14,7 +14,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 from pydantic import Field, StringConstraints, model_validator
 
 from hilgate.errors import RecordsError
@@ -251,7 +250,3 @@ class Evaluation:
     def seconds(self) -> float:
         """Wall time of all runs."""
         return sum(run.seconds for run in self.runs)
-
-    def outcomes(self, which: Filter) -> list[Outcomes]:
-        """Per run, which answers are right under a filter."""
-        return [np.array([s.correct(which) for s in run.samples], dtype=bool) for run in self.runs]
