@@ -45,6 +45,9 @@ PRODUCTION: dict[str, Any] = {
 }
 """Of an engine as it is started in production."""
 
+PREDICTED = 2
+"""Drafts of a step by a checkpoint's own head. The second is drafted from what the head itself has made."""
+
 SCRIPT = "families.scripted.ScriptedDrafter"
 
 STEP = {"cpu": 256, "cuda": 1024, "rocm": 1024}
@@ -97,6 +100,7 @@ def plans(family: Family, platform: str) -> tuple[EnginePlan, ...]:
             | {"speculative_config": {"method": "custom_class", "model": SCRIPT, "num_speculative_tokens": DRAFTS}},
             poison=False,
         ),
+        EnginePlan(("mtp",), predicting(platform)),
         *(EnginePlan(("blocks",), inflated(size)) for size in sizes),
         EnginePlan(("state",), {"mamba_ssm_cache_dtype": STATE_DTYPE}),
         EnginePlan(("padded",)),
@@ -120,6 +124,15 @@ def published_plans(family: Family, block: int) -> tuple[EnginePlan, ...]:
         for plan in plans(replace(family, blocks=(wide,)), "cpu")
         if plan.behaviours[0] not in TINY_ALONE
     )
+
+
+def predicting(platform: str) -> dict[str, Any]:
+    """Arguments of an engine that drafts with the checkpoint's own head; on GPUs four requests fit a graph."""
+    drafts = {"speculative_config": {"method": "mtp", "num_speculative_tokens": PREDICTED}}
+    if platform == "cpu":
+        return drafts
+    sizes = [*GRAPHS["compilation_config"]["cudagraph_capture_sizes"], COMMON["max_num_seqs"] * (1 + PREDICTED)]
+    return drafts | {"compilation_config": GRAPHS["compilation_config"] | {"cudagraph_capture_sizes": sizes}}
 
 
 def inflated(size: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from triton.backends.compiler import GPUTarget
 
+from pagedkv import prepared
 from pagedkv.attention import paged
 from pagedkv.attention import warm_up as warm_up_module
 from pagedkv.attention.paged import paged_attention
@@ -82,7 +83,7 @@ def _warm_up(batch: Batch, layout: str, quantised: str | None, *, window: int | 
 @pytest.fixture(autouse=True)
 def nothing_warmed():
     """A process as it begins."""
-    warm_up_module._warmed.clear()
+    prepared.forget()
 
 
 @pytest.fixture(params=[*LDS_GRANULES, "sm_90"])
