@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from hileval.ask.drawn import write_tokenizer
 from hileval.ask.evaluation import check_backend
 from hileval.engines import EngineError, Rows
 from hileval.gates.drift import Compared, Drift, Floor, judge_drift
@@ -107,6 +108,8 @@ def _encoder(gate: ResolvedGate) -> Callable[[str], list[int]]:
     has said whether kernels are interpreted.
     """
     folder = gate.folder
+    if gate.declared.weights == "drawn":
+        write_tokenizer(folder)
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 

@@ -151,12 +151,12 @@ def resolve_task(path: Path, num_fewshot: int, key: Path | None = None) -> dict[
 
 
 def documents_of(gate: ResolvedGate) -> Any:
-    """The rows of a gate's test set, in their order.
+    """The rows of the task's own test set, in their order, of drawn weights too.
 
     Raises:
         TaskError: The task or its data cannot be read.
     """
-    return _load(_task_of(gate)).eval_docs
+    return _load(resolve_task(gate.task, gate.declared.num_fewshot)).eval_docs
 
 
 def _task_of(gate: ResolvedGate) -> dict[str, Any]:
