@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from pagedkv.cache.cache import PagedCache
 
 
+FEWEST_TOKENS = 16
+"""Of a program. Not fewer than lanes: a row that two waves hold would be read by one after the other had stored it."""
+
+
 class RotatedStrides(NamedTuple):
     """Strides that a launch of `rotated_write_kernel` passes, in elements."""
 
@@ -234,8 +238,7 @@ def rotate_and_write(
     launch = tuning(current(query).name).write
     scales = kernel_scales(cache)
     strides = (query.stride()[:2], key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
-    # Not fewer than lanes: a row that two waves hold would be read by one after the other had stored it.
-    tokens = min(launch.rows, max(16, next_power_of_two(num_tokens)))
+    tokens = min(launch.rows, max(FEWEST_TOKENS, next_power_of_two(num_tokens)))
     options = RotatedOptions(
         NUM_Q_HEADS=query.shape[1],
         HEAD_SIZE=head_size,

@@ -165,7 +165,9 @@ def chunk_scan_kernel(
     row_sum = load_sums(sums, row)  # what is behind the chunk's tokens stays in rows that nobody stores
     for begin in range(0, first, TILE):
         token = begin + tl.arange(0, TILE)
-        factor = tl.exp2(first_sum - load_sums(sums, token)) * tl.load(dt + token)
+        # None of these is the row's own token, so that of a sum of -inf nothing is left: cheaper than its bound.
+        before = tl.load(sums + token) * LOG2E
+        factor = tl.where(before == float("-inf"), 0.0, tl.exp2(first_sum - before)) * tl.load(dt + token)
         weights = (tl.load(products + token[None, :]) * factor[None, :]).to(x.dtype.element_ty)
         values = tl.load(x + token[:, None] * stride_x_token, mask=inside[None, :], other=0.0)
         acc = tl.dot(weights, values, acc, input_precision="ieee")

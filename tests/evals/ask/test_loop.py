@@ -4,9 +4,9 @@
 import pytest
 from support.gates import resolved
 
-from hileval.ask.evaluation import IdentityMismatchError
 from hileval.ask.loop import Heading, Journal, ask_until_decided, code_fingerprint
 from hileval.gates.rule import GateRule
+from hileval.records.baseline import IdentityMismatchError
 from hilgate.errors import NothingSelectedError
 
 N = 200
