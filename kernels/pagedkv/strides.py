@@ -68,27 +68,26 @@ class Side(NamedTuple):
 
 
 @triton.jit
-def side_of(cache, strides, scale, scale_strides, ALIGN: tl.constexpr):
-    """Return K or V of a cache; the arguments are a kernel's, ALIGN as of `wide`."""
-    block, token, head, inner = wide(strides, ALIGN)
-    scale_block, scale_token, scale_head = wide(scale_strides)
+def side_of(cache, strides, scale, scale_strides):
+    """Return a `Side` of strides that are int64 already."""
+    block, token, head, inner = strides
+    scale_block, scale_token, scale_head = scale_strides
     return Side(cache, block, token, head, inner, scale, scale_block, scale_token, scale_head)
 
 
 @triton.jit
-def of_pairs(side):
-    """Return K or V of codes of one byte as int16 pairs of them, of which strides count half as many."""
-    return Side(
-        side.cache.to(tl.pointer_type(tl.int16)),
-        side.block // 2,
-        side.token // 2,
-        side.head // 2,
-        side.inner,
-        side.scale,
-        side.scale_block,
-        side.scale_token,
-        side.scale_head,
-    )
+def sides_of(key_cache, value_cache, key_scale, value_scale, strides, ALIGN: tl.constexpr):
+    """Return K and V of a cache, each a `Side`; `strides` has those of the four tensors, ALIGN is that of `wide`."""
+    key_strides, value_strides = wide(strides.key_cache, ALIGN), wide(strides.value_cache, ALIGN)
+    key = side_of(key_cache, key_strides, key_scale, wide(strides.key_scale))
+    return key, side_of(value_cache, value_strides, value_scale, wide(strides.value_scale))
+
+
+@triton.jit
+def of_pairs(cache, strides):
+    """Return K or V of codes of one byte as int16 pairs of them, and its strides, which count half as many."""
+    block, token, head, inner = strides
+    return cache.to(tl.pointer_type(tl.int16)), (block // 2, token // 2, head // 2, inner)
 
 
 @triton.jit

@@ -52,9 +52,9 @@ class AttentionStrides(NamedTuple):
 
     query: tuple[int, int]
     """Of token and head."""
-    key: tuple[int, ...]
+    key_cache: tuple[int, ...]
     """Of block, token, head and group of X channels."""
-    value: tuple[int, ...]
+    value_cache: tuple[int, ...]
     """Of block, token (in PACKING 2 of a group of X tokens), head and channel."""
     out: tuple[int, ...]
     """Of token and head; not read with SPLIT."""
@@ -482,14 +482,14 @@ def rows_of(first_seq, first_token, first_head, query_start_loc, num_seqs, OPTIO
     head = first_head + row % TOKEN_ROWS
     live = (row < OPTIONS.SEQS * OPTIONS.TOKENS * TOKEN_ROWS) & (token < query_len)
     query_row = (start + token).to(tl.int64)
-    mask = live[:, None] & (tl.arange(0, OPTIONS.PADDED) < OPTIONS.HEAD_SIZE)[None, :]
+    channel = tl.arange(0, OPTIONS.PADDED)
+    mask = live[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
     return Rows(seq, token, head, query_row, query_len, live, mask)
 
 
 @triton.jit
-def load_query(query, strides, rows, OPTIONS: tl.constexpr):
-    """Return the query of each row, [ROWS, PADDED]; 0 where there is none."""
-    offset = rows.row * strides[0] + rows.head * strides[1]
+def load_query(query, offset, rows, OPTIONS: tl.constexpr):
+    """Return the query of each row, which lies at `offset` [ROWS]: [ROWS, PADDED]; 0 where there is none."""
     return tl.load(query + offset[:, None] + tl.arange(0, OPTIONS.PADDED)[None, :], mask=rows.mask, other=0.0)
 
 
@@ -792,11 +792,13 @@ def attention_kernel(
     """
     follow(OPTIONS.DEPENDENT)
     query_strides = wide(strides.query, OPTIONS.ALIGN)
-    key = side_of(key_cache, strides.key, key_scale, strides.key_scale, OPTIONS.ALIGN)
-    value = side_of(value_cache, strides.value, value_scale, strides.value_scale, OPTIONS.ALIGN)
+    key_strides, value_strides = wide(strides.key_cache, OPTIONS.ALIGN), wide(strides.value_cache, OPTIONS.ALIGN)
     if OPTIONS.PAIRS:
-        key, value = of_pairs(key), of_pairs(value)
+        key_cache, key_strides = of_pairs(key_cache, key_strides)
+        value_cache, value_strides = of_pairs(value_cache, value_strides)
     stride_table = tl.cast(stride_table, tl.int64)
+    key = side_of(key_cache, key_strides, key_scale, wide(strides.key_scale))
+    value = side_of(value_cache, value_strides, value_scale, wide(strides.value_scale))
 
     # Find my rows. Programs of neighbouring heads run together: in a token-first layout their rows are neighbours in
     # memory.
@@ -828,10 +830,11 @@ def attention_kernel(
         if (first_token < 0) | (first_token > last_token):
             return
     rows = rows_of(first_seq, first_token, first_query_head, query_start_loc, num_seqs, OPTIONS)
+    query_offset = rows.row * query_strides[0] + rows.head * query_strides[1]
     # With a window q comes after the bounds, because before them Triton 3.6 reserves scratch on gfx90a; without one it
     # comes before, because after them decode at head size 256 needs four registers more on gfx942, which cost a wave.
     if not OPTIONS.WINDOWED:
-        q = load_query(query, query_strides, rows, OPTIONS)
+        q = load_query(query, query_offset, rows, OPTIONS)
     columns = columns_of(first_seq, first_head, OPTIONS)
     seq_len = lengths_of(columns.seq, seq_lens, query_start_loc, num_seqs, OPTIONS.SEQS)
     # With a single query token it sees all tokens, and the causal mask and the window need no further test.
@@ -839,7 +842,7 @@ def attention_kernel(
     position = context_len + rows.token
     bounds = bounds_of(seq_len, context_len, first_token, window, split, splits, OPTIONS)
     if OPTIONS.WINDOWED:
-        q = load_query(query, query_strides, rows, OPTIONS)
+        q = load_query(query, query_offset, rows, OPTIONS)
     lookup = lookup_of(rows, columns, first_head, block_table, stride_table, key, value, OPTIONS)
     queries = queries_of(q, rows, position, scale, key, slopes, cap_log2e, window, OPTIONS)
     state = start_of(rows, sinks, split, OPTIONS)

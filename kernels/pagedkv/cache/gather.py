@@ -36,7 +36,7 @@ from pagedkv.strides import (
     locate,
     scale_at,
     sequence_of_tile,
-    side_of,
+    sides_of,
     value_channels,
     value_tokens,
     wide,
@@ -110,8 +110,7 @@ def _gather_kernel(
     NATIVE: tl.constexpr = OPTIONS.NATIVE
     stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
     stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
-    key_side = side_of(key_cache, strides.key_cache, key_scale, strides.key_scale, OPTIONS.ALIGN)
-    value_side = side_of(value_cache, strides.value_cache, value_scale, strides.value_scale, OPTIONS.ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
     (stride_table,) = wide(strides.table)
     row = tl.program_id(0).to(tl.int64) * OPTIONS.ROWS + tl.arange(0, OPTIONS.ROWS)
     # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a
@@ -283,8 +282,7 @@ def packed_gather_kernel(
     NATIVE: tl.constexpr = OPTIONS.NATIVE
     stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
     stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
-    key_side = side_of(key_cache, strides.key_cache, key_scale, strides.key_scale, OPTIONS.ALIGN)
-    value_side = side_of(value_cache, strides.value_cache, value_scale, strides.value_scale, OPTIONS.ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
     (stride_table,) = wide(strides.table)
     head = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(0)

@@ -29,7 +29,7 @@ from pagedkv.errors import ArgumentError
 from pagedkv.fp8.scales import kernel_scales, stored
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
-from pagedkv.strides import alignment, key_channels, scale_at, side_of, value_channels, value_tokens, wide
+from pagedkv.strides import alignment, key_channels, scale_at, sides_of, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,8 +131,7 @@ def rotated_write_kernel(
     stride_query_token, stride_query_head = wide(strides.query, OPTIONS.ALIGN)
     stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
     stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
-    key_side = side_of(key_cache, strides.key_cache, key_scale, strides.key_scale, OPTIONS.ALIGN)
-    value_side = side_of(value_cache, strides.value_cache, value_scale, strides.value_scale, OPTIONS.ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
     stride_position, stride_cos_sin, stride_slot = wide(strides.indices)
     token = tl.program_id(0).to(tl.int64) * OPTIONS.TOKENS + tl.arange(0, OPTIONS.TOKENS)
     head = tl.program_id(1).to(tl.int64)

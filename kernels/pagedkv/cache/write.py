@@ -29,7 +29,7 @@ from pagedkv.fp8.scales import PER_TOKEN, kernel_scales, stored
 from pagedkv.launch import rows_of_program, tuning
 from pagedkv.layout import PACKINGS
 from pagedkv.prepared import Launch, call, look
-from pagedkv.strides import alignment, key_channels, scale_at, side_of, value_channels, value_tokens, wide
+from pagedkv.strides import alignment, key_channels, scale_at, sides_of, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,8 +95,7 @@ def _write_kernel(
     LARGEST: tl.constexpr = OPTIONS.LARGEST
     stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
     stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
-    key_side = side_of(key_cache, strides.key_cache, key_scale, strides.key_scale, OPTIONS.ALIGN)
-    value_side = side_of(value_cache, strides.value_cache, value_scale, strides.value_scale, OPTIONS.ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
     (stride_slot,) = wide(strides.slot)
     row = tl.program_id(0).to(tl.int64) * OPTIONS.ROWS + tl.arange(0, OPTIONS.ROWS)
     token = row // OPTIONS.NUM_HEADS
@@ -217,8 +216,7 @@ def packed_write_kernel(
     LARGEST: tl.constexpr = OPTIONS.LARGEST
     stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
     stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
-    key_side = side_of(key_cache, strides.key_cache, key_scale, strides.key_scale, OPTIONS.ALIGN)
-    value_side = side_of(value_cache, strides.value_cache, value_scale, strides.value_scale, OPTIONS.ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
     (stride_slot,) = wide(strides.slot)
     head = (tl.program_id(1) % NUM_HEADS).to(tl.int64)
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
