@@ -149,8 +149,10 @@ class Family:
             return "ssm" in self.states or "delta" in self.states
         if behaviour == "blocks":
             return bool(self.blocks)
-        if behaviour == "verify":  # states on CPUs ignore which drafts were taken, as the column spec declares
-            return not self.states and self.attention in {"paged", "latent"}
+        if behaviour == "verify":
+            if self.states:  # on CPUs the updates of others ignore which drafts were taken, as the column spec declares
+                return "delta" in self.states and self.attention == "paged"
+            return self.attention in {"paged", "latent"}
         if behaviour == "mtp":
             return bool(self.drafter)
         return True

@@ -45,8 +45,20 @@ PRODUCTION: dict[str, Any] = {
 }
 """Of an engine as it is started in production."""
 
+NGRAMS: dict[str, Any] = {
+    "method": "ngram",
+    "num_speculative_tokens": 2,
+    "prompt_lookup_min": 1,  # or of a text without repetition nothing is drafted
+    "prompt_lookup_max": 3,
+}
+"""Drafts of what came behind the last few tokens when they came before."""
+
 PREDICTED = 2
 """Drafts of a step by a checkpoint's own head. The second is drafted from what the head itself has made."""
+
+LONG: dict[str, Any] = {"max_model_len": 512}
+"""Of scripted drafts beside states: two blocks as an FP8 cache gets them. There is no prefix cache: vLLM would copy
+cached states with a Triton kernel, which its CPU platform does not have."""
 
 SCRIPT = "families.scripted.ScriptedDrafter"
 
@@ -92,13 +104,13 @@ def plans(family: Family, platform: str) -> tuple[EnginePlan, ...]:
         *second,
         EnginePlan(
             ("spec",),
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+            {"speculative_config": NGRAMS},
         ),
         EnginePlan(
             ("verify",),
-            cache
+            (LONG if family.states else cache)
             | {"speculative_config": {"method": "custom_class", "model": SCRIPT, "num_speculative_tokens": DRAFTS}},
-            poison=False,
+            poison=bool(family.states),
         ),
         EnginePlan(("mtp",), predicting(platform)),
         *(EnginePlan(("blocks",), inflated(size)) for size in sizes),

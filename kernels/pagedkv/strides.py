@@ -9,6 +9,7 @@ channel in its block is a sum of a token term and a channel term.
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -45,6 +46,55 @@ def wide(strides, ALIGN: tl.constexpr = 1):
             stride = multiple(stride, ALIGN)
         out += (stride,)
     return out
+
+
+class Side(NamedTuple):
+    """K or V of a cache as a kernel addresses it; strides are int64, in elements."""
+
+    cache: Any
+    """Pointer."""
+    block: Any
+    """Stride of a block."""
+    token: Any
+    """Stride of a token; of V in PACKING 2 that of a group of X tokens."""
+    head: Any
+    inner: Any
+    """Stride of a group of X channels of K, or of a channel of V."""
+    scale: Any
+    """Pointer to the scales, see `fp8.scales.KernelScales`; their strides follow."""
+    scale_block: Any
+    scale_token: Any
+    scale_head: Any
+
+
+@triton.jit
+def side_of(cache, strides, scale, scale_strides, ALIGN: tl.constexpr):
+    """Return K or V of a cache; the arguments are a kernel's, ALIGN as of `wide`."""
+    block, token, head, inner = wide(strides, ALIGN)
+    scale_block, scale_token, scale_head = wide(scale_strides)
+    return Side(cache, block, token, head, inner, scale, scale_block, scale_token, scale_head)
+
+
+@triton.jit
+def of_pairs(side):
+    """Return K or V of codes of one byte as int16 pairs of them, of which strides count half as many."""
+    return Side(
+        side.cache.to(tl.pointer_type(tl.int16)),
+        side.block // 2,
+        side.token // 2,
+        side.head // 2,
+        side.inner,
+        side.scale,
+        side.scale_block,
+        side.scale_token,
+        side.scale_head,
+    )
+
+
+@triton.jit
+def scale_at(side, block, token, head):
+    """Return where the scale of each token and head lies; `token` counts inside its block."""
+    return side.scale + block * side.scale_block + token * side.scale_token + head * side.scale_head
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import torch
 
 from pagedkv.attention.launch import bound, bound_of_queries, reduced_at_once
 from pagedkv.attention.paged import launch_of, paged_attention
+from pagedkv.cache.warm_up import longer
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.device import current
 from pagedkv.launch import tuning
@@ -137,11 +138,3 @@ def _steps(service: ServiceBounds, rows: int) -> Iterator[_Step]:
                 if queries <= length:
                     tokens = min(rows, num_seqs * queries)
                     yield _Step(tokens, num_seqs, bound_of_queries(queries), bound(length))
-
-
-def longer(tensor: Tensor, rows: int) -> Tensor:
-    """Return an uninitialised tensor of so many rows with the strides and the alignment of `tensor`."""
-    offset = tensor.data_ptr() % 16 // tensor.element_size()
-    extent = sum((n - 1) * stride for n, stride in zip((rows, *tensor.shape[1:]), tensor.stride(), strict=True)) + 1
-    memory = tensor.new_empty(offset + extent)
-    return memory.as_strided((rows, *tensor.shape[1:]), tensor.stride(), offset)

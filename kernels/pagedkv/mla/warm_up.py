@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pagedkv.attention.warm_up import longer
+from pagedkv.cache.warm_up import longer
 from pagedkv.mla.decode import mla_decode
 from pagedkv.prepared import first, look
 
