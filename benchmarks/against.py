@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib.util
 import json
 import math
 import os
@@ -33,7 +34,7 @@ from pagedkv.audit.changed import (
     merge_base,
 )
 from pagedkv.audit.findings import Finding, write_findings
-from pagedkv.errors import CannotRunHereError, CommandError, Exit, run_command
+from pagedkv.errors import CannotRunHereError, Exit, NothingSelectedError, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -45,13 +46,7 @@ ASKING = "against.py"
 """The module that the merge base's benchmarks are asked with: ours."""
 
 
-class NothingSelectedError(CommandError):
-    """The selection leaves no case: timing nothing is not a pass."""
-
-    exit_status = Exit.NOTHING_COMPILED
-
-
-class Side(Protocol):
+class CaseProcess(Protocol):
     """A process that runs cases (`serve`)."""
 
     def ask(self, request: Mapping[str, object]) -> Any:
@@ -63,8 +58,8 @@ class Timed:
     """One case."""
 
     case: str
-    changed: bool = True
-    """Whether both launch other machine code."""
+    changed: bool | None = None
+    """Whether both launch other machine code; None until both have said so."""
     wrong: str = ""
     """Why the change's result or run fails."""
     open: str = ""
@@ -87,7 +82,7 @@ class _BaseTroubleError(_TroubleError):
 class _Asked:
     """A side whose troubles are exceptions."""
 
-    side: Side
+    side: CaseProcess
     trouble: type[_TroubleError]
 
     def ask(self, request: Mapping[str, object]) -> Any:
@@ -111,7 +106,7 @@ class _Asked:
             raise self.trouble(f"wrong: off by {reply['error']:.1e} where {reply['bound']:.1e} is right")
 
 
-def time_case(case: str, base: Side, change: Side, rules: Rules) -> Timed:
+def time_case(case: str, base: CaseProcess, change: CaseProcess, rules: Rules) -> Timed:
     """Run a case in both processes, and time it where the machine code differs.
 
     Args:
@@ -156,7 +151,7 @@ def judged(everything: Sequence[Timed], rules: Rules, labels: Mapping[str, str])
     """
     from .paired import slowdown
 
-    shown = [each for each in everything if each.changed]
+    shown = [each for each in everything if each.changed is not False]
     count = sum(bool(each.sessions) and not (each.wrong or each.open) for each in shown)
     found = []
     for each in shown:
@@ -184,8 +179,11 @@ def judged(everything: Sequence[Timed], rules: Rules, labels: Mapping[str, str])
             }
             found.append(Finding(**finding, outcome=outcome, message=said, numbers=numbers))
     new = sum(bool(each.new) for each in shown)
-    text = f"{len(shown) - new} of {len(everything)} cases launch other machine code than the merge base"
-    text += f", {new} cannot be compared" * bool(new) + (f"; {count} timed" if count else "; nothing was timed")
+    stopped = sum(each.changed is None and not each.new for each in shown)
+    changed = sum(each.changed is True for each in shown)
+    text = f"{changed} of {len(everything)} cases launch other machine code than the merge base"
+    text += f", {new} cannot be compared" * bool(new) + f", {stopped} did not run" * bool(stopped)
+    text += f"; {count} timed" if count else "; nothing was timed"
     numbers = {"cases": len(everything), "timed": count, "new": new}
     return [Finding("time", "pass", message=text, labels=dict(labels), numbers=numbers), *found]
 
@@ -280,7 +278,7 @@ def launched() -> list[str]:
 
 
 @contextlib.contextmanager
-def pair(base: Path) -> Iterator[tuple[Side, Side]]:
+def pair(base: Path) -> Iterator[tuple[CaseProcess, CaseProcess]]:
     """Two fresh processes: with the kernels below `base`, and with ours."""
     with contextlib.ExitStack() as stack:
         sides = [Checkout(kernels, [], "benchmarks.against") for kernels in (base, ROOT / "kernels")]
@@ -306,6 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> Exit:
     from . import cases
+
+    _require_packages()
     from .paired import load_rules
 
     rules = load_rules()
@@ -331,6 +331,16 @@ def _run(options: argparse.Namespace) -> Exit:
 def _timed(name: str, base: Path, rules: Rules) -> Timed:
     with pair(base) as (before, after):
         return time_case(name, before, after, rules)
+
+
+def _require_packages() -> None:
+    """Raise CannotRunHereError where a package is missing: no case could run, and the change is not to blame."""
+    for name in ("torch", "triton", "scipy", "elftools", "msgpack"):
+        if importlib.util.find_spec(name) is None:
+            package = {"elftools": "pyelftools"}.get(name, name)
+            raise CannotRunHereError(
+                f"the package {package} is not installed\n  to do: python -m pip install {package}"
+            )
 
 
 def _gpu() -> str:

@@ -104,8 +104,9 @@ class BenchmarkCase:
 
     @property
     def vendor(self) -> bool:
-        """Whether the vendor's library has the operation: causal attention of whole prompts."""
-        return self.op == "prefill" and self.plain and self.query_len == self.seq_len
+        """Whether the vendor's library has the operation: attention of whole prompts, MLA decode of bf16 rows."""
+        whole_prompts = self.op == "prefill" and self.query_len == self.seq_len
+        return self.plain and (whole_prompts or self.op == "mla")
 
     @property
     def lens(self) -> tuple[tuple[int, int], ...]:

@@ -55,7 +55,7 @@ class MeasuredWork:
     """Largest error that is right."""
     sets: int
     vendor: Callable[[], MeasuredSide] | None = None
-    """The vendor's library, where it has the operation; it reads K and V without blocks."""
+    """The vendor's library, where it has the operation; it reads K and V in an order of its own."""
 
 
 def side(sets: list[tuple], call: Callable, outputs: list[Tensor], error: Callable[[], float]) -> MeasuredSide:
@@ -309,8 +309,18 @@ def _mla(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> Mea
         codes = [(query, stored.elements.view(stored.dtype or dtype), table) for query, stored, table in inputs]
         return make(peers.mla_decode(case, inputs[0][0], lens, inputs[0][1].scale), codes)
 
+    def blocks_of_the_vendor(stored: oracle.Stored, table: Tensor) -> Tensor:
+        rows = stored.elements[table.long()].flatten(1, 2)[:, : case.seq_len]
+        whole = torch.nn.functional.pad(rows, (0, 0, 0, 0, 0, -case.seq_len % peers.VENDOR_BLOCK))
+        return whole.reshape(-1, peers.VENDOR_BLOCK, 1, case.head_size)
+
+    def vendor() -> MeasuredSide:
+        rows = [(query, blocks_of_the_vendor(stored, table)) for query, stored, table in inputs]
+        return make(peers.vendor_mla(case, lens), rows)
+
     data = [(query, stored.elements[:, :, 0], table) for query, stored, table in inputs]
-    return MeasuredWork(make(ours, data), peer, oracle.attention_bound(dtype), sets)
+    has_vendor = case.vendor and torch.version.hip is None  # FlashMLA is NVIDIA's alone
+    return MeasuredWork(make(ours, data), peer, oracle.attention_bound(dtype), sets, vendor if has_vendor else None)
 
 
 def _scan(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> MeasuredWork:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _OPS = "vllm.v1.attention.ops"
 SEGMENTS = 16
 """NUM_PAR_SOFTMAX_SEGMENTS of the backend."""
+VENDOR_BLOCK = 64
+"""Tokens of a block of FlashMLA, which takes no others."""
 LEAST_PROGRAMS = 128
 """MIN_LAUNCH_GRID_SIZE_2D of the backend: more sequences than this over the KV heads are not split."""
 
@@ -273,3 +275,36 @@ def vendor_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     with torch.nn.attention.sdpa_kernel(chosen):
         attend = torch.nn.functional.scaled_dot_product_attention
         return attend(query, key, value, is_causal=True, enable_gqa=True)
+
+
+def vendor_mla(case: BenchmarkCase, seq_lens: Tensor) -> Callable[..., None]:
+    """Return a function (query, cache, out) of FlashMLA, which vLLM's wheel for Hopper holds.
+
+    The cache is `[num_blocks, VENDOR_BLOCK, 1, head_size]`, sequence after sequence. Its schedule is made at the first
+    call and serves all of a step's layers.
+
+    Raises:
+        PeerMissingError: This build of vLLM, or this GPU, has none.
+    """
+    ops = _module(f"{_OPS}.flashmla")
+    there, why_not = ops.is_flashmla_dense_supported()
+    if not there:
+        raise PeerMissingError(f"FlashMLA cannot run: {why_not}")
+    blocks = -(-case.seq_len // VENDOR_BLOCK)
+    table = torch.arange(case.num_seqs * blocks, device=seq_lens.device, dtype=torch.int32).view(case.num_seqs, blocks)
+    schedule, _ = ops.get_mla_metadata()
+
+    def run(query, cache, out) -> None:
+        ops.flash_mla_with_kvcache(
+            q=query[:, None],
+            k_cache=cache,
+            block_table=table,
+            cache_seqlens=seq_lens,
+            head_dim_v=case.latent_size,
+            tile_scheduler_metadata=schedule,
+            softmax_scale=case.head_size**-0.5,
+            causal=True,
+            out=out[:, None],
+        )
+
+    return run

@@ -34,7 +34,7 @@ class UnreadableError(Exception):
 
 
 @dataclass
-class Code:
+class CodeObjects:
     """What one library holds.
 
     Attributes:
@@ -46,13 +46,13 @@ class Code:
     bundles: int = 0
 
 
-def read(path: Path) -> Code:
+def read(path: Path) -> CodeObjects:
     """Read every code object of a shared library.
 
     Raises:
         UnreadableError: It is no ELF, a bundle is cut off or unknown, or a code object is not what its entry says.
     """
-    code = Code()
+    code = CodeObjects()
     for bundle in _bundles(_fatbin(path)):
         code.bundles += 1
         for arch, blob in _entries(bundle):

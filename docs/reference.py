@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import recipes
 import typer.main
 
-from hileval.gates.declare import DriftGate, Gate
+from hileval.gates.declare import DriftGate, Gate, GateStep
 from hilgate.cli.app import program
 from hilgate.declare.protected import Protected
 from hilgate.errors import EXIT_MEANINGS
@@ -33,7 +33,7 @@ FILES = {
     "ci/areas/*.yaml": (declaration.Area, declaration.Step, declaration.Smoke, declaration.Matrix),
     "ci/protected.yaml": (Protected,),
     "ci/quarantine.yaml": (declaration.Quarantined,),
-    "evals/gates.yaml": (Gate, DriftGate),
+    "evals/gates.yaml": (Gate, DriftGate, GateStep),
 }
 """File -> the models of its parts, the outermost first."""
 

@@ -50,7 +50,7 @@ class Prerequisite:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Requirement:
     """What was asked for, and in one sentence what is missing; empty where nothing is."""
 
     name: str
@@ -111,7 +111,7 @@ PREREQUISITES = (
 )
 
 
-def ask(folder: Path, gigabytes: float, *, cpu_build: bool = True) -> list[Finding]:
+def ask(folder: Path, gigabytes: float, *, cpu_build: bool = True) -> list[Requirement]:
     """Everything that is asked, in order.
 
     Args:
@@ -120,22 +120,22 @@ def ask(folder: Path, gigabytes: float, *, cpu_build: bool = True) -> list[Findi
         cpu_build: Whether vLLM's CPU build is what will run.
     """
     return [
-        Finding("Linux on x86-64", _platform()),
-        *([Finding("AVX2", _avx2())] if cpu_build else []),
+        Requirement("Linux on x86-64", _platform()),
+        *([Requirement("AVX2", _avx2())] if cpu_build else []),
         *(
-            Finding(one.name, "" if one.present() else f"{one.name} is missing: {one.why}", one)
+            Requirement(one.name, "" if one.present() else f"{one.name} is missing: {one.why}", one)
             for one in PREREQUISITES
             if cpu_build or not one.cpu_build
         ),
-        Finding(f"{gigabytes:g} GB of disk", _disk(folder, gigabytes)),
-        Finding(f"{MEMORY_GIB} GiB of memory", _memory()),
-        Finding("a TMPDIR that runs programs", _temporary_folder()),
-        Finding("a HOME that can be written", _home()),
-        *([Finding("a path without spaces", _path(folder))] if cpu_build else []),
+        Requirement(f"{gigabytes:g} GB of disk", _disk(folder, gigabytes)),
+        Requirement(f"{MEMORY_GIB} GiB of memory", _memory()),
+        Requirement("a TMPDIR that runs programs", _temporary_folder()),
+        Requirement("a HOME that can be written", _home()),
+        *([Requirement("a path without spaces", _path(folder))] if cpu_build else []),
     ]
 
 
-def install_lines(missing: list[Finding]) -> list[str]:
+def install_lines(missing: list[Requirement]) -> list[str]:
     """The commands that install what is missing: Debian's and Fedora's; none where no package helps."""
     packages = [one.prerequisite for one in missing if one.prerequisite]
     if not packages:
@@ -146,7 +146,7 @@ def install_lines(missing: list[Finding]) -> list[str]:
     ]
 
 
-def report(missing: list[Finding]) -> str:
+def report(missing: list[Requirement]) -> str:
     """What is missing and what to do, for a terminal."""
     lines = [f"  - {one.message}" for one in missing] + [f"  to do: {line}" for line in install_lines(missing)]
     return "\n".join(["this machine lacks what hilgate needs; nothing was installed or run", *lines])

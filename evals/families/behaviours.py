@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode
 
-from families import judge, stand_ins
+from families import judge, mtp, stand_ins
 from families.plain_attention import E4M3
 from families.plans import STATE_DTYPE
 from families.schedule import Schedule, ScheduledRequest, ScheduleLimits, awkward_lengths, prompt, search, spoken
 from families.scripted import DRAFTS, ScriptedDrafter
+from pagedkv.vllm_plugin.inspect import require_warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,8 @@ class Bench:
     family: Family
     seed: int
     examples: int
+    heads: Callable[[], tuple[mtp.Head, mtp.Head]]
+    """The checkpoint's own head, for who asks: it is read then."""
     _alone: dict[ScheduledRequest, FamilyAnswer] = field(default_factory=dict)
 
     def request(self, length: int, answers: int, *, seed: int = 1, arrives: int = 0) -> ScheduledRequest:
@@ -286,6 +289,28 @@ def verified(bench: Bench) -> Numbers:
     return numbers | {"drafted": bench.engine.probe.counts.drafted, "steps": bench.engine.probe.counts.steps}
 
 
+def predicted(bench: Bench) -> Numbers:
+    """Drafts of the checkpoint's own head (MTP), whose attention layer has pages in the model's pool.
+
+    The answers must be the model's, whatever was drafted. What was taken and what was thrown away must be what
+    transformers drafts with the same head: a layer of it that read wrong pages would draft something else.
+    """
+    schedule = tuple(
+        ScheduledRequest(prompt(length, seed, bench.vocabulary), mtp.ANSWERS, arrives)
+        for arrives, (length, seed) in enumerate((*mtp.LEARNT, (47, 3)))
+    )
+    answers = bench.engine.ask(schedule)
+    seen = bench.engine.probe.counts.verified
+    numbers = judge.compare(schedule, answers, bench.oracle).numbers
+    names = [layer["layer"] for layer in bench.engine.layers()]
+    require(any("mtp" in name for name in names), f"no attention layer of a drafter is among {', '.join(names)}")
+    texts = {one.prompt: [*one.prompt, *got.tokens] for one, got in zip(schedule, answers, strict=True)}
+    numbers |= mtp.compare(bench.oracle, bench.heads(), texts, seen)
+    require(numbers["taken"] > 0, f"none of {numbers['drafted']} drafts was taken")
+    require(numbers["parted"] > 0, "no draft was taken and the next thrown away")
+    return numbers
+
+
 def state_dtype(bench: Bench) -> Numbers:
     """States kept in the dtype that was asked for."""
     got = str(bench.engine.config.cache_config.mamba_ssm_cache_dtype)
@@ -345,7 +370,12 @@ def production(bench: Bench) -> Numbers:
                     f"turn {turn} of {length} tokens in blocks of {block} hit {answers[0].cached}; expected {expected}",
                 )
                 numbers["hits"] += expected
-    return numbers | preempted_under_way(bench)
+    return numbers | preempted_under_way(bench) | compiled_late(bench)
+
+
+def compiled_late(bench: Bench) -> Numbers:
+    """Demand that no kernel of ours was compiled while the engine served; returns variants of others' by name."""
+    return {f"late {name.rpartition('.')[2]}": count for name, count in require_warm(bench.engine.llm).items()}
 
 
 def preempted_under_way(bench: Bench) -> Numbers:
@@ -374,7 +404,7 @@ def graphs(bench: Bench) -> Numbers:
     mode = compilation.cudagraph_mode
     require(compilation.mode == CompilationMode.VLLM_COMPILE, f"compiled as {compilation.mode}")
     require(mode == CUDAGraphMode.FULL_AND_PIECEWISE, f"vLLM resolved its graphs to {mode}, not FULL_AND_PIECEWISE")
-    return mixed(bench) | {"captured": len(compilation.cudagraph_capture_sizes)}
+    return mixed(bench) | {"captured": len(compilation.cudagraph_capture_sizes)} | compiled_late(bench)
 
 
 DRIVEN: dict[str, Callable[[Bench], Numbers]] = {
@@ -392,6 +422,7 @@ DRIVEN: dict[str, Callable[[Bench], Numbers]] = {
     "state": state_dtype,
     "spec": drafted,
     "verify": verified,
+    "mtp": predicted,
     "production": production,
     "graphs": graphs,
 }

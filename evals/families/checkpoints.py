@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from families import speech
+from families import mtp, speech
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +39,9 @@ def save(family: Family, folder: Path, dtype: torch.dtype) -> None:
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(family.make_config(), dtype=torch.float32)
     spread(model, torch.Generator().manual_seed(SEED))
-    model.to(dtype).save_pretrained(folder)
+    deepcopy(model).to(dtype).save_pretrained(folder)
+    if family.drafter:
+        mtp.save(model, folder, dtype, torch.Generator().manual_seed(SEED + 1))
 
 
 @torch.no_grad()

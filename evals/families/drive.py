@@ -30,12 +30,14 @@ from families.engine import FamilyEngine, StuckError, end_with_parent
 from families.family import FAMILIES, another_platform
 from families.fleet import SPENT
 from families.judge import WrongAnswerError
+from families.mtp import WrongDraftError
 from families.plans import not_here
 from families.published import Checkpoint
 from families.schedule import CompanyError
 from families.served import PublishedFamily, Tiny
+from pagedkv import prepared
 from pagedkv.vllm_plugin import scan
-from pagedkv.vllm_plugin.errors import NotServedError
+from pagedkv.vllm_plugin.errors import CompiledLateError, NotServedError
 from pagedkv.vllm_plugin.inspect import require_scans, require_served
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
     from families.plans import EnginePlan
 
-WRONG = (WrongAnswerError, CompanyError, StuckError, NotServedError, NotDrivenError)
+WRONG = (WrongAnswerError, WrongDraftError, CompanyError, StuckError, NotServedError, CompiledLateError, NotDrivenError)
 """What a cell fails of in words of ours; anything else is an error of vLLM, and its class belongs to the reason."""
 
 
@@ -121,19 +123,23 @@ class FamilyRun:
         if (reason := not_here(platform, served.family, chosen[0])) is not None:
             return dict.fromkeys(chosen, FamilyCell("did not run", reason, needs=another_platform(platform)))
         started = time.monotonic()
-        try:
-            arguments = served.arguments(platform, plan.arguments)
-            with compiling(wanted=plan.compiled):
+        with scan.claimed() if served.family.chunk_scan else nullcontext(), compiling(wanted=plan.compiled):
+            try:
+                if plan.compiled:
+                    prepared.forget()  # what earlier engines compiled is no merit of this one's warm-up
+                arguments = served.arguments(platform, plan.arguments)
                 engine = FamilyEngine(served.checkpoint, poison=plan.poison, best=served.best, **arguments)
-        except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
-            return dict.fromkeys(chosen, self._not_started(error, platform, started))
-        with (
-            compiling(wanted=plan.compiled),
-            engine,
-            self.planted(engine),
-            scan.claimed() if served.family.chunk_scan else nullcontext(),
-        ):
-            bench = Bench(engine, served.oracle, served.family, self.fuzz["seed"], self.fuzz["examples"])
+            except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
+                return dict.fromkeys(chosen, self._not_started(error, platform, started))
+            return self._driven(engine, chosen)
+
+    def _driven(self, engine: FamilyEngine, chosen: tuple[str, ...]) -> dict[str, FamilyCell]:
+        served = self.served
+        with engine, self.planted(engine):
+            fuzz = self.fuzz
+            bench = Bench(
+                engine, served.oracle, served.family, fuzz["seed"], fuzz["examples"], heads=lambda: served.heads
+            )
             return {name: run_cell(name, bench, served.labels(engine)) for name in chosen}
 
     def _not_started(self, error: Exception, platform: str, started: float) -> FamilyCell:

@@ -209,6 +209,7 @@ class FamilyEngine:
         self.llm.apply_model(self._watch_logits)
         if poison and self.layers():
             self.llm.collective_rpc("pagedkv_poison")
+        self.llm.collective_rpc("pagedkv_watch_compiler")
 
     def __enter__(self) -> FamilyEngine:
         return self
@@ -239,6 +240,7 @@ class FamilyEngine:
     def restart(self) -> None:
         """Count from here on. Where graphs are replayed, calls were counted when they were captured, and are kept."""
         self.probe.restart()
+        self.llm.collective_rpc("pagedkv_watch_compiler")
         if self.config.model_config.enforce_eager:
             self.llm.collective_rpc("pagedkv_reset")
 

@@ -37,12 +37,13 @@ BEHAVIOURS = (
     "state",
     "spec",
     "verify",
+    "mtp",
     "production",
     "graphs",
 )
 """Columns of the table, in its order. `behaviours.py` says what each one is."""
 
-TINY_ALONE = ("verify", "production", "graphs")
+TINY_ALONE = ("verify", "mtp", "production", "graphs")
 """Columns whose lengths are made for blocks of a few tokens; published checkpoints have none of them."""
 
 FAMILIES_FILE = Path(__file__).with_name("families.yaml")
@@ -85,6 +86,8 @@ class Family:
     """Class of the tiny config in transformers; empty where transformers has none."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Its arguments."""
+    drafter: str = ""
+    """Name under which vLLM's registry knows the head of the checkpoint that drafts (MTP); empty where it has none."""
     attention: str = ""
     """"paged", "latent" (MLA), "cross" (beside self attention) or "" for none."""
     states: tuple[str, ...] = ()
@@ -146,8 +149,12 @@ class Family:
             return "ssm" in self.states or "delta" in self.states
         if behaviour == "blocks":
             return bool(self.blocks)
-        if behaviour == "verify":  # states on CPUs ignore which drafts were taken, as the column spec declares
-            return not self.states and self.attention in {"paged", "latent"}
+        if behaviour == "verify":
+            if self.states:  # on CPUs the updates of others ignore which drafts were taken, as the column spec declares
+                return "delta" in self.states and self.attention == "paged"
+            return self.attention in {"paged", "latent"}
+        if behaviour == "mtp":
+            return bool(self.drafter)
         return True
 
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
+from triton import knobs
 from vllm.model_executor.layers.mamba import mamba_mixer2
 from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder
 
@@ -138,6 +140,35 @@ def scale_ignored_in_decode(engine: FamilyEngine) -> Iterator[None]:
     """Keys are kept as halves, with the scale 2, and decode takes the scale for 1."""
     engine.llm.apply_model(lambda model: [m._k_scale.fill_(2.0) for m in model.modules() if hasattr(m, "_k_scale")])
     with _decodes(lambda codes: replace(codes, key_scale=torch.ones_like(codes.key_scale))):
+        yield
+
+
+@plant("head-with-other-values", "mtp", "prefill", family="qwen3.5")
+def head_with_other_values(engine: FamilyEngine) -> Iterator[None]:
+    """The head that drafts writes values of the other sign, four times as large; the model's own layers are right."""
+    layers = engine.config.compilation_config.static_forward_context
+    heads = [layer.impl for name, layer in layers.items() if name.startswith("mtp.")]
+
+    def other(write: Any) -> Any:
+        return lambda layer, key, value, *rest: write(layer, key, -4 * value, *rest)
+
+    with ExitStack() as stack:
+        for head in heads:
+            stack.enter_context(patch.object(head, "do_kv_cache_update", other(head.do_kv_cache_update)))
+        yield
+
+
+@plant("compiled-late", "production", "prefill")
+def compiled_late(engine: FamilyEngine) -> Iterator[None]:
+    """Triton says at each step that it has just compiled a kernel of ours."""
+    scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
+    schedule, kernel = scheduler.schedule, SimpleNamespace(module="pagedkv.attention.kernel", name="attention_kernel")
+
+    def compiling(*args: Any, **kwargs: Any) -> Any:
+        knobs.runtime.jit_post_compile_hook(fn=kernel, key="", compile={})
+        return schedule(*args, **kwargs)
+
+    with patch.object(scheduler, "schedule", compiling):
         yield
 
 

@@ -92,13 +92,7 @@ class Oracle:
         if family.attention == "cross":
             return cls(*speech.load(folder, (torch.float64, dtype)))
         attention = str(family.engine["kv_cache_dtype"]) if family.fp8_cache else "eager"
-        # transformers' own config class by name: vLLM puts others in its place, which its models understand alone.
-        # `eager` experts: transformers' grouped product knows no float64.
-        load, config = AutoModelForCausalLM.from_pretrained, type(family.make_config())
-        kind = {"attn_implementation": attention, "experts_implementation": "eager"}
-        exact, working = (
-            load(folder, config=config.from_pretrained(folder), dtype=d, **kind).eval() for d in (torch.float64, dtype)
-        )
+        exact, working = (read(family, folder, d, attention) for d in (torch.float64, dtype))
         return cls(exact, working, attention=attention)
 
     @property
@@ -254,6 +248,16 @@ class Oracle:
         """
         rows = self._stepwise(tokens, at, partial(_round_states, dtype=getattr(torch, dtype), cut=cut))
         return SLACK * (rows - self.log_probs(tokens)[at:]).abs().max().item()
+
+
+def read(family: Family, folder: Path, dtype: torch.dtype, attention: str) -> torch.nn.Module:
+    """Load a checkpoint of a family in a dtype, attending as `Oracle.attention` says."""
+    # transformers' own config class by name: vLLM puts others in its place, which its models understand alone.
+    config = type(family.make_config()).from_pretrained(folder)
+    # `eager` experts: transformers' grouped product knows no float64.
+    kind = {"attn_implementation": attention, "experts_implementation": "eager"}
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, **kind)
+    return model.eval()
 
 
 def _zero_states(cache: Any) -> None:

@@ -45,6 +45,21 @@ PRODUCTION: dict[str, Any] = {
 }
 """Of an engine as it is started in production."""
 
+NGRAMS: dict[str, Any] = {
+    "method": "ngram",
+    "num_speculative_tokens": 2,
+    "prompt_lookup_min": 1,  # or of a text without repetition nothing is drafted
+    "prompt_lookup_max": 3,
+}
+"""Drafts of what came behind the last few tokens when they came before."""
+
+PREDICTED = 2
+"""Drafts of a step by a checkpoint's own head. The second is drafted from what the head itself has made."""
+
+LONG: dict[str, Any] = {"max_model_len": 512}
+"""Of scripted drafts beside states: two blocks as an FP8 cache gets them. There is no prefix cache: vLLM would copy
+cached states with a Triton kernel, which its CPU platform does not have."""
+
 SCRIPT = "families.scripted.ScriptedDrafter"
 
 STEP = {"cpu": 256, "cuda": 1024, "rocm": 1024}
@@ -89,14 +104,15 @@ def plans(family: Family, platform: str) -> tuple[EnginePlan, ...]:
         *second,
         EnginePlan(
             ("spec",),
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+            {"speculative_config": NGRAMS},
         ),
         EnginePlan(
             ("verify",),
-            cache
+            (LONG if family.states else cache)
             | {"speculative_config": {"method": "custom_class", "model": SCRIPT, "num_speculative_tokens": DRAFTS}},
-            poison=False,
+            poison=bool(family.states),
         ),
+        EnginePlan(("mtp",), predicting(platform)),
         *(EnginePlan(("blocks",), inflated(size)) for size in sizes),
         EnginePlan(("state",), {"mamba_ssm_cache_dtype": STATE_DTYPE}),
         EnginePlan(("padded",)),
@@ -120,6 +136,15 @@ def published_plans(family: Family, block: int) -> tuple[EnginePlan, ...]:
         for plan in plans(replace(family, blocks=(wide,)), "cpu")
         if plan.behaviours[0] not in TINY_ALONE
     )
+
+
+def predicting(platform: str) -> dict[str, Any]:
+    """Arguments of an engine that drafts with the checkpoint's own head; on GPUs four requests fit a graph."""
+    drafts = {"speculative_config": {"method": "mtp", "num_speculative_tokens": PREDICTED}}
+    if platform == "cpu":
+        return drafts
+    sizes = [*GRAPHS["compilation_config"]["cudagraph_capture_sizes"], COMMON["max_num_seqs"] * (1 + PREDICTED)]
+    return drafts | {"compilation_config": GRAPHS["compilation_config"] | {"cudagraph_capture_sizes": sizes}}
 
 
 def inflated(size: int) -> dict[str, Any]:

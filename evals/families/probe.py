@@ -23,6 +23,18 @@ NULL_BLOCK = 0
 """Stands in a block table where a request needs none."""
 
 
+@dataclass(frozen=True)
+class Verified:
+    """Drafts of one request that the model has verified in one step."""
+
+    prompt: tuple[int, ...]
+    """Of the request."""
+    answered: int
+    """Tokens that it had got before."""
+    drafts: int
+    taken: int
+
+
 @dataclass
 class ProbeCounts:
     """Since the last `Probe.restart`."""
@@ -35,6 +47,8 @@ class ProbeCounts:
     preemptions: int = 0
     drafted: int = 0
     """Tokens proposed by a drafter and verified."""
+    verified: list[Verified] = field(default_factory=list)
+    """The same for each request of each step, once the answer has come."""
     blocks: int = 0
     """Most blocks that one request held."""
     owners: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -56,6 +70,7 @@ class EngineProbe:
         states = [index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, MambaSpec)]
         self._groups = states or list(range(len(groups)))
         schedule, preempt = self._scheduler.schedule, self._scheduler._preempt_request
+        update = self._scheduler.update_from_output
 
         def watched_schedule(*args: Any, **kwargs: Any) -> Any:
             output = schedule(*args, **kwargs)
@@ -66,7 +81,12 @@ class EngineProbe:
             self.counts.preemptions += 1
             return preempt(*args, **kwargs)
 
+        def watched_update(scheduled: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
+            self._note_verified(scheduled, made)
+            return update(scheduled, made, *args, **kwargs)
+
         self._scheduler.schedule = watched_schedule
+        self._scheduler.update_from_output = watched_update
         self._scheduler._preempt_request = watched_preempt
 
     def restart(self) -> None:
@@ -102,3 +122,12 @@ class EngineProbe:
                 for block in blocks[group]:
                     if block != NULL_BLOCK:
                         seen.owners[block].add(name)
+
+    def _note_verified(self, scheduled: Any, made: Any) -> None:
+        for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
+            request = self._scheduler.requests.get(name)
+            if request is None or request.is_finished() or not made.sampled_token_ids:
+                continue
+            if got := made.sampled_token_ids[made.req_id_to_index[name]]:
+                whose = tuple(request.prompt_token_ids)
+                self.counts.verified.append(Verified(whose, request.num_output_tokens, len(drafts), len(got) - 1))

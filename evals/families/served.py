@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.platforms import current_platform
 
-from families import checkpoints, engine, oracle
+from families import checkpoints, engine, mtp, oracle
 from families.engine import FamilyEngine
 from families.family import FAMILIES
 from families.oracle import PublishedOracle
@@ -47,6 +47,7 @@ class Tiny:
     def checkpoint(self) -> Path:
         """Its folder."""
         engine.register(self.family.architecture)
+        engine.register(self.family.drafter)
         folder = self._folder / f"{self.family.name}-model"
         checkpoints.save(self.family, folder, self.dtype)
         return folder
@@ -60,6 +61,13 @@ class Tiny:
     def dtype(self) -> torch.dtype:
         """Of weights and activations. GPUs multiply float32 in TF32, with fewer bits than the oracle's float32 has."""
         return torch.float32 if current_platform.is_cpu() else torch.float16
+
+    @cached_property
+    def heads(self) -> tuple[mtp.Head, mtp.Head]:
+        """What its own head drafts (MTP) in transformers, in float64 and in its dtype."""
+        models, attention = (self.oracle.exact, self.oracle.working), self.oracle.attention
+        exact, working = (mtp.Head.read(self.family, model, self.checkpoint, attention) for model in models)
+        return exact, working
 
     def labels(self, engine: FamilyEngine) -> dict[str, str]:  # noqa: ARG002 - of others it matters which engine
         """What a cell says of it beside who served."""

@@ -7,6 +7,7 @@ Its exit status is that of the worst check.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -22,32 +23,32 @@ from pydantic import Field
 from rich.console import Console
 
 from hileval.ask.drift import Side, SideName, ask_side, judge_sides, run_drift
-from hileval.ask.evaluation import check_backend, read_evaluation
+from hileval.ask.evaluation import read_evaluation
 from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, batches, code_fingerprint, questions_of
 from hileval.engines import EngineError
 from hileval.gates import statistics
 from hileval.gates.compare import compare
 from hileval.gates.declare import EVALS, EngineName, Occasion, find_gate, load_gates
 from hileval.gates.foreign import as_yaml, read_foreign
-from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
+from hileval.gates.judge import check_backend, diff_answers, judge, side_by_side
 from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
 from hileval.gates.resolve import resolve, without_baseline
 from hileval.gates.rule import shared
+from hileval.gates.steps import AREA, area_of
 from hileval.gates.trend import YEAR, alarms, judge_nights, read_nights
 from hileval.gates.view import read_findings, render
 from hileval.records.baseline import Baseline, environment, make_baseline
 from hileval.records.records import Filter, Run, Setting
-from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
+from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from hileval.ask.evaluation import Evaluation
     from hileval.gates.declare import Gate, Gates
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule
-    from hileval.records.records import Sample
+    from hileval.records.records import Evaluation, Sample
 
 
 app = typer.Typer(
@@ -85,6 +86,19 @@ def list_gates() -> None:
         typer.echo(f"{name}: drift of {drift.of}\n  beside {drift.peer}{second}, no baseline")
 
 
+@app.command("steps")
+def print_steps(
+    write: Annotated[
+        bool, typer.Option("--write", help="Write ci/areas/accuracy.yaml instead of printing it.")
+    ] = False,
+) -> None:
+    """Print the steps that plan the gates, as ci/areas/accuracy.yaml has them."""
+    text = area_of(load_gates())
+    if write:
+        AREA.write_text(text, encoding="utf-8")
+    typer.echo(str(AREA) if write else text, nl=write)
+
+
 @app.command("import")
 def import_config(
     files: Annotated[list[Path], typer.Argument(help="Accuracy configurations of vLLM, in either of its formats.")],
@@ -118,23 +132,26 @@ def run_gate(
                 where=name,
                 remedy="leave --when, --limit, --engine out",
             )
-        finish(name, out, lambda: run_drift(name, declared.drifts[name], out))
-    gate = resolve(name, declared, when=when, of=of, engine=engine)
-    try:
-        asked, served = measure(gate, limit)
-        checks = judge(gate, asked, served)
-    except HilgateError as error:
-        (out / "samples.jsonl").unlink(missing_ok=True)
-        Check.write_all(out, [did_not_run(gate.name, error)])
-        raise
-    Check.write_all(out, checks)
+        with findings(name, out):
+            checks = run_drift(name, declared.drifts[name], out)
+    else:
+        gate = resolve(name, declared, when=when, of=of, engine=engine)
+        with findings(gate.name, out):
+            checks = run_answers(gate, limit, out)
+    report(checks, out)
+
+
+def run_answers(gate: ResolvedGate, limit: int | None, out: Path) -> list[Check]:
+    """The checks of a gate on answers; `out` gets the answers, and what flipped."""
+    asked, served = measure(gate, limit)
+    checks = judge(gate, asked, served)
+    out.mkdir(parents=True, exist_ok=True)
     samples = "".join(f"{sample.model_dump_json()}\n" for sample in asked.samples)
     (out / "samples.jsonl").write_text(samples, encoding="utf-8")
     if gate.baseline is not None:
         flips = side_by_side(diff_answers(asked, gate.baseline, gate.declared.filter), 10**6)
         (out / "flips.md").write_text(flips, encoding="utf-8")
-    show(checks, out)
-    raise typer.Exit(exit_status(checks))
+    return checks
 
 
 def measure(gate: ResolvedGate, limit: int | None) -> tuple[Evaluation, Check | None]:
@@ -150,27 +167,15 @@ def measure(gate: ResolvedGate, limit: int | None) -> tuple[Evaluation, Check | 
         stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
     try:
         asked = ask_until_decided(gate, journal, ProgressPrinter(), limit)
-        served = check_backend(gate, questions.engine)
         if gate.baseline is not None and questions.engine is not None:
-            changed = changes(gate.declared, questions.engine.name, gate.baseline)
+            changed = gate.baseline.changes(questions.engine.name, gate.declared.engine_args)
             asked = dataclasses.replace(asked, changed=changed)
+        served = check_backend(gate, questions.engine)
     finally:
         if questions.engine is not None:
             questions.engine.close()
     journal.finish()
     return asked, served
-
-
-def changes(gate: Gate, engine: str, baseline: Baseline) -> tuple[str, ...]:
-    """What else than the attention differs from the stored runs: it may, and the report says so."""
-    then, now = baseline.environment, environment()
-    setting = Setting(
-        engine=engine, attention_backend=baseline.setting.attention_backend, arguments=dict(gate.engine_args)
-    )
-    before = {"device": then.device, **then.versions}
-    after = {"device": now.device, **now.versions}
-    found = [f"{key}: {before[key]} -> {after[key]}" for key in before if key in after and before[key] != after[key]]
-    return (*setting.differences(baseline.setting), *found)
 
 
 @app.command("judge")
@@ -206,7 +211,9 @@ def trend(
 
     Each night may lose too little to fail a gate; the stored nights together show it.
     """
-    finish("trend", out, lambda: judge_nights(read_nights(history)))
+    with findings("trend", out):
+        checks = judge_nights(read_nights(history))
+    report(checks, out)
 
 
 @app.command("compare")
@@ -262,18 +269,21 @@ def view(
     typer.echo(str(out))
 
 
-def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:
-    """Write and print the checks of a gate without a baseline, and exit as they say.
-
-    Answers that another gate left in the folder go: findings of one over answers of another mislead.
-    """
+@contextlib.contextmanager
+def findings(name: str, out: Path) -> Iterator[None]:
+    """A folder for what a gate says and nothing else: an error leaves a finding, and what another gate left goes."""
     for stale in ("samples.jsonl", "flips.md"):
         (out / stale).unlink(missing_ok=True)
     try:
-        checks = judged()
+        yield
     except HilgateError as error:
-        Check.write_all(out, [did_not_run(name, error)])
+        stopped = did_not_run(name, error)
+        Check.write_all(out, [stopped])
         raise
+
+
+def report(checks: Sequence[Check], out: Path) -> NoReturn:
+    """Write and print the checks of a gate, and exit as they say."""
     Check.write_all(out, checks)
     show(checks, out)
     raise typer.Exit(exit_status(checks))
@@ -319,6 +329,25 @@ def did_not_run(name: str, error: HilgateError) -> Check:
     return Check(
         id=f"{name}/accuracy", outcome=Outcome.DID_NOT_RUN, message=message, labels={"error": type(error).__name__}
     )
+
+
+def exit_status(checks: Sequence[Check]) -> Exit:
+    """One status for all checks: a failure outranks a missing result, which outranks an inconclusive one.
+
+    Raises:
+        NothingSelectedError: there is no check at all.
+    """
+    if not checks:
+        raise NothingSelectedError("a gate without checks", remedy="this is a bug in hileval")
+    outcomes = {check.outcome for check in checks}
+    for outcome, status in (
+        (Outcome.FAIL, Exit.FAIL),
+        (Outcome.DID_NOT_RUN, Exit.NOTHING_RAN),
+        (Outcome.INCONCLUSIVE, Exit.INCONCLUSIVE),
+    ):
+        if outcome in outcomes:
+            return status
+    return Exit.PASS
 
 
 def show(checks: Sequence[Check], out: Path) -> None:

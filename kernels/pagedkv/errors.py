@@ -63,6 +63,12 @@ class MisuseError(CommandError):
     exit_status = Exit.MISUSE
 
 
+class NothingSelectedError(CommandError):
+    """The selection leaves no case: judging nothing is not a pass."""
+
+    exit_status = Exit.NOTHING_COMPILED
+
+
 class CannotRunHereError(CommandError):
     """This machine's Triton, vLLM or settings cannot do the work."""
 

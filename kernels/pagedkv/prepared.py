@@ -10,10 +10,11 @@ where the audit compiles for devices that are not there, nothing is kept.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
-from triton.runtime import driver
+from triton.runtime import JITFunction, driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -33,6 +34,8 @@ _SETTINGS = (b"TRITON_", b"AMDGCN_", b"LLVM_", b"MLIR_")
 """Beginnings of environment variables that change what Triton makes of a kernel."""
 
 _runs: dict[Hashable, Callable[..., None]] = {}
+_warmed: set[Hashable] = set()
+"""What layers look like that a warm-up of this process has seen."""
 
 
 def _driver() -> object:
@@ -130,3 +133,29 @@ def call(looks: Hashable, prepare: Callable[[], Prepared | None], *arguments: An
         if len(_runs) >= MOST:
             del _runs[next(iter(_runs))]
         _runs[looks] = run
+
+
+def first(looks: Hashable) -> bool:
+    """Whether nothing that looks so has been warmed up in this process; it then counts as warmed up.
+
+    Args:
+        looks: Which warm-up, and all that Triton compiles for. Of 44 alike layers one has something to do.
+    """
+    known = (looks, surroundings())
+    if known in _warmed:
+        return False
+    _warmed.add(known)
+    return True
+
+
+def forget() -> None:
+    """Make the process one that has launched no kernel of ours: each is compiled, or read from Triton's cache, again.
+
+    Graphs that were captured stay as they are.
+    """
+    _runs.clear()
+    _warmed.clear()
+    for name in [name for name in sys.modules if name.startswith("pagedkv.")]:
+        for value in vars(sys.modules[name]).values():
+            if isinstance(value, JITFunction):
+                value.device_caches.clear()

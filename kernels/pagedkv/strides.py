@@ -9,6 +9,7 @@ channel in its block is a sum of a token term and a channel term.
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -45,6 +46,54 @@ def wide(strides, ALIGN: tl.constexpr = 1):
             stride = multiple(stride, ALIGN)
         out += (stride,)
     return out
+
+
+class Side(NamedTuple):
+    """K or V of a cache as a kernel addresses it; strides are int64, in elements."""
+
+    cache: Any
+    """Pointer."""
+    block: Any
+    """Stride of a block."""
+    token: Any
+    """Stride of a token; of V in PACKING 2 that of a group of X tokens."""
+    head: Any
+    inner: Any
+    """Stride of a group of X channels of K, or of a channel of V."""
+    scale: Any
+    """Pointer to the scales, see `fp8.scales.KernelScales`; their strides follow."""
+    scale_block: Any
+    scale_token: Any
+    scale_head: Any
+
+
+@triton.jit
+def side_of(cache, strides, scale, scale_strides):
+    """Return a `Side` of strides that are int64 already."""
+    block, token, head, inner = strides
+    scale_block, scale_token, scale_head = scale_strides
+    return Side(cache, block, token, head, inner, scale, scale_block, scale_token, scale_head)
+
+
+@triton.jit
+def sides_of(key_cache, value_cache, key_scale, value_scale, strides, ALIGN: tl.constexpr):
+    """Return K and V of a cache, each a `Side`; `strides` has those of the four tensors, ALIGN is that of `wide`."""
+    key_strides, value_strides = wide(strides.key_cache, ALIGN), wide(strides.value_cache, ALIGN)
+    key = side_of(key_cache, key_strides, key_scale, wide(strides.key_scale))
+    return key, side_of(value_cache, value_strides, value_scale, wide(strides.value_scale))
+
+
+@triton.jit
+def of_pairs(cache, strides):
+    """Return K or V of codes of one byte as int16 pairs of them, and its strides, which count half as many."""
+    block, token, head, inner = strides
+    return cache.to(tl.pointer_type(tl.int16)), (block // 2, token // 2, head // 2, inner)
+
+
+@triton.jit
+def scale_at(side, block, token, head):
+    """Return where the scale of each token and head lies; `token` counts inside its block."""
+    return side.scale + block * side.scale_block + token * side.scale_token + head * side.scale_head
 
 
 @triton.jit

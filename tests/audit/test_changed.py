@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pagedkv.audit import changed
-from pagedkv.audit.changed import BaseUnreadableError, Code, Listing, compare, findings_of, merge_base
+from pagedkv.audit.changed import BaseUnreadableError, Code, KernelListing, compare, findings_of, merge_base
 from pagedkv.audit.code_object import UnreadableCodeObjectError, machine_code
 from pagedkv.audit.compile import specialisations
 from pagedkv.audit.objects import given_key
@@ -97,7 +97,7 @@ def compiles(*, asked=None, **codes):
 
 
 def test_what_is_given_the_same_is_not_compiled():
-    both = Listing({"a": "1", "b": "1", "c": "2"}, {})
+    both = KernelListing({"a": "1", "b": "1", "c": "2"}, {})
     asked = []
     found = compare("gfx942", both, both, compiles(asked=asked), compiles(asked=asked))
     assert (found.kernels, found.changed, asked) == (2, (), [])
@@ -124,7 +124,7 @@ def test_what_is_said_of_a_kernel_that_is_given_something_else(was, now, outcome
         {"gfx942/a": "1"} | ({"gfx942/b": each} if side else {}) for side, each in ((was, "2"), (now, "3"))
     )
     sides = [compiles(**{"gfx942/b": side} if side else {}) for side in (was, now)]
-    found = findings_of(compare("gfx942", Listing(before, {}), Listing(after, {}), *sides), "abc")
+    found = findings_of(compare("gfx942", KernelListing(before, {}), KernelListing(after, {}), *sides), "abc")
     assert found[0].outcome == outcome
     assert says in found[0].message
     moved = len(found) > 1
@@ -135,7 +135,7 @@ def test_what_is_said_of_a_kernel_that_is_given_something_else(was, now, outcome
 
 
 def test_a_launcher_that_raises_where_it_did_not_is_broken():
-    before, after = Listing({"gfx942/a": "1"}, {}), Listing({}, {"gfx942/a+": "TypeError: no"})
+    before, after = KernelListing({"gfx942/a": "1"}, {}), KernelListing({}, {"gfx942/a+": "TypeError: no"})
     found = compare("gfx942", before, after, compiles(**{"gfx942/a": SAME}), compiles())
     assert [(one.change, one.ids) for one in found.changed] == [("gone", ("gfx942/a",)), ("broken", ("gfx942/a+",))]
 

@@ -16,11 +16,17 @@ from pagedkv.audit.compile import LdsExceededError, MachineCode, probe, speciali
 from pagedkv.audit.objects import ObjectStore, find_or_compile, object_key
 
 SOURCE = """
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 OFFSET = tl.constexpr(1)
 KIND = tl.float16
+
+class Pair(NamedTuple):
+    first: object
+    second: object
 
 @triton.jit
 def deeper(x):
@@ -28,7 +34,7 @@ def deeper(x):
 
 @triton.jit
 def helper(x):
-    return deeper(x).to(KIND)
+    return Pair(deeper(x).to(KIND), x).first
 
 @triton.jit
 def kernel(x_ptr, out_ptr, SIDE: tl.constexpr):
@@ -59,6 +65,7 @@ def key(run_source):
         pytest.param(("x + OFFSET", "x - OFFSET"), id="a helper of a helper"),
         pytest.param(("constexpr(1)", "constexpr(2)"), id="a constant"),
         pytest.param(("KIND = tl.float16", "KIND = tl.bfloat16"), id="a dtype"),
+        pytest.param(("first: object\n    second:", "second: object\n    first:"), id="the fields of a named tuple"),
         pytest.param(("offsets, helper", "offsets,  helper"), id="the kernel"),
         pytest.param(("KIND =", "\nKIND ="), id="its line"),
         pytest.param({"step": 3}, id="a value of another module"),

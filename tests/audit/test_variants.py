@@ -9,18 +9,22 @@ from unittest import mock
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
+from support.hopper import OfflineCudaDriver
 
+from pagedkv import prepared
 from pagedkv.attention import paged
 from pagedkv.attention import warm_up as warm_up_module
 from pagedkv.attention.paged import paged_attention
 from pagedkv.attention.warm_up import ServiceBounds, warm_up
-from pagedkv.audit.compile import OfflineHipDriver, specialisations
+from pagedkv.audit.compile import specialisations
 from pagedkv.audit.machine import LDS_GRANULES
 from pagedkv.audit.tensors import Batch
+from pagedkv.cache import warm_up as turned
+from pagedkv.cache.rotary import rotate_and_write
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.mla import warm_up as latent
 from pagedkv.mla.decode import mla_decode
+from pagedkv.ssd.scan import chunk_scan
 
 LENGTHS = (1, 64, 65, 127, 200, 1000, 1025, 2048, 2049, 5000, 16_384, 32_640, 100_001, 131_072)
 DECODES = (1, 2, 3, 8, 16, 33, 64, 127, 256)
@@ -34,17 +38,6 @@ CACHES = {
     "d64-native": (Batch(torch.bfloat16, 64, num_heads=32, num_kv_heads=8, block_size=544), "native", None),
     "d128-fp8": (Batch(torch.bfloat16, 128, num_heads=32, num_kv_heads=8, block_size=16), "nhd", "e4m3fn"),
 }
-
-
-class OfflineCudaDriver(OfflineHipDriver):
-    """An H200 that is not there."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.get_current_device = lambda: len(LDS_GRANULES)  # an index of its own
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
 
 
 def _service(batch: Batch, layout: str, quantised: str | None, *, window: int | None = None) -> None:
@@ -82,7 +75,7 @@ def _warm_up(batch: Batch, layout: str, quantised: str | None, *, window: int | 
 @pytest.fixture(autouse=True)
 def nothing_warmed():
     """A process as it begins."""
-    warm_up_module._warmed.clear()
+    prepared.forget()
 
 
 @pytest.fixture(params=[*LDS_GRANULES, "sm_90"])
@@ -182,6 +175,90 @@ def test_a_warm_up_of_latent_attention_compiles_all_that_a_service_launches(arch
     assert not {each.key for each in served} <= without_drafts, "the comparison compares"
 
 
+def _turned(name: str) -> dict[str, object]:
+    """What vLLM gives the fused rotation: slices of one projection, a cache, positions and angles."""
+    batch, layout, quantised = CACHES[name]
+    heads, others = batch.num_heads, batch.num_kv_heads
+    rows = torch.empty(64, heads + 2 * others, batch.head_size, dtype=batch.dtype)
+    query, key, value = rows.split([heads, others, others], dim=1)
+    cache, places = batch.paged_cache(layout, quantised), torch.empty(64, dtype=torch.int64)
+    angles = torch.empty(256, batch.head_size, dtype=batch.dtype)
+    return {"query": query, "key": key, "value": value, "cache": cache, "positions": places, "cos_sin": angles}
+
+
+def _turns(name: str) -> None:
+    """Steps of a service; some tokens are padding, which is written nowhere."""
+    layer, slots = _turned(name), torch.empty(64, dtype=torch.int64)
+    for tokens in (1, 3, 15, 16, 17, 31, 33, 64):
+        step = {each: layer[each][:tokens] for each in ("query", "key", "value", "positions")}
+        for written in {tokens, max(1, tokens - 3)}:
+            rotate_and_write(**layer | step, slot_mapping=slots[:written], neox=True)
+
+
+@pytest.mark.parametrize("name", ["d128", "d64-native", "d128-fp8"])
+def test_a_warm_up_of_the_rotation_compiles_all_that_a_service_launches(arch, name):
+    launches: list[int] = []
+
+    def warmed() -> None:
+        layer = _turned(name)
+        launches.extend(turned.warm_up(**layer, neox=True) for _ in range(2))
+
+    ready = {each.key for each in specialisations(arch, warmed)}
+    served = specialisations(arch, lambda: _turns(name))
+    assert served
+    assert not [(each.kernel, each.constants) for each in served if each.key not in ready]
+    assert launches == [len(ready), 0], "a layer that looks the same has nothing to do"
+
+
+def test_a_warm_up_of_the_rotation_for_few_tokens_is_not_enough(monkeypatch):
+    """The comparison compares."""
+    monkeypatch.setattr(turned, "FEWEST_TOKENS", 64)
+    ready = {each.key for each in specialisations("gfx942", lambda: turned.warm_up(**_turned("d128"), neox=True))}
+    assert not {each.key for each in specialisations("gfx942", lambda: _turns("d128"))} <= ready
+
+
+def _scan(tokens: int, chunks: int, *, resumes: bool, sliced: bool) -> None:
+    """A prefill of Mamba-2 in vLLM; `sliced` as in a service, where inputs are parts of one tensor."""
+    heads, size, state, chunk = 16, 64, 128, 64
+    rows = torch.empty(tokens, heads * size + 2 * state, dtype=torch.bfloat16)
+    parts = rows[:, : heads * size].unflatten(1, (heads, size)), rows[:, -state:].unflatten(1, (1, state))
+    inputs, outputs = parts if sliced else (part.contiguous() for part in parts)
+    chunk_scan(
+        torch.empty(chunks, 1, chunk, chunk),
+        inputs,
+        torch.empty(heads, chunks, chunk),
+        torch.empty(heads, chunks, chunk),
+        outputs,
+        torch.empty(chunks, heads, size, state),
+        torch.empty(tokens, heads, size, dtype=torch.bfloat16),
+        chunk_starts=torch.zeros(chunks + 1, dtype=torch.int32),
+        sequences=torch.zeros(chunks, dtype=torch.int32),
+        D=torch.empty(heads),
+        initial_states=torch.empty(3, heads, size, state) if resumes else None,
+    )
+
+
+def test_what_vllm_warms_up_of_mamba_2_is_all_that_the_scan_compiles(arch):
+    """vLLM runs each layer's scan on one chunk, without and with initial states, before it serves."""
+
+    def warmed(*kinds: bool) -> set[str]:
+        return {
+            each.key
+            for each in specialisations(arch, lambda: [_scan(64, 1, resumes=kind, sliced=False) for kind in kinds])
+        }
+
+    served = specialisations(
+        arch,
+        lambda: [
+            _scan(tokens, chunks, resumes=resumes, sliced=True)
+            for tokens, chunks in ((1, 1), (37, 1), (65, 2), (300, 8))
+            for resumes in (False, True)
+        ],
+    )
+    assert {each.key for each in served} <= warmed(False, True)
+    assert not {each.key for each in served} <= warmed(False), "the comparison compares"
+
+
 def test_a_number_of_splits_that_is_compiled_is_seen():
     """The count counts: with the number as a constant of the kernel there are as many kernels as numbers."""
     batch, layout, quantised = CACHES["d128"]
@@ -191,7 +268,7 @@ def test_a_number_of_splits_that_is_compiled_is_seen():
 
     def constant(self, kernel, grid, **more):
         if kernel is paged.attention_kernel:
-            more["SPLIT_TILES"] = grid[1]
+            more["OPTIONS"] = more["OPTIONS"]._replace(SPLIT_TILES=grid[1])
         plain(self, kernel, grid, **more)
 
     def sizes():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the perf gate times, what it says of each case, and what is no pass. The GPU is a clock that is made up."""
 
+import importlib.util
 import json
 import random
 
@@ -96,6 +97,20 @@ def test_what_cannot_be_timed_is_no_pass(answers, of_base, of_change):
     assert (status, of_base in message) == ("INCONCLUSIVE", True)
     status, message = outcome(FakeGpu("a"), FakeGpu("b", **answers))
     assert (status, of_change in message) == ("FAIL", True)
+
+
+def test_a_case_that_did_not_run_is_not_said_to_launch_other_machine_code():
+    summary, _ = judged([time_case("decode", FakeGpu("a"), FakeGpu("b", prepare=TROUBLE), RULES)], RULES, {})
+    assert summary.message == (
+        "0 of 1 cases launch other machine code than the merge base, 1 did not run; nothing was timed"
+    )
+
+
+def test_a_missing_package_is_the_machines_fault_and_not_the_changes(monkeypatch, capsys):
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "elftools" else there(name))
+    assert against.main(["--base", "main"]) == 5
+    assert "pyelftools is not installed\n  to do: python -m pip install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", [None, "another shape"])

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import cases, operations, oracle, pools
+from benchmarks import cases, operations, oracle, peers, pools
 from pagedkv import layout
 from pagedkv.cache.cache import PagedCache
 
@@ -180,8 +180,49 @@ def test_a_vendor_that_sees_the_future_is_wrong(monkeypatch):
     assert side.error() > 100 * oracle.attention_bound(torch.float16)
 
 
+class FlashMla:
+    """What `peers.vendor_mla` asks of FlashMLA, by plain softmax over blocks of 64."""
+
+    def __init__(self, there: bool = True) -> None:
+        self.is_flashmla_dense_supported = lambda: (there, None if there else "no library")
+        self.get_mla_metadata = lambda: ("schedule", None)
+
+    def flash_mla_with_kvcache(
+        self, *, q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale, causal, out, tile_scheduler_metadata
+    ):
+        assert (k_cache.shape[1:], tile_scheduler_metadata, causal) == ((64, 1, q.shape[-1]), "schedule", True)
+        for query, blocks, length, result in zip(q, block_table, cache_seqlens, out, strict=True):
+            rows = k_cache[blocks.long()].flatten(0, 2)[:length].double()
+            result[0] = (softmax_scale * query[0].double() @ rows.T).softmax(-1) @ rows[:, :head_dim_v]
+
+
+@pytest.mark.parametrize("name", ["mla 16 heads bs8 8k", "mla 16 heads bs32 8k block 784"])
+def test_flash_mla_reads_the_same_rows_in_blocks_of_its_own(name, monkeypatch):
+    monkeypatch.setattr(peers, "_module", lambda _: FlashMla())
+    case = small(name, seq_len=100, num_seqs=3)
+    side = operations.prepare(case, "cpu", torch.float16, 1).vendor()
+    side.poison()
+    assert side.error() == math.inf
+    side.run()
+    assert side.error() <= oracle.attention_bound(torch.float16)
+
+
+def test_without_flash_mla_the_vendors_side_is_missing(monkeypatch):
+    monkeypatch.setattr(peers, "_module", lambda _: FlashMla(there=False))
+    work = operations.prepare(small("mla 16 heads bs8 8k"), "cpu", torch.float16, 1)
+    with pytest.raises(peers.PeerMissingError, match="no library"):
+        work.vendor()
+
+
 @pytest.mark.parametrize(
-    "name", ["decode bs1 8k", "extend 512 on 16k", "prefill 4 x 4k fp8", "prefill 4 x 4k window 1k"]
+    "name",
+    [
+        "decode bs1 8k",
+        "extend 512 on 16k",
+        "prefill 4 x 4k fp8",
+        "prefill 4 x 4k window 1k",
+        "mla 16 heads bs32 8k fp8",
+    ],
 )
 def test_what_the_vendors_library_has_not_has_no_column(name):
     assert not BY_NAME[name].vendor

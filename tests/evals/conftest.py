@@ -13,11 +13,10 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 import pytest
 
-from hileval.ask.evaluation import Evaluation
 from hileval.gates.declare import Gate, load_gates
 from hileval.gates.rule import GateRule
 from hileval.records.baseline import make_baseline
-from hileval.records.records import Identity, Run, Sample, Setting, flags_of
+from hileval.records.records import Evaluation, Identity, Run, Sample, Setting, flags_of
 from hilgate.model.record import Environment
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from unittest import mock
 import pytest
 
 from hileval import cli
-from hileval.ask.evaluation import stored_outcomes
 from hileval.engines import EngineError
 from hileval.gates import declare
-from hileval.records.baseline import BaselineError
+from hileval.records.baseline import BaselineError, stored_outcomes
 from hilgate.model.record import Check, Outcome
 
 

@@ -243,7 +243,7 @@ def test_unknown_names_are_refused(chosen):
 
 
 def test_plants_name_behaviours_that_exist():
-    assert len(PLANTS) == 6
+    assert len(PLANTS) == 8
     for plant in PLANTS.values():
         assert plant.family in FAMILIES
         assert {plant.turns_red, *plant.leaves_green} <= set(family.BEHAVIOURS)

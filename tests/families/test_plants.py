@@ -10,6 +10,13 @@ pytest.importorskip("vllm", reason="needs package:vllm")
 from families.faults import PLANTS
 from families.fleet import Fleet
 
+SAID = (
+    "log-probabilities are",
+    "NaN or infinite",
+    "the draft of token",
+    "compiled while serving: pagedkv.attention.kernel.attention_kernel",
+)
+
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(900)]
 
 
@@ -27,5 +34,5 @@ def test_a_planted_fault_turns_its_cell_red(plant, planted, record_property):
     red = cells[fault.turns_red]
     record_property("reason", red.reason)
     assert red.outcome == "fail", f"{plant}: {fault.turns_red} is {red.outcome}"
-    assert "log-probabilities are" in red.reason or "NaN or infinite" in red.reason
+    assert any(words in red.reason for words in SAID), red.reason
     assert {name: cells[name].outcome for name in fault.leaves_green} == dict.fromkeys(fault.leaves_green, "pass")

@@ -364,6 +364,21 @@ def test_rotation_and_write_are_one_call(neox):
     assert layer.writes == 2
 
 
+def test_the_rotation_compiles_once_at_its_first_step(monkeypatch):
+    """As on a GPU, where vLLM's own first step comes before it serves."""
+    seen = []
+    monkeypatch.setattr(impl, "INTERPRETED", False)
+    monkeypatch.setattr(impl, "warm_up_rotation", lambda *args, **options: seen.append((args, options)))
+    monkeypatch.setattr(impl, "rotate_and_write", lambda *_args, **_options: None)
+    layer, rows = make_impl(), torch.zeros(3, HEADS, HEAD_SIZE)
+    step = (rows, rows[:, :KV_HEADS], rows[:, :KV_HEADS], torch.zeros(3, dtype=torch.int64), torch.zeros(40, 8))
+    for _ in range(2):
+        layer.do_rope_and_kv_cache_update(None, *step, False, packed_cache(), torch.tensor([9]))
+    [((query, key, value, cache, positions, cos_sin), options)] = seen
+    assert all(got is given for got, given in zip((query, key, value, positions, cos_sin), step, strict=True))
+    assert (cache.block_size, options) == (BLOCK_SIZE, {"neox": False})
+
+
 def test_memory_profiling_gives_zeros_and_counts_nothing(calls):
     layer, output = make_impl(), torch.full((8, HEADS, HEAD_SIZE), torch.nan)
     layer.forward(None, output, None, None, torch.tensor([]), None, output)

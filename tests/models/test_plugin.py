@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from triton import knobs
 
 pytest.importorskip("vllm", reason="needs package:vllm")
 
@@ -24,7 +25,17 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from pagedkv import vllm_plugin
-from pagedkv.vllm_plugin import CPU_MLA_BACKEND, GPU_MLA_BACKEND, backend, errors, inspect, metadata, mla_backend, scan
+from pagedkv.vllm_plugin import (
+    CPU_MLA_BACKEND,
+    GPU_MLA_BACKEND,
+    backend,
+    compiling,
+    errors,
+    inspect,
+    metadata,
+    mla_backend,
+    scan,
+)
 
 pytestmark = pytest.mark.usefixtures("deployment")
 
@@ -318,6 +329,51 @@ def test_report_names_every_attention_layer(worker):
         "gather": None,
         "layout": "rows, interleaved, 16 tokens a block",
     }
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """compiler(kernel): what Triton does when it has compiled one; somebody else listens too."""
+    heard = []
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **told: heard.append(told["fn"].name))
+    monkeypatch.setattr(compiling, "_hooked", False)
+
+    def compiled(module, name):
+        knobs.runtime.jit_post_compile_hook(fn=SimpleNamespace(module=module, name=name), key="", compile={})
+
+    return SimpleNamespace(compiled=compiled, heard=heard)
+
+
+def test_kernels_of_ours_that_are_compiled_late_are_found(worker, compiler):
+    llm = SimpleNamespace(collective_rpc=lambda name: [getattr(worker, name)(), getattr(worker, name)()])
+    compiler.compiled("pagedkv.attention.kernel", "attention_kernel")  # the warm-up's
+    worker.pagedkv_watch_compiler()
+    assert inspect.require_warm(llm) == {}
+    compiler.compiled("vllm.ops", "theirs_kernel")
+    assert inspect.require_warm(llm) == {"vllm.ops.theirs_kernel": 2}, "of two workers"
+    compiler.compiled("pagedkv.attention.kernel", "attention_kernel")
+    wanted = r"compiled while serving: pagedkv\.attention\.kernel\.attention_kernel \(2\)\. "
+    with pytest.raises(errors.CompiledLateError, match=wanted):
+        inspect.require_warm(llm)
+    worker.pagedkv_watch_compiler()
+    assert worker.pagedkv_compiled() == {}
+    compiler.compiled("vllm.ops", "theirs_kernel")
+    assert worker.pagedkv_compiled() == {"vllm.ops.theirs_kernel": 1}, "it is asked once, however often it is watched"
+    assert compiler.heard == ["attention_kernel", "theirs_kernel", "attention_kernel", "theirs_kernel"]
+
+
+def test_who_watches_on_top_of_us_calls_us(worker, compiler, monkeypatch):
+    """As vLLM's own monitor does where it is switched on later."""
+    worker.pagedkv_watch_compiler()
+    below = knobs.runtime.jit_post_compile_hook
+
+    def above(**told):
+        return below(**told)
+
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", above)
+    worker.pagedkv_watch_compiler()
+    compiler.compiled("pagedkv.ssd.kernel", "chunk_scan_kernel")
+    assert worker.pagedkv_compiled() == {"pagedkv.ssd.kernel.chunk_scan_kernel": 1}
 
 
 def test_report_sees_through_what_vllm_wraps(worker):

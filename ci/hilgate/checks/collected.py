@@ -49,7 +49,7 @@ _TEST_FILE = re.compile(r"(?:.*/)?test_[^/]*\.py")
 
 
 @dataclass(frozen=True)
-class Listing:
+class CollectedTests:
     """What pytest lists for a command.
 
     Attributes:
@@ -74,7 +74,7 @@ def without_filters(words: Sequence[str]) -> list[str]:
     return [word for word in kept if not word.startswith("--deselect=")]
 
 
-def listing(words: Sequence[str], root: Path, env: Mapping[str, str]) -> Listing:
+def listing(words: Sequence[str], root: Path, env: Mapping[str, str]) -> CollectedTests:
     """Have pytest list the tests of a command, and run none."""
     command = [sys.executable if words[0] == "python" else words[0], *words[1:]]
     began = time.monotonic()
@@ -91,10 +91,10 @@ def listing(words: Sequence[str], root: Path, env: Mapping[str, str]) -> Listing
             timeout=TIMEOUT_SECONDS,
         )
     except (subprocess.TimeoutExpired, OSError) as error:
-        return Listing(frozenset(), f"pytest did not list its tests: {error}", time.monotonic() - began)
+        return CollectedTests(frozenset(), f"pytest did not list its tests: {error}", time.monotonic() - began)
     last = next((line for line in reversed((done.stdout + done.stderr).splitlines()) if line.strip()), "")
     problem = "" if done.returncode == 0 else f"pytest ended with {done.returncode}: {last}"
-    return Listing(frozenset(_ID.findall(done.stdout)), problem, time.monotonic() - began)
+    return CollectedTests(frozenset(_ID.findall(done.stdout)), problem, time.monotonic() - began)
 
 
 def lost(taken: Collection[str], listed: Collection[str], files: Iterable[str], exempt: Mapping[str, str]) -> list[str]:
@@ -196,10 +196,12 @@ def _files(step: Step, tests: Iterable[str]) -> set[str]:
     return {name for name in tests if KINDS["junit"].reaches(step.command, f"{name}::test")}
 
 
-def _listings(step: Step, root: Path, declarations: Declarations, machine: Machine) -> tuple[Listing, Listing]:
+def _listings(
+    step: Step, root: Path, declarations: Declarations, machine: Machine
+) -> tuple[CollectedTests, CollectedTests]:
     """What a step's command takes, and what it would take without its filters."""
     if lacks := machine.missing(step.packages):
-        problem = Listing(frozenset(), f"{LACKS} {', '.join(lacks)}, not installed here")
+        problem = CollectedTests(frozenset(), f"{LACKS} {', '.join(lacks)}, not installed here")
         return problem, problem
     words, env = shlex.split(step.command), environment_of(step, root, declarations)
     own = listing(words, root, env)

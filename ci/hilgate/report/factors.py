@@ -40,7 +40,7 @@ _TYPES = frozenset({"float", "bfloat", "int", "uint", "fp", "bf", "f", "tf", "gf
 
 
 @dataclass(frozen=True)
-class Case:
+class NamedCase:
     """A case as its id tells it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Case:
     numbers: dict[str, float]
 
 
-def case_of(check: str) -> Case:
+def case_of(check: str) -> NamedCase:
     """Read the parameters of an id; other text than a pytest id has none."""
     test, bracket, rest = check.partition("[")
     words: list[str] = []
@@ -68,7 +68,7 @@ def case_of(check: str) -> Case:
         pairs = _PAIR.findall(word) if _NAMED.fullmatch(word) else []
         numbers |= {name: float(value) for name, value in pairs if name not in _TYPES}
         words += [name + value for name, value in pairs] if len(pairs) > 1 else []
-    return Case(test, frozenset(words), numbers)
+    return NamedCase(test, frozenset(words), numbers)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def known_on_base(plan: Plan, root: Path) -> frozenset[str]:
     return frozenset() if facts.unknown else frozenset(facts.recorded.attempts)
 
 
-class Standing(enum.Enum):
+class Ownership(enum.Enum):
     """Whose a failure is."""
 
     NEW = "new here"
@@ -117,7 +117,7 @@ class Standing(enum.Enum):
 class Origin:
     """Whose a failure is, and by what that is known, or why not."""
 
-    standing: Standing
+    standing: Ownership
     why: str
 
     def __str__(self) -> str:
@@ -136,12 +136,12 @@ def origin(facts: MergeBase, failure: Failure, on_base: Sequence[RerunRecord] = 
     again = next((one for one in on_base if one.check == check.id), None)
     times = facts.flaky[failure.step.key, check.id]
     if check.id in failure.step.flaky:
-        found = Origin(Standing.FLAKY, "it passed when it ran again over the same files")
+        found = Origin(Ownership.FLAKY, "it passed when it ran again over the same files")
     elif times:
         builds = count(facts.runs[failure.step.key], "build")
-        found = Origin(Standing.FLAKY, f"so it was in {times} of the last {builds}")
+        found = Origin(Ownership.FLAKY, f"so it was in {times} of the last {builds}")
     elif again and again.message == NO_SUCH_TEST:
-        found = Origin(Standing.NEW, "the merge base has no such test")
+        found = Origin(Ownership.NEW, "the merge base has no such test")
     else:
         there = (
             _origin(again.outcome, again.message, failure, "over the merge base's files on the same node")
@@ -173,16 +173,16 @@ def _recorded(facts: MergeBase, failure: Failure) -> Origin:
     else:
         same = there.outcome is failure.signature.outcome
         why = f"it {'failed in another way' if same else there.outcome.value} {place}"
-    return Origin(Standing.UNKNOWN, why)
+    return Origin(Ownership.UNKNOWN, why)
 
 
 def _origin(there: Outcome, message: str, failure: Failure, place: str) -> Origin | None:
     """By an outcome of the same check there; None where that settles nothing."""
     if there is Outcome.PASS:
-        return Origin(Standing.NEW, f"it passed {place}")
+        return Origin(Ownership.NEW, f"it passed {place}")
     same = shape_of(summary(message), failure.id) == failure.signature.shape
     if there is failure.signature.outcome and same:
-        return Origin(Standing.RED, f"it failed alike {place}")
+        return Origin(Ownership.RED, f"it failed alike {place}")
     return None
 
 
@@ -207,16 +207,18 @@ def whose(found: Iterable[Cause], facts: MergeBase, recorded: Recorded, *, local
     """
     known = origins(found, facts, recorded)
     number, total = Counter(one.standing for one in known), len(known)
-    new, red, flaky, unknown = (number[one] for one in (Standing.NEW, Standing.RED, Standing.FLAKY, Standing.UNKNOWN))
-    why = Counter(one.why for one in known if one.standing is Standing.UNKNOWN).most_common(1)
+    new, red, flaky, unknown = (
+        number[one] for one in (Ownership.NEW, Ownership.RED, Ownership.FLAKY, Ownership.UNKNOWN)
+    )
+    why = Counter(one.why for one in known if one.standing is Ownership.UNKNOWN).most_common(1)
     if not total or (local and unknown == total and why[0][0] in NOT_ASKED):
         return ""
     if total == 1:
         return {
-            Standing.NEW: "this failure is yours",
-            Standing.RED: "this failure is not yours, and red here all the same",
-            Standing.FLAKY: "this failure may be nobody's",
-            Standing.UNKNOWN: "whether this failure is yours is not known",
+            Ownership.NEW: "this failure is yours",
+            Ownership.RED: "this failure is not yours, and red here all the same",
+            Ownership.FLAKY: "this failure may be nobody's",
+            Ownership.UNKNOWN: "whether this failure is yours is not known",
         }[known[0].standing] + f": {known[0].why}"
     rest = [f"{red} {_are(red)} red on the merge base too, and red here all the same"] if red else []
     rest += [f"{flaky} {_are(flaky)} flaky"] if flaky else []

@@ -16,23 +16,23 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import unicodedata
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from hileval.ask.task import INVALID, ScoreError, TaskError, data_folder, identify
-from hileval.engines import ModelFilesError, Prompt, bounded, require_model_files
-from hileval.gates.declare import EVALS, first_problem
-from hileval.records.records import Sample, flags_of, json_lines
-from hilgate.errors import RecordsError
+from hileval.engines import ModelFilesError, Prompt, bounded
+from hileval.gates.declare import EVALS, TaskError, first_problem
+from hileval.records.records import INVALID, Sample, ScoreError, flags_of, json_lines
+from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.model import StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from hileval.engines import Answer, Engine
     from hileval.gates.resolve import ResolvedGate
@@ -109,6 +109,20 @@ def read_task(path: Path) -> DocumentTask:
     raise TaskError(why, where=str(path), remedy="see evals/tasks/pocket_speech.yaml")
 
 
+def data_folder(variable: str, path: Path) -> Path:
+    """The folder that an environment variable names, for the task in `path`.
+
+    Raises:
+        CannotRunHereError: The variable is not set, or names no folder.
+    """
+    folder = os.environ.get(variable)
+    if not folder or not Path(folder).is_dir():
+        raise CannotRunHereError(
+            f"{variable} names no folder", where=str(path), remedy=f"set {variable} to the folder that holds its data"
+        )
+    return Path(folder)
+
+
 def read_documents(task: DocumentTask, path: Path) -> tuple[TaskDocument, ...]:
     """Every document of a task, in the order of their ids.
 
@@ -119,7 +133,7 @@ def read_documents(task: DocumentTask, path: Path) -> tuple[TaskDocument, ...]:
     if task.texts is not None:
         where, found = EVALS / task.texts, _spoken(EVALS / task.texts)
     else:
-        where = data_folder(task.data_folder, path)
+        where = data_folder(task.data_folder or "", path)
         found = _images(where)
     documents: dict[str, TaskDocument] = {}
     digests: dict[str, str] = {}
@@ -282,18 +296,15 @@ class DocumentQuestions:
         gate, self._start = resolved.declared, resolved.start
         self._task = read_task(resolved.task)
         self._documents = read_documents(self._task, resolved.task)
-        if gate.weights == "repository":
-            require_model_files(resolved.folder)
+        _require_room(resolved, self._documents)
         generation = {"repetition_penalty": self._task.repetition_penalty, "temperature": 0}
-        self.identity = identify(
-            resolved,
+        self.identity = resolved.identify(
             task=self._task.model_dump(),
             tokenizer=TOKENIZER_FILES,
             generation=generation,
             fewshot="none",
             lm_eval="none",
         )
-        _require_room(resolved, self._documents)
         self.available = len(self._documents)
         self._gate = gate
         self.engine: Engine | None = None

@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hileval.ask.task import INVALID
 from hileval.gates.rule import order
+from hileval.records.records import INVALID
 from hilgate.errors import CannotRunHereError
 
 if TYPE_CHECKING:

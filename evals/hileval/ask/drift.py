@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hileval.ask.evaluation import check_backend
+from hileval.ask.drawn import write_tokenizer
 from hileval.engines import EngineError, Rows
 from hileval.gates.drift import Compared, Drift, Floor, judge_drift
+from hileval.gates.judge import check_backend
 from hilgate.errors import RecordsError
 from hilgate.model import StrictModel
 from hilgate.model.record import Check, Outcome
@@ -107,6 +108,8 @@ def _encoder(gate: ResolvedGate) -> Callable[[str], list[int]]:
     has said whether kernels are interpreted.
     """
     folder = gate.folder
+    if gate.declared.weights == "drawn":
+        write_tokenizer(folder)
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 
@@ -204,6 +207,8 @@ def compare_sides(name: str, ours: Side, peer: Side, floor: Floor, second: Side 
         reads.append(Drift.rounding(second.read, peer.read))
         writes.append(Drift.rounding(second.wrote, peer.read_again["second"]))
     behind = [row[-len(changed_rows) :] for row, changed_rows in zip(peer.read, peer.changed, strict=True)]
+    served = [side.served for side in (ours, peer, second) if side is not None and side.served is not None]
+    another = _second_is_another(name, peer, second)
     checks = judge_drift(
         name,
         Compared(Drift.between(ours.read, peer.read), Drift.largest(*reads)),
@@ -211,10 +216,9 @@ def compare_sides(name: str, ours: Side, peer: Side, floor: Floor, second: Side 
         Drift.between(peer.changed, behind),
         floor,
     )
-    served = [side.served for side in (ours, peer, second) if side is not None and side.served is not None]
     if any(check.outcome is not Outcome.PASS for check in served):
         checks = [check.model_copy(update={"outcome": Outcome.DID_NOT_RUN}) for check in checks]
-    return [*served, *_second_is_another(name, peer, second), *checks]
+    return [*served, *another, *checks]
 
 
 def _second_is_another(name: str, peer: Side, second: Side | None) -> list[Check]:

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from lm_eval.api.model import LM
 
-from hileval.ask.task import INVALID, ScoreError, TaskError, identify
-from hileval.engines import bounded, require_model_files
-from hileval.gates.declare import EVALS
-from hileval.records.records import Sample, flags_of
+from hileval.engines import bounded
+from hileval.gates.declare import EVALS, TaskError
+from hileval.records.records import INVALID, Sample, ScoreError, flags_of
 from hilgate.errors import HilgateError
 
 if TYPE_CHECKING:
@@ -151,12 +150,12 @@ def resolve_task(path: Path, num_fewshot: int, key: Path | None = None) -> dict[
 
 
 def documents_of(gate: ResolvedGate) -> Any:
-    """The rows of a gate's test set, in their order.
+    """The rows of the task's own test set, in their order, of drawn weights too.
 
     Raises:
         TaskError: The task or its data cannot be read.
     """
-    return _load(_task_of(gate)).eval_docs
+    return _load(resolve_task(gate.task, gate.declared.num_fewshot)).eval_docs
 
 
 def _task_of(gate: ResolvedGate) -> dict[str, Any]:
@@ -210,12 +209,9 @@ class TaskQuestions:
             ModelFilesError: The model folder lacks a file.
         """
         gate = resolved.declared
-        if gate.weights == "repository":
-            require_model_files(resolved.folder)
         self._gate = gate
         self._config = resolve_task(resolved.task, gate.num_fewshot) if real else _task_of(resolved)
-        self.identity = identify(
-            resolved,
+        self.identity = resolved.identify(
             task={key: value for key, value in self._config.items() if key != "dataset_kwargs"} | turns(gate),
             tokenizer=("tokenizer.json", "tokenizer_config.json"),
             generation=self._config["generation_kwargs"],

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from pydantic import Field, ValidationError
 
-from hileval.ask.evaluation import Evaluation, require_same_prompts, stored_outcomes
-from hileval.gates.judge import broken_beyond_doubt
-from hileval.gates.rule import RuleState, decide, first_runs, order
-from hileval.records.baseline import versions
-from hileval.records.records import Identity, Run, Sample, Setting
+from hileval.gates.rule import broken, next_to_ask, order, outcomes_of
+from hileval.records.baseline import require_same_prompts, stored_outcomes, versions
+from hileval.records.records import Evaluation, Identity, Run, Sample, Setting
 from hilgate.errors import NothingSelectedError
 from hilgate.model import Scalar, StrictModel
-from hilgate.model.record import Environment
+from hilgate.model.record import Environment, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from hileval.ask.harness import TaskQuestions
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule
-    from hileval.gates.statistics import Outcomes
 
 
 class Questions(Protocol):
@@ -105,7 +102,11 @@ def ask_until_decided(
                     require_same_prompts(baseline, fresh)
                 runs[-1] += fresh
             listener.asked(len(runs) - 1, stop, len(ids), sum(s.correct(which) for s in runs[-1]))
-            wanted, more = _next(gate, base, runs, len(stops))
+            samples = [sample for run in runs for sample in run]
+            stored = baseline.flagged(samples) if baseline else None
+            so_far = broken("so far", gate.declared.broken, stored, samples, len(stops))
+            outcomes = [outcomes_of(run, which) for run in runs]
+            wanted, more = next_to_ask(rule, base, outcomes, wrecked=so_far.outcome is Outcome.FAIL)
             if not more:
                 break
         seconds.append(time.monotonic() - began)
@@ -117,19 +118,6 @@ def ask_until_decided(
         ),
         base,
     )
-
-
-def _next(gate: ResolvedGate, base: Outcomes | None, runs: list[list[Sample]], looks: int) -> tuple[bool, bool]:
-    """Whether another run is wanted, and whether this one has to go on."""
-    if broken_beyond_doubt(gate, [sample for run in runs for sample in run], looks):
-        return False, False
-    if base is None:
-        return False, True
-    outcomes = [np.array([sample.correct(gate.declared.filter) for sample in run], dtype=bool) for run in runs]
-    state = decide(gate.rule, base, outcomes).state
-    if state is RuleState.ASK_MORE:
-        return len(runs) < first_runs(gate.rule, base), True
-    return state is RuleState.RUN_AGAIN, False
 
 
 class Heading(StrictModel):

@@ -102,7 +102,7 @@ class Engine(Protocol):
         """Answer every prompt greedily, in their order; a list of token ids gets no further ones before it."""
 
     def attention_layers(self) -> list[dict[str, Any]] | None:
-        """Who served each attention layer (`hileval.ask.evaluation`); None where the engine has one attention only."""
+        """Who served each attention layer (`hileval.gates.judge`); None where the engine has one attention only."""
 
     def close(self) -> None:
         """Give back what it holds; nothing is asked afterwards."""

@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from hileval.gates.drift import FLOOR, Floor
-from hileval.gates.rule import GateRule
+from hileval.gates.rule import BrokenLimits, GateRule
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Scalar, StrictModel
 
@@ -41,15 +41,8 @@ class UnknownGateError(MisuseError):
     """A gate name that gates.yaml does not declare."""
 
 
-class BrokenLimits(StrictModel):
-    """When broken output (`hileval.gates.judge`) is a failure, whatever the accuracy says."""
-
-    max_rate: float = Field(gt=0, lt=1)
-    """Fail above this share of broken answers, or above twice the baseline's share if that is more."""
-    alpha: float = Field(gt=0, lt=1)
-    """Fail if the count is this improbable under the baseline's share plus one question."""
-    min_count: int = Field(ge=1)
-    """Fewest broken answers for the second rule."""
+class TaskError(DeclarationError):
+    """A task file is unreadable or names what does not exist."""
 
 
 class Published(StrictModel):
@@ -65,6 +58,17 @@ class Published(StrictModel):
     source: str = Field(min_length=1)
     read: dt.date | None = None
     """Day on which the source said so."""
+
+
+class GateStep(StrictModel):
+    """How a gate is planned, where the rules of `hileval.gates.steps` do not say it."""
+
+    label: str = ""
+    """What a person reads in a plan, a few words; empty names the task, or the peer of a drift gate, and the model."""
+    minutes: float | None = Field(default=None, gt=0)
+    """What it takes on 2 cores, or on its GPUs; only of a hub's model may it be left out, and is then guessed."""
+    local: bool = False
+    """Whether the gate on a person's machine runs it too, in a smoke run as well; else only agents do."""
 
 
 class Gate(StrictModel):
@@ -119,6 +123,8 @@ class Gate(StrictModel):
     """When broken output is a failure."""
     baseline: str
     """Stored per-question outcomes, relative to evals/."""
+    step: GateStep = GateStep()
+    """How it is planned; one with drawn weights is not."""
 
     @model_validator(mode="after")
     def _engine_and_backend_agree(self) -> Gate:
@@ -134,6 +140,12 @@ class Gate(StrictModel):
             raise ValueError("documents have no examples and no chat")
         if self.weights == "drawn" and (self.kind, self.engine) != ("questions", "vllm"):
             raise ValueError("weights are drawn by vLLM's workers, for questions")
+        if self.weights == "drawn" and self.step != GateStep():
+            raise ValueError("step means nothing where weights are drawn: no step runs such a gate")
+        if (size := self.engine_args.get("tensor_parallel_size", 1)) != self.gpus:
+            raise ValueError(
+                f"gpus is {self.gpus}, and tensor_parallel_size {size}: a step would get too few or too many"
+            )
         return self
 
     def path(self, relative: str) -> Path:
@@ -163,6 +175,10 @@ class DriftGate(StrictModel):
     """Tokens that are written behind the beginning of each sequence, one by one."""
     floor: Floor = FLOOR
     """Nats of median, 90 % and worst that count as rounding at least, whatever the peer differs from itself."""
+    arch: tuple[Key, ...] = ()
+    """Devices it is gated on; empty is those of the other gate."""
+    step: GateStep = GateStep()
+    """How it is planned."""
 
 
 class Gates(StrictModel):
@@ -185,7 +201,7 @@ class Gates(StrictModel):
 
     @property
     def deciding_together(self) -> int:
-        """How many gates share alpha on agents: those of hub models (HILEVAL_GATES in ci/areas/accuracy.yaml)."""
+        """How many gates share alpha on agents: those of hub models."""
         return sum(gate.weights == "hub" for gate in self.gates.values())
 
     def rule(self, gate: Gate, when: Occasion) -> GateRule:

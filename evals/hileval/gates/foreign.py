@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import Field, ValidationError
 
-from hileval.gates.declare import BrokenLimits, Gate, Published, first_problem
+from hileval.gates.declare import Gate, Published, first_problem
+from hileval.gates.rule import BrokenLimits
 from hilgate.errors import DeclarationError
 from hilgate.model import Scalar, StrictModel
 

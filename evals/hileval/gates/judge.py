@@ -4,6 +4,10 @@
 Order matters. First who served the runs (accuracy of something else proves nothing), then broken output (it names the
 cause), then the paired test against the baseline, then the absolute floor. Questions whose answer flipped are quoted
 with the stored answer beside the new one.
+
+An accuracy figure counts only for the backend that produced it. vLLM logs and ignores a plugin that fails to load, and
+its CPU platform ignores a backend it does not know. A gate that trusted the command line would then pass on the
+engine's own attention. So the worker is asked after the run.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -19,22 +23,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hileval.gates import statistics
-from hileval.gates.rule import RuleState, stand
-from hileval.records.records import Flag
-from hilgate.errors import Exit, NothingSelectedError
+from hileval.gates.rule import RuleState, broken, outcomes_of, stand
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from hileval.ask.evaluation import Evaluation
+    from hileval.engines import Engine
     from hileval.gates.declare import Gate
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule, Standing
     from hileval.records.baseline import Baseline
-    from hileval.records.records import Filter, Sample
+    from hileval.records.records import Evaluation, Filter, Sample
     from hilgate.model import Number
 
 
@@ -44,34 +46,32 @@ SHOWN_FLIPS = 3
 """Flipped questions that a message quotes; all of them are in flips.md."""
 
 
-HARD_RATE, ENOUGH = 0.2, 250
-"""Share of broken answers that fails at any look, and answers from which on the gate's own `max_rate` does: three
-of fifty are more than 5 %, and one healthy model in ten breaks so many at one of nine looks."""
-
-
-def broken_beyond_doubt(gate: ResolvedGate, samples: Sequence[Sample], looks: int) -> bool:
-    """Whether asking more can no longer help: the output is broken. One of `looks` looks that share alpha."""
-    return bool(samples) and _broken("so far", gate.declared, gate.baseline, samples, looks).outcome is Outcome.FAIL
-
-
 def judge(resolved: ResolvedGate, asked: Evaluation, served: Check | None) -> list[Check]:
     """Every check of a gate.
 
     Args:
         resolved: The gate; without a baseline its floor alone is judged.
         asked: What was measured.
-        served: The check of who served attention (`hileval.ask.evaluation`), None where the engine has no choice.
+        served: The check of who served attention (`check_backend`), None where the engine has no choice.
     """
     name, gate, rule, baseline = resolved.name, resolved.declared, resolved.rule, resolved.baseline
-    accuracy_id = f"{name}/accuracy"
+    accuracy_id, samples = f"{name}/accuracy", asked.samples
+    stored = None if baseline is None else baseline.flagged(samples)
+    new = [outcomes_of(run.samples, gate.filter) for run in asked.runs]
+    looks = len(rule.plan(len(asked.ids)))
+    broken_output = broken(f"{name}/broken-output", gate.broken, stored, samples, looks)
+    standing = None if asked.base is None else stand(rule, asked.base, new)
+    share = counted = statistics.Share(new, rule.alpha)
+    if standing is not None:
+        counted = statistics.Share([run[: standing.n] for run in new[: standing.new_runs]], rule.alpha)
     checks = [
-        _broken(f"{name}/broken-output", gate, baseline, asked.samples, len(rule.plan(len(asked.ids)))),
-        _accuracy(accuracy_id, gate, rule, asked, baseline)
-        if baseline is not None
-        else _without_baseline(accuracy_id, gate, rule, asked),
+        broken_output,
+        _without_baseline(accuracy_id, gate, rule, asked, share)
+        if standing is None
+        else _accuracy(accuracy_id, resolved, asked, standing, counted, new[0]),
     ]
     if gate.floor is not None:
-        checks.append(_floor(f"{name}/floor", gate.floor, _share_of_all(gate, rule, asked), baseline))
+        checks.append(_floor(f"{name}/floor", gate.floor, share, baseline))
     checks = [_with_reservations(check, gate) for check in checks]
     if served is None:
         return checks
@@ -98,25 +98,6 @@ def _with_reservations(check: Check, gate: Gate) -> Check:
     return check.model_copy(update={"labels": labels | {"passed_but": "; ".join(notes)}}) if notes else check
 
 
-def exit_status(checks: Sequence[Check]) -> Exit:
-    """One status for all checks: a failure outranks a missing result, which outranks an inconclusive one.
-
-    Raises:
-        NothingSelectedError: there is no check at all.
-    """
-    if not checks:
-        raise NothingSelectedError("a gate without checks", remedy="this is a bug in hileval")
-    outcomes = {check.outcome for check in checks}
-    for outcome, status in (
-        (Outcome.FAIL, Exit.FAIL),
-        (Outcome.DID_NOT_RUN, Exit.NOTHING_RAN),
-        (Outcome.INCONCLUSIVE, Exit.INCONCLUSIVE),
-    ):
-        if outcome in outcomes:
-            return status
-    return Exit.PASS
-
-
 def _not_measured(check: Check) -> Check:
     return check.model_copy(
         update={
@@ -126,74 +107,19 @@ def _not_measured(check: Check) -> Check:
     )
 
 
-def _broken(check_id: str, gate: Gate, baseline: Baseline | None, samples: Sequence[Sample], looks: int) -> Check:
-    """Broken answers against what the stored runs broke of the same questions, at alpha shared among the looks.
-
-    Answers that were only cut off are counted apart: a model that thinks aloud is cut off more often than it babbles.
-    """
-    n = len(samples)
-    kinds = Counter(flag for sample in samples for flag in sample.flags)
-    cut = sum(sample.flags == (Flag.TRUNCATED,) for sample in samples)
-    counts = {"broken": sum(bool(sample.flags) for sample in samples) - cut, "cut off": cut}
-    before = dict.fromkeys(counts, 0.0)
-    if baseline is not None:
-        known = {question.doc_hash for question in baseline.questions}
-        if asked := [sample.doc_hash for sample in samples if sample.doc_hash in known]:
-            before["cut off"] = baseline.truncated(asked)
-            before["broken"] = float(baseline.outcomes("broken", asked).mean()) - before["cut off"]
-    reasons = ["a log-probability was NaN or infinite"] if kinds[Flag.NON_FINITE] else []
-    p_values = {kind: statistics.excess(count, n, before[kind] + 1 / n) for kind, count in counts.items()}
-    hard = {"broken": gate.broken.max_rate if n >= ENOUGH else HARD_RATE, "cut off": HARD_RATE}
-    allowed = {kind: max(hard[kind], 2 * before[kind]) for kind in counts}
-    for kind, count in counts.items():
-        if count / n > allowed[kind]:
-            reasons.append(f"more than {allowed[kind]:.1%} {kind}")
-        known_rate = kind == "broken" or baseline is not None
-        if known_rate and count >= gate.broken.min_count and p_values[kind] <= gate.broken.alpha / looks:
-            reasons.append(f"{kind}: p={p_values[kind]:.1e} against the baseline's {before[kind]:.1%}")
-    found = {flag: kinds[flag] for flag in Flag if kinds[flag]}
-    listed = ", ".join(f"{times} {flag.value}" for flag, times in found.items()) or "none"
-    total = sum(counts.values())
-    message = f"{total}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}" if reasons else "")
-    if first := next((sample for sample in samples if sample.flags), None):
-        message += f"; first: question {first.doc_id}: {first.text[:60]!r}"
-    numbers: dict[str, Number] = {
-        "n": n,
-        "broken": total,
-        "baseline_broken_rate": sum(before.values()),
-        "p_value": min(p_values.values()),
-        "limit": allowed["broken"],
-    }
-    numbers |= {flag.value.replace(" ", "_").replace("-", "_"): times for flag, times in found.items()}
-    return Check(id=check_id, outcome=Outcome.FAIL if reasons else Outcome.PASS, message=message, numbers=numbers)
-
-
-class _Share:
-    """Right answers among all, with their Wilson interval."""
-
-    def __init__(self, correct: int, n: int, alpha: float) -> None:
-        self.confidence = f"{100 * (1 - alpha):.4g}%"
-        self.correct, self.n, self.value = correct, n, correct / n
-        self.low, self.high = statistics.interval(correct, n, alpha)
-
-    def __str__(self) -> str:
-        return f"{self.correct}/{self.n} = {self.value:.1%} [{self.low:.1%}, {self.high:.1%}] at {self.confidence}"
-
-    @property
-    def numbers(self) -> dict[str, Number]:
-        return {"n": self.n, "exact_match": self.value, "ci_low": self.low, "ci_high": self.high}
-
-
-def _share_of_all(gate: Gate, rule: GateRule, asked: Evaluation) -> _Share:
-    return _Share(sum(int(run.sum()) for run in asked.outcomes(gate.filter)), len(asked.samples), rule.alpha)
-
-
-def _accuracy(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation, baseline: Baseline) -> Check:
+def _accuracy(
+    check_id: str,
+    resolved: ResolvedGate,
+    asked: Evaluation,
+    standing: Standing,
+    share: statistics.Share,
+    right: statistics.Outcomes,
+) -> Check:
+    gate, rule, baseline = resolved.declared, resolved.rule, resolved.baseline
+    assert baseline is not None
     assert asked.base is not None
-    new = asked.outcomes(gate.filter)
-    standing = stand(rule, asked.base, new)
     distinct, d = baseline.distinct(gate.filter), baseline.d(gate.filter)
-    outcome, verdict = _verdict(rule, gate, distinct, standing, len(rule.plan(len(asked.ids))))
+    outcome, verdict = _verdict(rule, gate, distinct, standing)
     churns = standing.churn_p <= rule.alpha and standing.state is not RuleState.FAIL
     if churns:
         verdict = (
@@ -201,13 +127,11 @@ def _accuracy(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation, base
             f"among themselves (p={standing.churn_p:.1e}): another rounding, or stored runs sharing theirs; {verdict}"
         )
     base = asked.base[:, : standing.n]
-    counted = np.array([run[: standing.n] for run in new[: standing.new_runs]])
-    share = _Share(int(counted.sum()), counted.size, rule.alpha)
     flips = diff_answers(asked, baseline, gate.filter)
     lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
     labels = {"filter": gate.filter, "state": standing.state.value, "churn": "yes" if churns else "no"}
     labels["baseline"] = f"{baseline.recorded} {baseline.identity.weights[:12]}"
-    labels["right"] = packed(new[0])
+    labels["right"] = packed(right)
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
     by_line, line_numbers = _by_line(asked.samples)
@@ -275,8 +199,8 @@ def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
     return text, {"lines": lines, "lines_right": right, "line_match": right / lines}
 
 
-def _verdict(rule: GateRule, gate: Gate, distinct: int, standing: Standing, looks: int) -> tuple[Outcome, str]:
-    """What a standing means for a merge or a release, in words; the rule has so many `looks`."""
+def _verdict(rule: GateRule, gate: Gate, distinct: int, standing: Standing) -> tuple[Outcome, str]:
+    """What a standing means for a merge or a release, in words."""
     p_value = max(standing.p_value, standing.p_difference)
     if standing.state is RuleState.FAIL:
         return Outcome.FAIL, f"dropped by {standing.drop:.1%} (p={p_value:.1e})"
@@ -287,7 +211,9 @@ def _verdict(rule: GateRule, gate: Gate, distinct: int, standing: Standing, look
             f"not failed (p={p_value:.2g}), but the baseline holds {distinct} distinct runs and the rule wants "
             f"{rule.baseline_runs}: one run's luck would be shared by every merge"
         )
-    bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}" + (f" at one look of {looks}" if looks > 1 else "")
+    bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}" + (
+        f" at one look of {standing.looks}" if standing.looks > 1 else ""
+    )
     excluded = f"a drop of {rule.margin:.1%} is excluded ({bound})"
     undecided = f"a drop of {rule.margin:.1%} is not excluded ({bound}, p={p_value:.2g})"
     if standing.state is RuleState.PASS:
@@ -318,8 +244,7 @@ def _way_out(rule: GateRule, standing: Standing) -> str:
     )
 
 
-def _without_baseline(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation) -> Check:
-    share = _share_of_all(gate, rule, asked)
+def _without_baseline(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation, share: statistics.Share) -> Check:
     by_line, line_numbers = _by_line(asked.samples)
     source = (
         f"; {gate.published[0].kind}: {gate.published[0].value:.1%} ({gate.published[0].metric})"
@@ -341,7 +266,7 @@ def _without_baseline(check_id: str, gate: Gate, rule: GateRule, asked: Evaluati
     )
 
 
-def _floor(check_id: str, floor: float, share: _Share, baseline: Baseline | None) -> Check:
+def _floor(check_id: str, floor: float, share: statistics.Share, baseline: Baseline | None) -> Check:
     """Below the floor or not. A baseline was held against it when it was recorded; then only certainty counts.
 
     Else the draw of the first questions, which is always the same, would decide for ever on a model near its floor.
@@ -422,3 +347,104 @@ def side_by_side(flips: Sequence[Flip], most: int) -> str:
 def _wrapped(text: str) -> list[str]:
     lines = [line for part in text.strip().splitlines() for line in textwrap.wrap(part, WIDTH) or [""]]
     return lines or ["(nothing)"]
+
+
+PACKING, MLA = "PAGEDKV_PACKING", "PAGEDKV_MLA"
+"""Variables of a gate's environment that say which of our paths must serve it."""
+REMEDY = {
+    "pagedkv": "without a GPU the plugin needs TRITON_INTERPRET=1 before Python starts, and VLLM_PLUGINS unset",
+    "vllm": "set VLLM_PLUGINS= (empty) so that no plugin replaces the engine's attention",
+}
+
+
+def check_backend(gate: ResolvedGate, engine: Engine | None) -> Check | None:
+    """Who served attention, of an engine that can say; None where nothing is required of it."""
+    required, env = gate.declared.attention_backend, gate.declared.env
+    if required is None:
+        return None
+    layers = (engine.attention_layers() or []) if engine else []
+    return check_layers(gate.name, required, layers, packing=env.get(PACKING), latent=env.get(MLA) == "1")
+
+
+def check_layers(
+    gate: str,
+    required: str,
+    layers: Sequence[Mapping[str, object]],
+    *,
+    packing: str | None = None,
+    latent: bool = False,
+) -> Check:
+    """Whether `required` served every attention layer of the run, and was called.
+
+    Args:
+        gate: The gate's key.
+        required: `pagedkv`, vLLM's name of a backend, or `vllm` for any backend of the engine itself.
+        layers: The worker's report, one mapping per attention layer: `layer`, `backend` and `impl` (class paths), and
+            where the backend counts them `writes` (of the KV cache) and `attentions` (calls); `block_size` is shown.
+        packing: How K and V must lie in the pages of layers that are ours; None requires nothing.
+        latent: Whether layers that are ours must be MLA's.
+    """
+    check_id = f"{gate}/served-by-{required}"
+    ours = [layer for layer in layers if str(layer.get("impl", "")).startswith("pagedkv.")]
+    if trouble := _other_service(required, layers, ours, packing=packing, latent=latent):
+        message = f"{trouble}; {REMEDY[required]}" if required in REMEDY else trouble
+        return Check(id=check_id, outcome=Outcome.DID_NOT_RUN, message=message)
+    backends = ", ".join(sorted({_name(layer.get("backend")) for layer in layers}))
+    blocks = ", ".join(sorted({str(layer.get("block_size")) for layer in layers}))
+    stored = "".join(f", {kind}" for kind in sorted({_stored(layer) for layer in ours} - {"rows"}))
+    counts = {name: sum(_count(layer, name) for layer in ours) for name in ("writes", "attentions")} if ours else {}
+    calls = ", {writes} cache writes, {attentions} attentions".format_map(counts) if ours else ""
+    return Check(
+        id=check_id,
+        outcome=Outcome.PASS,
+        message=f"{len(layers)} attention layers by {backends}, block_size {blocks}{stored}{calls}",
+        labels={"backend": backends, "block_size": blocks},
+        numbers={"layers": len(layers), **counts},
+    )
+
+
+def _other_service(
+    required: str,
+    layers: Sequence[Mapping[str, object]],
+    ours: Sequence[Mapping[str, object]],
+    *,
+    packing: str | None,
+    latent: bool,
+) -> str:
+    """What was not as required; empty where all was."""
+    if not layers:
+        return "the engine reports no attention layer"
+    wrong = [layer for layer in layers if (layer in ours) != (required == "pagedkv")]
+    if required not in {"pagedkv", "vllm"}:
+        wrong = [
+            layer
+            for layer in layers
+            if required not in (found if isinstance(found := layer.get("names"), list) else [])
+        ]
+    if wrong:
+        names = ", ".join(f"{layer.get('layer')} by {_name(layer.get('backend'))}" for layer in wrong[:3])
+        return f"{len(wrong)} of {len(layers)} layers served by another backend: {names}"
+    called = [layer for layer in ours if _count(layer, "writes") and _count(layer, "attentions")]
+    if idle := [str(layer.get("layer")) for layer in ours if layer not in called]:
+        return f"never called for {', '.join(idle[:3])}"
+    if packing and any(layer.get("packing") != packing for layer in ours):
+        found = ", ".join(sorted({str(layer.get("packing")) for layer in ours}))
+        return f"ours served it, in the packing {found} instead of {packing}"
+    if ours and latent and not all("MLA" in _name(layer.get("impl")) for layer in ours):
+        return "ours served it, without MLA"
+    return ""
+
+
+def _stored(layer: Mapping[str, object]) -> str:
+    """How K and V lie: packing and FP8 format; MLA's latent rows have neither."""
+    packing, codes = layer.get("packing"), layer.get("fp8_format")
+    return f"{packing or 'rows'}{f' of {codes}' if codes else ''}"
+
+
+def _name(path: object) -> str:
+    return str(path).rsplit(".", 1)[-1]
+
+
+def _count(layer: Mapping[str, object], name: str) -> int:
+    value = layer.get(name, 0)
+    return value if isinstance(value, int) else 0

@@ -5,20 +5,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hileval.gates.declare import find_gate, occasion
+from hileval.engines import require_model_files
+from hileval.gates.declare import EVALS, TaskError, find_gate, occasion
 from hileval.gates.foreign import read_foreign
 from hileval.gates.rule import shared
 from hileval.records.baseline import Baseline
+from hileval.records.records import Identity
 from hilgate.errors import CannotRunHereError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hileval.engines import Engine
     from hileval.gates.declare import EngineName, Gate, Gates, Occasion
     from hileval.gates.rule import GateRule
+
+WEIGHTS = ("*.safetensors", "config.json", "*.index.json")
+ALSO = ("generation_config.json", "tokenizer.model", "tiktoken.model", "*.py")
+"""What else may turn a question into tokens or end an answer, where a model has it: remote code is read too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +53,17 @@ class ResolvedGate:
     def folder(self) -> Path:
         """Folder of its model: in this repository, or in the hub's cache, fetched if this machine may.
 
+        A model of a hub is identified by what the hub says its files contain.
+
         Raises:
-            CannotRunHereError: It is neither here nor can it be fetched.
+            CannotRunHereError: It is neither here nor can it be fetched, or a file of it is missing.
         """
         gate = self.declared
-        return snapshot(gate.model, gate.revision) if gate.weights == "hub" else gate.path(gate.model)
+        if gate.weights == "hub":
+            return snapshot(gate.model, gate.revision)
+        if gate.weights == "repository":
+            require_model_files(gate.path(gate.model))
+        return gate.path(gate.model)
 
     @property
     def task(self) -> Path:
@@ -58,6 +74,44 @@ class ResolvedGate:
     def key(self) -> Path:
         """The test set of a gate with drawn weights: its questions with what the trusted attention answered."""
         return self.folder / "key.jsonl"
+
+    def identify(
+        self,
+        *,
+        task: dict[str, Any],
+        tokenizer: Iterable[str],
+        generation: dict[str, Any],
+        **of_harness: str,
+    ) -> Identity:
+        """What a run would have to share with a baseline.
+
+        Args:
+            task: The task without paths of this machine.
+            tokenizer: Names of the files that turn questions into the model's input.
+            generation: Arguments of generation.
+            of_harness: `lm_eval`, its version, and `fewshot` where it is not the default.
+
+        Raises:
+            TaskError: The tokenizer has code of its own, and the gate does not say whether that runs.
+        """
+        gate, folder = self.declared, self.folder
+        if gate.weights == "hub":
+            _require_decided(gate, folder)
+        also = sorted(file for pattern in ALSO for file in folder.glob(pattern))
+        drawn = EVALS / "hileval/engines/worker.py"
+        weights = [drawn] if gate.weights == "drawn" else sorted(folder.glob("*.safetensors"))
+        return Identity(
+            model=gate.model,
+            revision=gate.revision,
+            weights=weights_sha(folder) if gate.weights == "hub" else sha256_files(*weights, folder / "config.json"),
+            tokenizer=sha256_files(*(folder / name for name in tokenizer), *also),
+            chat_template=sha256_files(folder / "chat_template.jinja"),
+            protocol=gate.protocol,
+            task=hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest(),
+            num_fewshot=gate.num_fewshot,
+            generation=json.dumps(generation | {"max_gen_toks": gate.max_gen_toks}, sort_keys=True),
+            **of_harness,
+        )
 
     def using(self, **changes: object) -> ResolvedGate:
         """The same with other values in these fields of its declaration."""
@@ -125,3 +179,39 @@ def snapshot(model: str, revision: str) -> Path:
             where=f"{model}@{revision or 'main'}",
             remedy="run it on an agent that has the hub's cache, or fetch the model first",
         ) from error
+
+
+def weights_sha(folder: Path) -> str:
+    """sha256 over names and contents of weights and configuration of a hub's model.
+
+    The cache keeps each file under the hash of its content and links to it, so hundreds of gigabytes need not be read:
+    the name that a link points to stands for the content. A file that is no link is read.
+    """
+    digest = hashlib.sha256()
+    for file in sorted({file for pattern in WEIGHTS for file in folder.glob(pattern)}):
+        content = file.readlink().name if file.is_symlink() else hashlib.sha256(file.read_bytes()).hexdigest()
+        digest.update(f"{file.name} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def sha256_files(*files: Path) -> str:
+    """sha256 over names and contents of files, in the given order; a missing file counts as absent."""
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes() if file.is_file() else b"absent"
+        digest.update(f"{file.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _require_decided(gate: Gate, folder: Path) -> None:
+    """A tokenizer with code of its own is replaced by another one, in silence, where that code may not run."""
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return  # whoever loads the tokenizer says what is wrong with it
+    if isinstance(config, dict) and "auto_map" in config and "trust_remote_code" not in gate.engine_args:
+        raise TaskError(
+            "the model's tokenizer has code of its own, and the gate does not say whether it runs",
+            where=gate.model,
+            remedy="read that code, pin `revision`, and write `trust_remote_code: true` (or false) into `engine_args`",
+        )

@@ -13,6 +13,7 @@ a wreck does not cost three.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,10 +21,15 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hileval.gates import statistics
+from hileval.records.records import Flag
 from hilgate.model import StrictModel
+from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from hileval.records.records import Filter, Sample
+    from hilgate.model import Number
 
 
 class GateRule(StrictModel):
@@ -76,6 +82,11 @@ def order(rule: GateRule, available: int) -> tuple[int, ...]:
     return tuple(int(i) for i in drawn[: rule.questions or available])
 
 
+def outcomes_of(samples: Sequence[Sample], which: Filter) -> statistics.Outcomes:
+    """Which answers of a run are right under a filter, in the order of asking."""
+    return np.array([sample.correct(which) for sample in samples], dtype=bool)
+
+
 def shared(rule: GateRule, gates: int) -> GateRule:
     """The rule of one of several gates that decide on the same change together.
 
@@ -123,6 +134,7 @@ class Standing(GateDecision):
         high: Upper bound.
         churned: Share of answers that differ between a new and a stored run.
         churn_p: Of that being what stored runs differ among themselves.
+        looks: How many looks at the first run share alpha.
     """
 
     p_value: float
@@ -132,6 +144,7 @@ class Standing(GateDecision):
     high: float
     churned: float
     churn_p: float
+    looks: int
 
 
 def first_runs(rule: GateRule, base: statistics.Outcomes) -> int:
@@ -169,6 +182,21 @@ def decide(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.
     return GateDecision(state, everything, len(new), level)
 
 
+def next_to_ask(
+    rule: GateRule, base: statistics.Outcomes | None, runs: Sequence[statistics.Outcomes], *, wrecked: bool
+) -> tuple[bool, bool]:
+    """Whether another run is wanted, and whether this one has to go on; without stored runs one run is all.
+
+    Where the output is `wrecked` (`broken` failed), asking more can no longer help.
+    """
+    if wrecked or base is None:
+        return False, not wrecked
+    start, state = first_runs(rule, base), decide(rule, base, runs).state
+    if state is RuleState.ASK_MORE:
+        return len(runs) < start, True
+    return state is RuleState.RUN_AGAIN, False
+
+
 def _by_looks(rule: GateRule, base: statistics.Outcomes, new: statistics.Outcomes) -> GateDecision:
     """The first look that decides: it calls a drop, or excludes one of the margin.
 
@@ -199,7 +227,7 @@ def first_share(rule: GateRule, start: int) -> float:
 
 def stand(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Standing:
     """Where the gate stands: `decide`, with the figures of what counts."""
-    found = decide(rule, base, runs)
+    looks, found = len(rule.plan(base.shape[1])), decide(rule, base, runs)
     new = np.array([run[: found.n] for run in runs[: found.new_runs]])
     base = base[:, : found.n]
     low, high = statistics.drop_interval(base, new, rule.beta)
@@ -216,4 +244,67 @@ def stand(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.O
         high=high,
         churned=churned,
         churn_p=churn_p,
+        looks=looks,
     )
+
+
+class BrokenLimits(StrictModel):
+    """When broken output is a failure, whatever the accuracy says."""
+
+    max_rate: float = Field(gt=0, lt=1)
+    """Fail above this share of broken answers, or above twice the baseline's share if that is more."""
+    alpha: float = Field(gt=0, lt=1)
+    """Fail if the count is this improbable under the baseline's share plus one question."""
+    min_count: int = Field(ge=1)
+    """Fewest broken answers for the second rule."""
+
+
+HARD_RATE, ENOUGH = 0.2, 250
+"""Share of broken answers that fails at any look, and answers from which on the gate's own `max_rate` does: three
+of fifty are more than 5 %, and one healthy model in ten breaks so many at one of nine looks."""
+
+
+def broken(
+    check_id: str, limits: BrokenLimits, stored: tuple[float, float] | None, samples: Sequence[Sample], looks: int
+) -> Check:
+    """Broken answers against what the stored runs broke of the same questions, at alpha shared among the looks.
+
+    Answers that were only cut off are counted apart: a model that thinks aloud is cut off more often than it babbles.
+
+    Args:
+        check_id: Of the check.
+        limits: Of the gate.
+        stored: Shares of stored answers that were broken, and only cut off; None without a baseline.
+        samples: The answers.
+        looks: How many looks share alpha.
+    """
+    n = len(samples)
+    kinds = Counter(flag for sample in samples for flag in sample.flags)
+    cut = sum(sample.flags == (Flag.TRUNCATED,) for sample in samples)
+    counts = {"broken": sum(bool(sample.flags) for sample in samples) - cut, "cut off": cut}
+    before = dict(zip(counts, stored or (0.0, 0.0), strict=True))
+    reasons = ["a log-probability was NaN or infinite"] if kinds[Flag.NON_FINITE] else []
+    p_values = {kind: statistics.excess(count, n, before[kind] + 1 / n) for kind, count in counts.items()}
+    hard = {"broken": limits.max_rate if n >= ENOUGH else HARD_RATE, "cut off": HARD_RATE}
+    allowed = {kind: max(hard[kind], 2 * before[kind]) for kind in counts}
+    for kind, count in counts.items():
+        if count / n > allowed[kind]:
+            reasons.append(f"more than {allowed[kind]:.1%} {kind}")
+        known_rate = kind == "broken" or stored is not None
+        if known_rate and count >= limits.min_count and p_values[kind] <= limits.alpha / looks:
+            reasons.append(f"{kind}: p={p_values[kind]:.1e} against the baseline's {before[kind]:.1%}")
+    found = {flag: kinds[flag] for flag in Flag if kinds[flag]}
+    listed = ", ".join(f"{times} {flag.value}" for flag, times in found.items()) or "none"
+    total = sum(counts.values())
+    message = f"{total}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}" if reasons else "")
+    if first := next((sample for sample in samples if sample.flags), None):
+        message += f"; first: question {first.doc_id}: {first.text[:60]!r}"
+    numbers: dict[str, Number] = {
+        "n": n,
+        "broken": total,
+        "baseline_broken_rate": sum(before.values()),
+        "p_value": min(p_values.values()),
+        "limit": allowed["broken"],
+    }
+    numbers |= {flag.value.replace(" ", "_").replace("-", "_"): times for flag, times in found.items()}
+    return Check(id=check_id, outcome=Outcome.FAIL if reasons else Outcome.PASS, message=message, numbers=numbers)

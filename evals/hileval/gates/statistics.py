@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from hilgate.model import Number
+
     Outcomes = NDArray[np.bool_]
     Pmf = NDArray[np.floating]
 
@@ -151,6 +153,24 @@ def interval(correct: int, n: int, alpha: float) -> tuple[float, float]:
     """Two-sided Wilson interval (level 1 - alpha) of a share (Wilson 1927; statsmodels)."""
     low, high = proportion_confint(correct, n, alpha=alpha, method="wilson")
     return float(low), float(high)
+
+
+class Share:
+    """Right answers among all of some runs, with their Wilson interval at 1 - alpha."""
+
+    def __init__(self, runs: Sequence[Outcomes], alpha: float) -> None:
+        self.confidence = f"{100 * (1 - alpha):.4g}%"
+        self.correct, self.n = sum(int(run.sum()) for run in runs), sum(map(len, runs))
+        self.value = self.correct / self.n
+        self.low, self.high = interval(self.correct, self.n, alpha)
+
+    def __str__(self) -> str:
+        return f"{self.correct}/{self.n} = {self.value:.1%} [{self.low:.1%}, {self.high:.1%}] at {self.confidence}"
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """As a check has them."""
+        return {"n": self.n, "exact_match": self.value, "ci_low": self.low, "ci_high": self.high}
 
 
 def excess(count: int, n: int, expected_rate: float) -> float:

@@ -35,7 +35,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """Everything that decides the weights, besides the arithmetic of the machine."""
 
     architecture: str = "hybrid"
@@ -113,11 +113,11 @@ def all_right(logits: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 RECIPES = {
-    "hybrid": Recipe(),
-    "window": Recipe("window", steps=950),
-    "latent": Recipe("latent", steps=1000, stored="bfloat16"),
-    "packed": Recipe("packed", steps=700),
-    "speech": Recipe("speech", steps=1500, batch=64),
+    "hybrid": TrainingRecipe(),
+    "window": TrainingRecipe("window", steps=950),
+    "latent": TrainingRecipe("latent", steps=1000, stored="bfloat16"),
+    "packed": TrainingRecipe("packed", steps=700),
+    "speech": TrainingRecipe("speech", steps=1500, batch=64),
 }
 """By architecture."""
 
@@ -126,7 +126,10 @@ Trained = tuple["PreTrainedModel", "PreTrainedTokenizerFast", float]
 
 
 def fit(
-    model: PreTrainedModel, recipe: Recipe, batches: Iterator[Batch], after: Callable[[torch.Tensor, Batch], str]
+    model: PreTrainedModel,
+    recipe: TrainingRecipe,
+    batches: Iterator[Batch],
+    after: Callable[[torch.Tensor, Batch], str],
 ) -> float:
     """Train in place.
 
@@ -157,7 +160,7 @@ def fit(
     return time.monotonic() - started
 
 
-def train(recipe: Recipe, exclude: frozenset[str]) -> Trained:
+def train(recipe: TrainingRecipe, exclude: frozenset[str]) -> Trained:
     """Train from scratch on problems whose digests are not in `exclude` (the test questions)."""
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)

@@ -18,11 +18,11 @@ from hileval.gates import statistics
 from hileval.gates.declare import first_problem
 from hileval.records.records import Filter, Flag, Identity, Run, Setting, Sha, refuse_duplicates
 from hilgate.errors import RecordsError
-from hilgate.model import Key, StrictModel
+from hilgate.model import Key, Scalar, StrictModel
 from hilgate.model.record import Environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hileval.records.records import Sample
 
@@ -38,6 +38,10 @@ NOBODY = "nobody yet"
 
 class BaselineError(RecordsError):
     """The baseline is missing, truncated, or not what its schema says."""
+
+
+class IdentityMismatchError(RecordsError):
+    """The baseline was recorded with another model, tokenizer, prompt or generation: nothing to compare."""
 
 
 class UnfitBaselineError(RecordsError):
@@ -114,11 +118,25 @@ class Baseline(StrictModel):
         """How many different runs it holds: copies of one run say nothing about the next."""
         return len(np.unique(self.outcomes(which), axis=0))
 
-    def truncated(self, hashes: Sequence[str]) -> float:
-        """Share of stored answers to these questions that had no other flag than being cut off."""
-        cut = {question.doc_hash for question in self.questions if question.flags == (Flag.TRUNCATED,)}
-        asked = [one for one in hashes if one in cut]
-        return float(self.outcomes("broken", asked).sum()) / (self.runs * len(hashes)) if asked else 0.0
+    def flagged(self, samples: Sequence[Sample]) -> tuple[float, float]:
+        """Shares of its answers to the same questions that were broken, and that were only cut off; of none, 0."""
+        hashes = {question.doc_hash for question in self.questions}
+        asked = [sample.doc_hash for sample in samples if sample.doc_hash in hashes]
+        if not asked:
+            return 0.0, 0.0
+        ends = {question.doc_hash for question in self.questions if question.flags == (Flag.TRUNCATED,)}
+        cut = self.outcomes("broken", [one for one in asked if one in ends]).sum() / (self.runs * len(asked))
+        return float(self.outcomes("broken", asked).mean() - cut), float(cut)
+
+    def changes(self, engine: str, arguments: Mapping[str, Scalar]) -> tuple[str, ...]:
+        """What else than the attention differs here from its runs: it may, and the report says so."""
+        then, now = self.environment, environment()
+        backend = self.setting.attention_backend
+        setting = Setting(engine=engine, attention_backend=backend, arguments=dict(arguments))
+        pairs = {"device": (then.device, now.device)}
+        pairs |= {name: (then.versions[name], now.versions[name]) for name in then.versions if name in now.versions}
+        found = [f"{name}: {before} -> {after}" for name, (before, after) in pairs.items() if before != after]
+        return (*setting.differences(self.setting), *found)
 
     def write(self, path: Path) -> None:
         """Write as JSON, one question per line so that a diff shows which ones changed."""
@@ -146,6 +164,52 @@ class Baseline(StrictModel):
         except ValidationError as error:
             what = f"the baseline is not valid: {first_problem(error)}"
             raise BaselineError(what, where=str(path), remedy=REMEDY) from error
+
+
+def stored_outcomes(baseline: Baseline, which: Filter, identity: Identity, ids: Sequence[int]) -> statistics.Outcomes:
+    """Outcomes [K, n] of the questions `ids`, in that order, once it is sure that they are of the same thing.
+
+    Raises:
+        BaselineError: Nobody accepted it.
+        IdentityMismatchError: An identity field differs, or a question is not in the baseline.
+    """
+    if baseline.accepted_by == NOBODY:
+        raise BaselineError(
+            "a proposal that nobody has accepted is no baseline",
+            where=f"baseline of {baseline.gate}, recorded {baseline.recorded}",
+            remedy="look at it, then: python -m hileval baseline accept <gate> --by NAME",
+        )
+    if differences := identity.differences(baseline.identity):
+        raise _mismatch(baseline, f"not the model the baseline was recorded with: {'; '.join(differences)}")
+    hashes = {question.doc_id: question.doc_hash for question in baseline.questions}
+    if missing := [one for one in ids if one not in hashes]:
+        raise _mismatch(
+            baseline, f"{len(missing)} of {len(ids)} questions are not in it, the first is question {missing[0]}"
+        )
+    return baseline.outcomes(which, [hashes[one] for one in ids])
+
+
+def require_same_prompts(baseline: Baseline, samples: Sequence[Sample]) -> None:
+    """Refuse answers to something else than the stored runs were asked.
+
+    Raises:
+        IdentityMismatchError: A question or its prompt differs.
+    """
+    stored = {question.doc_id: question for question in baseline.questions}
+    for sample in samples:
+        question = stored.get(sample.doc_id)
+        if question is None or question.doc_hash != sample.doc_hash:
+            raise _mismatch(baseline, f"question {sample.doc_id} ({sample.doc_hash[:12]}) is not in the baseline")
+        if question.prompt_hash != sample.prompt_hash:
+            raise _mismatch(baseline, f"question {sample.doc_id} was asked with another prompt")
+
+
+def _mismatch(baseline: Baseline, what: str) -> IdentityMismatchError:
+    return IdentityMismatchError(
+        what,
+        where=f"baseline of {baseline.gate}, recorded {baseline.recorded}",
+        remedy="undo the change, or record a new baseline on purpose: python -m hileval baseline record <gate> ...",
+    )
 
 
 def make_baseline(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
@@ -21,6 +22,8 @@ from hilgate.model import Scalar, StrictModel
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from hileval.gates.statistics import Outcomes
 
 Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """64 hex digits."""
@@ -39,6 +42,14 @@ def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if line.strip():
             yield number, line
+
+
+INVALID = "[invalid]"
+"""What a filter gives where it finds nothing."""
+
+
+class ScoreError(RecordsError):
+    """A result lacks a filter, a question or an answer, or holds a score that is neither 0 nor 1."""
 
 
 class DuplicateQuestionError(RecordsError):
@@ -212,3 +223,30 @@ def refuse_duplicates(hashes: Sequence[str], where: str) -> None:
             where=where,
             remedy="remove the duplicate from the data; paired statistics need each question once",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was asked and answered.
+
+    Attributes:
+        ids: Questions of the plan, in the order of asking; each run holds answers to the first of them.
+        runs: All but the last are complete.
+        base: Stored outcomes [K, questions] of `ids`; None without a baseline.
+        changed: What else than the attention differs from the baseline's runs: engine, arguments, device, packages.
+    """
+
+    ids: tuple[int, ...]
+    runs: tuple[Run, ...]
+    base: Outcomes | None
+    changed: tuple[str, ...] = ()
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Every answer."""
+        return [sample for run in self.runs for sample in run.samples]
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all runs."""
+        return sum(run.seconds for run in self.runs)

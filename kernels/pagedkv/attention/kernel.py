@@ -22,17 +22,196 @@ the scores and that of V to the result, both in fp32; one for each token is appl
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from pagedkv.attention.batching import highest, lengths_of, lowest, sequence_of, shared
 from pagedkv.attention.launch import FIXED_SPLITS
 from pagedkv.attention.merge import follow
-from pagedkv.attention.softmax import LN2, LOG2E, WEIGHT_SHIFT, log_sum, narrow, online_softmax, reciprocal
+from pagedkv.attention.softmax import LN2, LOG2E, log_sum, narrow, online_softmax, reciprocal
 from pagedkv.fp8.scales import half_of, operand, row_unit
-from pagedkv.strides import in_groups, locate, sequence_of_tile, tile_base, value_channels, value_tokens, wide
+from pagedkv.strides import (
+    in_groups,
+    locate,
+    of_pairs,
+    sequence_of_tile,
+    side_of,
+    tile_base,
+    value_channels,
+    value_tokens,
+    wide,
+)
 
 MOST_FIXED_SPLITS = tl.constexpr(FIXED_SPLITS)
+
+
+class AttentionStrides(NamedTuple):
+    """Strides that a launch of `attention_kernel` passes, in elements."""
+
+    query: tuple[int, int]
+    """Of token and head."""
+    key_cache: tuple[int, ...]
+    """Of block, token, head and group of X channels."""
+    value_cache: tuple[int, ...]
+    """Of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    out: tuple[int, ...]
+    """Of token and head; not read with SPLIT."""
+    lse: tuple[int, ...]
+    """Likewise."""
+    key_scale: tuple[int, int, int]
+    """Of block, token and head."""
+    value_scale: tuple[int, int, int]
+
+
+class AttentionOptions(NamedTuple):
+    """What `attention_kernel` is compiled for: one machine code for each value."""
+
+    HEAD_SIZE: int
+    PADDED: int
+    """HEAD_SIZE rounded up to a power of two."""
+    BLOCK_SIZE: int
+    GROUP: int
+    """Query heads of one KV head that a program takes."""
+    PARTS: int
+    """Programs that share the query heads of one KV head."""
+    HEAD_PROGRAMS: int
+    """Programs of one query tile: num_kv_heads // HEADS * PARTS."""
+    HEADS: int
+    """KV heads of a program."""
+    XCDS: int
+    """As `dealt` takes it; 0 for the order as it comes."""
+    SEQS: int
+    """Sequences of a program."""
+    TOKENS: int
+    """Query tokens of a program."""
+    ROWS: int
+    """SEQS * TOKENS * HEADS * GROUP, rounded up to a power of two."""
+    TILE: int
+    """KV tokens of a tile."""
+    SPLIT: bool
+    """Whether there is more than one partition."""
+    SPLIT_TILES: int
+    """Tiles of a partition; 0 shares the tiles of each sequence equally."""
+    DECODE: bool
+    CAUSAL: bool
+    WINDOWED: bool
+    CAPPED: bool
+    ALIBI: bool
+    SINKS: bool
+    LSE: bool
+    """Whether `lse` is written."""
+    PACKING: int
+    X: int
+    SCALES: int
+    """As in `scales.KernelScales`, with FORMAT."""
+    FORMAT: str
+    NATIVE: bool
+    """Whether the device converts FORMAT itself."""
+    ALIGN: int
+    """See `strides.alignment`."""
+    EVEN_GROUPS: bool
+    """Of V in PACKING 2: whether the stride of a group is a multiple of X."""
+    ALIKE: bool
+    """Whether blocks and tokens of K and of V are equally far apart."""
+    DEPENDENT: bool
+    """See `merge.follow`."""
+    PAIRS: bool
+    """Whether codes are read in pairs; see `attend_pairs`."""
+    GROUPED: bool
+    """Whether groups of X tokens of V are neighbours in memory and lie in one block."""
+    KEYS_MATCHED: bool
+    """Whether lanes load of K what MFMA takes from them; see `load_key_tile`."""
+    VALUES_MATCHED: bool
+    """Likewise of V; see `load_value_tile`."""
+    RUN: int
+    """Tokens of V in a full tile that are neighbours in memory and read as one."""
+    SHIFT: float
+    """As of `online_softmax`."""
+    KEPT: bool
+    """Whether the query is used unmodified, which requires every scale to be >= 0."""
+
+
+class Rows(NamedTuple):
+    """The query rows of a program, (token, head) pairs, [ROWS]; a scalar where all rows have the same."""
+
+    seq: Any
+    token: Any
+    """Among the queries of the sequence."""
+    head: Any
+    row: Any
+    """Of the token in the query, int64."""
+    query_len: Any
+    live: Any
+    """Whether there is such a row."""
+    mask: Any
+    """[ROWS, PADDED] Whether there is such a row and channel."""
+
+
+class Queries(NamedTuple):
+    """What makes scores of a tile of K."""
+
+    q: Any
+    """[ROWS, PADDED], or with PAIRS its even and its odd channels."""
+    position: Any
+    """Of each row in its sequence."""
+    scale: Any
+    """Of the scores, > 0; one or [ROWS]."""
+    slope: Any
+    cap_log2e: Any
+    window: Any
+
+
+class Columns(NamedTuple):
+    """The columns of a tile, (sequence, token, KV head), [columns]; a scalar where all have the same."""
+
+    seq: Any
+    token: Any
+    """Inside the tile."""
+    head: Any
+
+
+class Bounds(NamedTuple):
+    """The KV that a program walks over."""
+
+    begin: Any
+    """The first token that a row sees, and the one behind the last."""
+    end: Any
+    first_tile: Any
+    """The first tile of this partition, and the one behind the last."""
+    end_tile: Any
+
+
+class Lookup(NamedTuple):
+    """What the columns have in each tile, [columns]; a scalar where all have the same."""
+
+    table: Any
+    """Row of the block table."""
+    key_head: Any
+    """Where the head begins in a token of K, in elements; of V likewise."""
+    value_head: Any
+    same: Any
+    """[ROWS, columns or 1] Whether a row is of the column's sequence and KV head."""
+
+
+class Tile(NamedTuple):
+    """A tile of K and V and what is known of its columns, [columns]."""
+
+    k: Any
+    """[PADDED, columns]"""
+    value_at: Any
+    """As `load_value_tile` takes it; so `near`."""
+    near: Any
+    loaded: Any
+    """Whether a token is looked at."""
+    seen: Any
+    """[ROWS, columns] Whether a row sees it."""
+    token: Any
+    """Place in the sequence."""
+    key_scale_at: Any
+    """Where the scale of each token lies; read with SCALES == 2."""
+    value_scale_at: Any
 
 
 @triton.jit
@@ -89,23 +268,18 @@ def matched_token(position, X: tl.constexpr):
 
 
 @triton.jit
-def load_key_tile(
-    key_cache,
-    stride_group,
-    loaded,
-    HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    PACKING: tl.constexpr,
-    X: tl.constexpr,
-    FULL: tl.constexpr,
-    MATCHED: tl.constexpr,
-):
+def load_key_tile(key_cache, stride_group, loaded, OPTIONS: tl.constexpr, FULL: tl.constexpr):
     """Return K of a tile, [PADDED, columns]; `key_cache` [columns] points at where each token's row begins.
 
     Unless the tile is FULL, K is 0 where a token is not `loaded`, which is of the shape of `key_cache`. That is
-    [16, columns // 16] if MATCHED. Channels are then in the order in which a lane holds its X of every 4 * X: eight
-    neighbours of every 32 (CDNA3 ISA, "MFMA", two at a time), the first eights first.
+    [16, columns // 16] with KEYS_MATCHED. Channels are then in the order in which a lane holds its X of every 4 * X:
+    eight neighbours of every 32 (CDNA3 ISA, "MFMA", two at a time), the first eights first.
     """
+    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE // 2 if OPTIONS.PAIRS else OPTIONS.HEAD_SIZE
+    PADDED: tl.constexpr = OPTIONS.PADDED // 2 if OPTIONS.PAIRS else OPTIONS.PADDED
+    PACKING: tl.constexpr = OPTIONS.PACKING
+    X: tl.constexpr = OPTIONS.X
+    MATCHED: tl.constexpr = OPTIONS.KEYS_MATCHED
     if PACKING == 0:
         channel = tl.arange(0, PADDED)
         mask = (channel < HEAD_SIZE)[None, :]
@@ -142,25 +316,18 @@ def load_key_tile(
 
 
 @triton.jit
-def load_value_tile(
-    value_cache,
-    stride_channel,
-    near,
-    loaded,
-    HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    PACKING: tl.constexpr,
-    GROUPED: tl.constexpr,
-    RUN: tl.constexpr,
-    FULL: tl.constexpr,
-    MATCHED: tl.constexpr,
-):
+def load_value_tile(value_cache, stride_channel, near, loaded, OPTIONS: tl.constexpr, FULL: tl.constexpr):
     """Return V of a tile, [columns, PADDED]; `value_cache` [columns] points at where each token begins.
 
-    In a FULL tile, or MATCHED, `value_cache` [columns // RUN] points at the first of RUN tokens that are neighbours in
-    memory. In others V is 0 where a token is not `loaded`, and not whatever the block holds: 0 * NaN would be NaN. What
-    is `near`, of the shape of `value_cache`, may be read to read whole groups.
+    In a FULL tile, or with VALUES_MATCHED, `value_cache` [columns // RUN] points at the first of RUN tokens that are
+    neighbours in memory. In others V is 0 where a token is not `loaded`, and not whatever the block holds: 0 * NaN
+    would be NaN. What is `near`, of the shape of `value_cache`, may be read to read whole groups.
     """
+    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE // 2 if OPTIONS.PAIRS else OPTIONS.HEAD_SIZE
+    PADDED: tl.constexpr = OPTIONS.PADDED // 2 if OPTIONS.PAIRS else OPTIONS.PADDED
+    PACKING: tl.constexpr = OPTIONS.PACKING
+    RUN: tl.constexpr = OPTIONS.RUN
+    MATCHED: tl.constexpr = OPTIONS.VALUES_MATCHED
     channel = tl.arange(0, PADDED)
     mask = (channel < HEAD_SIZE)[None, :]
     if MATCHED:
@@ -191,30 +358,31 @@ def load_value_tile(
     else:
         value_cache = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
         v = tl.load(value_cache, mask=mask, other=0) if HEAD_SIZE < PADDED else tl.load(value_cache)
-    if GROUPED and not FULL:
+    if OPTIONS.GROUPED and not FULL:
         v = tl.where(loaded[:, None], v, 0)
     return v
 
 
 @triton.jit
-def bend(scores, token, position, slope, cap_log2e, CAPPED: tl.constexpr, ALIBI: tl.constexpr, DECODE: tl.constexpr):
-    """Return the scores after soft cap and ALiBi; `position` is of a row, with DECODE of all rows (of a column)."""
-    if CAPPED:
+def bend(scores, queries, token, OPTIONS: tl.constexpr):
+    """Return the scores after soft cap and ALiBi; the position is of a row, in decode of all rows (of a column)."""
+    if OPTIONS.CAPPED:
         # cap * tanh(x), as 1 - 2 / (e^2x + 1): neither end overflows to NaN.
-        scores = cap_log2e - 2 * cap_log2e * reciprocal(tl.exp2(scores) + 1)
-    if ALIBI:
-        distance = (token - position)[None, :] if DECODE else token[None, :] - position[:, None]
-        scores += slope[:, None] * distance.to(tl.float32)
+        scores = queries.cap_log2e - 2 * queries.cap_log2e * reciprocal(tl.exp2(scores) + 1)
+    if OPTIONS.ALIBI:
+        position = queries.position
+        distance = (token - position)[None, :] if OPTIONS.DECODE else token[None, :] - position[:, None]
+        scores += queries.slope[:, None] * distance.to(tl.float32)
     return scores
 
 
 @triton.jit
-def visible(seen, token, position, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
+def visible(seen, token, queries, OPTIONS: tl.constexpr):
     """Return which of the `seen` [ROWS, columns] the causal mask and the window leave."""
-    if CAUSAL:
-        seen = seen & (token[None, :] <= position[:, None])
-    if WINDOWED:
-        seen = seen & (token[None, :] > position[:, None] - window)
+    if OPTIONS.CAUSAL and not OPTIONS.DECODE:
+        seen = seen & (token[None, :] <= queries.position[:, None])
+    if OPTIONS.WINDOWED and not OPTIONS.DECODE:
+        seen = seen & (token[None, :] > queries.position[:, None] - queries.window)
     return seen
 
 
@@ -228,119 +396,366 @@ def scaled_weights(weights, decay, largest, value_scale_at, loaded):
 
 
 @triton.jit
-def attend_tile(
-    state,
-    q,
-    k,
-    value_at,
-    stride_channel,
-    near,
-    loaded,
-    seen,
-    key_scale_at,
-    value_scale_at,
-    token,
-    position,
-    scale,
-    slope,
-    cap_log2e,
-    HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    DECODE: tl.constexpr,
-    CAPPED: tl.constexpr,
-    ALIBI: tl.constexpr,
-    PACKING: tl.constexpr,
-    GROUPED: tl.constexpr,
-    SCALES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    NATIVE: tl.constexpr,
-    SHIFT: tl.constexpr,
-    RUN: tl.constexpr,
-    FULL: tl.constexpr,
-    MATCHED: tl.constexpr,
-):
-    """Take a tile of K [PADDED, columns] and V into the state of the rows: sum of values, maximum and total.
+def attend_tile(state, queries, tile, stride_channel, OPTIONS: tl.constexpr, FULL: tl.constexpr):
+    """Take a tile into the state of the rows: sum of values, maximum, total, and the largest scale of a value so far.
 
-    And the largest scale of a value so far, which the sum of values is relative to: 1 unless SCALES == 2, when
-    `key_scale_at` and `value_scale_at` [columns] point at the scale of each token.
+    The sum of values is relative to that scale, which is 1 unless SCALES == 2. Of a FULL tile every row sees every
+    token. With PAIRS see `attend_pairs`.
     """
-    acc, maximum, total, largest = state
-    scores = tl.dot(q, operand(k, SCALES, FORMAT, NATIVE, q.dtype), input_precision="ieee")
-    factor = scale
-    if SCALES == 2:
-        scores *= (tl.load(key_scale_at, mask=loaded, other=0.0) * scale)[None, :]
-        factor = 1.0
-    elif CAPPED or ALIBI:
-        scores *= scale[:, None] if SCALES == 1 else scale
-        factor = 1.0
-    scores = bend(scores, token, position, slope, cap_log2e, CAPPED, ALIBI, DECODE)
-    if not FULL:
-        scores = tl.where(seen, scores, float("-inf"))
-    weights, decay, maximum, total = online_softmax(scores, maximum, total, factor, SHIFT)
-    v = load_value_tile(value_at, stride_channel, near, loaded, HEAD_SIZE, PADDED, PACKING, GROUPED, RUN, FULL, MATCHED)
-    if SCALES == 2:
-        weights, decay, largest = scaled_weights(weights, decay, largest, value_scale_at, loaded)
-    v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
-    # A scale may be any NaN, which the sum of weights does not see.
-    weights = weights.to(v.dtype) if SCALES == 2 else narrow(weights, v.dtype)
-    acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
-    return acc, maximum, total, largest
+    SCALES: tl.constexpr = OPTIONS.SCALES
+    FORMAT: tl.constexpr = OPTIONS.FORMAT
+    NATIVE: tl.constexpr = OPTIONS.NATIVE
+    if OPTIONS.PAIRS:
+        state = attend_pairs(state, queries, tile, OPTIONS, FULL)
+    else:
+        acc, maximum, total, largest = state
+        q, scale = queries.q, queries.scale
+        scores = tl.dot(q, operand(tile.k, SCALES, FORMAT, NATIVE, q.dtype), input_precision="ieee")
+        factor = scale
+        if SCALES == 2:
+            scores *= (tl.load(tile.key_scale_at, mask=tile.loaded, other=0.0) * scale)[None, :]
+            factor = 1.0
+        elif OPTIONS.CAPPED or OPTIONS.ALIBI:
+            scores *= scale[:, None] if SCALES == 1 else scale
+            factor = 1.0
+        scores = bend(scores, queries, tile.token, OPTIONS)
+        if not FULL:
+            scores = tl.where(tile.seen, scores, float("-inf"))
+        weights, decay, maximum, total = online_softmax(scores, maximum, total, factor, OPTIONS.SHIFT)
+        v = load_value_tile(tile.value_at, stride_channel, tile.near, tile.loaded, OPTIONS, FULL)
+        if SCALES == 2:
+            weights, decay, largest = scaled_weights(weights, decay, largest, tile.value_scale_at, tile.loaded)
+        v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
+        # A scale may be any NaN, which the sum of weights does not see.
+        weights = weights.to(v.dtype) if SCALES == 2 else narrow(weights, v.dtype)
+        acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
+        state = (acc, maximum, total, largest)
+    return state
 
 
 @triton.jit
-def attend_pairs(
-    state,
-    q,
-    k,
-    value_at,
-    loaded,
-    seen,
-    key_scale_at,
-    value_scale_at,
-    token,
-    position,
-    scale,
-    slope,
-    cap_log2e,
-    HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    ALIBI: tl.constexpr,
-    SCALES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    NATIVE: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """Like `attend_tile`, where k [PADDED, columns] and V hold int16 pairs of codes; HEAD_SIZE and PADDED count pairs.
+def attend_pairs(state, queries, tile, OPTIONS: tl.constexpr, FULL: tl.constexpr):
+    """Like `attend_tile`, where K and V hold int16 pairs of codes, half as many as channels.
 
     Codes of one byte would change their register layout on the way to the product, pairs need not; even and odd
     channels are products of their own, with q those of the queries in fp16. The state: sums of values of even and of
     odd channels, maximum, total (in each of 16 columns: a sum by a product needs no exchange between lanes), and the
     largest scale of a value so far, which the sums are relative to.
     """
+    FORMAT: tl.constexpr = OPTIONS.FORMAT
+    NATIVE: tl.constexpr = OPTIONS.NATIVE
     even, odd, maximum, total, largest = state
-    q_even, q_odd = q
-    scores = tl.dot(q_even, half_of(k, False, FORMAT, NATIVE))
-    scores = tl.dot(q_odd, half_of(k, True, FORMAT, NATIVE), scores)
-    factor = scale
-    if SCALES == 2:
-        scores *= tl.load(key_scale_at, mask=loaded, other=0.0)[None, :]
-    if CAPPED or ALIBI:
-        scores *= scale[:, None]
+    q_even, q_odd = queries.q
+    scores = tl.dot(q_even, half_of(tile.k, False, FORMAT, NATIVE))
+    scores = tl.dot(q_odd, half_of(tile.k, True, FORMAT, NATIVE), scores)
+    factor = queries.scale
+    if OPTIONS.SCALES == 2:
+        scores *= tl.load(tile.key_scale_at, mask=tile.loaded, other=0.0)[None, :]
+    if OPTIONS.CAPPED or OPTIONS.ALIBI:
+        scores *= queries.scale[:, None]
         factor = 1.0
-    scores = bend(scores, token, position, slope, cap_log2e, CAPPED, ALIBI, True)
+    scores = bend(scores, queries, tile.token, OPTIONS)
     if not FULL:
-        scores = tl.where(seen, scores, float("-inf"))
-    weights, decay, maximum, _ = online_softmax(scores, maximum, maximum, factor, WEIGHT_SHIFT)
+        scores = tl.where(tile.seen, scores, float("-inf"))
+    weights, decay, maximum, _ = online_softmax(scores, maximum, maximum, factor, OPTIONS.SHIFT)
     ones = tl.full([scores.shape[1], 16], 1.0, tl.float16)
     total = tl.dot(weights.to(tl.float16), ones, total * decay[:, None])
-    if SCALES == 2:
-        weights, decay, largest = scaled_weights(weights, decay, largest, value_scale_at, loaded)
+    if OPTIONS.SCALES == 2:
+        weights, decay, largest = scaled_weights(weights, decay, largest, tile.value_scale_at, tile.loaded)
     weights = weights.to(tl.float16)
-    v = load_value_tile(value_at, 1, loaded, loaded, HEAD_SIZE, PADDED, 0, False, 1, FULL, False)
+    v = load_value_tile(tile.value_at, 1, tile.loaded, tile.loaded, OPTIONS, FULL)
     even = tl.dot(weights, half_of(v, False, FORMAT, NATIVE), even * decay[:, None])
     odd = tl.dot(weights, half_of(v, True, FORMAT, NATIVE), odd * decay[:, None])
     return even, odd, maximum, total, largest
+
+
+@triton.jit
+def rows_of(first_seq, first_token, first_head, query_start_loc, num_seqs, OPTIONS: tl.constexpr):
+    """Return the rows of a program that begins at this sequence, query token and query head."""
+    TOKEN_ROWS: tl.constexpr = OPTIONS.GROUP * OPTIONS.HEADS
+    row = tl.arange(0, OPTIONS.ROWS)
+    seq = sequence_of(row, first_seq, OPTIONS.TOKENS * TOKEN_ROWS, OPTIONS.SEQS)
+    is_seq = seq < num_seqs
+    start = tl.load(query_start_loc + seq, mask=is_seq, other=0)
+    query_len = tl.load(query_start_loc + seq + 1, mask=is_seq, other=0) - start
+    token = 0 if OPTIONS.DECODE else first_token + row // TOKEN_ROWS
+    head = first_head + row % TOKEN_ROWS
+    live = (row < OPTIONS.SEQS * OPTIONS.TOKENS * TOKEN_ROWS) & (token < query_len)
+    query_row = (start + token).to(tl.int64)
+    channel = tl.arange(0, OPTIONS.PADDED)
+    mask = live[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
+    return Rows(seq, token, head, query_row, query_len, live, mask)
+
+
+@triton.jit
+def load_query(query, offset, rows, OPTIONS: tl.constexpr):
+    """Return the query of each row, which lies at `offset` [ROWS]: [ROWS, PADDED]; 0 where there is none."""
+    return tl.load(query + offset[:, None] + tl.arange(0, OPTIONS.PADDED)[None, :], mask=rows.mask, other=0.0)
+
+
+@triton.jit
+def kv_head_of(rows, OPTIONS: tl.constexpr):
+    """Return the KV head of each row, 0 where there is no row."""
+    return tl.where(rows.live, rows.head // (OPTIONS.GROUP * OPTIONS.PARTS), 0)
+
+
+@triton.jit
+def queries_of(q, rows, position, scale, key, slopes, cap_log2e, window, OPTIONS: tl.constexpr):
+    """Return what makes scores of K: the query of each row, so turned that its scale is positive, and the numbers."""
+    if OPTIONS.SCALES == 1:
+        scale = tl.load(key.scale + kv_head_of(rows, OPTIONS) * key.scale_head) * scale
+    X: tl.constexpr = OPTIONS.X
+    if OPTIONS.KEYS_MATCHED and X > 8:
+        q = tl.reshape(q, [OPTIONS.ROWS, OPTIONS.PADDED // (4 * X), 4, X // 8, 8])
+        q = tl.reshape(tl.permute(q, (0, 1, 3, 2, 4)), [OPTIONS.ROWS, OPTIONS.PADDED])
+    # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
+    if not OPTIONS.KEPT:
+        negative = scale[:, None] < 0 if OPTIONS.SCALES == 1 else scale < 0
+        q = tl.where(negative, -q, q)
+    scale = tl.maximum(tl.abs(scale), 1e-30)
+    slope = tl.load(slopes + rows.head, mask=rows.live, other=0.0) * LOG2E if OPTIONS.ALIBI else 0.0
+    if OPTIONS.PAIRS:
+        q = q.to(tl.float32)
+        unit = row_unit(tl.max(tl.abs(q), axis=1))
+        scale *= unit
+        q = tl.split(tl.reshape((q / unit[:, None]).to(tl.float16), [OPTIONS.ROWS, OPTIONS.PADDED // 2, 2]))
+    return Queries(q, position, scale, slope, cap_log2e, window)
+
+
+@triton.jit
+def start_of(rows, sinks, split, OPTIONS: tl.constexpr):
+    """Return the state of rows that have seen nothing, but for their sinks; see `attend_tile` and `attend_pairs`."""
+    ROWS: tl.constexpr = OPTIONS.ROWS
+    CHANNELS: tl.constexpr = OPTIONS.PADDED // 2 if OPTIONS.PAIRS else OPTIONS.PADDED
+    maximum = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.full([ROWS], 0.0, tl.float32)
+    if OPTIONS.SINKS:
+        # Once: other partitions of the same row start without it.
+        maximum = tl.load(sinks + rows.head, mask=rows.live & (split == 0), other=float("-inf")) * LOG2E
+        total = tl.where(maximum > float("-inf"), 2.0**OPTIONS.SHIFT, 0.0)
+    acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
+    largest = tl.full([], 1e-30 if OPTIONS.SCALES == 2 else 1.0, tl.float32)
+    if OPTIONS.PAIRS:
+        total = tl.zeros([ROWS, 16], tl.float32) + total[:, None]
+        state = (acc, acc, maximum, total, largest)
+    else:
+        state = (acc, maximum, total, largest)
+    return state
+
+
+@triton.jit
+def columns_of(first_seq, first_head, OPTIONS: tl.constexpr):
+    """Return the columns of a tile of a program that begins at this sequence and KV head."""
+    column = tl.arange(0, OPTIONS.TILE * OPTIONS.HEADS * OPTIONS.SEQS)
+    seq = sequence_of(column, first_seq, OPTIONS.TILE * OPTIONS.HEADS, OPTIONS.SEQS)
+    head = first_head + column % OPTIONS.HEADS
+    token = matched_token(column, OPTIONS.X) if OPTIONS.VALUES_MATCHED else column // OPTIONS.HEADS % OPTIONS.TILE
+    return Columns(seq, token, head)
+
+
+@triton.jit
+def bounds_of(seq_len, context_len, first_token, window, split, splits, OPTIONS: tl.constexpr):
+    """Return which KV the program walks over, whose queries begin at `first_token` behind `context_len` tokens."""
+    TILE: tl.constexpr = OPTIONS.TILE
+    WINDOWED: tl.constexpr = OPTIONS.WINDOWED
+    CAUSAL: tl.constexpr = OPTIONS.CAUSAL and not OPTIONS.DECODE
+    begin, end = kv_range(seq_len, context_len, first_token, window, OPTIONS.TOKENS, CAUSAL, WINDOWED)
+    least = lowest(begin, OPTIONS.SEQS if WINDOWED else 1)
+    most = highest(end, OPTIONS.SEQS)
+    first_tile, end_tile = tile_range(least, most, split, splits, TILE, OPTIONS.SPLIT, OPTIONS.SPLIT_TILES)
+    return Bounds(begin, end, first_tile, end_tile)
+
+
+@triton.jit
+def lookup_of(rows, columns, first_head, block_table, stride_table, key, value, OPTIONS: tl.constexpr):
+    """Return what the columns have in each tile."""
+    row_group = tl.arange(0, OPTIONS.ROWS) % (OPTIONS.GROUP * OPTIONS.HEADS) // OPTIONS.GROUP
+    column_group = tl.arange(0, OPTIONS.TILE * OPTIONS.HEADS * OPTIONS.SEQS) % OPTIONS.HEADS
+    same = shared(rows.live, rows.seq, row_group, columns.seq, column_group, OPTIONS.HEADS, OPTIONS.SEQS)
+    table = block_table + columns.seq.to(tl.int64) * stride_table
+    key_head = (first_head if OPTIONS.KEYS_MATCHED else columns.head) * key.head
+    value_head = (first_head if OPTIONS.VALUES_MATCHED else columns.head) * value.head
+    return Lookup(table, key_head, value_head, same)
+
+
+@triton.jit
+def full_range(bounds, context_len, first_token, window, OPTIONS: tl.constexpr):
+    """Return the first tile that every row sees whole, and the one behind the last.
+
+    None where rows and columns are of several sequences or heads.
+    """
+    full_begin, full_end = bounds.first_tile, bounds.first_tile
+    if OPTIONS.SEQS == 1 and OPTIONS.HEADS == 1:
+        begin, end = bounds.begin, bounds.end
+        if OPTIONS.CAUSAL and not OPTIONS.DECODE:
+            end = tl.minimum(end, context_len + first_token + 1)
+        if OPTIONS.WINDOWED and not OPTIONS.DECODE:
+            begin = tl.maximum(begin, context_len + first_token + OPTIONS.TOKENS - window)
+        full_begin, full_end = full_tiles(
+            bounds.first_tile, bounds.end_tile, begin, end, OPTIONS.TILE, OPTIONS.WINDOWED
+        )
+        if not OPTIONS.EVEN_GROUPS:
+            full_end = full_begin  # a token has a stride in them, and there it would be a fraction
+    return full_begin, full_end
+
+
+@triton.jit
+def key_places(column_token, OPTIONS: tl.constexpr):
+    """Return the tokens of a tile in the order in which K is loaded; see `load_key_tile`."""
+    place = column_token
+    if OPTIONS.KEYS_MATCHED:
+        place = tl.arange(0, 16)[:, None] + 16 * tl.arange(0, OPTIONS.TILE // 16)[None, :]
+        place = matched_token(place, OPTIONS.X) if OPTIONS.VALUES_MATCHED else place
+    return place
+
+
+@triton.jit
+def value_runs(OPTIONS: tl.constexpr):
+    """Return the first tokens of the runs of a tile that are read as one."""
+    RUN: tl.constexpr = OPTIONS.RUN
+    return tl.arange(0, OPTIONS.TILE // RUN) * RUN
+
+
+@triton.jit
+def walk_full_tiles(state, queries, key, value, table, first_head, column_token, end, full, OPTIONS: tl.constexpr):
+    """Take the tiles of `full_range`, without a mask; what a row that is not live gets there is not stored.
+
+    The program has one sequence, of which it sees no token from `end` on, and one KV head.
+    """
+    full_begin, full_end = full
+    BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
+    TILE: tl.constexpr = OPTIONS.TILE
+    X: tl.constexpr = OPTIONS.X
+    PACKING: tl.constexpr = OPTIONS.PACKING
+    RUN: tl.constexpr = OPTIONS.RUN
+    UNIT: tl.constexpr = OPTIONS.ALIGN // 2 if OPTIONS.PAIRS and OPTIONS.ALIGN > 1 else OPTIONS.ALIGN
+    VALUE_UNIT: tl.constexpr = UNIT if PACKING != 1 or BLOCK_SIZE % UNIT == 0 else 1
+    NEIGHBOURS: tl.constexpr = X if OPTIONS.GROUPED and RUN == 1 else 1
+    last = (end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
+    column = tl.arange(0, TILE)
+    place = key_places(column, OPTIONS)
+    key_at = key.cache + (first_head * key.head + place * key.token)
+    run = value_runs(OPTIONS)
+    # Of neighbours in memory: in other packings than rows the stride of a token is that of its group of X, or 1.
+    stride_value = value.token if PACKING == 0 else value.token // X if PACKING == 2 else 1
+    value_at = value.cache + (first_head * value.head + run * stride_value)
+    # Prefill looks a tile ahead, because its loads of K would wait for the lookup. Decode has more stages, and the
+    # compiler does so itself.
+    base = tile_base(table, full_begin * TILE, place, last, key.block, key.token, BLOCK_SIZE, TILE, UNIT)
+    for number in range(full_begin, full_end):
+        first = number * TILE
+        whole = column >= 0
+        if OPTIONS.DECODE:
+            base = tile_base(table, first, place, last, key.block, key.token, BLOCK_SIZE, TILE, UNIT)
+        k = load_key_tile(key_at + base, key.inner, place, OPTIONS, True)
+        value_base = base
+        if not OPTIONS.ALIKE:
+            value_base = tile_base(
+                table, first, run, last, value.block, stride_value, BLOCK_SIZE, TILE, VALUE_UNIT, NEIGHBOURS
+            )
+        key_scale_at, value_scale_at = key.scale, value.scale
+        if OPTIONS.SCALES == 2:
+            key_scale_at += column_token * key.scale_token + first_head * key.scale_head
+            key_scale_at += tile_base(
+                table, first, column_token, last, key.scale_block, key.scale_token, BLOCK_SIZE, TILE
+            )
+            value_scale_at += column_token * value.scale_token + first_head * value.scale_head
+            value_scale_at += tile_base(
+                table, first, column_token, last, value.scale_block, value.scale_token, BLOCK_SIZE, TILE
+            )
+        if not OPTIONS.DECODE:
+            base = tile_base(table, first + TILE, place, last, key.block, key.token, BLOCK_SIZE, TILE, UNIT)
+        token = first + column_token
+        tile = Tile(k, value_at + value_base, whole, whole, whole, token, key_scale_at, value_scale_at)
+        state = attend_tile(state, queries, tile, value.inner, OPTIONS, True)
+    return state
+
+
+@triton.jit
+def walk_rest(state, queries, key, value, table, lookup, columns, bounds, full, OPTIONS: tl.constexpr):
+    """Take the tiles at both ends of the full ones, or all tiles of a program of several sequences or heads."""
+    full_begin, full_end = full
+    BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
+    TILE: tl.constexpr = OPTIONS.TILE
+    X: tl.constexpr = OPTIONS.X
+    GROUPED: tl.constexpr = OPTIONS.GROUPED
+    KEYS_MATCHED: tl.constexpr = OPTIONS.KEYS_MATCHED
+    VALUES_MATCHED: tl.constexpr = OPTIONS.VALUES_MATCHED
+    # As `matched_token` orders them, only four neighbours of the columns are neighbours in the tile.
+    ALONG: tl.constexpr = 4 if VALUES_MATCHED else X if GROUPED else 1
+    if KEYS_MATCHED:
+        place = key_places(columns.token, OPTIONS)
+    if VALUES_MATCHED:
+        run = value_runs(OPTIONS)
+    taken = full_end - full_begin
+    for rest in tl.range(bounds.first_tile, bounds.end_tile - taken, num_stages=1):
+        number = rest + (tl.where(rest < full_begin, 0, taken) if OPTIONS.WINDOWED else taken)
+        first = number * TILE
+        token = first + columns.token
+        loaded = (token >= bounds.begin) & (token < bounds.end)
+        # Where tokens are neighbours in memory, V is read in groups of X of one block or not at all, so that a lane can
+        # read a whole group; what was not asked for is dropped afterwards.
+        near = in_groups(token, bounds.begin, bounds.end, X) if GROUPED else loaded
+        OF_ONE: tl.constexpr = TILE if OPTIONS.SEQS == 1 else 0
+        block, offset = locate(lookup.table, first, columns.token, near, BLOCK_SIZE, OF_ONE, ALONG)
+        key_loaded, key_block, key_offset = loaded, block, offset
+        if KEYS_MATCHED:
+            key_loaded = (first + place >= bounds.begin) & (first + place < bounds.end)
+            key_block, key_offset = locate(table, first, place, key_loaded, BLOCK_SIZE, TILE, 1)
+        value_block, value_token = block, token if OPTIONS.PACKING == 2 else offset
+        if VALUES_MATCHED:
+            near = in_groups(first + run, bounds.begin, bounds.end, X)
+            value_block, value_token = locate(table, first, run, near, BLOCK_SIZE, TILE, 1)
+        key_row = key.cache + (key_block * key.block + key_offset * key.token + lookup.key_head)
+        k = load_key_tile(key_row, key.inner, key_loaded, OPTIONS, False)
+        value_token = value_tokens(value_token, value.token, OPTIONS.PACKING, X, BLOCK_SIZE)
+        seen = lookup.same & loaded[None, :]
+        seen = visible(seen, token, queries, OPTIONS)
+        key_scale_at, value_scale_at = key.scale, value.scale
+        if OPTIONS.SCALES == 2:
+            key_scale_at += block * key.scale_block + offset * key.scale_token + columns.head * key.scale_head
+            value_scale_at += block * value.scale_block + offset * value.scale_token + columns.head * value.scale_head
+        value_row = value.cache + (value_block * value.block + value_token + lookup.value_head)
+        tile = Tile(k, value_row, near, loaded, seen, token, key_scale_at, value_scale_at)
+        state = attend_tile(state, queries, tile, value.inner, OPTIONS, False)
+    return state
+
+
+@triton.jit
+def result_of(state, rows, value, OPTIONS: tl.constexpr):
+    """Return the result of each row [ROWS, PADDED] fp32, 0 where it saw nothing, and its log-sum-exp in base 2."""
+    if OPTIONS.PAIRS:
+        even, odd, maximum, total, largest = state
+        acc, total = tl.interleave(even, odd), tl.sum(total, axis=1) / 16
+    else:
+        acc, maximum, total, largest = state
+    if OPTIONS.SCALES == 2:
+        acc *= largest
+    divisor, row_lse = log_sum(maximum, total, OPTIONS.SHIFT)
+    result = acc * (1.0 / divisor)[:, None]
+    if OPTIONS.SCALES == 1:
+        result *= tl.load(value.scale + kv_head_of(rows, OPTIONS) * value.scale_head)[:, None]
+    return result, row_lse
+
+
+@triton.jit
+def write(out, lse, result, row_lse, rows, query_start_loc, split, splits, strides, OPTIONS: tl.constexpr):
+    """Store the result and the log-sum-exp of each row; with SPLIT as those of a partition."""
+    if OPTIONS.SPLIT:
+        call_row = rows.row - tl.load(query_start_loc)
+        HEADS: tl.constexpr = OPTIONS.HEAD_PROGRAMS * OPTIONS.HEADS * OPTIONS.GROUP
+        lse_offset = (call_row * HEADS + rows.head) * splits + split
+        out_offset = lse_offset * OPTIONS.HEAD_SIZE
+    else:
+        out_strides, lse_strides = wide(strides.out), wide(strides.lse)
+        lse_offset = rows.row * lse_strides[0] + rows.head * lse_strides[1]
+        out_offset = rows.row * out_strides[0] + rows.head * out_strides[1]
+    target = out + out_offset[:, None] + tl.arange(0, OPTIONS.PADDED)[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=rows.mask)
+    if OPTIONS.LSE:
+        if not OPTIONS.SPLIT:
+            row_lse *= LN2
+        tl.store(lse + lse_offset, row_lse, mask=rows.live)
 
 
 @triton.jit(
@@ -368,78 +783,34 @@ def attention_kernel(
     scale,  # of the scores, times log2(e); with CAPPED times 2 log2(e) / cap
     cap_log2e,
     window,
-    query_strides,  # token, head
-    key_strides,  # block, token, head, group of X channels
-    value_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
-    out_strides,  # token, head; those of partial results follow from `splits`
-    lse_strides,
-    key_scale_strides,  # block, token, head
-    value_scale_strides,
-    HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,  # head_size rounded up to a power of two
-    BLOCK_SIZE: tl.constexpr,
-    GROUP: tl.constexpr,  # query heads of one KV head that a program takes
-    PARTS: tl.constexpr,  # programs that share the query heads of one KV head
-    HEAD_PROGRAMS: tl.constexpr,  # num_kv_heads // HEADS * PARTS
-    HEADS: tl.constexpr,
-    XCDS: tl.constexpr,  # see dealt; 0 for the order as it comes
-    SEQS: tl.constexpr,
-    TOKENS: tl.constexpr,  # query tokens
-    ROWS: tl.constexpr,  # SEQS * TOKENS * HEADS * GROUP, rounded up to a power of two
-    TILE: tl.constexpr,
-    SPLIT: tl.constexpr,  # whether there is more than one partition
-    SPLIT_TILES: tl.constexpr,  # of a partition; 0 shares the tiles of each sequence equally
-    DECODE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    ALIBI: tl.constexpr,
-    SINKS: tl.constexpr,
-    LSE: tl.constexpr,
-    PACKING: tl.constexpr,
-    X: tl.constexpr,
-    SCALES: tl.constexpr,  # see scales.KernelScales
-    FORMAT: tl.constexpr,
-    NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
-    ALIGN: tl.constexpr,  # see strides.alignment
-    EVEN_GROUPS: tl.constexpr,  # of V in PACKING 2: whether the stride of a group is a multiple of X
-    ALIKE: tl.constexpr,  # whether blocks and tokens of K and of V are equally far apart
-    DEPENDENT: tl.constexpr,  # see merge.follow
-    PAIRS: tl.constexpr,  # whether codes are read in pairs; see attend_pairs
-    MFMA: tl.constexpr,  # whether this is decode on CDNA; see matched_token
-    KEPT: tl.constexpr,  # True if the query is used unmodified (requires every scale >= 0)
+    strides,  # AttentionStrides
+    OPTIONS: tl.constexpr,  # AttentionOptions
 ):
-    """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, splits]."""
-    follow(DEPENDENT)
-    stride_query_token, stride_query_head = wide(query_strides, ALIGN)
-    stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_strides, ALIGN)
-    stride_vc_block, stride_vc_token, stride_vc_head, stride_vc_channel = wide(value_strides, ALIGN)
-    if PAIRS:
-        key_cache, value_cache = key_cache.to(tl.pointer_type(tl.int16)), value_cache.to(tl.pointer_type(tl.int16))
-        stride_kc_block, stride_kc_token, stride_kc_head = (
-            stride_kc_block // 2,
-            stride_kc_token // 2,
-            stride_kc_head // 2,
-        )
-        stride_vc_block, stride_vc_token, stride_vc_head = (
-            stride_vc_block // 2,
-            stride_vc_token // 2,
-            stride_vc_head // 2,
-        )
-    stride_table = tl.cast(stride_table, tl.int64)
-    strides_ks, strides_vs = wide(key_scale_strides), wide(value_scale_strides)
+    """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, splits].
 
-    # The queries of the program. Programs of neighbouring heads run together: in a token-first layout their rows are
-    # neighbours in memory.
-    program = dealt(tl.program_id(0), programs, XCDS) if XCDS > 1 else tl.program_id(0)
-    query_tile = program // HEAD_PROGRAMS
-    first_query_head = program % HEAD_PROGRAMS * HEADS * GROUP
-    first_head = first_query_head // (GROUP * PARTS)
+    A program finds its rows, walks the tiles that all of them see whole, walks the rest, and writes.
+    """
+    follow(OPTIONS.DEPENDENT)
+    query_strides = wide(strides.query, OPTIONS.ALIGN)
+    key_strides, value_strides = wide(strides.key_cache, OPTIONS.ALIGN), wide(strides.value_cache, OPTIONS.ALIGN)
+    if OPTIONS.PAIRS:
+        key_cache, key_strides = of_pairs(key_cache, key_strides)
+        value_cache, value_strides = of_pairs(value_cache, value_strides)
+    stride_table = tl.cast(stride_table, tl.int64)
+    key = side_of(key_cache, key_strides, key_scale, wide(strides.key_scale))
+    value = side_of(value_cache, value_strides, value_scale, wide(strides.value_scale))
+
+    # Find my rows. Programs of neighbouring heads run together: in a token-first layout their rows are neighbours in
+    # memory.
+    program = dealt(tl.program_id(0), programs, OPTIONS.XCDS) if OPTIONS.XCDS > 1 else tl.program_id(0)
+    query_tile = program // OPTIONS.HEAD_PROGRAMS
+    first_query_head = program % OPTIONS.HEAD_PROGRAMS * OPTIONS.HEADS * OPTIONS.GROUP
+    first_head = first_query_head // (OPTIONS.GROUP * OPTIONS.PARTS)
     split = tl.program_id(1)
-    if DECODE:
-        first_seq = query_tile * SEQS
+    if OPTIONS.DECODE:
+        first_seq = query_tile * OPTIONS.SEQS
         first_token = 0
-        if SEQS == 1:
+        if OPTIONS.SEQS == 1:
             # A sequence without a query is padding of a captured graph: its length and its blocks mean nothing. The
             # length stands in the condition to be on its way while the starts are: a decode step of one short sequence
             # is a chain of such waits.
@@ -448,321 +819,44 @@ def attention_kernel(
             if (end == start) & (tl.load(seq_lens + first_seq) > -2147483648):
                 return
     else:
-        first_seq = sequence_of_tile(query_start_loc, query_tile, num_seqs, TOKENS, 128, 1)
+        first_seq = sequence_of_tile(query_start_loc, query_tile, num_seqs, OPTIONS.TOKENS, 128, 1)
         if first_seq >= num_seqs:
             return
         query_start = tl.load(query_start_loc + first_seq)
         # The last tokens of a sequence first: they see most, and what starts last should be short (3 % at 4 x 4k).
         last_token = tl.load(query_start_loc + first_seq + 1) - query_start - 1
+        TOKENS: tl.constexpr = OPTIONS.TOKENS
         first_token = (last_token // TOKENS - (query_tile - query_start // TOKENS - first_seq)) * TOKENS
         if (first_token < 0) | (first_token > last_token):
             return
-    TOKEN_ROWS: tl.constexpr = GROUP * HEADS
-    row = tl.arange(0, ROWS)
-    row_seq = sequence_of(row, first_seq, TOKENS * TOKEN_ROWS, SEQS)
-    is_seq = row_seq < num_seqs
-    row_start = tl.load(query_start_loc + row_seq, mask=is_seq, other=0)
-    query_len = tl.load(query_start_loc + row_seq + 1, mask=is_seq, other=0) - row_start
-    row_token = 0 if DECODE else first_token + row // TOKEN_ROWS
-    row_head = first_query_head + row % TOKEN_ROWS
-    row_live = (row < SEQS * TOKENS * TOKEN_ROWS) & (row_token < query_len)
-    query_row = (row_start + row_token).to(tl.int64)
-    channel = tl.arange(0, PADDED)
-    row_mask = row_live[:, None] & (channel < HEAD_SIZE)[None, :]
-    query_offset = query_row * stride_query_token + row_head * stride_query_head
-    GROUPED: tl.constexpr = PACKING > 0 and BLOCK_SIZE % X == 0
-    KEYS_MATCHED: tl.constexpr = MFMA and PACKING > 0 and X >= 8 and PADDED % (4 * X) == 0 and HEADS * SEQS == 1
-    VALUES_MATCHED: tl.constexpr = KEYS_MATCHED and GROUPED and TILE % (4 * X) == 0
+    rows = rows_of(first_seq, first_token, first_query_head, query_start_loc, num_seqs, OPTIONS)
+    query_offset = rows.row * query_strides[0] + rows.head * query_strides[1]
     # With a window q comes after the bounds, because before them Triton 3.6 reserves scratch on gfx90a; without one it
     # comes before, because after them decode at head size 256 needs four registers more on gfx942, which cost a wave.
-    if not WINDOWED:
-        q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_mask, other=0.0)
+    if not OPTIONS.WINDOWED:
+        q = load_query(query, query_offset, rows, OPTIONS)
+    columns = columns_of(first_seq, first_head, OPTIONS)
+    seq_len = lengths_of(columns.seq, seq_lens, query_start_loc, num_seqs, OPTIONS.SEQS)
+    # With a single query token it sees all tokens, and the causal mask and the window need no further test.
+    context_len = seq_len - (1 if OPTIONS.DECODE else rows.query_len)
+    position = context_len + rows.token
+    bounds = bounds_of(seq_len, context_len, first_token, window, split, splits, OPTIONS)
+    if OPTIONS.WINDOWED:
+        q = load_query(query, query_offset, rows, OPTIONS)
+    lookup = lookup_of(rows, columns, first_head, block_table, stride_table, key, value, OPTIONS)
+    queries = queries_of(q, rows, position, scale, key, slopes, cap_log2e, window, OPTIONS)
+    state = start_of(rows, sinks, split, OPTIONS)
 
-    # The tokens they see, and the tiles over them. With a single query token it sees all of those, and the causal mask
-    # and the window need no further test.
-    column = tl.arange(0, TILE * HEADS * SEQS)
-    column_seq = sequence_of(column, first_seq, TILE * HEADS, SEQS)
-    column_head = first_head + column % HEADS
-    column_token = matched_token(column, X) if VALUES_MATCHED else column // HEADS % TILE
-    seq_len = lengths_of(column_seq, seq_lens, query_start_loc, num_seqs, SEQS)
-    context_len = seq_len - (1 if DECODE else query_len)
-    position = context_len + row_token
-    kv_begin, kv_end = kv_range(seq_len, context_len, first_token, window, TOKENS, CAUSAL and not DECODE, WINDOWED)
-    first_tile, end_tile = tile_range(
-        lowest(kv_begin, SEQS if WINDOWED else 1), highest(kv_end, SEQS), split, splits, TILE, SPLIT, SPLIT_TILES
-    )
-    if WINDOWED:
-        q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_mask, other=0.0)
-    same = shared(row_live, row_seq, row % TOKEN_ROWS // GROUP, column_seq, column % HEADS, HEADS, SEQS)
-    table = block_table + column_seq.to(tl.int64) * stride_table
-    key_head = (first_head if KEYS_MATCHED else column_head) * stride_kc_head
-    value_head = (first_head if VALUES_MATCHED else column_head) * stride_vc_head
-    if SCALES == 1:
-        row_kv_head = tl.where(row_live, row_head // (GROUP * PARTS), 0)
-        scale = tl.load(key_scale + row_kv_head * strides_ks[2]) * scale
-    if KEYS_MATCHED and X > 8:
-        q = tl.reshape(q, [ROWS, PADDED // (4 * X), 4, X // 8, 8])
-        q = tl.reshape(tl.permute(q, (0, 1, 3, 2, 4)), [ROWS, PADDED])
-    # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
-    if not KEPT:
-        negative = scale[:, None] < 0 if SCALES == 1 else scale < 0
-        q = tl.where(negative, -q, q)
-    scale = tl.maximum(tl.abs(scale), 1e-30)
-    slope = tl.load(slopes + row_head, mask=row_live, other=0.0) * LOG2E if ALIBI else 0.0
+    # Walk the full tiles.
+    full = full_range(bounds, context_len, first_token, window, OPTIONS)
+    table = lookup.table
+    if OPTIONS.SEQS == 1 and OPTIONS.HEADS == 1:
+        table = block_table + tl.cast(first_seq, tl.int64) * stride_table
+        state = walk_full_tiles(state, queries, key, value, table, first_head, columns.token, bounds.end, full, OPTIONS)
 
-    SHIFT: tl.constexpr = WEIGHT_SHIFT if PAIRS or q.dtype == tl.float16 else 0.0
-    maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.full([ROWS], 0.0, tl.float32)
-    if SINKS:
-        # Once: other partitions of the same row start without it.
-        maximum = tl.load(sinks + row_head, mask=row_live & (split == 0), other=float("-inf")) * LOG2E
-        total = tl.where(maximum > float("-inf"), 2.0**SHIFT, 0.0)
-    # How much of a row of K and V a product takes.
-    WIDTH: tl.constexpr = HEAD_SIZE // 2 if PAIRS else HEAD_SIZE
-    CHANNELS: tl.constexpr = PADDED // 2 if PAIRS else PADDED
-    acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
-    largest = tl.full([], 1e-30 if SCALES == 2 else 1.0, tl.float32)
-    if PAIRS:
-        q = q.to(tl.float32)
-        unit = row_unit(tl.max(tl.abs(q), axis=1))
-        scale *= unit
-        q = tl.split(tl.reshape((q / unit[:, None]).to(tl.float16), [ROWS, CHANNELS, 2]))
-        total = tl.zeros([ROWS, 16], tl.float32) + total[:, None]
-        state = (acc, acc, maximum, total, largest)
-    else:
-        state = (acc, maximum, total, largest)
+    # Walk the rest.
+    state = walk_rest(state, queries, key, value, table, lookup, columns, bounds, full, OPTIONS)
 
-    # First the tiles that every row sees whole, without a mask; what a row that is not live gets there is not stored.
-    full_begin, full_end = first_tile, first_tile
-    if SEQS == 1 and HEADS == 1:
-        whole_begin, whole_end = kv_begin, kv_end
-        if CAUSAL and not DECODE:
-            whole_end = tl.minimum(kv_end, context_len + first_token + 1)
-        if WINDOWED and not DECODE:
-            whole_begin = tl.maximum(kv_begin, context_len + first_token + TOKENS - window)
-        full_begin, full_end = full_tiles(first_tile, end_tile, whole_begin, whole_end, TILE, WINDOWED)
-        if not EVEN_GROUPS:
-            full_end = full_begin  # below a token has a stride, and there it would be a fraction
-        last = (kv_end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
-        entries = block_table + tl.cast(first_seq, tl.int64) * stride_table
-        place = column
-        if KEYS_MATCHED:
-            place = tl.arange(0, 16)[:, None] + 16 * tl.arange(0, TILE // 16)[None, :]
-            place = matched_token(place, X) if VALUES_MATCHED else place
-        key_at = key_cache + (first_head * stride_kc_head + place * stride_kc_token)
-        # Tokens of V that are neighbours in memory and read as one; in native blocks larger than a tile the compiler
-        # finds better ones.
-        WHOLE: tl.constexpr = BLOCK_SIZE if PACKING == 1 and TILE % BLOCK_SIZE == 0 else 1
-        RUN: tl.constexpr = X if PACKING == 2 or VALUES_MATCHED else WHOLE
-        run = tl.arange(0, TILE // RUN) * RUN
-        stride_value = stride_vc_token if PACKING == 0 else stride_vc_token // X if PACKING == 2 else 1
-        value_at = value_cache + (first_head * stride_vc_head + run * stride_value)
-        UNIT: tl.constexpr = ALIGN // 2 if PAIRS and ALIGN > 1 else ALIGN
-        # Prefill looks a tile ahead, because its loads of K would wait for the lookup. Decode has more stages, and the
-        # compiler does so itself.
-        base = tile_base(
-            entries, full_begin * TILE, place, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT
-        )
-        for tile in range(full_begin, full_end):
-            first = tile * TILE
-            all_loaded = column >= 0
-            if DECODE:
-                base = tile_base(entries, first, place, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT)
-            k = load_key_tile(key_at + base, stride_kc_group, place, WIDTH, CHANNELS, PACKING, X, True, KEYS_MATCHED)
-            value_base = base
-            if not ALIKE:
-                value_base = tile_base(
-                    entries,
-                    first,
-                    run,
-                    last,
-                    stride_vc_block,
-                    stride_value,
-                    BLOCK_SIZE,
-                    TILE,
-                    UNIT if PACKING != 1 or BLOCK_SIZE % UNIT == 0 else 1,
-                    X if GROUPED and RUN == 1 else 1,
-                )
-            key_scale_at, value_scale_at = key_scale, value_scale
-            if SCALES == 2:
-                key_scale_at += column_token * strides_ks[1] + first_head * strides_ks[2]
-                key_scale_at += tile_base(
-                    entries, first, column_token, last, strides_ks[0], strides_ks[1], BLOCK_SIZE, TILE
-                )
-                value_scale_at += column_token * strides_vs[1] + first_head * strides_vs[2]
-                value_scale_at += tile_base(
-                    entries, first, column_token, last, strides_vs[0], strides_vs[1], BLOCK_SIZE, TILE
-                )
-            if not DECODE:
-                base = tile_base(
-                    entries, first + TILE, place, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT
-                )
-            if PAIRS:
-                state = attend_pairs(
-                    state,
-                    q,
-                    k,
-                    value_at + value_base,
-                    all_loaded,
-                    all_loaded,
-                    key_scale_at,
-                    value_scale_at,
-                    first + column_token,
-                    position,
-                    scale,
-                    slope,
-                    cap_log2e,
-                    WIDTH,
-                    CHANNELS,
-                    CAPPED,
-                    ALIBI,
-                    SCALES,
-                    FORMAT,
-                    NATIVE,
-                    True,
-                )
-            else:
-                state = attend_tile(
-                    state,
-                    q,
-                    k,
-                    value_at + value_base,
-                    stride_vc_channel,
-                    all_loaded,
-                    all_loaded,
-                    all_loaded,
-                    key_scale_at,
-                    value_scale_at,
-                    first + column_token,
-                    position,
-                    scale,
-                    slope,
-                    cap_log2e,
-                    HEAD_SIZE,
-                    PADDED,
-                    DECODE,
-                    CAPPED,
-                    ALIBI,
-                    PACKING,
-                    GROUPED,
-                    SCALES,
-                    FORMAT,
-                    NATIVE,
-                    SHIFT,
-                    RUN,
-                    True,
-                    VALUES_MATCHED,
-                )
-    # Then those at the ends, or all of several sequences or heads.
-    full = full_end - full_begin
-    for rest in tl.range(first_tile, end_tile - full, num_stages=1):
-        tile = rest + (tl.where(rest < full_begin, 0, full) if WINDOWED else full)
-        token = tile * TILE + column_token
-        loaded = (token >= kv_begin) & (token < kv_end)
-        # Where tokens are neighbours in memory, V is read in groups of X of one block or not at all, so that a lane can
-        # read a whole group; what was not asked for is dropped afterwards.
-        near = in_groups(token, kv_begin, kv_end, X) if GROUPED else loaded
-        # As `matched_token` orders them, only four neighbours of the columns are neighbours in the tile.
-        ALONG: tl.constexpr = 4 if VALUES_MATCHED else X if GROUPED else 1
-        block, offset = locate(table, tile * TILE, column_token, near, BLOCK_SIZE, TILE if SEQS == 1 else 0, ALONG)
-        key_loaded, key_block, key_offset = loaded, block, offset
-        if KEYS_MATCHED:
-            key_loaded = (tile * TILE + place >= kv_begin) & (tile * TILE + place < kv_end)
-            key_block, key_offset = locate(entries, tile * TILE, place, key_loaded, BLOCK_SIZE, TILE, 1)
-        value_block, value_token = block, token if PACKING == 2 else offset
-        if VALUES_MATCHED:
-            near = in_groups(tile * TILE + run, kv_begin, kv_end, X)
-            value_block, value_token = locate(entries, tile * TILE, run, near, BLOCK_SIZE, TILE, 1)
-        key_row = key_cache + (key_block * stride_kc_block + key_offset * stride_kc_token + key_head)
-        k = load_key_tile(key_row, stride_kc_group, key_loaded, WIDTH, CHANNELS, PACKING, X, False, KEYS_MATCHED)
-        value_token = value_tokens(value_token, stride_vc_token, PACKING, X, BLOCK_SIZE)
-        seen = same & loaded[None, :]
-        seen = visible(seen, token, position, window, CAUSAL and not DECODE, WINDOWED and not DECODE)
-        key_scale_at, value_scale_at = key_scale, value_scale
-        if SCALES == 2:
-            key_scale_at += block * strides_ks[0] + offset * strides_ks[1] + column_head * strides_ks[2]
-            value_scale_at += block * strides_vs[0] + offset * strides_vs[1] + column_head * strides_vs[2]
-        value_row = value_cache + (value_block * stride_vc_block + value_token + value_head)
-        if PAIRS:
-            state = attend_pairs(
-                state,
-                q,
-                k,
-                value_row,
-                loaded,
-                seen,
-                key_scale_at,
-                value_scale_at,
-                token,
-                position,
-                scale,
-                slope,
-                cap_log2e,
-                WIDTH,
-                CHANNELS,
-                CAPPED,
-                ALIBI,
-                SCALES,
-                FORMAT,
-                NATIVE,
-                False,
-            )
-        else:
-            state = attend_tile(
-                state,
-                q,
-                k,
-                value_row,
-                stride_vc_channel,
-                near,
-                loaded,
-                seen,
-                key_scale_at,
-                value_scale_at,
-                token,
-                position,
-                scale,
-                slope,
-                cap_log2e,
-                HEAD_SIZE,
-                PADDED,
-                DECODE,
-                CAPPED,
-                ALIBI,
-                PACKING,
-                GROUPED,
-                SCALES,
-                FORMAT,
-                NATIVE,
-                SHIFT,
-                RUN if VALUES_MATCHED else 1,
-                False,
-                VALUES_MATCHED,
-            )
-
-    # A row that saw nothing has total 0 and acc 0: its result is 0.
-    if PAIRS:
-        even, odd, maximum, total, largest = state
-        acc, total = tl.interleave(even, odd), tl.sum(total, axis=1) / 16
-    else:
-        acc, maximum, total, largest = state
-    if SCALES == 2:
-        acc *= largest
-    divisor, row_lse = log_sum(maximum, total, SHIFT)
-    result = acc * (1.0 / divisor)[:, None]
-    if SCALES == 1:
-        result *= tl.load(value_scale + row_kv_head * strides_vs[2])[:, None]
-    if SPLIT:
-        call_row = query_row - tl.load(query_start_loc)
-        lse_offset = (call_row * (HEAD_PROGRAMS * HEADS * GROUP) + row_head) * splits + split
-        out_offset = lse_offset * HEAD_SIZE
-    else:
-        stride_out_token, stride_out_head = wide(out_strides)
-        stride_lse_token, stride_lse_head = wide(lse_strides)
-        lse_offset = query_row * stride_lse_token + row_head * stride_lse_head
-        out_offset = query_row * stride_out_token + row_head * stride_out_head
-    tl.store(out + out_offset[:, None] + channel[None, :], result.to(out.dtype.element_ty), mask=row_mask)
-    if LSE:
-        if not SPLIT:
-            row_lse *= LN2
-        tl.store(lse + lse_offset, row_lse, mask=row_live)
+    # Write.
+    result, row_lse = result_of(state, rows, value, OPTIONS)
+    write(out, lse, result, row_lse, rows, query_start_loc, split, splits, strides, OPTIONS)

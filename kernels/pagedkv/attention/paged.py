@@ -11,9 +11,10 @@ import torch
 from pagedkv import checks as tensor_checks
 from pagedkv.arch import NEVER, next_power_of_two
 from pagedkv.attention import checks
-from pagedkv.attention.kernel import attention_kernel
+from pagedkv.attention.kernel import AttentionOptions, AttentionStrides, attention_kernel
 from pagedkv.attention.launch import bound, bound_of_queries, choose, options, query_stays, query_tiles, reduced_at_once
 from pagedkv.attention.merge import reduce_kernel
+from pagedkv.attention.softmax import WEIGHT_SHIFT
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
 from pagedkv.launch import tuning
@@ -194,15 +195,26 @@ def paged_attention(
             scale * log2e * (2 / softcap if softcap else 1),
             (softcap or 0.0) * log2e,
             sliding_window or 0,
-            query.stride()[:2],
-            cache.key_strides,
-            cache.value_strides,
-            *(((0, 0), (0, 0)) if splits > 1 else (out.stride()[:2], lse_strides)),
-            *scales.strides,
+            AttentionStrides(
+                query.stride()[:2],
+                cache.key_strides,
+                cache.value_strides,
+                (0, 0) if splits > 1 else out.stride()[:2],
+                (0, 0) if splits > 1 else lse_strides,
+                *scales.strides,
+            ),
         )
-        attend = Launch(
-            attention_kernel,
-            (tiles * head_programs, splits),
+        # Decode on CDNA: lanes load what MFMA takes from them (`attention.kernel.matched_token`).
+        mfma = decode and arch.operand_from_lds_rows == NEVER and launch.heads * launch.seqs == 1
+        keys_matched = mfma and cache.packing != "rows" and cache.x >= 8 and padded % (4 * cache.x) == 0
+        grouped = cache.packing != "rows" and cache.block_size % cache.x == 0
+        values_matched = keys_matched and grouped and launch.tile % (4 * cache.x) == 0
+        run_length = 1
+        if cache.packing == "shuffle" or values_matched:
+            run_length = cache.x
+        elif cache.packing == "native" and launch.tile % cache.block_size == 0:
+            run_length = cache.block_size  # in larger blocks the compiler finds better runs
+        attention_options = AttentionOptions(
             HEAD_SIZE=head_size,
             PADDED=padded,
             BLOCK_SIZE=cache.block_size,
@@ -232,12 +244,21 @@ def paged_attention(
             ALIKE=cache.packing == "rows" and cache.key_strides[:2] == cache.value_strides[:2],
             ALIGN=alignment(*query.stride()[:2], *cache.key_strides, *cache.value_strides),
             EVEN_GROUPS=cache.packing != "shuffle" or cache.value_strides[1] % cache.x == 0,
-            num_warps=launch.waves,
-            num_stages=launch.stages,
             DEPENDENT=dependent,
             PAIRS=pairs,
-            MFMA=decode and arch.operand_from_lds_rows == NEVER,
+            GROUPED=grouped,
+            KEYS_MATCHED=keys_matched,
+            VALUES_MATCHED=values_matched,
+            RUN=run_length,
+            SHIFT=WEIGHT_SHIFT.value if pairs or query.dtype == torch.float16 else 0.0,
             KEPT=query_stays(arch, launch.rows) and scales.kind == 0 and scale >= 0,
+        )
+        attend = Launch(
+            attention_kernel,
+            (tiles * head_programs, splits),
+            OPTIONS=attention_options,
+            num_warps=launch.waves,
+            num_stages=launch.stages,
             **options(arch, launch, decode=decode),
             **follows,
         )

@@ -10,10 +10,11 @@ import torch
 
 from pagedkv.attention.launch import bound, bound_of_queries, reduced_at_once
 from pagedkv.attention.paged import launch_of, paged_attention
+from pagedkv.cache.warm_up import longer
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.device import current
 from pagedkv.launch import tuning
-from pagedkv.prepared import look, surroundings
+from pagedkv.prepared import first, look
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -47,13 +48,9 @@ MOST_ROWS = 4096
 """Tokens of the largest step that is tried: more make more programs, and of so many no launch is split."""
 
 
-_warmed: set[Hashable] = set()
-"""What layers looked like that this process has warmed up: of 44 alike layers one has something to do."""
-
-
-def _up_to(most: int, first: int = 1) -> Iterator[int]:
-    """Yield the powers of two from `first` on below `most`, then that."""
-    value = first
+def _up_to(most: int, least: int = 1) -> Iterator[int]:
+    """Yield the powers of two from `least` on below `most`, then that."""
+    value = least
     while value < most:
         yield value
         value *= 2
@@ -90,8 +87,7 @@ def warm_up(
     """
     tensors = (query, key, value, out, *(each for each in options.values() if isinstance(each, torch.Tensor)))
     numbers = [(name, None if isinstance(each, torch.Tensor) else each) for name, each in sorted(options.items())]
-    layer = (surroundings(), *map(look, tensors), cache.look, service, sliding_window, *numbers)
-    if layer in _warmed:
+    if not first(("attention", *map(look, tensors), cache.look, service, sliding_window, *numbers)):
         return 0
     rows = max(service.max_seqs, min(service.max_tokens, MOST_ROWS))
     query, key, value, out = (longer(tensor, rows) for tensor in (query, key, value, out))
@@ -132,22 +128,13 @@ def warm_up(
             batch_invariant=service.batch_invariant,
             **options,
         )
-    _warmed.add(layer)
     return len(seen)
 
 
 def _steps(service: ServiceBounds, rows: int) -> Iterator[_Step]:
     for queries in _up_to(service.max_tokens):
         for num_seqs in _up_to(min(service.max_seqs, max(1, service.max_tokens // queries))):
-            for length in _up_to(service.max_seq_len, first=16):
+            for length in _up_to(service.max_seq_len, least=16):
                 if queries <= length:
                     tokens = min(rows, num_seqs * queries)
                     yield _Step(tokens, num_seqs, bound_of_queries(queries), bound(length))
-
-
-def longer(tensor: Tensor, rows: int) -> Tensor:
-    """Return an uninitialised tensor of so many rows with the strides and the alignment of `tensor`."""
-    offset = tensor.data_ptr() % 16 // tensor.element_size()
-    extent = sum((n - 1) * stride for n, stride in zip((rows, *tensor.shape[1:]), tensor.stride(), strict=True)) + 1
-    memory = tensor.new_empty(offset + extent)
-    return memory.as_strided((rows, *tensor.shape[1:]), tensor.stride(), offset)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagedkv.errors import CannotRunHereError, CommandError, Exit, MisuseError, run_command
+from pagedkv.errors import CannotRunHereError, Exit, MisuseError, NothingSelectedError, run_command
 
 from .cases import SOURCES, select
 from .findings import exit_status, format_report, write_findings
@@ -40,12 +40,6 @@ exit status: 0 all pass; 1 a budget or a comparison failed, or a kernel does not
 budgets or declarations is wrong; 4 nothing was selected or compiled; 5 this machine cannot do it (no AMD compiler,
 another Triton than asked for); 6 inconclusive.
 """
-
-
-class NothingSelectedError(CommandError):
-    """The selection leaves no case: an audit of nothing is not a pass."""
-
-    exit_status = Exit.NOTHING_COMPILED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

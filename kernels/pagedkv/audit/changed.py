@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 import pagedkv
-from pagedkv.errors import CannotRunHereError, CommandError, Exit, MisuseError, run_command
+from pagedkv.errors import CannotRunHereError, CommandError, Exit, MisuseError, NothingSelectedError, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Listing:
+class KernelListing:
     """What a checkout launches on one arch: id -> what the compiler is given (`given_key`), or a problem."""
 
     keys: Mapping[str, str]
@@ -119,7 +119,7 @@ class CodeComparison:
 
 
 def compare(
-    arch: str, before: Listing, after: Listing, compile_before: Compile, compile_after: Compile
+    arch: str, before: KernelListing, after: KernelListing, compile_before: Compile, compile_after: Compile
 ) -> CodeComparison:
     """Compare what two checkouts launch.
 
@@ -362,9 +362,9 @@ class Checkout:
             raise BaseUnreadableError(f"its kernels cannot be asked: {said[0]}")
         return json.loads(line)
 
-    def listing(self, arch: str) -> Listing:
+    def listing(self, arch: str) -> KernelListing:
         """What it launches on an arch."""
-        return Listing(*self.ask({"list": arch}))
+        return KernelListing(*self.ask({"list": arch}))
 
     def compile(self, ids: Sequence[str]) -> dict[str, Code]:
         """Machine code of kernels that it has listed."""
@@ -409,7 +409,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> Exit:
-    from .__main__ import NothingSelectedError, check_environment, compiles_all
+    from .__main__ import check_environment, compiles_all
     from .findings import Finding, write_findings
 
     if options.jobs < 1 or options.timeout <= 0:

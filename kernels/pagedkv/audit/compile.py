@@ -222,7 +222,13 @@ def specialisations(arch: str, launch: Callable[[], object]) -> list[Specialisat
     def note(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - Triton's keyword
         function, full_key = fn.jit_function, f"{fn.module}.{fn.name} {key}"
         source = ASTSource(function, compile["signature"], compile["constants"], compile["configs"][0])
-        constants = tuple((function.arg_names[path[0]], str(value)) for path, value in source.constants.items())
+        named = [(function.arg_names[path[0]], value) for path, value in source.constants.items()]
+        # Options that travel as a named tuple are told apart by their own names.
+        constants = tuple(
+            (field, str(each))
+            for name, value in named
+            for field, each in (value._asdict() if hasattr(value, "_asdict") else {name: value}).items()
+        )
         options = json.loads(compile["specialization_data"])["options"]  # the hook names only a few of them itself
         options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
         found[full_key] = Specialisation(fn.name, arch, full_key, constants, source, options)

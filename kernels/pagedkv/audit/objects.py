@@ -42,7 +42,8 @@ class _Reads(DependenciesFinder):
     def record_reference(self, val: Any, var_dict: dict[str, Any] | None = None, name: str | None = None) -> None:
         super().record_reference(val, var_dict, name)
         if isinstance(val, (type, constexpr)) or not callable(val):
-            self.hasher.update(repr((name, val)).encode())
+            fields = getattr(val, "_fields", ())  # of a named tuple, which helpers fill by place and read by name
+            self.hasher.update(repr((name, val, fields)).encode())
 
     def _update_hash(self, func: JITCallable) -> None:
         self.hasher.update(source_key(func, placed=self.placed).encode())

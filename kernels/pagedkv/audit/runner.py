@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Plan:
+class AuditPlan:
     """What will be compiled, and which row reads which figures."""
 
     kernels: dict[Specialisation, str] = field(default_factory=dict)
@@ -69,9 +69,9 @@ def run(
     return judge(rows, budgets, declared, triton=version), len(read), sum(figures.kept for figures in read)
 
 
-def make_plan(cases: Sequence[tuple[str, Case]]) -> Plan:
+def make_plan(cases: Sequence[tuple[str, Case]]) -> AuditPlan:
     """Ask Triton what each case would compile on its arch, and drop what would be compiled twice."""
-    plan = Plan()
+    plan = AuditPlan()
     for arch, case in cases:
         wanted: list[Specialisation] = []
         try:
@@ -92,7 +92,7 @@ def make_plan(cases: Sequence[tuple[str, Case]]) -> Plan:
     return plan
 
 
-def compile_all(plan: Plan, *, jobs: int, timeout: float, store: ObjectStore | None = None) -> list[Row]:
+def compile_all(plan: AuditPlan, *, jobs: int, timeout: float, store: ObjectStore | None = None) -> list[Row]:
     """Compile the kernels, each once, and read every row's figures.
 
     Args:

@@ -8,16 +8,16 @@ This is the gather before the extend step of a chunked prefill (vLLM PR 37228). 
 (token, head) of K and of V; every stride but the innermost is an argument, for K and V separately; offsets are int64.
 Codes of a quantised cache become `decode(code) * scale`, computed in fp32 and rounded to the dtype of the output.
 
-In a packed cache tokens are neighbours in memory: a program of `packed_gather_kernel` takes TOKENS positions of one
-head, aligned to TOKENS in the sequence and not in the output, so that groups of X tokens of a block are read with one
-load. Sequence `s` therefore owns up to two tiles more than its tokens fill: those from `cu_seq_lens[s] // TOKENS + 2 s`
+In a packed cache tokens are neighbours in memory: a program of `packed_gather_kernel` takes ROWS positions of one
+head, aligned to ROWS in the sequence and not in the output, so that groups of X tokens of a block are read with one
+load. Sequence `s` therefore owns up to two tiles more than its tokens fill: those from `cu_seq_lens[s] // ROWS + 2 s`
 on. Library only: the vLLM plugin attends to the context in place and calls no gather.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -30,12 +30,62 @@ from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales, meant
 from pagedkv.launch import rows_of_program, tuning
 from pagedkv.layout import PACKINGS
-from pagedkv.strides import alignment, in_groups, locate, sequence_of_tile, value_channels, value_tokens, wide
+from pagedkv.strides import (
+    alignment,
+    in_groups,
+    locate,
+    scale_at,
+    sequence_of_tile,
+    sides_of,
+    value_channels,
+    value_tokens,
+    wide,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pagedkv.cache.cache import PagedCache
+
+
+class GatherStrides(NamedTuple):
+    """Strides that a launch of a gather passes, in elements."""
+
+    key_cache: tuple[int, ...]
+    """Of block, token, head and group of X channels."""
+    value_cache: tuple[int, ...]
+    """Of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    key: tuple[int, ...]
+    """Of token and head."""
+    value: tuple[int, ...]
+    """Likewise."""
+    table: tuple[int, ...]
+    """Of sequence."""
+    key_scale: tuple[int, int, int]
+    """Of block, token and head."""
+    value_scale: tuple[int, int, int]
+
+
+class GatherOptions(NamedTuple):
+    """What a gather is compiled for: one machine code for each value."""
+
+    NUM_HEADS: int
+    """KV heads."""
+    HEAD_SIZE: int
+    PADDED: int
+    """HEAD_SIZE rounded up to a power of two."""
+    BLOCK_SIZE: int
+    ROWS: int
+    """Head rows of a program; from a packed cache tokens, at least 16. A power of two."""
+    PACKING: int
+    X: int
+    SCALES: int
+    """As in `scales.KernelScales`, with FORMAT."""
+    FORMAT: str
+    NATIVE: bool
+    """Whether the device converts FORMAT itself."""
+    ALIGN: int
+    """See `strides.alignment`."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_blocks"])
@@ -52,57 +102,43 @@ def _gather_kernel(
     value_scale,
     num_rows,  # n * NUM_HEADS
     max_blocks,
-    key_cache_strides,  # block, token, head, group of X channels
-    value_cache_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
-    key_strides,  # token, head
-    value_strides,
-    table_strides,  # sequence
-    key_scale_strides,  # block, token, head
-    value_scale_strides,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    SCALES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    NATIVE: tl.constexpr,
-    ALIGN: tl.constexpr,  # see strides.alignment
+    strides,  # GatherStrides
+    OPTIONS: tl.constexpr,  # GatherOptions
 ):
-    stride_key_token, stride_key_head = wide(key_strides, ALIGN)
-    stride_value_token, stride_value_head = wide(value_strides, ALIGN)
-    stride_kc_block, stride_kc_token, stride_kc_head, _ = wide(key_cache_strides, ALIGN)
-    stride_vc_block, stride_vc_token, stride_vc_head, _ = wide(value_cache_strides, ALIGN)
-    stride_ks_block, stride_ks_token, stride_ks_head = wide(key_scale_strides)
-    stride_vs_block, stride_vs_token, stride_vs_head = wide(value_scale_strides)
-    (stride_table,) = wide(table_strides)
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    SCALES: tl.constexpr = OPTIONS.SCALES
+    FORMAT: tl.constexpr = OPTIONS.FORMAT
+    NATIVE: tl.constexpr = OPTIONS.NATIVE
+    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
+    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
+    (stride_table,) = wide(strides.table)
+    row = tl.program_id(0).to(tl.int64) * OPTIONS.ROWS + tl.arange(0, OPTIONS.ROWS)
     # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a
     # mask another layout than its pointer and then fails its own verifier. Only the copy itself is masked.
-    token = tl.minimum(row, num_rows - 1) // NUM_HEADS
-    head = row % NUM_HEADS
+    token = tl.minimum(row, num_rows - 1) // OPTIONS.NUM_HEADS
+    head = row % OPTIONS.NUM_HEADS
     seq = tl.load(token_to_seq + token).to(tl.int64)
     position = token - tl.load(cu_seq_lens + seq) + tl.load(seq_starts + seq)
-    column = position // BLOCK_SIZE
+    column = position // OPTIONS.BLOCK_SIZE
     # A position beyond the row of the block table has no block: reading the next row would gather another sequence.
     inside = (row < num_rows) & (position >= 0) & (column < max_blocks)
     column = tl.minimum(tl.maximum(column, 0), max_blocks - 1)
     block = tl.load(block_table + seq * stride_table + column).to(tl.int64)
-    offset = position % BLOCK_SIZE
-    channel = tl.arange(0, PADDED)
-    mask = inside[:, None] & (channel < HEAD_SIZE)[None, :]
+    offset = position % OPTIONS.BLOCK_SIZE
+    channel = tl.arange(0, OPTIONS.PADDED)
+    mask = inside[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
 
-    source = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
+    source = block * key_side.block + offset * key_side.token + head * key_side.head
     target = token * stride_key_token + head * stride_key_head
-    k = tl.load(key_cache + source[:, None] + channel[None, :], mask=mask)
-    scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    k = tl.load(key_side.cache + source[:, None] + channel[None, :], mask=mask)
+    scale = scale_at(key_side, block, offset, head)
     k = meant(k, scale, inside, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
     tl.store(key + target[:, None] + channel[None, :], k, mask=mask)
 
-    source = block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head
+    source = block * value_side.block + offset * value_side.token + head * value_side.head
     target = token * stride_value_token + head * stride_value_head
-    v = tl.load(value_cache + source[:, None] + channel[None, :], mask=mask)
-    scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    v = tl.load(value_side.cache + source[:, None] + channel[None, :], mask=mask)
+    scale = scale_at(value_side, block, offset, head)
     v = meant(v, scale, inside, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
     tl.store(value + target[:, None] + channel[None, :], v, mask=mask)
 
@@ -183,12 +219,23 @@ def gather_kv_cache(
         kernel, count = _gather_kernel, num_rows * num_kv_heads
         rows = rows_of_program(arch, count, most=launch.rows, fewest=next_power_of_two(num_kv_heads))
         grid, index, counts = (triton.cdiv(count, rows),), (token_to_seq, seq_starts), (count, max_blocks)
-        sizes = {"NUM_HEADS": num_kv_heads, "ROWS": rows}
     else:
-        kernel, tokens = packed_gather_kernel, max(16, rows_of_program(arch, num_rows, most=launch.rows, fewest=16))
-        grid, index = (num_rows // tokens + 2 * num_seqs, num_kv_heads), (seq_starts,)
+        kernel, rows = packed_gather_kernel, max(16, rows_of_program(arch, num_rows, most=launch.rows, fewest=16))
+        grid, index = (num_rows // rows + 2 * num_seqs, num_kv_heads), (seq_starts,)
         counts = (num_seqs, num_rows, max_blocks)
-        sizes = {"TOKENS": tokens, "PACKING": PACKINGS.index(cache.packing), "X": cache.x}
+    options = GatherOptions(
+        NUM_HEADS=num_kv_heads,
+        HEAD_SIZE=head_size,
+        PADDED=next_power_of_two(head_size),
+        BLOCK_SIZE=cache.block_size,
+        ROWS=rows,
+        PACKING=PACKINGS.index(cache.packing),
+        X=cache.x,
+        SCALES=scales.kind,
+        FORMAT=scales.format,
+        NATIVE=scales.native_on(arch),
+        ALIGN=alignment(*itertools.chain(*strides)),
+    )
     with on(cache.key):
         kernel[grid](
             cache.key,
@@ -200,18 +247,9 @@ def gather_kv_cache(
             *index,
             *cache.scales,
             *counts,
-            *strides,
-            block_table.stride()[:1],
-            *scales.strides,
-            HEAD_SIZE=head_size,
-            PADDED=next_power_of_two(head_size),
-            BLOCK_SIZE=cache.block_size,
-            SCALES=scales.kind,
-            FORMAT=scales.format,
-            NATIVE=scales.native_on(arch),
-            ALIGN=alignment(*itertools.chain(*strides)),
+            GatherStrides(*strides, block_table.stride()[:1], *scales.strides),
+            OPTIONS=options,
             num_warps=launch.waves,
-            **sizes,
         )
 
 
@@ -229,32 +267,23 @@ def packed_gather_kernel(
     num_seqs,
     num_tokens,  # rows of the output that are filled
     max_blocks,
-    key_cache_strides,  # block, token, head, group of X channels
-    value_cache_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
-    key_strides,  # token, head
-    value_strides,
-    table_strides,  # sequence
-    key_scale_strides,  # block, token, head
-    value_scale_strides,
-    HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,  # a power of two, at least 16
-    PACKING: tl.constexpr,
-    X: tl.constexpr,
-    SCALES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    NATIVE: tl.constexpr,
-    ALIGN: tl.constexpr,  # see strides.alignment
+    strides,  # GatherStrides
+    OPTIONS: tl.constexpr,  # GatherOptions
 ):
-    """Copy K and V of up to TOKENS positions; grid [num_tokens // TOKENS + 2 * num_seqs, num_kv_heads]."""
-    stride_key_token, stride_key_head = wide(key_strides, ALIGN)
-    stride_value_token, stride_value_head = wide(value_strides, ALIGN)
-    stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_cache_strides, ALIGN)
-    stride_vc_block, stride_vc_token, stride_vc_head, stride_vc_channel = wide(value_cache_strides, ALIGN)
-    stride_ks_block, stride_ks_token, stride_ks_head = wide(key_scale_strides)
-    stride_vs_block, stride_vs_token, stride_vs_head = wide(value_scale_strides)
-    (stride_table,) = wide(table_strides)
+    """Copy K and V of up to ROWS positions; grid [num_tokens // ROWS + 2 * num_seqs, num_kv_heads]."""
+    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE
+    PADDED: tl.constexpr = OPTIONS.PADDED
+    BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
+    TOKENS: tl.constexpr = OPTIONS.ROWS
+    PACKING: tl.constexpr = OPTIONS.PACKING
+    X: tl.constexpr = OPTIONS.X
+    SCALES: tl.constexpr = OPTIONS.SCALES
+    FORMAT: tl.constexpr = OPTIONS.FORMAT
+    NATIVE: tl.constexpr = OPTIONS.NATIVE
+    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
+    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
+    (stride_table,) = wide(strides.table)
     head = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(0)
     seq = sequence_of_tile(cu_seq_lens, tile, num_seqs, TOKENS, 128, 2)
@@ -284,21 +313,21 @@ def packed_gather_kernel(
 
     # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
     group = tl.arange(0, PADDED // X)
-    source = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
-    source = (group * stride_kc_group)[:, None, None] + source[None, :, None] + tl.arange(0, X)[None, None, :]
-    k = tl.load(key_cache + source, mask=(group * X < HEAD_SIZE)[:, None, None] & wanted[None, :, None])
+    source = block * key_side.block + offset * key_side.token + head * key_side.head
+    source = (group * key_side.inner)[:, None, None] + source[None, :, None] + tl.arange(0, X)[None, None, :]
+    k = tl.load(key_side.cache + source, mask=(group * X < HEAD_SIZE)[:, None, None] & wanted[None, :, None])
     k = tl.reshape(tl.permute(k, (1, 0, 2)), [TOKENS, PADDED])
-    scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    scale = scale_at(key_side, block, offset, head)
     k = meant(k, scale, wanted, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
     target = row * stride_key_token + head * stride_key_head
     tl.store(key + target[:, None] + channel[None, :], k, mask=mask)
 
     token = position if PACKING == 2 else offset
-    source = block * stride_vc_block + value_tokens(token, stride_vc_token, PACKING, X, BLOCK_SIZE)
-    source += head * stride_vc_head
-    source = source[:, None] + value_channels(channel, stride_vc_channel, PACKING)[None, :]
-    v = tl.load(value_cache + source, mask=near[:, None] & in_head[None, :])
-    scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    source = block * value_side.block + value_tokens(token, value_side.token, PACKING, X, BLOCK_SIZE)
+    source += head * value_side.head
+    source = source[:, None] + value_channels(channel, value_side.inner, PACKING)[None, :]
+    v = tl.load(value_side.cache + source, mask=near[:, None] & in_head[None, :])
+    scale = scale_at(value_side, block, offset, head)
     v = meant(v, scale, wanted, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
     target = row * stride_value_token + head * stride_value_head
     tl.store(value + target[:, None] + channel[None, :], v, mask=mask)

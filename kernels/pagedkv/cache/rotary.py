@@ -15,7 +15,7 @@ A program takes TOKENS rows of one head: of Q, which it turns, or of K, which it
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -29,12 +29,58 @@ from pagedkv.errors import ArgumentError
 from pagedkv.fp8.scales import kernel_scales, stored
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
-from pagedkv.strides import alignment, key_channels, value_channels, value_tokens, wide
+from pagedkv.strides import alignment, key_channels, scale_at, sides_of, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pagedkv.cache.cache import PagedCache
+
+
+FEWEST_TOKENS = 16
+"""Of a program. Not fewer than lanes: a row that two waves hold would be read by one after the other had stored it."""
+
+
+class RotatedStrides(NamedTuple):
+    """Strides that a launch of `rotated_write_kernel` passes, in elements."""
+
+    query: tuple[int, ...]
+    """Of token and head; likewise of key and value."""
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    key_cache: tuple[int, ...]
+    """Of block, token, head and group of X channels."""
+    value_cache: tuple[int, ...]
+    """Of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    indices: tuple[int, int, int]
+    """The first one of positions, cos_sin and slot_mapping."""
+    key_scale: tuple[int, int, int]
+    """Of block, token and head."""
+    value_scale: tuple[int, int, int]
+
+
+class RotatedOptions(NamedTuple):
+    """What `rotated_write_kernel` is compiled for: one machine code for each value."""
+
+    NUM_Q_HEADS: int
+    HEAD_SIZE: int
+    PADDED: int
+    """HEAD_SIZE rounded up to a power of two."""
+    ROTARY: int
+    """Channels that turn."""
+    NEOX: bool
+    """Whether pairs are halves of the rotary channels, else neighbours."""
+    BLOCK_SIZE: int
+    TOKENS: int
+    """Of a program, a power of two."""
+    PACKING: int
+    X: int
+    SCALES: int
+    """As in `scales.KernelScales`, with FORMAT and LARGEST."""
+    FORMAT: str
+    LARGEST: float
+    ALIGN: int
+    """See `strides.alignment`."""
 
 
 @triton.jit
@@ -69,42 +115,29 @@ def rotated_write_kernel(
     value_scale,
     num_tokens,
     num_slots,
-    query_strides,  # token, head
-    key_strides,
-    value_strides,
-    key_cache_strides,  # block, token, head, group of X channels
-    value_cache_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
-    index_strides,  # of positions, cos_sin and slot_mapping
-    key_scale_strides,  # block, token, head
-    value_scale_strides,
-    NUM_Q_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    NEOX: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,  # a power of two
-    PACKING: tl.constexpr,
-    X: tl.constexpr,
-    SCALES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    LARGEST: tl.constexpr,
-    ALIGN: tl.constexpr,  # see strides.alignment
+    strides,  # RotatedStrides
+    OPTIONS: tl.constexpr,  # RotatedOptions
 ):
     """Turn TOKENS rows of one head, and write those of K with V; grid [ceil(num_tokens / TOKENS), heads of Q and K]."""
-    stride_query_token, stride_query_head = wide(query_strides, ALIGN)
-    stride_key_token, stride_key_head = wide(key_strides, ALIGN)
-    stride_value_token, stride_value_head = wide(value_strides, ALIGN)
-    stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_cache_strides, ALIGN)
-    stride_vc_block, stride_vc_token, stride_vc_head, stride_vc_channel = wide(value_cache_strides, ALIGN)
-    stride_position, stride_cos_sin, stride_slot = wide(index_strides)
-    stride_ks_block, stride_ks_token, stride_ks_head = wide(key_scale_strides)
-    stride_vs_block, stride_vs_token, stride_vs_head = wide(value_scale_strides)
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    NUM_Q_HEADS: tl.constexpr = OPTIONS.NUM_Q_HEADS
+    ROTARY: tl.constexpr = OPTIONS.ROTARY
+    NEOX: tl.constexpr = OPTIONS.NEOX
+    BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
+    PACKING: tl.constexpr = OPTIONS.PACKING
+    X: tl.constexpr = OPTIONS.X
+    SCALES: tl.constexpr = OPTIONS.SCALES
+    FORMAT: tl.constexpr = OPTIONS.FORMAT
+    LARGEST: tl.constexpr = OPTIONS.LARGEST
+    stride_query_token, stride_query_head = wide(strides.query, OPTIONS.ALIGN)
+    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
+    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
+    stride_position, stride_cos_sin, stride_slot = wide(strides.indices)
+    token = tl.program_id(0).to(tl.int64) * OPTIONS.TOKENS + tl.arange(0, OPTIONS.TOKENS)
     head = tl.program_id(1).to(tl.int64)
-    channel = tl.arange(0, PADDED)
+    channel = tl.arange(0, OPTIONS.PADDED)
     inside = token < num_tokens
-    mask = inside[:, None] & (channel < HEAD_SIZE)[None, :]
+    mask = inside[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
 
     HALF: tl.constexpr = ROTARY // 2
     angle = channel % HALF if NEOX else channel // 2
@@ -128,20 +161,20 @@ def rotated_write_kernel(
 
         source = token * stride_key_token + head * stride_key_head
         k = _turn(key + source[:, None] + channel[None, :], channel, mask, cos, sin, ROTARY, NEOX)
-        scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+        scale = scale_at(key_side, block, offset, head)
         k = stored(k, scale, written, SCALES, FORMAT, LARGEST)
-        target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
-        place = channel if PACKING == 0 else key_channels(channel, stride_kc_group, X)
-        tl.store(key_cache + target[:, None] + place[None, :], k, mask=mask & written[:, None])
+        target = block * key_side.block + offset * key_side.token + head * key_side.head
+        place = channel if PACKING == 0 else key_channels(channel, key_side.inner, X)
+        tl.store(key_side.cache + target[:, None] + place[None, :], k, mask=mask & written[:, None])
 
         source = token * stride_value_token + head * stride_value_head
         v = tl.load(value + source[:, None] + channel[None, :], mask=mask & written[:, None], other=0.0)
-        scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+        scale = scale_at(value_side, block, offset, head)
         v = stored(v, scale, written, SCALES, FORMAT, LARGEST)
-        target = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X, BLOCK_SIZE)
-        target += head * stride_vc_head
-        place = value_channels(channel, stride_vc_channel, PACKING)
-        tl.store(value_cache + target[:, None] + place[None, :], v, mask=mask & written[:, None])
+        target = block * value_side.block + value_tokens(offset, value_side.token, PACKING, X, BLOCK_SIZE)
+        target += head * value_side.head
+        place = value_channels(channel, value_side.inner, PACKING)
+        tl.store(value_side.cache + target[:, None] + place[None, :], v, mask=mask & written[:, None])
 
 
 def rotate_and_write(
@@ -205,8 +238,22 @@ def rotate_and_write(
     launch = tuning(current(query).name).write
     scales = kernel_scales(cache)
     strides = (query.stride()[:2], key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
-    # Not fewer than lanes: a row that two waves hold would be read by one after the other had stored it.
-    tokens = min(launch.rows, max(16, next_power_of_two(num_tokens)))
+    tokens = min(launch.rows, max(FEWEST_TOKENS, next_power_of_two(num_tokens)))
+    options = RotatedOptions(
+        NUM_Q_HEADS=query.shape[1],
+        HEAD_SIZE=head_size,
+        PADDED=max(16, next_power_of_two(head_size)),
+        ROTARY=rotary_dim,
+        NEOX=neox,
+        BLOCK_SIZE=cache.block_size,
+        TOKENS=tokens,
+        PACKING=PACKINGS.index(cache.packing),
+        X=cache.x,
+        SCALES=scales.kind,
+        FORMAT=scales.format,
+        LARGEST=scales.largest,
+        ALIGN=alignment(*itertools.chain(*strides)),
+    )
     with on(cache.key):
         rotated_write_kernel[-(-num_tokens // tokens), query.shape[1] + num_kv_heads](
             query,
@@ -220,21 +267,7 @@ def rotate_and_write(
             *cache.scales,
             num_tokens,
             slot_mapping.shape[0],
-            *strides,
-            (positions.stride(0), cos_sin.stride(0), slot_mapping.stride(0)),
-            *scales.strides,
-            NUM_Q_HEADS=query.shape[1],
-            HEAD_SIZE=head_size,
-            PADDED=max(16, next_power_of_two(head_size)),
-            ROTARY=rotary_dim,
-            NEOX=neox,
-            BLOCK_SIZE=cache.block_size,
-            TOKENS=tokens,
-            PACKING=PACKINGS.index(cache.packing),
-            X=cache.x,
-            SCALES=scales.kind,
-            FORMAT=scales.format,
-            LARGEST=scales.largest,
-            ALIGN=alignment(*itertools.chain(*strides)),
+            RotatedStrides(*strides, (positions.stride(0), cos_sin.stride(0), slot_mapping.stride(0)), *scales.strides),
+            OPTIONS=options,
             num_warps=launch.waves,
         )

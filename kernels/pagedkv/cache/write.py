@@ -10,14 +10,14 @@ it, `max(absmax / largest code, 1e-6)`, and stores it too.
 
 In a packed cache tokens are neighbours in memory, and a token's channels lie far apart: slots in no order make 2-byte
 pieces of every store. What keeps that from being a read and a write of HBM each is the L2: `packed_write_kernel` takes
-TOKENS tokens of SLICE channels, and all tokens of one head and slice are written before the next ones, so that pieces
+ROWS tokens of CHANNELS channels, and all tokens of one head and slice are written before the next ones, so that pieces
 of a cache line meet there.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
@@ -29,13 +29,52 @@ from pagedkv.fp8.scales import PER_TOKEN, kernel_scales, stored
 from pagedkv.launch import rows_of_program, tuning
 from pagedkv.layout import PACKINGS
 from pagedkv.prepared import Launch, call, look
-from pagedkv.strides import alignment, key_channels, value_channels, value_tokens, wide
+from pagedkv.strides import alignment, key_channels, scale_at, sides_of, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pagedkv.cache.cache import PagedCache
     from pagedkv.prepared import Prepared
+
+
+class WriteStrides(NamedTuple):
+    """Strides that a launch of a write passes, in elements."""
+
+    key: tuple[int, ...]
+    """Of token and head."""
+    value: tuple[int, ...]
+    """Likewise."""
+    key_cache: tuple[int, ...]
+    """Of block, token, head and group of X channels."""
+    value_cache: tuple[int, ...]
+    """Of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    slot: tuple[int, ...]
+    """Of token."""
+    key_scale: tuple[int, int, int]
+    """Of block, token and head."""
+    value_scale: tuple[int, int, int]
+
+
+class WriteOptions(NamedTuple):
+    """What a write is compiled for: one machine code for each value."""
+
+    NUM_HEADS: int
+    """KV heads."""
+    HEAD_SIZE: int
+    BLOCK_SIZE: int
+    ROWS: int
+    """Head rows of a program; into a packed cache tokens. A power of two."""
+    CHANNELS: int
+    """Channels of a program, a power of two; into a packed cache with scales per token, and into rows, whole heads."""
+    PACKING: int
+    X: int
+    SCALES: int
+    """As in `scales.KernelScales`, with FORMAT and LARGEST."""
+    FORMAT: str
+    LARGEST: float
+    ALIGN: int
+    """See `strides.alignment`."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # which another step has others of
@@ -48,52 +87,38 @@ def _write_kernel(
     key_scale,  # fp32; see scales.KernelScales
     value_scale,
     num_rows,  # num_slots * NUM_HEADS
-    key_strides,  # token, head
-    value_strides,
-    key_cache_strides,  # block, token, head, group of X channels
-    value_cache_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
-    slot_strides,  # token
-    key_scale_strides,  # block, token, head
-    value_scale_strides,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    SCALES: tl.constexpr,  # see scales.KernelScales
-    FORMAT: tl.constexpr,
-    LARGEST: tl.constexpr,
-    ALIGN: tl.constexpr,  # see strides.alignment
+    strides,  # WriteStrides
+    OPTIONS: tl.constexpr,  # WriteOptions
 ):
-    stride_key_token, stride_key_head = wide(key_strides, ALIGN)
-    stride_value_token, stride_value_head = wide(value_strides, ALIGN)
-    stride_kc_block, stride_kc_token, stride_kc_head, _ = wide(key_cache_strides, ALIGN)
-    stride_vc_block, stride_vc_token, stride_vc_head, _ = wide(value_cache_strides, ALIGN)
-    stride_ks_block, stride_ks_token, stride_ks_head = wide(key_scale_strides)
-    stride_vs_block, stride_vs_token, stride_vs_head = wide(value_scale_strides)
-    (stride_slot,) = wide(slot_strides)
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    token = row // NUM_HEADS
-    head = row % NUM_HEADS
+    SCALES: tl.constexpr = OPTIONS.SCALES
+    FORMAT: tl.constexpr = OPTIONS.FORMAT
+    LARGEST: tl.constexpr = OPTIONS.LARGEST
+    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
+    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
+    (stride_slot,) = wide(strides.slot)
+    row = tl.program_id(0).to(tl.int64) * OPTIONS.ROWS + tl.arange(0, OPTIONS.ROWS)
+    token = row // OPTIONS.NUM_HEADS
+    head = row % OPTIONS.NUM_HEADS
     slot = tl.load(slot_mapping + token * stride_slot, mask=row < num_rows, other=-1)
-    channel = tl.arange(0, PADDED)
-    mask = (slot >= 0)[:, None] & (channel < HEAD_SIZE)[None, :]
-    block = slot // BLOCK_SIZE
-    offset = slot % BLOCK_SIZE
+    channel = tl.arange(0, OPTIONS.CHANNELS)
+    mask = (slot >= 0)[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
+    block = slot // OPTIONS.BLOCK_SIZE
+    offset = slot % OPTIONS.BLOCK_SIZE
 
     source = token * stride_key_token + head * stride_key_head
-    target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
+    target = block * key_side.block + offset * key_side.token + head * key_side.head
     k = tl.load(key + source[:, None] + channel[None, :], mask=mask, other=0.0)
-    scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    scale = scale_at(key_side, block, offset, head)
     k = stored(k, scale, slot >= 0, SCALES, FORMAT, LARGEST)
-    tl.store(key_cache + target[:, None] + channel[None, :], k, mask=mask)
+    tl.store(key_side.cache + target[:, None] + channel[None, :], k, mask=mask)
 
     source = token * stride_value_token + head * stride_value_head
-    target = block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head
+    target = block * value_side.block + offset * value_side.token + head * value_side.head
     v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)
-    scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    scale = scale_at(value_side, block, offset, head)
     v = stored(v, scale, slot >= 0, SCALES, FORMAT, LARGEST)
-    tl.store(value_cache + target[:, None] + channel[None, :], v, mask=mask)
+    tl.store(value_side.cache + target[:, None] + channel[None, :], v, mask=mask)
 
 
 def write_kv_cache(
@@ -133,29 +158,28 @@ def write_kv_cache(
         padded = next_power_of_two(head_size)
         if cache.packing == "rows":
             kernel, count = _write_kernel, num_slots * num_kv_heads
-            rows = rows_of_program(arch, count, most=data.rows, fewest=next_power_of_two(num_kv_heads))
+            rows, width = rows_of_program(arch, count, most=data.rows, fewest=next_power_of_two(num_kv_heads)), padded
             grid: tuple[int, ...] = (-(-count // rows),)
-            sizes = {"PADDED": padded, "ROWS": rows}
         else:
             kernel, count = packed_write_kernel, num_slots
             width = padded if scales.kind == PER_TOKEN else min(data.slice, padded)
-            tokens = rows_of_program(arch, count, most=data.rows * padded // width, fewest=16)
-            grid = (-(-count // tokens), num_kv_heads * -(-head_size // width))
-            sizes = {"TOKENS": tokens, "SLICE": width, "PACKING": PACKINGS.index(cache.packing), "X": cache.x}
-        write = Launch(
-            kernel,
-            grid,
+            rows = rows_of_program(arch, count, most=data.rows * padded // width, fewest=16)
+            grid = (-(-count // rows), num_kv_heads * -(-head_size // width))
+        options = WriteOptions(
             NUM_HEADS=num_kv_heads,
             HEAD_SIZE=head_size,
             BLOCK_SIZE=cache.block_size,
+            ROWS=rows,
+            CHANNELS=width,
+            PACKING=PACKINGS.index(cache.packing),
+            X=cache.x,
             SCALES=scales.kind,
             FORMAT=scales.format,
             LARGEST=scales.largest,
             ALIGN=alignment(*itertools.chain(*strides)),
-            num_warps=data.waves,
-            **sizes,
         )
-        numbers = (count, *strides, slot_mapping.stride(), *scales.strides)
+        write = Launch(kernel, grid, OPTIONS=options, num_warps=data.waves)
+        numbers = (count, WriteStrides(*strides, slot_mapping.stride(), *scales.strides))
 
         def run(cache: PagedCache, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
             with on(key):
@@ -177,53 +201,43 @@ def packed_write_kernel(
     key_scale,  # fp32; see scales.KernelScales
     value_scale,
     num_slots,
-    key_strides,  # token, head
-    value_strides,
-    key_cache_strides,  # block, token, head, group of X channels
-    value_cache_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
-    slot_strides,  # token
-    key_scale_strides,  # block, token, head
-    value_scale_strides,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,  # a power of two
-    SLICE: tl.constexpr,  # channels of a program, a power of two; the whole head with scales per token
-    PACKING: tl.constexpr,
-    X: tl.constexpr,
-    SCALES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    LARGEST: tl.constexpr,
-    ALIGN: tl.constexpr,  # see strides.alignment
+    strides,  # WriteStrides
+    OPTIONS: tl.constexpr,  # WriteOptions
 ):
-    """Store SLICE channels of K and V of TOKENS tokens; grid [ceil(num_slots / TOKENS), NUM_HEADS * slices]."""
-    stride_key_token, stride_key_head = wide(key_strides, ALIGN)
-    stride_value_token, stride_value_head = wide(value_strides, ALIGN)
-    stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_cache_strides, ALIGN)
-    stride_vc_block, stride_vc_token, stride_vc_head, stride_vc_channel = wide(value_cache_strides, ALIGN)
-    stride_ks_block, stride_ks_token, stride_ks_head = wide(key_scale_strides)
-    stride_vs_block, stride_vs_token, stride_vs_head = wide(value_scale_strides)
-    (stride_slot,) = wide(slot_strides)
+    """Store CHANNELS channels of K and V of ROWS tokens; grid [ceil(num_slots / ROWS), NUM_HEADS * slices]."""
+    NUM_HEADS: tl.constexpr = OPTIONS.NUM_HEADS
+    BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
+    ROWS: tl.constexpr = OPTIONS.ROWS
+    CHANNELS: tl.constexpr = OPTIONS.CHANNELS
+    PACKING: tl.constexpr = OPTIONS.PACKING
+    X: tl.constexpr = OPTIONS.X
+    SCALES: tl.constexpr = OPTIONS.SCALES
+    FORMAT: tl.constexpr = OPTIONS.FORMAT
+    LARGEST: tl.constexpr = OPTIONS.LARGEST
+    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
+    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
+    (stride_slot,) = wide(strides.slot)
     head = (tl.program_id(1) % NUM_HEADS).to(tl.int64)
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slot_mapping + token * stride_slot, mask=token < num_slots, other=-1)
-    channel = tl.program_id(1) // NUM_HEADS * SLICE + tl.arange(0, SLICE)
-    mask = (slot >= 0)[:, None] & (channel < HEAD_SIZE)[None, :]
+    channel = tl.program_id(1) // NUM_HEADS * CHANNELS + tl.arange(0, CHANNELS)
+    mask = (slot >= 0)[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
     block = slot // BLOCK_SIZE
     offset = slot % BLOCK_SIZE
 
     source = token * stride_key_token + head * stride_key_head
     k = tl.load(key + source[:, None] + channel[None, :], mask=mask, other=0.0)
-    scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    scale = scale_at(key_side, block, offset, head)
     k = stored(k, scale, slot >= 0, SCALES, FORMAT, LARGEST)
-    target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
-    tl.store(key_cache + target[:, None] + key_channels(channel, stride_kc_group, X)[None, :], k, mask=mask)
+    target = block * key_side.block + offset * key_side.token + head * key_side.head
+    tl.store(key_side.cache + target[:, None] + key_channels(channel, key_side.inner, X)[None, :], k, mask=mask)
 
     source = token * stride_value_token + head * stride_value_head
     v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)
-    scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    scale = scale_at(value_side, block, offset, head)
     v = stored(v, scale, slot >= 0, SCALES, FORMAT, LARGEST)
     # Lanes along the tokens: neighbours in memory where the slots are.
-    target = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X, BLOCK_SIZE)
-    target = (target + head * stride_vc_head)[None, :] + value_channels(channel, stride_vc_channel, PACKING)[:, None]
-    tl.store(value_cache + target, tl.trans(v), mask=tl.trans(mask))
+    target = block * value_side.block + value_tokens(offset, value_side.token, PACKING, X, BLOCK_SIZE)
+    target = (target + head * value_side.head)[None, :] + value_channels(channel, value_side.inner, PACKING)[:, None]
+    tl.store(value_side.cache + target, tl.trans(v), mask=tl.trans(mask))

@@ -14,7 +14,7 @@ from pagedkv.device import INTERPRETED, current, on
 from pagedkv.errors import ArgumentError
 from pagedkv.launch import tuning
 from pagedkv.mla import checks
-from pagedkv.mla.kernel import mla_decode_kernel, mla_reduce_kernel
+from pagedkv.mla.kernel import MlaOptions, MlaStrides, mla_decode_kernel, mla_reduce_kernel
 from pagedkv.mla.launch import MlaShape, choose, options
 from pagedkv.mla.schedule import check, sizes
 from pagedkv.mla.tables import allocate, fill
@@ -113,11 +113,10 @@ def mla_decode(
         lse_strides = (0, 0) if lse is None else lse.stride()
         # Two codes at a time, so at even addresses.
         even = (latent_size, width, cache.data_ptr(), *cache.stride()[:2])
-        constants = {"NUM_HEADS": num_heads, "LATENT": latent_size, "HAS_LSE": lse is not None}
-        attend = Launch(
-            mla_decode_kernel,
-            (launch.groups * launch.tiles,),
-            **constants,
+        decode_options = MlaOptions(
+            NUM_HEADS=num_heads,
+            LATENT=latent_size,
+            HAS_LSE=lse is not None,
             ROPE=width - latent_size,
             # Triton 3.6.0 for gfx942 halves the accumulator that comes into a product of 16 channels.
             HALF=max(16 if INTERPRETED else 32, next_power_of_two(latent_size) // 2),
@@ -135,6 +134,11 @@ def mla_decode(
             # In LDS, from where wgmma takes it: what is computed of it would be in registers, 36 loads a tile.
             KEPT=launch.rows >= arch.operand_from_lds_rows and cache_format is None and scale >= 0,
             SPREAD=launch.spread,
+        )
+        attend = Launch(
+            mla_decode_kernel,
+            (launch.groups * launch.tiles,),
+            OPTIONS=decode_options,
             num_warps=launch.waves,
             num_stages=launch.stages,
             **options(arch, launch),
@@ -144,7 +148,9 @@ def mla_decode(
         merge = Launch(
             mla_reduce_kernel,
             (num_seqs, rows, -(-latent_size // data.channels)),
-            **constants,
+            NUM_HEADS=num_heads,
+            LATENT=latent_size,
+            HAS_LSE=lse is not None,
             TILE_ROWS=launch.tiles * launch.rows,
             ROWS=data.rows,
             CHANNELS=data.channels,
@@ -153,11 +159,13 @@ def mla_decode(
         )
         numbers = (
             scale * math.log2(math.e),
-            query.stride()[:2],
-            cache.stride()[:2],
-            out.stride()[:2],
-            lse_strides,
-            block_table.stride()[:1],
+            MlaStrides(
+                query=query.stride()[:2],
+                cache=cache.stride()[:2],
+                out=out.stride()[:2],
+                lse=lse_strides,
+                table=block_table.stride()[:1],
+            ),
         )
         merge_numbers = (out.stride()[:2], lse_strides)
         mla = tuning(arch.name).mla

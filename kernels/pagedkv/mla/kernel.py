@@ -15,12 +15,63 @@ merges (the formula is that of `attention/merge.py`). Tokens that no row sees ar
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, narrow, online_softmax
 from pagedkv.fp8.scales import decoded, half_of, row_unit
 from pagedkv.strides import locate, tile_base, wide
+
+
+class MlaStrides(NamedTuple):
+    """Strides that a launch of `mla_decode_kernel` passes, in elements."""
+
+    query: tuple[int, int]
+    """Of token and head."""
+    cache: tuple[int, int]
+    """Of block and token."""
+    out: tuple[int, int]
+    """Of token and head."""
+    lse: tuple[int, ...]
+    """Likewise."""
+    table: tuple[int, ...]
+    """Of sequence."""
+
+
+class MlaOptions(NamedTuple):
+    """What `mla_decode_kernel` is compiled for: one machine code for each value."""
+
+    NUM_HEADS: int
+    LATENT: int
+    ROPE: int
+    HALF: int
+    """Half of LATENT, rounded up to a power of two."""
+    PADDED_ROPE: int
+    """ROPE, likewise."""
+    BLOCK_SIZE: int
+    ROWS: int
+    TILE: int
+    TILES: int
+    """Row tiles of the longest query."""
+    CAUSAL: bool
+    """Whether sequences have several query tokens, of which each sees the tokens up to its own."""
+    HAS_LSE: bool
+    FORMAT: str | None
+    """Of the uint8 codes in the cache; None where it holds numbers."""
+    NATIVE: bool
+    """Whether the device converts FORMAT itself."""
+    ALIGN: int
+    """See `strides.alignment`."""
+    AHEAD: bool
+    """Whether blocks are looked up a tile ahead, which takes registers and saves a wait."""
+    PAIRS: bool
+    """Whether codes are read in pairs; see `attention.kernel.attend_pairs`."""
+    KEPT: bool
+    """As in `attention.kernel.AttentionOptions`."""
+    SPREAD: int
+    """Waves that share the channels of a score's product; with 1 each computes whole scores."""
 
 
 @triton.jit
@@ -64,38 +115,29 @@ def mla_decode_kernel(
     seq_lens,  # [num_seqs] int32
     query_start_loc,  # [num_seqs + 1] int32
     scale_log2e,
-    query_strides,  # token, head
-    cache_strides,  # block, token
-    out_strides,  # token, head
-    lse_strides,  # token, head
-    table_strides,  # sequence
-    NUM_HEADS: tl.constexpr,
-    LATENT: tl.constexpr,
-    ROPE: tl.constexpr,
-    HALF: tl.constexpr,  # of LATENT rounded up to a power of two
-    PADDED_ROPE: tl.constexpr,  # likewise
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES: tl.constexpr,
-    CAUSAL: tl.constexpr,  # several query tokens a sequence: each sees the tokens up to its own
-    HAS_LSE: tl.constexpr,
-    FORMAT: tl.constexpr,  # of the uint8 codes in the cache; None: it holds numbers
-    NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
-    ALIGN: tl.constexpr,  # see strides.alignment
-    AHEAD: tl.constexpr,  # whether blocks are looked up a tile ahead, which takes registers and saves a wait
-    PAIRS: tl.constexpr,  # whether codes are read in pairs; see attention.kernel.attend_pairs
-    KEPT: tl.constexpr,  # see attention.kernel
-    SPREAD: tl.constexpr,  # waves that share the channels of a score's product; 1: each computes whole scores
+    strides,  # MlaStrides
+    OPTIONS: tl.constexpr,  # MlaOptions
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""
-    stride_query_token, stride_query_head = wide(query_strides, ALIGN)
-    stride_cache_block, stride_cache_token = wide(cache_strides, ALIGN)
-    stride_out_token, stride_out_head = wide(out_strides)
-    stride_lse_token, stride_lse_head = wide(lse_strides)
-    (stride_table,) = wide(table_strides)
-    group = tl.program_id(0) // TILES
-    row_tile = tl.program_id(0) % TILES
+    NUM_HEADS: tl.constexpr = OPTIONS.NUM_HEADS
+    LATENT: tl.constexpr = OPTIONS.LATENT
+    ROPE: tl.constexpr = OPTIONS.ROPE
+    HALF: tl.constexpr = OPTIONS.HALF
+    PADDED_ROPE: tl.constexpr = OPTIONS.PADDED_ROPE
+    BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
+    ROWS: tl.constexpr = OPTIONS.ROWS
+    TILE: tl.constexpr = OPTIONS.TILE
+    FORMAT: tl.constexpr = OPTIONS.FORMAT
+    NATIVE: tl.constexpr = OPTIONS.NATIVE
+    PAIRS: tl.constexpr = OPTIONS.PAIRS
+    SPREAD: tl.constexpr = OPTIONS.SPREAD
+    stride_query_token, stride_query_head = wide(strides.query, OPTIONS.ALIGN)
+    stride_cache_block, stride_cache_token = wide(strides.cache, OPTIONS.ALIGN)
+    stride_out_token, stride_out_head = wide(strides.out)
+    stride_lse_token, stride_lse_head = wide(strides.lse)
+    (stride_table,) = wide(strides.table)
+    group = tl.program_id(0) // OPTIONS.TILES
+    row_tile = tl.program_id(0) % OPTIONS.TILES
     row = row_tile * ROWS + tl.arange(0, ROWS)
     row_head = row % NUM_HEADS
     column = tl.arange(0, TILE)
@@ -104,7 +146,7 @@ def mla_decode_kernel(
     low = half * 2 if PAIRS else half
     high = low + 1 if PAIRS else HALF + half
     rope = tl.arange(0, PADDED_ROPE)
-    UNIT: tl.constexpr = ALIGN // 2 if PAIRS and ALIGN > 1 else ALIGN
+    UNIT: tl.constexpr = OPTIONS.ALIGN // 2 if PAIRS and OPTIONS.ALIGN > 1 else OPTIONS.ALIGN
     if PAIRS:
         cache = cache.to(tl.pointer_type(tl.int16))
         stride_cache_block, stride_cache_token = stride_cache_block // 2, stride_cache_token // 2
@@ -135,7 +177,7 @@ def mla_decode_kernel(
         q_high = tl.load(query_at + high[None, :], mask=live & (high < LATENT)[None, :], other=0.0)
         q_rope = tl.load(query_at + LATENT + rope[None, :], mask=live & (rope < ROPE)[None, :], other=0.0)
         # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
-        if not KEPT:
+        if not OPTIONS.KEPT:
             negative = scale_log2e < 0
             q_low, q_high = tl.where(negative, -q_low, q_low), tl.where(negative, -q_high, q_high)
             q_rope = tl.where(negative, -q_rope, q_rope)
@@ -157,14 +199,14 @@ def mla_decode_kernel(
         total = tl.full([ROWS], 0.0, tl.float32)
         acc_low = tl.full([ROWS, HALF], 0.0, tl.float32)
         acc_high = tl.full([ROWS, HALF], 0.0, tl.float32)
-        if AHEAD:
+        if OPTIONS.AHEAD:
             base = tile_base(
                 table, kv_begin, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE, UNIT
             )
         for first in range(kv_begin, kv_end, TILE):
             token = first + column
             loaded = token < kv_end
-            if AHEAD:
+            if OPTIONS.AHEAD:
                 offsets = base + column * stride_cache_token
             else:
                 block, offset = locate(table, first, column, loaded, BLOCK_SIZE, TILE, 1)
@@ -179,7 +221,7 @@ def mla_decode_kernel(
                 # Not by load_channels: a lane has less than 16 bytes of rope, and the audit asks 16 of the latent.
                 rope_seen = loaded[:, None] & (rope < ROPE)[None, :]
                 k_rope = tl.load(kv_row + LATENT + rope[None, :], mask=rope_seen, other=0)
-            if AHEAD:
+            if OPTIONS.AHEAD:
                 following = first + TILE
                 base = tile_base(
                     table, following, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE, UNIT
@@ -206,7 +248,7 @@ def mla_decode_kernel(
                     scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
                     scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee")
             seen = loaded[None, :]
-            if CAUSAL:
+            if OPTIONS.CAUSAL:
                 seen = seen & (token[None, :] <= position[:, None])
             scores = tl.where(seen, scores, float("-inf"))
             weights, decay, maximum, total = online_softmax(scores, maximum, total, row_factor, SHIFT)
@@ -221,10 +263,10 @@ def mla_decode_kernel(
         if slot < 0:
             out_row = out + (query_row * stride_out_token + row_head * stride_out_head)[:, None]
             store_halves(out_row, low, high, acc_low, acc_high, row_live, LATENT)
-            if HAS_LSE:
+            if OPTIONS.HAS_LSE:
                 tl.store(lse + query_row * stride_lse_token + row_head * stride_lse_head, row_lse * LN2, mask=row_live)
         else:
-            part = (slot.to(tl.int64) * TILES + row_tile) * ROWS + tl.arange(0, ROWS)
+            part = (slot.to(tl.int64) * OPTIONS.TILES + row_tile) * ROWS + tl.arange(0, ROWS)
             store_halves(partial + (part * LATENT)[:, None], low, high, acc_low, acc_high, row_live, LATENT)
             tl.store(partial_lse + part, row_lse, mask=row_live)
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pagedkv.attention.warm_up import longer
+from pagedkv.cache.warm_up import longer
 from pagedkv.mla.decode import mla_decode
+from pagedkv.prepared import first, look
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,8 +39,19 @@ def warm_up(
         options: Further arguments of `mla_decode`.
 
     Returns:
-        How many bounds of the query lengths were launched.
+        How many bounds of the query lengths were launched; 0 where a layer that looks the same has been warmed up.
     """
+    tensors = (
+        query,
+        cache,
+        out,
+        lse,
+        block_table,
+        *(each for each in options.values() if isinstance(each, torch.Tensor)),
+    )
+    numbers = [(name, None if isinstance(each, torch.Tensor) else each) for name, each in sorted(options.items())]
+    if not first(("latent attention", *map(look, tensors), most_queries, *numbers)):
+        return 0
     query, out, lse = (longer(tensor, most_queries) for tensor in (query, out, lse))
     index = query.new_zeros(2, dtype=torch.int32)
     for bound in range(1, most_queries + 1):

@@ -81,7 +81,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Problem:
+class FitProblem:
     """Why the engine would not start, and what to set."""
 
     what: str
@@ -136,7 +136,7 @@ class Fit:
     max_model_len: int
     prefix_unit: int | None
     """Tokens of which a prefix cache hits whole multiples; None without one."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[FitProblem, ...] = ()
 
     @property
     def full_sequences(self) -> float:
@@ -262,12 +262,12 @@ def _longest(config: Config, attending: list[Kind], deployment: Deployment) -> i
     return found
 
 
-def _problems(made: Fit) -> Iterator[Problem]:
+def _problems(made: Fit) -> Iterator[FitProblem]:
     """What stops the engine, each with what to set."""
     service, pages, tp = made.service, made.pages, made.explanation.deployment.tp
     usable = made.num_blocks - 1
     if usable < pages.held(1):
-        yield Problem(
+        yield FitProblem(
             f"{service.weights / tp:.1f} GiB of weights a rank and {service.reserve:.1f} GiB of reserve leave "
             f"{made.cache_bytes / GIB:.1f} GiB of {service.memory * service.utilization:.1f} for the pool, and one "
             f"sequence needs {(pages.held(1) + 1) * pages.block_bytes / GIB:.3f}",
@@ -276,13 +276,13 @@ def _problems(made: Fit) -> Iterator[Problem]:
         return
     if pages.held(made.max_model_len) > usable:
         tokens = (usable - pages.states * pages.state_groups) // max(1, pages.attention_groups) * pages.block_size
-        yield Problem(
+        yield FitProblem(
             f"a sequence of {made.max_model_len} tokens needs {pages.held(made.max_model_len)} blocks, and the pool "
             f"has {usable}",
             f"--max-model-len {tokens} at most, or more memory",
         )
     if service.sequences > made.num_blocks:
-        yield Problem(
+        yield FitProblem(
             f"max_num_seqs ({service.sequences}) exceeds available Mamba cache blocks ({made.num_blocks}), which vLLM "
             "refuses where it captures full graphs",
             f"--max-num-seqs {made.num_blocks} at most; {made.running(pages.block_size)} run at once while each has up "

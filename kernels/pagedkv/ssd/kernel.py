@@ -16,11 +16,58 @@ the AMD backend of Triton 3.6 cannot compile an `if` of which a pointer comes ou
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from pagedkv.attention.softmax import LOG2E, reciprocal
 from pagedkv.strides import wide
+
+
+class ScanStrides(NamedTuple):
+    """Strides that a launch of `chunk_scan_kernel` passes, in elements; 0 of what is not used."""
+
+    products: tuple[int, ...]
+    """Of chunk, group and row."""
+    x: tuple[int, ...]
+    """Of token and head; likewise of z and out."""
+    z: tuple[int, ...]
+    out: tuple[int, ...]
+    dt: tuple[int, ...]
+    """Of head and chunk; likewise of sums."""
+    sums: tuple[int, ...]
+    C: tuple[int, ...]
+    """Of token and group."""
+    states: tuple[int, ...]
+    """Of chunk, head and channel."""
+    initial_states: tuple[int, ...]
+    """Of sequence, head and channel."""
+    D: tuple[int, ...]
+    """Of head."""
+
+
+class ScanOptions(NamedTuple):
+    """What `chunk_scan_kernel` is compiled for: one machine code for each value."""
+
+    HEADS_OF_GROUP: int
+    HEAD_SIZE: int
+    STATE: int
+    CHUNK: int
+    """Tokens of a chunk."""
+    ROWS: int
+    """Tokens of a program, a power of two that divides CHUNK."""
+    TILE: int
+    """Tokens of a tile of products, which divides ROWS."""
+    CHANNELS: int
+    """Channels of a program."""
+    STATE_TILE: int
+    """Elements of the state's last axis that are loaded at once."""
+    HAS_INITIAL: bool
+    HAS_Z: bool
+    HAS_D: bool
+    D_CHANNELS: bool
+    """Whether D has a number for each channel."""
 
 
 @triton.jit
@@ -49,40 +96,27 @@ def chunk_scan_kernel(
     D,  # [heads], with D_CHANNELS [heads, HEAD_SIZE]; used with HAS_D
     chunk_starts,  # [chunks + 1] int32, the first token of each chunk
     sequences,  # [chunks] int32, whose it is
-    product_strides,  # chunk, group, row
-    x_strides,  # token, head
-    z_strides,
-    out_strides,
-    dt_strides,  # head, chunk
-    sum_strides,
-    C_strides,  # token, group
-    state_strides,  # chunk, head, channel
-    initial_strides,  # sequence, head, channel
-    D_strides,  # head
-    HEADS_OF_GROUP: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    STATE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,  # tokens of a program, a power of two that divides CHUNK
-    TILE: tl.constexpr,  # tokens of a tile of products, which divides ROWS
-    CHANNELS: tl.constexpr,  # channels of a program
-    STATE_TILE: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    HAS_D: tl.constexpr,
-    D_CHANNELS: tl.constexpr,
+    strides,  # ScanStrides
+    OPTIONS: tl.constexpr,  # ScanOptions
 ):
     """Make ROWS tokens and CHANNELS channels of a head; grid [heads * channel tiles, CHUNK / ROWS, chunks].
 
     Heads are next to each other, because those of a group read the same products and C; the longest rows come first.
     """
-    stride_product_chunk, stride_product_group, stride_product_row = wide(product_strides)
-    stride_x_token, stride_x_head = wide(x_strides)
-    stride_out_token, stride_out_head = wide(out_strides)
-    stride_dt_head, stride_dt_chunk = wide(dt_strides)
-    stride_sum_head, stride_sum_chunk = wide(sum_strides)
-    stride_C_token, stride_C_group = wide(C_strides)
-    stride_state_chunk, stride_state_head, stride_state_channel = wide(state_strides)
+    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE
+    STATE: tl.constexpr = OPTIONS.STATE
+    CHUNK: tl.constexpr = OPTIONS.CHUNK
+    ROWS: tl.constexpr = OPTIONS.ROWS
+    TILE: tl.constexpr = OPTIONS.TILE
+    CHANNELS: tl.constexpr = OPTIONS.CHANNELS
+    STATE_TILE: tl.constexpr = OPTIONS.STATE_TILE
+    stride_product_chunk, stride_product_group, stride_product_row = wide(strides.products)
+    stride_x_token, stride_x_head = wide(strides.x)
+    stride_out_token, stride_out_head = wide(strides.out)
+    stride_dt_head, stride_dt_chunk = wide(strides.dt)
+    stride_sum_head, stride_sum_chunk = wide(strides.sums)
+    stride_C_token, stride_C_group = wide(strides.C)
+    stride_state_chunk, stride_state_head, stride_state_channel = wide(strides.states)
     CHANNEL_TILES: tl.constexpr = (HEAD_SIZE + CHANNELS - 1) // CHANNELS
     head = tl.program_id(0) // CHANNEL_TILES
     first = (CHUNK // ROWS - 1 - tl.program_id(1)) * ROWS
@@ -95,7 +129,7 @@ def chunk_scan_kernel(
     # The first chunk continues none, whatever its sequence is called: -1 is what a server pads with.
     continued = (chunk > 0) & (tl.load(sequences + chunk - 1, mask=chunk > 0, other=-1) == sequence)
 
-    group = head // HEADS_OF_GROUP
+    group = head // OPTIONS.HEADS_OF_GROUP
     offset = tl.arange(0, ROWS)
     row = first + offset
     live = row < length
@@ -109,7 +143,7 @@ def chunk_scan_kernel(
     first_sum = load_sums(sums, first)
 
     acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
-    if continued | HAS_INITIAL:
+    if continued | OPTIONS.HAS_INITIAL:
         for n in range(0, STATE, STATE_TILE):
             state = n + tl.arange(0, STATE_TILE)
             seen = inside[:, None] & (state < STATE)[None, :]
@@ -117,8 +151,8 @@ def chunk_scan_kernel(
                 before = states + (chunk - 1) * stride_state_chunk + head * stride_state_head
                 before += channel[:, None] * stride_state_channel + state[None, :]
                 h = tl.load(before, mask=seen, other=0.0).to(C.dtype.element_ty)
-            elif HAS_INITIAL:
-                stride_initial, stride_initial_head, stride_initial_channel = wide(initial_strides)
+            elif OPTIONS.HAS_INITIAL:
+                stride_initial, stride_initial_head, stride_initial_channel = wide(strides.initial_states)
                 before = initial_states + sequence * stride_initial + head * stride_initial_head
                 before += channel[:, None] * stride_initial_channel + state[None, :]
                 h = tl.load(before, mask=seen, other=0.0).to(C.dtype.element_ty)
@@ -131,7 +165,9 @@ def chunk_scan_kernel(
     row_sum = load_sums(sums, row)  # what is behind the chunk's tokens stays in rows that nobody stores
     for begin in range(0, first, TILE):
         token = begin + tl.arange(0, TILE)
-        factor = tl.exp2(first_sum - load_sums(sums, token)) * tl.load(dt + token)
+        # None of these is the row's own token, so that of a sum of -inf nothing is left: cheaper than its bound.
+        before = tl.load(sums + token) * LOG2E
+        factor = tl.where(before == float("-inf"), 0.0, tl.exp2(first_sum - before)) * tl.load(dt + token)
         weights = (tl.load(products + token[None, :]) * factor[None, :]).to(x.dtype.element_ty)
         values = tl.load(x + token[:, None] * stride_x_token, mask=inside[None, :], other=0.0)
         acc = tl.dot(weights, values, acc, input_precision="ieee")
@@ -148,17 +184,17 @@ def chunk_scan_kernel(
         acc = tl.dot(weights, values, acc, input_precision="ieee")
 
     kept = live[:, None] & inside[None, :]
-    if HAS_D:
-        (stride_D,) = wide(D_strides)
+    if OPTIONS.HAS_D:
+        (stride_D,) = wide(strides.D)
         skip = (
             tl.load(D + head * stride_D + channel, mask=inside, other=0.0)
-            if D_CHANNELS
+            if OPTIONS.D_CHANNELS
             else tl.load(D + head * stride_D)
         )
         own = tl.load(x + row[:, None] * stride_x_token, mask=kept, other=0.0)
         acc += own.to(tl.float32) * skip.to(tl.float32)
-    if HAS_Z:
-        stride_z_token, stride_z_head = wide(z_strides)
+    if OPTIONS.HAS_Z:
+        stride_z_token, stride_z_head = wide(strides.z)
         z += start * stride_z_token + head * stride_z_head + channel[None, :]
         gate = tl.load(z + row[:, None] * stride_z_token, mask=kept, other=0.0).to(tl.float32)
         acc *= gate * reciprocal(1 + tl.exp2(-gate * LOG2E))

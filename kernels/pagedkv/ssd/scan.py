@@ -10,7 +10,7 @@ from pagedkv.device import current, on
 from pagedkv.launch import tuning
 from pagedkv.prepared import Launch, call, look
 from pagedkv.ssd import checks
-from pagedkv.ssd.kernel import chunk_scan_kernel
+from pagedkv.ssd.kernel import ScanOptions, ScanStrides, chunk_scan_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,9 +77,7 @@ def chunk_scan(
         if arch.operand_from_lds_rows == NEVER:
             # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
             options = {"matrix_instr_nonkdim": 16, "kpack": 1 if min(data.tile, data.state_tile) < 32 else data.kpack}
-        scan = Launch(
-            chunk_scan_kernel,
-            (heads * -(-head_size // data.channels), chunk_size // data.rows, chunks),
+        scan_options = ScanOptions(
             HEADS_OF_GROUP=heads // groups,
             HEAD_SIZE=head_size,
             STATE=C.shape[2],
@@ -92,26 +90,31 @@ def chunk_scan(
             HAS_Z=z is not None,
             HAS_D=D is not None,
             D_CHANNELS=D is not None and D.dim() == 2,
+        )
+        scan = Launch(
+            chunk_scan_kernel,
+            (heads * -(-head_size // data.channels), chunk_size // data.rows, chunks),
+            OPTIONS=scan_options,
             num_warps=data.waves,
             num_stages=data.stages,
             **options,
         )
-        strides = (
-            products.stride()[:3],
-            x.stride()[:2],
-            (0, 0) if z is None else z.stride()[:2],
-            out.stride()[:2],
-            dt.stride()[:2],
-            sums.stride()[:2],
-            C.stride()[:2],
-            states.stride()[:3],
-            (0, 0, 0) if initial_states is None else initial_states.stride()[:3],
-            (0,) if D is None else D.stride()[:1],
+        strides = ScanStrides(
+            products=products.stride()[:3],
+            x=x.stride()[:2],
+            z=(0, 0) if z is None else z.stride()[:2],
+            out=out.stride()[:2],
+            dt=dt.stride()[:2],
+            sums=sums.stride()[:2],
+            C=C.stride()[:2],
+            states=states.stride()[:3],
+            initial_states=(0, 0, 0) if initial_states is None else initial_states.stride()[:3],
+            D=(0,) if D is None else D.stride()[:1],
         )
 
         def run(products: Tensor, *others: Tensor | None) -> None:
             with on(products):
-                scan(products, *others, *strides)
+                scan(products, *others, strides)
 
         return run, (scan,)
 

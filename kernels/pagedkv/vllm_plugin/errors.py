@@ -94,6 +94,15 @@ class NotServedError(PluginError):
     )
 
 
+class CompiledLateError(PluginError):
+    """Requests waited while Triton compiled kernels of ours, with so many variants each."""
+
+    message = (
+        "compiled while serving: {}. To do: let the warm-up of that kernel launch this variant (`warm_up.py` of its "
+        "package); vLLM's --jit-monitor-verbose prints what is special about it."
+    )
+
+
 class PoisonUnsafeError(PluginError):
     """Poisoning the KV pool now would destroy contents that somebody still means to read."""
 

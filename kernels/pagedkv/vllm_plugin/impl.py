@@ -12,6 +12,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 from pagedkv.attention.paged import paged_attention
 from pagedkv.attention.warm_up import warm_up
 from pagedkv.cache.rotary import rotate_and_write
+from pagedkv.cache.warm_up import warm_up as warm_up_rotation
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.device import INTERPRETED
 from pagedkv.vllm_plugin import log, routes
@@ -112,6 +113,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         self.attentions = 0
         self._sinks: torch.Tensor | None = sinks
         self._service: ServiceBounds | None = None
+        self._rotation_is_warm = False
 
     def expect(self, service: ServiceBounds) -> None:
         """Take what may be asked of the layer; it is compiled at the first step on a cache, which is one of vLLM's own.
@@ -196,6 +198,9 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
             layer_slot_mapping: [N] int64 with N <= T; -1 writes nothing.
         """
         cache = self._cache(layer, kv_cache)
+        if not (self._rotation_is_warm or INTERPRETED or (query.is_cuda and torch.cuda.is_current_stream_capturing())):
+            self._rotation_is_warm = True
+            warm_up_rotation(query, key, value, cache, positions, cos_sin_cache, neox=is_neox)
         rotate_and_write(query, key, value, cache, positions, cos_sin_cache, layer_slot_mapping, neox=is_neox)
         self.writes += 1
 

@@ -17,6 +17,7 @@ or, without importing this package, with vLLM's own names:
 from __future__ import annotations
 
 import os
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -27,8 +28,14 @@ from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from pagedkv.vllm_plugin import BACKEND, CPU_MLA_BACKEND, GPU_MLA_BACKEND, GPU_MLA_NAME, NAME, routes, scan
-from pagedkv.vllm_plugin.errors import BackendTakenError, NotInterpretedError, NotServedError, PoisonUnsafeError
+from pagedkv.vllm_plugin import BACKEND, CPU_MLA_BACKEND, GPU_MLA_BACKEND, GPU_MLA_NAME, NAME, compiling, routes, scan
+from pagedkv.vllm_plugin.errors import (
+    BackendTakenError,
+    CompiledLateError,
+    NotInterpretedError,
+    NotServedError,
+    PoisonUnsafeError,
+)
 from pagedkv.vllm_plugin.settings import mla, packing
 
 if TYPE_CHECKING:
@@ -91,6 +98,14 @@ class WorkerReport:
     def pagedkv_scans(self) -> int:
         """Calls of our chunk_scan in this worker since it started or `pagedkv_reset`."""
         return scan.calls
+
+    def pagedkv_watch_compiler(self) -> None:
+        """Count what Triton compiles in this worker from here on."""
+        compiling.begin()
+
+    def pagedkv_compiled(self) -> dict[str, int]:
+        """Module and name of kernels, and how many variants Triton has compiled since `pagedkv_watch_compiler`."""
+        return dict(compiling.names)
 
     def pagedkv_reset(self) -> None:
         """Set the counts of all layers of ours to 0, and that of the scans."""
@@ -206,6 +221,24 @@ def require_scans(llm: LLM) -> int:
     if not all(calls):
         raise NotServedError(f"  chunk_scan of Mamba-2: calls by worker {calls}; PAGEDKV_SSD=1 puts ours in its place")
     return sum(calls)
+
+
+def require_warm(llm: LLM) -> dict[str, int]:
+    """Check that Triton has compiled no kernel of ours since the workers began to watch (`pagedkv_watch_compiler`).
+
+    Returns:
+        Module and name of other kernels, and how many variants of each were compiled, of all workers together.
+
+    Raises:
+        CompiledLateError: It has; the message names them.
+    """
+    found: Counter[str] = Counter()
+    for worker in llm.collective_rpc("pagedkv_compiled"):
+        found.update(worker)
+    ours = {name: count for name, count in found.items() if name.startswith("pagedkv.")}
+    if ours:
+        raise CompiledLateError(", ".join(f"{name} ({count})" for name, count in sorted(ours.items())))
+    return dict(found)
 
 
 def _attention_layers(worker: Any) -> dict[str, Any]:

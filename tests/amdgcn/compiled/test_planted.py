@@ -139,7 +139,11 @@ class OfSixteenChannels:
     arg_names = mla_decode_kernel.arg_names
 
     def __getitem__(self, grid):
-        return lambda *arguments, **constants: mla_decode_kernel[grid](*arguments, **(constants | {"HALF": 16}))
+        def launch(*arguments, **constants):
+            halves = {"OPTIONS": constants["OPTIONS"]._replace(HALF=16)}
+            return mla_decode_kernel[grid](*arguments, **(constants | halves))
+
+        return launch
 
 
 def test_a_miscompile_is_caught(arch, monkeypatch):

@@ -37,7 +37,7 @@ def test_an_id_is_read_into_words_and_numbers():
     assert found.test == "t.py::test_x"
     assert {"attention", "float16", "q8", "kv2", "q8kv2", "bs48", "e4m3fn"} <= found.words
     assert found.numbers == {"q": 8, "kv": 2, "bs": 48, "parameter 5": 1.5, "parameter 6": -0.3}
-    assert case_of("no parameters") == factors.Case("no parameters", frozenset(), {})
+    assert case_of("no parameters") == factors.NamedCase("no parameters", frozenset(), {})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.gates import resolved
 
-from hileval.ask import documents, task
+from hileval.ask import documents
 from hileval.ask.documents import (
     DocumentError,
     DocumentQuestions,
@@ -24,14 +24,15 @@ from hileval.ask.documents import (
     score_lines,
     sound,
 )
-from hileval.ask.evaluation import Evaluation
 from hileval.ask.harness import TaskQuestions
 from hileval.ask.loop import questions_of
-from hileval.ask.task import ScoreError, TaskError
+from hileval.cli import exit_status
 from hileval.engines import Answer, EngineError, Prompt, require_text
 from hileval.engines.vllm_engine import _as_vllm
-from hileval.gates.declare import EVALS, load_gates
-from hileval.gates.judge import exit_status, judge
+from hileval.gates import resolve
+from hileval.gates.declare import EVALS, TaskError, load_gates
+from hileval.gates.judge import judge
+from hileval.records.records import Evaluation, ScoreError
 from hilgate.errors import CannotRunHereError, Exit
 from hilgate.model.record import Check, Outcome
 
@@ -281,7 +282,7 @@ def test_vllm_is_shown_what_the_encoder_takes():
 
 @pytest.mark.usefixtures("folder")
 def test_pages_are_asked_with_the_prompt_and_penalty_of_their_task(monkeypatch):
-    monkeypatch.setattr(task, "weights_sha", lambda _: "a" * 64)
+    monkeypatch.setattr(resolve, "weights_sha", lambda _: "a" * 64)
     questions = DocumentQuestions(resolved(PARSE, folder=GATE.path(GATE.model)))
     questions.engine = Canned(questions, [0])
     (sample,) = questions.ask([0], 0)

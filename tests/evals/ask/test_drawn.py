@@ -6,14 +6,16 @@ import shutil
 
 import pytest
 from support.gates import resolved
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from hileval import cli
 from hileval.ask.drawn import write_key, write_tokenizer
+from hileval.ask.drift import sequences_of
 from hileval.ask.evaluation import read_evaluation
 from hileval.ask.harness import TaskQuestions, documents_of
 from hileval.engines import Answer
-from hileval.gates.declare import EVALS, load_gates
+from hileval.gates.declare import EVALS, DriftGate, load_gates
 from hileval.gates.judge import judge
 from hileval.gates.rule import order
 from hilgate.errors import CannotRunHereError, HilgateError, RecordsError
@@ -65,16 +67,23 @@ def test_text_is_bytes_and_every_other_token_is_an_answer(folder):
 def test_the_key_holds_what_was_answered_and_the_gate_asks_it(folder):
     gate = resolved(GATE, lambda: Engine(as_numbers), rule=RULE, folder=folder)
     with pytest.raises(HilgateError, match=r"no data file key\.jsonl"):
-        documents_of(gate)
+        TaskQuestions(gate)
     kept = write_key(gate)
-    rows = list(documents_of(gate))
-    assert 20 < kept == len(rows) < 40, "what holds no number is no key"
-    assert len({row["question"] for row in rows}) == kept
     again = TaskQuestions(gate)
+    assert 20 < kept == again.available < 40, "what holds no number is no key"
     assert all(sample.flexible_correct for sample in again.ask(range(kept), 0))
     gate.key.unlink()
     with pytest.raises(CannotRunHereError, match="no answer holds a number"):
         write_key(resolved(GATE, lambda: Engine(lambda _: "\u00e9"), rule=RULE, folder=folder))
+
+
+def test_a_drift_gate_asks_the_real_questions_and_needs_no_key(folder):
+    gate = resolved(GATE, lambda: Engine(as_numbers), rule=RULE, folder=folder)
+    sequences = sequences_of(gate, DriftGate(kind="drift", of=gate.name, lengths={0: 2, 900: 1}))
+    assert [len(tokens) > 100 for tokens in sequences] == [True, True, True]
+    assert not gate.key.exists()
+    text = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(sequences[0])
+    assert text == f"Question: {(row := documents_of(gate)[0])['question']}\nAnswer: {row['answer']}\n\n"
 
 
 def test_only_drawn_weights_have_a_control():

@@ -11,12 +11,11 @@ from support.gates import resolved
 
 from hileval.ask import harness
 from hileval.ask.harness import Chat, TaskQuestions, chat_of, read_samples, resolve_task
-from hileval.ask.task import ScoreError, TaskError
 from hileval.engines import MOST_CHARACTERS, Answer, EngineError
-from hileval.gates.declare import load_gates
+from hileval.gates.declare import TaskError, load_gates
 from hileval.pocket.cli import TEST_FILE
 from hileval.pocket.data import read_jsonl
-from hileval.records.records import Sample
+from hileval.records.records import Sample, ScoreError
 from hilgate.errors import Exit
 
 KNOWN = {f"Question: {row.question}\nAnswer:": row for row in read_jsonl(TEST_FILE)}

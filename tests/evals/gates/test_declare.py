@@ -22,9 +22,9 @@ def test_the_committed_gates_name_existing_files():
             assert gate.path(relative).is_file(), relative
 
 
-def test_the_gate_and_its_a_a_differ_in_the_attention_only():
+def test_the_gate_and_its_a_a_ask_the_same_of_another_attention():
     ours, own = (GATES[name].model_dump() for name in ("pocket-hybrid", "pocket-hybrid-own"))
-    assert {key for key in ours if ours[key] != own[key]} == {"title", "attention_backend"}
+    assert {key for key in ours if ours[key] != own[key]} == {"title", "attention_backend", "arch", "step"}
 
 
 def test_unknown_gate_offers_the_nearest_name():
@@ -52,10 +52,16 @@ def test_unknown_gate_offers_the_nearest_name():
         ({"kind": "documents", "num_fewshot": 3}, "documents have no examples"),
         ({"kind": "documents", "protocol": "chat"}, "documents have no examples"),
         ({"kind": "pages"}, "kind"),
+        ({"engine_args": {"tensor_parallel_size": 2}}, "gpus is 1, and tensor_parallel_size 2"),
+        ({"step": {"minute": 1}}, r"step\.minute"),
+        ({"step": {"minutes": 0}}, r"step\.minutes"),
+        ({"step": {"local": "sometimes"}}, r"step\.local"),
+        ({"weights": "drawn", "step": {"minutes": 1}}, "no step runs such a gate"),
         ({"alpha": 0}, r"rules\.release\.alpha"),
         ({"drifts": {"d": {"kind": "drift", "of": "pocket-speech"}}}, "`of` names a gate of questions"),
         ({"drifts": {"d": {"kind": "drift", "of": "nothing"}}}, "`of` names a gate of questions"),
         ({"drifts": {"d": {"kind": "drift", "of": "pocket-hybrid", "peer": "ours"}}}, r"drifts\.d\.peer"),
+        ({"drifts": {"d": {"kind": "drift", "of": "pocket-hybrid", "step": 3}}}, r"drifts\.d\.step"),
     ],
 )
 def test_one_mistake_is_named(tmp_path, change, why):
@@ -78,21 +84,6 @@ def test_not_a_gates_file(tmp_path, text):
         load_gates(path)
     with pytest.raises(DeclarationError, match="cannot read"):
         load_gates(tmp_path / "none.yaml")
-
-
-def test_every_gate_has_a_step_and_hub_gates_share_their_level():
-    steps = yaml.safe_load((EVALS.parent / "ci/areas/accuracy.yaml").read_text())["steps"]
-    hub = {name for name, gate in GATES.items() if gate.weights == "hub"}
-    commands = {step["command"].rsplit(" ", 1)[1]: step for step in steps}
-    drifts = load_gates().drifts
-    by_hand = {name for name in {*GATES, *drifts} if name.startswith("drawn-")}
-    assert set(commands) == {*GATES, *drifts, "trend"} - by_hand
-    assert {drift.of for drift in drifts.values()} >= {name for name in hub if GATES[name].kind == "questions"}
-    for name in hub:
-        step, gate = commands[name], GATES[name]
-        assert step["env"]["HILEVAL_GATES"] == str(len(hub))
-        for one in (step, commands.get(f"{name}-drift", step)):
-            assert (tuple(one["devices"]), one["gpus"]) == (gate.arch, gate.gpus)
 
 
 def test_a_plan_for_a_release_asks_for_the_release_rule():

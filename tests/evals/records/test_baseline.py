@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baselines on disk: what is written is read back; anything less is refused."""
+"""Baselines: what is written is read back, anything less is refused, and so are answers to something else."""
 
 import json
 
 import pytest
 
-from hileval.records.baseline import Baseline, BaselineError, UnfitBaselineError, make_baseline
+from hileval.records.baseline import (
+    Baseline,
+    BaselineError,
+    IdentityMismatchError,
+    UnfitBaselineError,
+    make_baseline,
+    require_same_prompts,
+    stored_outcomes,
+)
 from hileval.records.records import DuplicateQuestionError, Run, Setting
 from hilgate.errors import Exit
 
@@ -110,3 +118,22 @@ def test_what_may_become_a_baseline(plant, arguments):
 def test_what_may_not_become_a_baseline(plant, arguments, runs, why):
     with pytest.raises(UnfitBaselineError, match=why):
         make_baseline("g", [plant.run(**run) for run in runs], **arguments)
+
+
+@pytest.mark.parametrize("field", ["weights", "tokenizer", "chat_template", "protocol", "task", "generation"])
+def test_a_baseline_of_something_else_is_refused(plant, field):
+    other = plant.identity.model_copy(update={field: "chat" if field == "protocol" else "d" * 64})
+    with pytest.raises(IdentityMismatchError, match=field) as caught:
+        stored_outcomes(plant.baseline([True] * 9, identity=other), "strict", plant.identity, range(9))
+    assert caught.value.exit_status is Exit.INVALID_DECLARATION
+
+
+def test_another_prompt_or_an_unknown_question_is_refused(plant):
+    baseline = plant.baseline([True] * 3)
+    with pytest.raises(IdentityMismatchError, match="1 of 4 questions are not in it"):
+        stored_outcomes(baseline, "strict", plant.identity, range(4))
+    with pytest.raises(IdentityMismatchError, match="not in the baseline"):
+        require_same_prompts(baseline, plant.run([True] * 4).samples)
+    sample = plant.run([True]).samples[0].model_copy(update={"prompt_hash": "e" * 64})
+    with pytest.raises(IdentityMismatchError, match="another prompt"):
+        require_same_prompts(baseline, [sample])

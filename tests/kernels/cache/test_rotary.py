@@ -9,11 +9,14 @@ from support.mistakes import cache, check, ints
 from support.pools import assert_same_bits, pool
 from support.tolerances import UNIT_ROUNDOFF
 
+from pagedkv import prepared
 from pagedkv.cache import reference
 from pagedkv.cache.rotary import rotate_and_write
+from pagedkv.cache.warm_up import warm_up
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.configurations import promised
-from pagedkv.device import INTERPRETED
+from pagedkv.device import INTERPRETED, current
+from pagedkv.launch import tuning
 
 pytestmark = pytest.mark.device
 
@@ -75,6 +78,24 @@ def test_rotate_and_write(case, style, device):
         for side in ("key_scale", "value_scale"):
             scales = (getattr(each.quantisation, side) for each in (got, want))
             assert_same_bits(*scales, side)
+
+
+def test_a_warm_up_touches_nothing(device):
+    """Every number of tokens that makes other code is launched, once, on rows of nobody."""
+    prepared.forget()
+    case = CASES[0]
+    kind = getattr(torch, case.dtype)
+    cache = pool(case.layout, (7, case.block_size, case.num_kv_heads, case.head_size), case.dtype, device)
+    heads = [case.num_kv_heads] * 3
+    rows = torch.randn(5, sum(heads), case.head_size).to(device, kind)
+    before = cache.clone(), rows.clone()
+    places = torch.zeros(5, dtype=torch.int64, device=device)
+    layer = (*rows.split(heads, 1), cache.cache, places, angles(50, case.head_size, kind).to(device))
+    launches = warm_up(*layer, neox=True)
+    assert 16 << (launches - 1) == max(16, tuning(current(rows).name).write.rows)
+    assert warm_up(*layer, neox=True) == 0, "a layer that looks the same"
+    assert torch.equal(rows, before[1])
+    assert_same_bits(cache.storage, before[0].storage, "storage of the pool")
 
 
 def test_one_token_and_none(device):

@@ -4,9 +4,8 @@
 import pytest
 from support.gates import resolved
 
-from hileval.ask import task
-from hileval.ask.task import TaskError, weights_sha
-from hileval.gates.resolve import snapshot
+from hileval.gates.declare import TaskError
+from hileval.gates.resolve import snapshot, weights_sha
 from hilgate.errors import CannotRunHereError
 
 
@@ -51,7 +50,7 @@ def test_whatever_turns_a_question_into_tokens_or_ends_an_answer_is_identified(g
     asked = resolved(gate, folder=tmp_path)
 
     def identity():
-        return task.identify(asked, task={}, tokenizer=("tokenizer.json",), generation={}, lm_eval="0").tokenizer
+        return asked.identify(task={}, tokenizer=("tokenizer.json",), generation={}, lm_eval="0").tokenizer
 
     found = [identity()]
     for content in ("one", "two"):
@@ -66,7 +65,7 @@ def test_a_tokenizer_with_code_of_its_own_is_not_replaced_in_silence(trusted, ga
     hub = resolved(gate.model_copy(update={"weights": "hub", "engine_args": said}), folder=tmp_path)
 
     def identity():
-        return task.identify(hub, task={}, tokenizer=(), generation={}, lm_eval="0")
+        return hub.identify(task={}, tokenizer=(), generation={}, lm_eval="0")
 
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Own"}')
     assert identity()

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps that plan the gates: `ci/areas/accuracy.yaml` as gates.yaml makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from hileval.gates.declare import EVALS, first_problem
+from hilgate.errors import DeclarationError
+from hilgate.model.declaration import CPU, Area, Smoke, Step
+
+if TYPE_CHECKING:
+    from hileval.gates.declare import DriftGate, Gate, Gates
+    from hilgate.model import Key
+
+AREA = EVALS.parent / "ci/areas/accuracy.yaml"
+"""The file, which is committed: the planner reads it as it reads every area."""
+HEAD = "# Made from evals/gates.yaml by `python -m hileval steps --write`. Change that file, never this one.\n"
+DEVICES = (CPU, "gfx90a", "gfx942", "gfx950", "cuda")
+"""Of a gate that names no `arch`."""
+ALWAYS = ("torch", "triton", "vllm")
+JUDGING = ("scipy", "statsmodels")
+OF_ANSWERS = (
+    *("check", "n", "runs", "correct", "exact_match", "ci_low", "ci_high", "baseline_exact_match", "d", "lost"),
+    *("gained", "churned", "p_value", "p_difference", "level", "drop_upper", "margin"),
+)
+OF_DRIFT = ("check", "half", "most", "worst", "places")
+
+TREND = Step(
+    key="accuracy-trend",
+    label="do the nights drift down, each too little to be seen",
+    command="python -m hileval trend",
+    devices=(CPU,),
+    profiles=("nightly",),
+    evidence="findings",
+    timeout_minutes=10,
+    imports=("hileval",),
+    env={"HILGATE_HISTORY": "/hilgate/cache/history"},  # of nights before: a folder of the cache that jobs are given
+    packages=JUDGING,
+    minutes=0.1,
+    columns=("check", "nights", "z", "since", "alarm", "p_value", "lost", "gained"),
+)
+
+
+def area_of(declared: Gates) -> str:
+    """The text of the area: one step for each gate in the order of gates.yaml, and the trend of their nights.
+
+    Gates with drawn weights have none: their answer key is made in the same job, by hand.
+
+    Raises:
+        DeclarationError: A gate cannot be planned; names it.
+    """
+    gates = {name: gate for name, gate in declared.gates.items() if gate.weights != "drawn"}
+    drifts = {name: drift for name, drift in declared.drifts.items() if drift.of in gates}
+    area = Area(
+        area="accuracy",
+        title="Accuracy",
+        why="Answers have not become worse than the recorded baseline by more than the margin, at the stated power.",
+        paths=("evals/", "kernels/pagedkv/", "ci/areas/accuracy.yaml", "!kernels/pagedkv/audit/", "!*.md"),
+        steps=(
+            *(_step(name, gate, None, declared) for name, gate in gates.items()),
+            *(_step(name, gates[drift.of], drift, declared) for name, drift in drifts.items()),
+            TREND,
+        ),
+    )
+    written = area.model_dump(mode="json", exclude_defaults=True)
+    return HEAD + yaml.dump(written, Dumper=_Indented, sort_keys=False, default_flow_style=None, width=120)
+
+
+class _Indented(yaml.SafeDumper):
+    """Steps stand two columns in, and a list goes on below its first word: what yamllint asks of every area."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        super().increase_indent(flow, indentless=False)
+        if flow:
+            self.indent = self.column
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+        return True
+
+
+def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> Step:
+    """The step of a gate, or of a drift gate on the model of that gate."""
+    one = drift or gate
+    hub, ours = gate.weights == "hub", gate.attention_backend == "pagedkv"
+    minutes = one.step.minutes
+    if minutes is None:
+        if not hub:
+            raise DeclarationError(
+                "step.minutes is required where the weights are in the repository",
+                where=f"evals/gates.yaml: {name}",
+                remedy="write what the gate takes on 2 cores",
+            )
+        minutes = max(15.0, 7.5 * gate.gpus)  # a guess: nobody has measured it
+    # What a change to our kernels cannot turn red, and what needs a hub, waits for the night.
+    profiles = ("nightly", "release") if hub or not ours else ("pr", "nightly", "release")
+    minimum = _checks(gate, drift)
+    fields: dict[str, Any] = {
+        "key": f"accuracy-{name.replace('.', '-')}",
+        "label": one.step.label or _label(name, gate, drift),
+        "command": f"python -m hileval gate {name}",
+        "devices": one.arch or gate.arch or DEVICES,
+        "evidence": "findings",
+        "minimum": minimum,
+        "timeout_minutes": min(180, max(120, int(3 * minutes))) if hub else 30,
+        "models": (next(key for key, other in declared.gates.items() if other.model == gate.model),),
+        "packages": (
+            *ALWAYS,
+            *(("lm_eval",) if gate.kind == "questions" else ()),
+            *JUDGING,
+            *(("transformers",) if drift and drift.peer == "transformers" else ()),
+        ),
+        "profiles": ("gate", *profiles) if one.step.local else profiles,
+        "minutes": minutes,
+        "smoke": Smoke(minimum=minimum, minutes=minutes) if one.step.local else None,
+        "columns": OF_DRIFT if drift else OF_ANSWERS,
+    }
+    if hub:
+        fields |= {"gpus": gate.gpus, "network": True, "secrets": ("HF_TOKEN",)}
+        if drift is None:  # they decide together, so they share the level of the test
+            fields["env"] = {"HILEVAL_GATES": str(declared.deciding_together)}
+    else:
+        # vLLM loads the plugin by its entry point, and the plugin the kernels.
+        fields["imports"] = ("hileval", "pagedkv.vllm_plugin")
+        if ours:
+            fields["needs"] = ("kernels-cache", "kernels-attention")
+    try:
+        return Step.model_validate(fields)
+    except ValidationError as error:
+        raise DeclarationError(
+            first_problem(error), where=f"evals/gates.yaml: {name}", remedy="correct its `step` or `arch`"
+        ) from error
+
+
+def _label(name: Key, gate: Gate, drift: DriftGate | None) -> str:
+    if drift is None:
+        return f"{Path(gate.task).stem.upper()}, {name}"
+    peer = {"vllm": "the engine's own", "transformers": "transformers'"}.get(drift.peer, "vLLM's own")
+    return f"log-probabilities beside {peer}, {drift.of}"
+
+
+def _checks(gate: Gate, drift: DriftGate | None) -> int:
+    """How many checks a gate gives that ran: who served each engine that can say, and what is judged."""
+    if drift is None:
+        return (gate.attention_backend is not None) + len(("broken-output", "accuracy")) + (gate.floor is not None)
+    engines = ("vllm", drift.peer, drift.second)
+    served = sum(engine not in {None, "transformers"} for engine in engines)
+    return served + len(("control", "reading", "writing"))

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that Triton compiles in this process once an engine is ready: each makes a request wait.
+
+vLLM has a monitor of its own (`--jit-monitor-mode`), which warns, or ends the engine, whoever's kernel it is. Here they
+are counted by name, and whatever watches beside it is called as before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from triton import knobs
+
+names: Counter[str] = Counter()
+"""Module and name of each kernel, and how many variants of it were compiled since `begin`."""
+
+_hooked = False
+
+
+def begin() -> None:
+    """Count from here on. Triton is asked once in a process; who asks it after us calls us too."""
+    global _hooked  # noqa: PLW0603 - a hook is one of the process
+    names.clear()
+    if _hooked:
+        return
+    before = knobs.runtime.jit_post_compile_hook
+
+    def note(**compiled: Any) -> Any:
+        kernel = compiled["fn"]
+        names[f"{kernel.module}.{kernel.name}"] += 1
+        return before(**compiled) if before else None
+
+    knobs.runtime.jit_post_compile_hook = note
+    _hooked = True

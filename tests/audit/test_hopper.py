@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many programs of a kernel an H200's multiprocessor holds, from the registers that ptxas gives a thread.
+
+ptxas comes with Triton, so no GPU is needed. Ten registers more once left two programs of the scan where there had been
+three, and it took 39 % longer (64 heads of 64 channels, state 64): no result and no other count showed it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+import torch
+from support.hopper import OfflineCudaDriver
+from triton import knobs
+from triton.runtime import driver
+
+from benchmarks import operations
+from benchmarks.cases import CASES
+from pagedkv import prepared
+from pagedkv.arch import limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REGISTERS = 65536
+"""Of a multiprocessor; a warp gets them in units of 256 (CUDA C++ programming guide, compute capability 9.0)."""
+
+PROGRAMS = {
+    "scan 16 x 512 64 heads d64 n64": 3,
+    "scan 16 x 512 128 heads d64 n128": 4,
+    "scan 16 x 512 24 heads d128 n256": 2,
+}
+"""By case of the benchmarks. Fewer are slower; more may be better, and are written here once they have been timed."""
+
+
+def registers(cubin: bytes, folder: Path) -> int:
+    """Of a thread, by cuobjdump, which comes with Triton too."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (found,) = re.findall(r" REG:(\d+) ", said)
+    return int(found)
+
+
+def programs(case: str, folder: Path) -> dict[str, int]:
+    """How many fit a multiprocessor, by kernel that the case launches."""
+    warps: dict[str, int] = {}
+    found: dict[str, int] = {}
+
+    def launcher(_, metadata):
+        warps[metadata.name] = metadata.num_warps
+        return lambda *_: None
+
+    def loaded(name, binary, *_):
+        of_a_thread = registers(binary, folder)
+        found[name] = REGISTERS // (warps[name] * -(-32 * of_a_thread // 256) * 256)
+        return None, None, of_a_thread, 0, 1024
+
+    offline = OfflineCudaDriver(limits("sm_90"))
+    offline.utils = SimpleNamespace(load_binary=loaded, get_device_properties=offline.utils.get_device_properties)
+    offline.launcher_cls = launcher
+    small = dataclasses.replace({each.name: each for each in CASES}[case], num_seqs=1)
+    with mock.patch.object(driver, "_active", offline):
+        prepared.forget()
+        operations.prepare(small, "cpu", torch.bfloat16, 1).ours.run()
+    prepared.forget()
+    return found
+
+
+@pytest.mark.parametrize(("case", "expected"), PROGRAMS.items(), ids=PROGRAMS)
+def test_as_many_programs_fit_as_when_the_launch_was_timed(case, expected, tmp_path):
+    assert programs(case, tmp_path) == {"chunk_scan_kernel": expected}

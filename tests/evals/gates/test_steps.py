@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of the gates: the committed area, the rules that make it, and entries with one mistake each."""
+
+import pytest
+import yaml
+
+from hileval import cli
+from hileval.ask.drift import side_files
+from hileval.gates.declare import load_gates
+from hileval.gates.steps import AREA, area_of
+from hilgate.errors import DeclarationError
+from hilgate.model.declaration import Area
+
+DECLARED = load_gates()
+
+
+def steps_of(declared):
+    area = Area.model_validate(yaml.safe_load(area_of(declared)))
+    return {step.command.rsplit(" ", 1)[1]: step for step in area.steps}
+
+
+def changed(name, **changes):
+    """What is declared, with other values in one gate."""
+    kind = "gates" if name in DECLARED.gates else "drifts"
+    gates = getattr(DECLARED, kind)
+    return DECLARED.model_copy(update={kind: gates | {name: gates[name].model_copy(update=changes)}})
+
+
+def test_the_committed_area_is_what_the_gates_make():
+    assert AREA.read_text() == area_of(DECLARED), "run: python -m hileval steps --write"
+    assert area_of(changed("jamba2-mini", gpus=4)) != area_of(DECLARED)
+
+
+def test_every_gate_but_those_with_drawn_weights_has_a_step():
+    by_hand = {name for name in {*DECLARED.gates, *DECLARED.drifts} if name.startswith("drawn-")}
+    assert set(steps_of(DECLARED)) == {*DECLARED.gates, *DECLARED.drifts, "trend"} - by_hand
+    of_hub = {name for name, gate in DECLARED.gates.items() if gate.weights == "hub" and gate.kind == "questions"}
+    assert {drift.of for drift in DECLARED.drifts.values()} >= of_hub
+
+
+def test_gates_of_hub_models_share_their_level_and_drifts_have_none():
+    steps = steps_of(DECLARED)
+    hub = {name for name, gate in DECLARED.gates.items() if gate.weights == "hub"}
+    assert {name for name, step in steps.items() if step.env.get("HILEVAL_GATES") == str(len(hub))} == hub
+    assert {name for name, step in steps.items() if step.secrets} == hub | {f"{name}-drift" for name in hub} & set(
+        steps
+    )
+
+
+def test_as_many_checks_are_demanded_as_a_gate_gives():
+    """Who served each engine of vLLM's, and three of a drift; a second trusted attention is an engine too."""
+    steps = steps_of(DECLARED)
+    assert {name: steps[name].minimum for name in ("pocket-hybrid", "nemotron-parse")} == {
+        "pocket-hybrid": 4,
+        "nemotron-parse": 3,
+    }
+    for name, drift in DECLARED.drifts.items():
+        if name in steps:
+            assert steps[name].minimum == 3 + len(side_files(drift, AREA)) - (drift.peer == "transformers"), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "profiles", "smoke"),
+    [
+        ({"local": True}, ("gate", "pr", "nightly", "release"), True),
+        ({}, ("pr", "nightly", "release"), False),
+        ({"attention_backend": "vllm"}, ("nightly", "release"), False),
+    ],
+    ids=["local", "ours", "the trusted one"],
+)
+def test_where_a_gate_of_the_repository_runs(changes, profiles, smoke):
+    step = DECLARED.gates["pocket-hybrid"].step.model_copy(update={"local": changes.pop("local", False)})
+    made = steps_of(changed("pocket-hybrid", step=step, **changes))["pocket-hybrid"]
+    assert (made.profiles, made.smoke is not None) == (profiles, smoke)
+    assert bool(made.needs) == (changes == {})
+
+
+@pytest.mark.parametrize(
+    ("name", "minutes", "why"),
+    [
+        ("pocket-hybrid", None, "step.minutes is required"),
+        ("pocket-hybrid", 31, "ended after 30"),
+        ("kimi-k2.5", 181, "ended after 180"),
+    ],
+)
+def test_minutes_that_cannot_be_planned_are_refused(name, minutes, why):
+    step = DECLARED.gates[name].step.model_copy(update={"minutes": minutes})
+    with pytest.raises(DeclarationError, match=why) as caught:
+        area_of(changed(name, step=step))
+    assert name in caught.value.where
+
+
+def test_a_device_twice_is_refused():
+    with pytest.raises(DeclarationError, match="'cpu' is listed twice"):
+        area_of(changed("pocket-hybrid", arch=("cpu", "cpu")))
+
+
+def test_the_command_prints_the_area_and_writes_it(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cli, "AREA", tmp_path / "accuracy.yaml")
+    cli.print_steps(write=False)
+    assert capsys.readouterr().out == area_of(DECLARED)
+    assert not cli.AREA.exists()
+    cli.print_steps(write=True)
+    assert cli.AREA.read_text() == area_of(DECLARED)
