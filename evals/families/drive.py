@@ -16,6 +16,7 @@ import time
 import traceback
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -23,7 +24,7 @@ import torch
 import torch._dynamo
 from vllm.platforms import current_platform
 
-from families import behaviours, faults, layers, mla_prefill, stand_ins
+from families import behaviours, layers, mla_prefill, stand_ins
 from families.behaviours import Bench, NotDrivenError, NotHereError, require_codes
 from families.cell import FamilyCell, settled, worse, write
 from families.engine import FamilyEngine, StuckError, end_with_parent
@@ -58,11 +59,12 @@ def main(spec_file: Path, folder: Path, asked: Connection) -> None:
     spec = json.loads(spec_file.read_text())
     stand_ins.supply()
     mla_prefill.register()
+    plants = import_module(spec["plants"]).PLANTS if "plants" in spec else {}
     gc.freeze()  # what has been imported lives as long as the process; vLLM collects garbage several times an engine
     for line in iter(asked.recv, None):
         name, _, plant = line.partition("+")
         if plant:
-            fault = faults.PLANTS[plant]
+            fault = plants[plant]
             chosen, planted = (*fault.leaves_green, fault.turns_red), fault.planted
         else:
             chosen, planted = tuple(spec["behaviours"]), lambda _: nullcontext()

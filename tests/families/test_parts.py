@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 import torch
+from support.model_faults import PLANTS
 
 from families import behaviours, cell, family, judge, plans, schedule
 from families.family import FAMILIES, FamilyLimit
-from families.faults import PLANTS
 from families.judge import Error, WrongAnswerError
 from families.schedule import FamilyAnswer, ScheduledRequest, ScheduleLimits
 

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs package:vllm")
 
-from families.faults import PLANTS
+from support.model_faults import PLANTS
+
 from families.fleet import Fleet
 
 SAID = (
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    spec = {"behaviours": ["prefill"], "fuzz": {"seed": 1, "examples": 1}}
+    spec = {"behaviours": ["prefill"], "fuzz": {"seed": 1, "examples": 1}, "plants": "support.model_faults"}
     names = [f"{fault.family}+{plant}" for plant, fault in PLANTS.items()]
     return Fleet(tmp_path_factory.mktemp("plants"), names, spec, processes=1)
 
