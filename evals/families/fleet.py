@@ -75,8 +75,8 @@ class Fleet:
         Args:
             folder: Where specs, logs and results are written.
             families: Names, in the order in which they are begun; `granite-4.0-h+freed-block` plants a fault.
-            spec: `behaviours` (names), `fuzz` (seed and examples), by slug `published` checkpoints, and of planted faults
-                `plants`, the module that has them.
+            spec: `behaviours` (names), `fuzz` (seed and examples), by slug `published` checkpoints, and `plants`, the
+                module of planted faults.
             processes: How many drivers at a time.
             seconds: When a family is given up.
         """
