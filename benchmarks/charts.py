@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .cases import Op
-    from .series import Bar, Line
+    from .series import Bar, ChartLine
 
 STYLE = {
     "svg.hashsalt": "hilgate",
@@ -89,7 +89,7 @@ def bandwidth_chart(bars: Sequence[Bar]) -> str:
         return _svg(figure)
 
 
-def line_chart(lines: Sequence[Line], label: str, *, thousands: bool = False) -> str:
+def line_chart(lines: Sequence[ChartLine], label: str, *, thousands: bool = False) -> str:
     """Return time (log scale) against `label`; `thousands` writes 8192 as 8k."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
@@ -116,7 +116,7 @@ def line_chart(lines: Sequence[Line], label: str, *, thousands: bool = False) ->
         return _svg(figure)
 
 
-def _point_labels(axes: Any, line: Line, colour: str, *, below: bool) -> None:
+def _point_labels(axes: Any, line: ChartLine, colour: str, *, below: bool) -> None:
     for x, time in line.points:
         axes.annotate(
             f"{time:,.0f}" if time >= 100 else f"{time:.1f}",

@@ -39,7 +39,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One line of a line chart: (x, microseconds), ascending in x."""
 
     name: str
@@ -65,7 +65,7 @@ def bandwidths(rows: Sequence[BenchmarkRow]) -> list[Bar]:
     ]
 
 
-def over_block_size(rows: Sequence[BenchmarkRow]) -> list[Line]:
+def over_block_size(rows: Sequence[BenchmarkRow]) -> list[ChartLine]:
     """Return time against tokens of a block: decode of 64 sequences of 8k tokens, head size 128."""
     return _lines(
         [row for row in rows if _is_decode(row.case, 64, 128) and row.case.seq_len == 8192 and not _shuffled(row.case)],
@@ -73,7 +73,7 @@ def over_block_size(rows: Sequence[BenchmarkRow]) -> list[Line]:
     )
 
 
-def over_context(rows: Sequence[BenchmarkRow]) -> list[Line]:
+def over_context(rows: Sequence[BenchmarkRow]) -> list[ChartLine]:
     """Return time against tokens in the cache: decode of one sequence, head size 128, blocks of 16."""
     chosen = [row for row in rows if _is_decode(row.case, 1, 128) and row.case.block_size == 16]
     least = {row.case.seq_len: row.case.bytes_moved() / row.record.yardstick_rate * 1e6 for row in chosen}
@@ -88,7 +88,7 @@ def _shuffled(case: BenchmarkCase) -> bool:
     return case.layout.startswith("shuffle")
 
 
-def _lines(rows: Sequence[BenchmarkRow], axis: Callable[[BenchmarkCase], int]) -> list[Line]:
+def _lines(rows: Sequence[BenchmarkRow], axis: Callable[[BenchmarkCase], int]) -> list[ChartLine]:
     """Return ours, then each peer's; of two records at one place the earlier counts."""
     times: dict[str, dict[int, float]] = {name: {} for name in (OURS, OURS_NATIVE, *THEIRS.values())}
     for row in rows:
@@ -99,6 +99,6 @@ def _lines(rows: Sequence[BenchmarkRow], axis: Callable[[BenchmarkCase], int]) -
     return [line for name, found in times.items() for line in _line(name, found)]
 
 
-def _line(name: str, found: dict[int, float]) -> list[Line]:
+def _line(name: str, found: dict[int, float]) -> list[ChartLine]:
     """Return the line, or nothing where there are not two points to join."""
-    return [Line(name, tuple(sorted(found.items())))] if len(found) > 1 else []
+    return [ChartLine(name, tuple(sorted(found.items())))] if len(found) > 1 else []

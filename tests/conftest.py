@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "test_tiny.py")
 COMPILING = HERE / "audit"
 AS_IF_ON_A_GPU = HERE / "mamba"
-MACHINE_CODE = HERE / "amdgcn/compiled"
+MACHINE_CODE = (HERE / "amdgcn/compiled", HERE / "mamba/compiled")
 AS_THIS_MACHINE_RUNS_IT = (HERE / "families", HERE / "models")
 LABELS = ("dtype", "layout")
 """What a report names beside an error, where a parameter of the test is it or has it."""
@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if collection_path.parent == MACHINE_CODE and not config.getoption("amdgcn") else None
+    return True if collection_path.parent in MACHINE_CODE and not config.getoption("amdgcn") else None
 
 
 def _asked_for(config: pytest.Config, place: Path) -> bool:

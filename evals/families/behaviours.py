@@ -256,7 +256,8 @@ def drafted(bench: Bench) -> Numbers:
     numbers = bench.right((request, other))
     seen = bench.engine.probe.counts
     require(seen.drafted > 0, "nothing was drafted")
-    return numbers | {"drafted": seen.drafted, "steps": seen.steps}
+    taken = sum(one.taken for one in seen.verified)
+    return numbers | {"drafted": seen.drafted, "taken": taken, "steps": seen.steps}
 
 
 def verified(bench: Bench) -> Numbers:

@@ -111,10 +111,13 @@ class Head:
         """The head's layer, over all positions."""
         count = stream.shape[1]
         places = torch.arange(count)[None]
+        rotary = self.model.model.rotary_emb
+        # Qwen3.5 turns by three places of a token, which in text are one.
+        turned_by = places.expand(3, 1, -1) if hasattr(rotary, "mrope_section") else places
         unseen = torch.full((count, count), torch.finfo(stream.dtype).min, dtype=stream.dtype).triu(1)
         made = self.twin.model.layers[-1](
             stream,
-            position_embeddings=self.model.model.rotary_emb(stream, places),
+            position_embeddings=rotary(stream, turned_by),
             attention_mask=unseen[None, None],
             position_ids=places,
         )

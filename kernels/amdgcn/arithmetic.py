@@ -111,6 +111,20 @@ def reverse_bits(a: Array) -> Array:
     return a.byteswap()
 
 
+def count_bits(x: Array) -> Array:
+    """How many bits are 1."""
+    return np.bitwise_count(x).astype(U)
+
+
+_BELOW = ((1 << np.arange(64, dtype=Q)) - Q(1)).astype(Q)
+"""Of each lane: those before it."""
+
+
+def count_below(x: Array, upper: bool) -> Array:
+    """How many lanes before each lane, of the first or of the last 32, have their bit in x."""
+    return count_bits(x & ((_BELOW >> Q(32)) if upper else _BELOW).astype(U))
+
+
 def permute_bytes(a: Array, b: Array, selector: Array) -> Array:
     """`v_perm_b32`: each byte of the selector picks a byte of a:b, a sign of one of its words, 0, or 0xff."""
     both = pair(b, a)

@@ -23,7 +23,7 @@ _EXEC = frozenset({("s", EXEC), ("s", EXEC + 1)})
 
 _NOTHING_WRITTEN = re.compile(
     r"s_(?:cmpk?_\w+|bitcmp[01]_b32|branch|cbranch_\w+|endpgm|barrier|nop|waitcnt|setprio|sleep)"
-    r"|(?:global|buffer|scratch)_store_\w+|ds_write\w+"
+    r"|(?:global|buffer|scratch)_store_\w+|ds_write\w+|(?:global|buffer)_atomic_\w+|buffer_wbl2|buffer_inv"
 )
 _TWO_WRITTEN = re.compile(
     r"v_(?:(?:add|sub|subrev)_co_u32|(?:addc|subb|subbrev)_co_u32|mad_[iu]64_[iu]32|div_scale_f32)"
@@ -37,7 +37,7 @@ _ONE_WRITTEN = re.compile(
     r"|(?:add|sub|min|max)_[iu]32|(?:addc|subb)_u32|(?:addk|mulk|movk)_i32|mul_i32|mul_hi_[iu]32|mov_b(?:32|64)"
     r"|cselect_b(?:32|64)|lsh[lr]_b(?:32|64)|ashr_i(?:32|64)|bf[em]_[iub](?:32|64)|lshl[1-4]_add_u32|pack_\w+|flbit_\w+"
     r"|ff1_i32_b(?:32|64)|not_b(?:32|64)|brev_b32|abs_i32|bcnt[01]_i32_b(?:32|64)|sext_i32_i(?:8|16)|bitset[01]_b32)"
-    r"|(?:global|buffer|scratch)_load_\w+|ds_(?:read\w*|bpermute_b32|swizzle_b32)"
+    r"|(?:global|buffer|scratch)_load_\w+|ds_(?:read\w*|b?permute_b32|swizzle_b32)"
 )
 
 
@@ -61,13 +61,16 @@ def effects(instruction: Instruction) -> Effects:
         instruction.operands,
         instruction.modifiers.get("dst_unused") == "UNUSED_PRESERVE" or "row_mask" in instruction.modifiers,
         instruction.to_lds,
+        instruction.returns,
     )
 
 
 @lru_cache(maxsize=1 << 16)
-def _effects(mnemonic: str, operands: tuple[Operand, ...], merges: bool, to_lds: bool) -> Effects:
+def _effects(mnemonic: str, operands: tuple[Operand, ...], merges: bool, to_lds: bool, returns: bool) -> Effects:
     written = (
-        0
+        1
+        if returns
+        else 0
         if to_lds or _NOTHING_WRITTEN.fullmatch(mnemonic)
         else 2
         if _TWO_WRITTEN.fullmatch(mnemonic) or _BOTH_WRITTEN.fullmatch(mnemonic)
@@ -79,6 +82,9 @@ def _effects(mnemonic: str, operands: tuple[Operand, ...], merges: bool, to_lds:
         raise UnknownInstructionError(mnemonic, "its operands are not known")
     reads = {each for operand in operands[written:] for each in operand.registers()}
     writes = {each for operand in operands[:written] for each in operand.registers()}
+    if returns and mnemonic.startswith("buffer_"):  # what was there comes into the first register of the data
+        reads |= writes
+        writes = set(operands[0].registers()[:1])
     if merges or _BOTH_WRITTEN.fullmatch(mnemonic) or _DESTINATION_READ.fullmatch(mnemonic):
         reads |= writes
     if mnemonic.startswith(("v_", "global_", "buffer_", "ds_", "scratch_")):
@@ -97,6 +103,6 @@ def _effects(mnemonic: str, operands: tuple[Operand, ...], merges: bool, to_lds:
         counter = "sm"
     elif mnemonic.startswith("ds_"):
         counter = "ds"
-    elif mnemonic.startswith(("global_", "buffer_", "scratch_")):
+    elif mnemonic.startswith(("global_", "buffer_", "scratch_")) and mnemonic not in {"buffer_wbl2", "buffer_inv"}:
         counter = "vm"
     return Effects(frozenset(reads), frozenset(writes), counter)

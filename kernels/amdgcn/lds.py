@@ -59,26 +59,29 @@ class Lds:
             values: For a write, whether it changes what was there, and whether what is there now is not what it wrote.
 
         Returns:
-            None, or of the first race: position in `at`, how many there are, the other wave, its instruction (-1 if
-            that is not known).
+            None, or of the first race: position in `at`, how many there are, the other wave, its instruction (-1 for
+            this very one).
         """
         now = int(mine[0]) >> 4 if mine.size else 0
         for k in range(max(1, size // self.element)):
             j = at // self.element + k
-            writer, reader = self.written[j], self.read[j]
+            writer, reader, together = self.written[j], self.read[j], np.zeros(j.shape, bool)
             bad = (writer >> 4 == now) & (writer != mine)
             if values is not None:
                 changes, lost = values
                 bad &= changes
                 bad |= ((self.readers[j] == now) | ((reader >> 4 == now) & (reader != mine))) & changes
                 self.written[j] = mine
-                bad |= (self.written[j] != mine) & lost
+                together = (self.written[j] != mine) & lost & ~bad
+                bad |= together
             else:
                 self.readers[j[(reader >> 4 == now) & (reader != mine)]] = now
                 self.read[j] = mine
                 self.readers[j[self.read[j] != mine]] = now
             if bad.any():
                 first = int(np.flatnonzero(bad)[0])
+                if together[first]:
+                    return first, int(bad.sum()), int(self.written[j[first]]) & 15, -1
                 by_writer = writer[first] >> 4 == now and writer[first] != mine[first]
                 other = writer[first] if by_writer else reader[first]
                 where = self.written_at if by_writer else self.read_at

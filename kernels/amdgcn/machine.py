@@ -75,8 +75,8 @@ class Machine:
         self.executed: Counter[int] = Counter()
         """Block -> waves that ran it."""
         self.lds: Lds
-        self.sharing = Sharing()
         descriptor = self.program.descriptor
+        self.sharing = Sharing(split=bool(descriptor.get("tg_split")))
         odd = {name: descriptor.get(name) for name, value in _MODES.items() if descriptor.get(name, value) != value}
         odd |= {name: descriptor[name] for name in _SYSTEM if descriptor.get(name)}
         if odd:

@@ -41,6 +41,8 @@ _vector("v_xad_u32", "u", "uuu", "(a ^ b) + c")
 _vector("v_bfe_u32", "u", "uuu", "field(a, b, c & U(31))")
 _vector("v_bfe_i32", "u", "uuu", "field_signed(a, b, c & U(31))")
 _vector("v_bfrev_b32", "u", "u", "reverse_bits(a)")
+_vector("v_mbcnt_lo_u32_b32", "u", "uu", "count_below(a, False) + b")
+_vector("v_mbcnt_hi_u32_b32", "u", "uu", "count_below(a, True) + b")
 _vector("v_bfi_b32", "u", "uuu", "(a & b) | (~a & c)")
 _vector("v_perm_b32", "u", "uuu", "permute_bytes(a, b, c)")
 _vector("v_alignbit_b32", "u", "uuu", "align_bits(a, b, c)")
@@ -175,6 +177,7 @@ SCALAR: dict[str, tuple[str, str, str]] = {
     "s_bfe_u32": ("u", "field(a, b, (b >> U(16)) & U(127))", "r != 0"),
     "s_bfe_i32": ("u", "field_signed(a, b, (b >> U(16)) & U(127))", "r != 0"),
     "s_pack_ll_b32_b16": ("u", "(a & U(0xFFFF)) | (b << U(16))", ""),
+    "s_bcnt1_i32_b32": ("u", "count_bits(a)", "r != 0"),
     "s_flbit_i32": ("u", "leading_difference(a)", ""),
     "s_not_b32": ("u", "~a", "r != 0"),
     "s_brev_b32": ("u", "reverse_bits(a)", ""),
@@ -211,12 +214,37 @@ WIDTHS = {
 }
 """Of a global access: bytes of a lane, and whether the sign is extended."""
 
+ATOMICS: dict[str, tuple[str, str]] = {
+    "swap": ("u", "b"),
+    "cmpswap": ("u", "np.where(a == c, b, a)"),
+    "add": ("u", "a + b"),
+    "sub": ("u", "a - b"),
+    "smin": ("i", "np.minimum(a, b)"),
+    "umin": ("u", "np.minimum(a, b)"),
+    "smax": ("i", "np.maximum(a, b)"),
+    "umax": ("u", "np.maximum(a, b)"),
+    "and": ("u", "a & b"),
+    "or": ("u", "a | b"),
+    "xor": ("u", "a ^ b"),
+    "add_f32": ("f", "a + b"),
+    "pk_add_f16": ("u", "half_bits(half(a) + half(b)) | (half_bits(half(a >> U(16)) + half(b >> U(16))) << U(16))"),
+    "pk_add_bf16": (
+        "u",
+        (
+            "bfloat16_bits((a << U(16)).view(F) + (b << U(16)).view(F))"
+            " | (bfloat16_bits((a & U(0xFFFF0000)).view(F) + (b & U(0xFFFF0000)).view(F)) << U(16))"
+        ),
+    ),
+}
+"""Name behind `global_atomic_` -> type, and what the word a in memory becomes with the data b (and c). Denormals stay:
+gfx942's and gfx950's atomics do not flush them, and gfx90a's, which do, are not executed."""
+
 _INTEGERS, _ORDERS = ("i32", "u32", "i64", "u64", "u16", "i16"), ("lt", "eq", "le", "gt", "ne", "ge")
 _OTHERS = """
 s_nop s_endpgm s_barrier s_branch s_setprio s_sleep s_waitcnt s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz
 s_cbranch_vccnz s_cbranch_execz s_cbranch_execnz s_load_dword s_load_dwordx2 s_load_dwordx4 s_load_dwordx8
 s_load_dwordx16 s_bitcmp0_b32 s_bitcmp1_b32 s_and_saveexec_b64 s_or_saveexec_b64 s_andn2_saveexec_b64
-v_cndmask_b32 v_fmac_f32 v_div_scale_f32 v_div_fmas_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_fma_mix_f32
+s_bcnt1_i32_b64 v_cndmask_b32 v_fmac_f32 v_div_scale_f32 v_div_fmas_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_fma_mix_f32
 v_add_co_u32 v_sub_co_u32 v_subrev_co_u32 v_addc_co_u32 v_subb_co_u32 v_subbrev_co_u32 v_mad_u64_u32 v_mad_i64_i32
 v_pk_add_f32 v_pk_mul_f32 v_pk_fma_f32 v_pk_mov_b32 v_bitop3_b16 v_bitop3_b32
 v_cvt_pk_f32_fp8 v_cvt_pk_f32_bf8 v_cvt_scalef32_pk_f32_fp8 v_cvt_scalef32_pk_f32_bf8
@@ -224,7 +252,8 @@ v_readlane_b32 v_writelane_b32 v_readfirstlane_b32 v_permlane16_swap_b32 v_perml
 v_mfma_f32_16x16x4_f32 v_mfma_f32_32x32x2_f32 v_mfma_f32_16x16x8_xf32 v_mfma_f32_32x32x4_xf32
 v_mfma_f32_16x16x16_f16 v_mfma_f32_32x32x8_f16 v_mfma_f32_16x16x32_f16 v_mfma_f32_32x32x16_f16
 v_mfma_f32_16x16x16_bf16 v_mfma_f32_32x32x8_bf16 v_mfma_f32_16x16x32_bf16 v_mfma_f32_32x32x16_bf16
-ds_bpermute_b32 ds_swizzle_b32 ds_read_b64_tr_b16 ds_read_b64_tr_b8 ds_read_u8 ds_read_i8 ds_read_u16 ds_read_i16
+ds_bpermute_b32 ds_permute_b32 ds_swizzle_b32 ds_read_b64_tr_b16 ds_read_b64_tr_b8
+ds_read_u8 ds_read_i8 ds_read_u16 ds_read_i16
 ds_read_u16_d16 ds_read_u16_d16_hi ds_read_b32 ds_read_b64 ds_read_b96 ds_read_b128 ds_read2_b32 ds_read2_b64
 ds_read2st64_b32 ds_read2st64_b64 ds_write_b8 ds_write_b8_d16_hi ds_write_b16 ds_write_b16_d16_hi ds_write_b32
 ds_write_b64 ds_write_b96 ds_write_b128 ds_write2_b32 ds_write2_b64 ds_write2st64_b32 ds_write2st64_b64
@@ -234,6 +263,7 @@ global_load_lds_dword global_load_lds_dwordx4
 global_store_byte global_store_byte_d16_hi global_store_short global_store_short_d16_hi global_store_dword
 global_store_dwordx2 global_store_dwordx3 global_store_dwordx4
 buffer_load_ubyte buffer_load_ushort buffer_load_dword buffer_load_dwordx2 buffer_load_dwordx3 buffer_load_dwordx4
+buffer_wbl2 buffer_inv
 buffer_store_byte buffer_store_short buffer_store_dword buffer_store_dwordx2 buffer_store_dwordx3 buffer_store_dwordx4
 scratch_load_dword scratch_load_dwordx2 scratch_load_dwordx4 scratch_store_dword scratch_store_dwordx2
 scratch_store_dwordx4
@@ -245,6 +275,7 @@ MNEMONICS = frozenset(
         *SCALAR,
         *_OTHERS.split(),
         *(f"v_pk_{name}" for name in PACKED),
+        *(f"{kind}_atomic_{name}" for kind in ("global", "buffer") for name in ATOMICS),
         *(f"v_cmp_{order}_{kind}" for order in _ORDERS for kind in _INTEGERS),
         *(f"v_cmp_{order}_{kind}" for order in COMPARE if order != "ne" for kind in ("f32", "f16")),
         *(f"s_{name}_b{bits}" for name in LOGIC for bits in (32, 64)),

@@ -125,6 +125,12 @@ class Access:
     """Whether a write changed what was there."""
     number: int = 0
     """How many accesses came before it."""
+    scalar: bool = False
+    """Whether it went through the scalar cache."""
+    atomic: bool = False
+    """Whether it read and wrote at once; its words are 0."""
+    compares: bool = False
+    """Whether it is a compare and swap."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +150,20 @@ class Sharing:
     """Which waves write and read which bytes of a launch.
 
     Nothing orders workgroups, so no two may meet. Waves of one workgroup may meet only with a barrier between them.
-    Writing the value that another one writes as well is no race, as in LDS.
+    Writing the value that another one writes as well is no race, as in LDS. Atomics may meet atomics, and order nothing
+    else; a read whose value the same wave's compare and swap checks behind it may meet them too (LLVM begins its loops
+    of them so).
+
+    The vector cache of a compute unit keeps the accesses of a workgroup's waves in order (LLVM, AMDGPUUsage, memory
+    models of gfx90a and gfx942), so a barrier is enough for vector accesses that are outstanding there. It is not where
+    one of the two is a scalar load, or the waves may be on several units (`tg_split`).
+
+    Args:
+        split: Whether the descriptor sets `tg_split`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, split: bool = False) -> None:
+        self._split = split
         self.accesses: list[Access] = []
         self._crossed: list[tuple[int, Array, int]] = []
 
@@ -179,17 +195,31 @@ class Sharing:
             return any(region.base < end and begin < region.base + region.views[1].size for begin, end in written)
 
         noted = [each for each in self.accesses if touched(each.region)]
+        late = []
         for number, waves, interval in self._crossed:
             each = self.accesses[number]
             if touched(each.region):
-                late = np.isin(each.workgroup * 16 + each.wave, waves)
+                rows = np.isin(each.workgroup * 16 + each.wave, waves)
                 parts = {name: getattr(each, name) for name in ("address", "workgroup", "wave", "words", "changes")}
-                parts = {name: None if part is None else part[late] for name, part in parts.items()}
-                noted.append(replace(each, interval=interval, **parts))
+                parts = {name: None if part is None else part[rows] for name, part in parts.items()}
+                late.append(replace(each, interval=interval, **parts))
         step = min(4, *(each.size for each in noted))
-        writes = _Elements([each for each in noted if each.words is not None], step)
-        reads = _Elements([each for each in noted if each.words is None], step)
-        return _between_workgroups(writes, reads) or _inside_workgroups(writes, reads)
+        plain, atomics = ([each for each in noted if each.atomic == wanted] for wanted in (False, True))
+        writes = _Elements([each for each in plain if each.words is not None], step)
+        reads = _Elements([each for each in plain if each.words is None], step)
+        found = _between_workgroups(writes, reads) or _inside_workgroups(writes, reads)
+        if not found and atomics:
+            checked = _Elements([each for each in atomics if each.compares], step)
+            changes = _Elements(atomics, step)
+            for others in (writes, _unchecked(reads, checked)):
+                found = found or _between_workgroups(changes, others, among_writes=False)
+                found = found or _inside_workgroups(changes, others, among_writes=False, own_is_read=False)
+        if found or not late or not (self._split or any(each.scalar for each in noted)):
+            return found
+        all_ = [*noted, *late]
+        writes = _Elements([each for each in all_ if each.words is not None], step)
+        reads = _Elements([each for each in all_ if each.words is None and (self._split or each.scalar)], step)
+        return _inside_workgroups(writes, reads, among_writes=self._split)
 
 
 class _Elements:
@@ -233,12 +263,27 @@ class _Elements:
         return other
 
 
-def _between_workgroups(writes: _Elements, reads: _Elements) -> Race | None:
+def _unchecked(reads: _Elements, checks: _Elements) -> _Elements:
+    """Reads but for those that the same wave reads again at once with a change, behind them."""
+    last: dict[tuple[int, int, int], int] = {}
+    for at, group, wave, number in zip(checks.at, checks.workgroup, checks.wave, checks.number, strict=True):
+        last[int(at), int(group), int(wave)] = max(int(number), last.get((int(at), int(group), int(wave)), -1))
+    if not last:
+        return reads
+    keys = zip(reads.at.tolist(), reads.workgroup.tolist(), reads.wave.tolist(), strict=True)
+    behind = np.array([last.get(key, -1) for key in keys], np.int64)
+    return reads.take(np.flatnonzero(behind <= reads.number))
+
+
+def _between_workgroups(writes: _Elements, reads: _Elements, *, among_writes: bool = True) -> Race | None:
+    """Of two workgroups, two writes only if asked for."""
+    if not writes.at.size:
+        return None
     writes = writes.take(np.argsort(writes.at, kind="stable"))
     first = np.flatnonzero(np.r_[True, writes.at[1:] != writes.at[:-1]])
     low, high = np.minimum.reduceat(writes.workgroup, first), np.maximum.reduceat(writes.workgroup, first)
     differ = np.minimum.reduceat(writes.value, first) != np.maximum.reduceat(writes.value, first)
-    for place in np.flatnonzero((low != high) & differ)[:1]:
+    for place in np.flatnonzero((low != high) & differ & among_writes)[:1]:
         mine = slice(first[place], first[place + 1] if place + 1 < first.size else None)
         return Race(int(writes.at[first[place]]), int(writes.index[mine][0]), int(writes.index[mine][-1]))
     places = np.minimum(np.searchsorted(writes.at[first], reads.at), first.size - 1)
@@ -249,11 +294,16 @@ def _between_workgroups(writes: _Elements, reads: _Elements) -> Race | None:
     return None
 
 
-def _inside_workgroups(writes: _Elements, reads: _Elements) -> Race | None:
-    """Of two waves of one workgroup with no barrier between them.
+def _inside_workgroups(
+    writes: _Elements, reads: _Elements, *, among_writes: bool = True, own_is_read: bool = True
+) -> Race | None:
+    """Of two waves of one workgroup with no barrier between them, two writes only if asked for.
 
-    A read is not met by another wave's write of the value that its own wave wrote before it: replicated layouts do so.
+    With `own_is_read` a read is not met by another wave's write of the value that its own wave wrote before it:
+    replicated layouts do so.
     """
+    if not writes.at.size:
+        return None
     places = np.unique(writes.at)
     groups, group_of = np.unique(np.r_[writes.workgroup, reads.workgroup], return_inverse=True)
     intervals = 1 + max(writes.interval.max(), reads.interval.max(initial=0))
@@ -269,7 +319,7 @@ def _inside_workgroups(writes: _Elements, reads: _Elements) -> Race | None:
     first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
     low, high = np.minimum.reduceat(writes.wave, first), np.maximum.reduceat(writes.wave, first)
     differ = np.minimum.reduceat(writes.value, first) != np.maximum.reduceat(writes.value, first)
-    for place in np.flatnonzero((low != high) & differ)[:1]:
+    for place in np.flatnonzero((low != high) & differ & among_writes)[:1]:
         end = int(first[place + 1]) if place + 1 < first.size else key.size
         one = int(first[place])
         other = next(k for k in range(one, end) if writes.wave[k] != writes.wave[one])
@@ -285,7 +335,7 @@ def _inside_workgroups(writes: _Elements, reads: _Elements) -> Race | None:
         mine = slice(first[place[k]], first[place[k] + 1] if place[k] + 1 < first.size else None)
         others = (writes.wave[mine] != reads.wave[k]) & writes.changes[mine]
         own = (writes.wave[mine] == reads.wave[k]) & (writes.number[mine] < reads.number[k])
-        if others.any() and not own.any():
+        if others.any() and not (own_is_read and own.any()):
             other = int(np.flatnonzero(others)[0]) + int(first[place[k]])
             waves = int(writes.wave[other]), int(reads.wave[k])
             group, index = int(reads.workgroup[k]), int(writes.index[other])

@@ -23,7 +23,7 @@ def dpp_source(modifiers: Mapping[str, str]) -> tuple[Array, Array]:
         NotImplementedError: A control that no kernel here uses.
     """
     row, always = LANE % 16, LANE >= 0
-    [control] = [each for each in modifiers if each.startswith(("quad_perm", "row_")) and each != "row_mask"]
+    [control] = [each for each in modifiers if each.startswith(("quad_perm", "row_", "wave_")) and each != "row_mask"]
     if control == "quad_perm":
         order = np.array([int(each) for each in modifiers[control].strip("[]").split(",")])
         return LANE // 4 * 4 + order[LANE % 4], always
@@ -34,6 +34,9 @@ def dpp_source(modifiers: Mapping[str, str]) -> tuple[Array, Array]:
         return LANE - distance, row >= distance
     if control == "row_shl":
         return LANE + distance, row + distance < 16
+    if control in {"wave_shl", "wave_shr"} and distance == 1:
+        source = LANE + (1 if control == "wave_shl" else -1)
+        return source, (source >= 0) & (source < 64)
     if control == "row_ror":
         return LANE // 16 * 16 + (row - distance) % 16, always
     if control == "row_bcast" and distance in {15, 31}:
@@ -101,3 +104,12 @@ def gather(x: Array, address: Array, enabled: Array | None) -> Array:
     source = ((address >> np.uint32(2)) & np.uint32(63)).astype(np.int64)
     taken = np.take_along_axis(x, source, 1)
     return taken if enabled is None else np.where(np.take_along_axis(enabled, source, 1), taken, np.uint32(0))
+
+
+def scatter(x: Array, address: Array, enabled: Array | None) -> Array:
+    """`ds_permute_b32`: each lane gives to lane `address / 4`; of several the last one does, of none it is 0."""
+    target = ((address >> np.uint32(2)) & np.uint32(63)).astype(np.int64)
+    rows, lanes = np.nonzero(np.ones(x.shape, bool) if enabled is None else enabled)
+    given = np.zeros(x.shape, np.uint32)
+    given[rows, target[rows, lanes]] = x[rows, lanes]  # in the order of the lanes
+    return given

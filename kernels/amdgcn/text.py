@@ -85,6 +85,11 @@ class Instruction:
         """Whether it is a load whose words go to LDS and not to registers."""
         return "lds" in self.modifiers or "_load_lds_" in self.mnemonic
 
+    @property
+    def returns(self) -> bool:
+        """Whether it is an atomic that returns what was in memory."""
+        return "_atomic_" in self.mnemonic and bool(self.modifiers.keys() & {"sc0", "glc"})
+
     def flag(self, name: str) -> bool:
         """Whether a modifier without a value is there."""
         return name in self.modifiers
@@ -155,7 +160,7 @@ _INTEGER = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+)")
 _FLOAT = re.compile(r"-?\d*\.\d+(?:e[-+]?\d+)?")
 _WORD = re.compile(r"(?:[^\s\[\(]|\[[^\]]*\]|\([^\)]*\))+")
 _VALUED = re.compile(
-    r"(offset[01]?|op_sel(?:_hi)?|neg_(?:lo|hi)|row_(?:shl|shr|ror|bcast|mask|newbcast)|quad_perm|bank_mask|bound_ctrl"
+    r"(offset[01]?|op_sel(?:_hi)?|neg_(?:lo|hi)|row_(?:shl|shr|ror|bcast|mask|newbcast)|wave_sh[lr]|quad_perm|bank_mask|bound_ctrl"
     r"|dst_sel|src[01]_sel|dst_unused|bitop3):(.+)"
 )
 _FLAGS = {"offen", "lds", "sc0", "sc1", "nt", "glc", "slc", "clamp", "row_mirror", "row_half_mirror"}

@@ -18,7 +18,7 @@ import numpy as np
 from . import arithmetic, matrix, permute, waves
 from .effects import effects
 from .errors import UnknownInstructionError
-from .meaning import COMPARE, COMPARED, LOGIC, MNEMONICS, PACKED, SCALAR, SCALAR_COMPARE, VECTOR, WIDTHS
+from .meaning import ATOMICS, COMPARE, COMPARED, LOGIC, MNEMONICS, PACKED, SCALAR, SCALAR_COMPARE, VECTOR, WIDTHS
 from .text import EXEC, M0, VCC, Operand
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ _NAMES: dict[str, Any] = {
     "swap_rows": permute.swap_rows,
     "swizzle": permute.swizzle,
     "gather": permute.gather,
+    "scatter": permute.scatter,
 } | {name: each for name, each in vars(arithmetic).items() if not name.startswith("_")}
 
-_NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep"}
+_NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep", "buffer_wbl2", "buffer_inv"}
 _NO_EFFECT = {"sc0", "sc1", "nt", "glc", "slc", "expcnt"}
 """Modifiers that change no value here: cache policy, and a counter that no known instruction raises."""
 _BRANCHES = {
@@ -425,6 +426,9 @@ class _Writer:
             if len(words) == 1:
                 return [f"{put} = {words[0]}", f"scc = {put} != 0"]
             return [f"{put}, {put_next} = {', '.join(words)}", f"scc = ({put} | {put_next}) != 0"]
+        if name == "s_bcnt1_i32_b64":
+            counts = (f"count_bits(np.broadcast_to({self._half(operands[1], k)}, n))" for k in (0, 1))
+            return [f"{put} = {' + '.join(counts)}", f"scc = {put} != 0"]
         if name not in SCALAR:
             raise UnknownInstructionError(one.text)
         kinds, text, scc = SCALAR[name]
@@ -444,7 +448,9 @@ class _Writer:
     # Memory
 
     def _global(self, one: Instruction) -> list[str]:
-        operands, offset = one.operands, one.number("offset")
+        operands = one.operands
+        if atomic := re.fullmatch(r"(global|buffer)_atomic_(\w+)", one.mnemonic):
+            return self._atomic(one, atomic[1], *ATOMICS[atomic[2]])
         found = re.fullmatch(r"(global|buffer)_(load|store)_(?:lds_)?([a-z]+(?:x\d)?)(_d16)?(_hi)?", one.mnemonic)
         if one.to_lds:  # no register takes the words
             operands = (Operand("off"), *operands)
@@ -454,22 +460,11 @@ class _Writer:
         stores, registers = found[2] == "store", max(1, size // 4)
         if found[1] == "global":
             data, address = (operands[1], operands[0]) if stores else operands[:2]
-            base = operands[2]
-            lines = [
-                "A = "
-                + (
-                    f"pair(V[{address.register}], V[{address.register + 1}])"
-                    if base.kind == "off"
-                    else f"pair(S[{base.register}], S[{base.register + 1}])[:, None] + V[{address.register}].astype(Q)"
-                )
-                + (f" + Q({offset & (2**64 - 1)})" if offset else "")
-            ]
-            beyond = "None"
+            where, beyond = self._address(one, address, operands[2])
         else:
-            data, address, descriptor, scalar = operands
-            lanes = f"V[{address.register}]" if one.flag("offen") else "None"
-            added = self._scalar_read(scalar) + ("" if scalar.kind == "literal" else "[:, None]")
-            lines, beyond = [f"A, Z = g.buffer({one.index}, {descriptor.register}, {lanes}, {added}, {offset})"], "Z"
+            data, *rest = operands
+            where, beyond = self._in_buffer(one, *rest)
+        lines, offset = [where], one.number("offset")
         shift = " >> U(16)" if found[5] else ""
         if stores:
             values = ", ".join(f"V[{data.register + k}]{shift}" for k in range(registers))
@@ -482,6 +477,44 @@ class _Writer:
         lines += self._into_half(data, upper=bool(found[5])) if found[4] else []
         targets = [("V", data.register + k) for k in range(registers)]
         return [*lines, f"g.issue('vm', {targets}, r, E)"]
+
+    @staticmethod
+    def _address(one: Instruction, lanes: Operand, base: Operand) -> tuple[str, str]:
+        """A line that binds the addresses of a global access, and which of them are beyond a range: none."""
+        offset = one.number("offset")
+        address = (
+            f"pair(V[{lanes.register}], V[{lanes.register + 1}])"
+            if base.kind == "off"
+            else f"pair(S[{base.register}], S[{base.register + 1}])[:, None] + V[{lanes.register}].astype(Q)"
+        )
+        return f"A = {address}" + (f" + Q({offset & (2**64 - 1)})" if offset else ""), "None"
+
+    def _in_buffer(self, one: Instruction, address: Operand, descriptor: Operand, scalar: Operand) -> tuple[str, str]:
+        """The same of an access through a descriptor."""
+        lanes = f"V[{address.register}]" if one.flag("offen") else "None"
+        added = self._scalar_read(scalar) + ("" if scalar.kind == "literal" else "[:, None]")
+        return f"A, Z = g.buffer({one.index}, {descriptor.register}, {lanes}, {added}, {one.number('offset')})", "Z"
+
+    def _atomic(self, one: Instruction, where: str, kind: str, text: str) -> list[str]:
+        """Read, change and write a word of memory; what was there comes back if asked for."""
+        operands = one.operands
+        if where == "buffer":
+            target, data = operands[0], operands[0]
+            line, beyond = self._in_buffer(one, *operands[1:])
+        else:
+            target = operands[0]
+            address, data, base = operands[1:] if one.returns else operands
+            line, beyond = self._address(one, address, base)
+        words = [name for name in "bc" if re.search(rf"\b{name}\b", text)]
+        if data.count != len(words):
+            raise ValueError(f"{data.count} registers of data")
+        values = ", ".join(f"V[{data.register + k}]" for k in range(data.count))
+        view = {"u": "", "i": ".view(I)", "f": ".view(F)"}[kind]
+        changed = re.sub(r"\b([abc])\b(?!\()", rf"\1{view}", text) if view else text
+        new = f"lambda {', '.join(['a', *words])}: ({changed}).view(U)"
+        lines = [line, f"r = g.atomic({one.index}, A, E, {new}, [{values}], {beyond})"]
+        into = [("V", target.register)] if one.returns else []
+        return [*lines, f"g.issue('vm', {into}, {'r' if one.returns else '()'}, E)"]
 
     @staticmethod
     def _into_half(data: Operand, *, upper: bool) -> list[str]:
@@ -514,6 +547,9 @@ class _Writer:
         if name == "ds_bpermute_b32":
             address = f"V[{operands[1].register}] + U({one.number('offset')})"
             return [f"r = [gather(V[{operands[2].register}], {address}, E)]", arrive("dx", 1)]
+        if name == "ds_permute_b32":
+            address = f"V[{operands[1].register}] + U({one.number('offset')})"
+            return [f"r = [scatter(V[{operands[2].register}], {address}, E)]", arrive("dx", 1)]
         if name == "ds_swizzle_b32":
             source = self._constant(permute.swizzle_source(one.modifiers["offset"]))
             return [f"r = [swizzle(V[{operands[1].register}], {source}, E)]", arrive("dx", 1)]

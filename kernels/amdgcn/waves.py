@@ -187,7 +187,7 @@ class Waves:
         """Write a mask; bits of lanes that are off are 0."""
         bits = np.broadcast_to(bits, (self.n, LANES))
         bits = bits if enabled is None else bits & enabled
-        words = np.packbits(bits, axis=1, bitorder="little").view(U)
+        words = np.ascontiguousarray(np.packbits(bits, axis=1, bitorder="little")).view(U)
         first, second = words[:, 0].copy(), words[:, 1].copy()
         self.S[register], self.S[register + 1] = first, second
         self._masks[register] = (first, second, bits)
@@ -293,6 +293,47 @@ class Waves:
         self.issue("vm", (), (), on)
         self.machine.count("global", size, on, self)
 
+    def atomic(
+        self,
+        index: int,
+        address: Array,
+        enabled: Array | None,
+        change: Callable[..., Array],
+        values: list[Array],
+        beyond: Array | None = None,
+    ) -> list[Array]:
+        """Change a word of memory for each lane, those of one address one after the other, and return what was there.
+
+        Args:
+            index: Of the instruction.
+            address: Of each lane.
+            enabled: Lanes that are on.
+            change: Makes the new word of the old one and the values.
+            values: Data of each lane.
+            beyond: Lanes beyond the range of a descriptor: they change nothing and get 0.
+        """
+        on = enabled if beyond is None else both(enabled, ~beyond)
+        values = [np.broadcast_to(each, (self.n, LANES)) for each in values]
+        for each in values:
+            self.same(index, each, on, "stored data")
+        found = np.zeros((self.real, LANES), U)
+        for region, lanes, at in self._locate(index, address, on, 4, store=True):
+            where = np.ones((self.real, LANES), bool) if lanes is None else lanes
+            words, memory = at[where] >> 2, region.views[4]
+            data, old = [each[: self.real][where] for each in values], np.empty(words.size, U)
+            order = np.argsort(words, kind="stable")
+            first = np.flatnonzero(np.r_[True, words[order][1:] != words[order][:-1]])
+            turn = np.empty(words.size, L)
+            turn[order] = np.arange(words.size) - np.repeat(first, np.diff(np.r_[first, words.size]))
+            for k in range(int(turn.max(initial=-1)) + 1):
+                now = turn == k
+                old[now] = memory[words[now]]
+                memory[words[now]] = change(old[now], *(each[now] for each in data))
+            found[where] = old
+            self._share(index, region, lanes, at, 4, atomic=True)
+        self.machine.count("global", 4, on, self)
+        return [self._of_twins(found)]
+
     def _share(
         self,
         index: int,
@@ -302,6 +343,8 @@ class Waves:
         size: int,
         words: list[Array] | None = None,
         before: list[Array] | None = None,
+        *,
+        atomic: bool = False,
     ) -> None:
         """Note which wave met which bytes, of memory that this launch may write."""
         if not self.machine.races or region.readonly:
@@ -319,10 +362,16 @@ class Waves:
             flat(self.wave[: self.real, None]),
             self.machine.interval,
             region,
+            scalar=self.machine.program.instructions[index].mnemonic.startswith("s_"),
+            atomic=atomic,
         )
         if words is not None and before is not None:
             changes = np.any([flat(old != new) for old, new in zip(before, words, strict=True)], axis=0)
             access = replace(access, words=np.stack([flat(each) for each in words], 1), changes=changes)
+        if atomic:
+            count = access.address.size
+            compares = self.machine.program.instructions[index].mnemonic.endswith("_cmpswap")
+            access = replace(access, words=np.zeros((count, 1), U), changes=np.ones(count, bool), compares=compares)
         self._shared.append(self.machine.sharing.note(access))
 
     def _of_twins(self, x: Array) -> Array:

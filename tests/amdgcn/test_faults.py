@@ -25,13 +25,14 @@ COPY = """
 """64 lanes copy 16 bytes each."""
 
 
-def launch(lines, *, size=1024, readonly=False, waves=1, lds_bytes=4096, twins=2, source=None, **tensor):
+def launch(lines, *, size=1024, readonly=False, waves=1, lds_bytes=4096, twins=2, source=None, split=False, **tensor):
     """Run on a source of `size` bytes and a target of 1024; return the target."""
     memory, data = Memory(), np.arange(size // 2, dtype=np.uint16).view(np.uint8) if source is None else source
     target = np.zeros(1024, np.uint8)
     pointers = [memory.add("key_cache", data, **tensor), memory.add("out", target, readonly=readonly)]
     kernarg = memory.add("kernel arguments", np.array(pointers, np.uint64).view(np.uint8), readonly=True)
-    machine(lines, memory=memory, lds_bytes=lds_bytes, twins=twins).run((1, 1, 1), waves, kernarg)
+    one = machine(lines, memory=memory, lds_bytes=lds_bytes, twins=twins, split=split)
+    one.run((1, 1, 1), waves, kernarg)
     return target
 
 
@@ -215,6 +216,13 @@ def test_an_lds_race_is_found(lines):
         launch(lines, waves=2)
 
 
+def test_two_waves_that_write_one_word_at_once_are_told_from_a_read_long_before():
+    late = f"{SHARED_WORD}\n    s_barrier\n    ds_write_b32 v1, v0\n    s_waitcnt lgkmcnt(0)\n    s_load"
+    message = r"LDS race: write of byte 0 .*since wave \d's access in this very instruction"
+    with pytest.raises(ProgramFault, match=message):
+        launch(changed(EXCHANGE, "s_waitcnt lgkmcnt(0)\n    s_load", f"s_waitcnt lgkmcnt(0)\n    {late}"), waves=2)
+
+
 def test_an_equal_value_written_twice_is_no_race():
     equal = "v_mov_b32_e32 v4, 7\n    v_and_b32_e32 v5, 0xfc, v1\n    ds_write_b32 v5, v4\n    ds_write_b32 v5, v4"
     launch(changed(EXCHANGE, "ds_write_b32 v1, v0", equal), waves=2, twins=1)
@@ -335,6 +343,61 @@ def test_workgroups_that_write_an_equal_value_do_not_race():
     grid(changed(changed(EACH_ITS_OWN, "s_lshl_b32 s6, s2, 8", "s_mov_b32 s6, 0"), "s2, v0", "5, v0"), 3)
 
 
+RACE = r"global race: waves [01] and [01] of workgroup \(0, 0, 0\) meet"
+COUNTED = """
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    v_mov_b32_e32 v1, 0
+    v_mov_b32_e32 v2, 1
+    s_waitcnt lgkmcnt(0)
+    global_atomic_add v3, v1, v2, s[4:5] sc0
+    s_waitcnt vmcnt(0)
+    """
+"""Every lane takes a number."""
+
+
+def test_atomics_of_workgroups_and_waves_do_not_race():
+    assert grid(COUNTED, 70)[:2].tolist() == [70 * 64, 0]
+    assert launch(COUNTED.replace("0x0", "0x8"), waves=4).view(np.uint32)[:2].tolist() == [256, 0]
+
+
+PLAIN = {"a read": "global_load_dword v4, v1, s[4:5]", "a write": "global_store_dword v1, v2, s[4:5]"}
+
+
+@pytest.mark.parametrize("plain", PLAIN.values(), ids=PLAIN)
+def test_an_atomic_beside_a_plain_access_races(plain):
+    """Between workgroups always; between waves of one without a barrier, also where its own wave did both."""
+    with pytest.raises(ProgramFault, match="global race: two workgroups meet at offset 0 of out"):
+        grid(f"{COUNTED}{plain}", 2)
+    own = COUNTED.replace("0x0", "0x8")
+    with pytest.raises(ProgramFault, match=RACE):
+        launch(f"{own}{plain}", waves=2)
+    launch(f"{own}s_barrier\n{plain}", waves=2)
+
+
+ADDED = """
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    v_mov_b32_e32 v1, 0
+    s_waitcnt lgkmcnt(0)
+    global_load_dword v3, v1, s[4:5]
+    s_waitcnt vmcnt(0)
+    .LBB0_1:
+    v_add_u32_e32 v2, 1, v3
+    global_atomic_cmpswap v4, v1, v[2:3], s[4:5] sc0
+    s_waitcnt vmcnt(0)
+    v_cmp_ne_u32_e32 vcc, v4, v3
+    v_mov_b32_e32 v3, v4
+    s_and_b64 exec, exec, vcc
+    s_cbranch_execnz .LBB0_1
+    """
+"""Every lane adds 1 to one word, as LLVM writes an atomic that the hardware lacks."""
+
+
+def test_a_read_that_a_compare_and_swap_checks_does_not_race():
+    assert grid(ADDED, 3)[:2].tolist() == [192, 0]
+    with pytest.raises(ProgramFault, match="global race: two workgroups meet at offset 0 of out"):
+        grid(f"{ADDED}s_mov_b64 exec, -1\nglobal_load_dword v3, v1, s[4:5]", 3)
+
+
 IN_MEMORY = """
     s_load_dwordx4 s[4:7], s[0:1], 0x0
     v_lshlrev_b32_e32 v1, 2, v0
@@ -360,21 +423,41 @@ BARRIER = "s_waitcnt vmcnt(0)\n    s_barrier"
 ONE_WORD = "v_mov_b32_e32 v5, 0\n    global_store_dword v5, v4, s[6:7] offset:768"
 MEMORY_RACES = {
     "no barrier": (BARRIER, "s_waitcnt vmcnt(0)"),
-    "no wait before the barrier": (BARRIER, "s_barrier"),
-    "a read that is outstanding at a barrier, and a write": (
+    "two values for one word": (BARRIER, f"{BARRIER}\n    {ONE_WORD}"),
+}
+OUTSTANDING = {
+    "a write": (BARRIER, "s_barrier"),
+    "a read, and a write": (
         "s_waitcnt vmcnt(0)\n    global_store_dword v1, v3, s[6:7] offset:512",
         "s_barrier\n    global_store_dword v1, v4, s[6:7] offset:4",
     ),
-    "two values for one word": (BARRIER, f"{BARRIER}\n    {ONE_WORD}"),
 }
+BY_SCALAR = (
+    "global_load_dword v3, v2, s[6:7]\n    s_waitcnt vmcnt(0)",
+    "s_load_dword s8, s[6:7], 0x0\n    s_waitcnt lgkmcnt(0)\n    v_mov_b32_e32 v3, s8",
+)
 
 
 @pytest.mark.parametrize(("old", "new"), MEMORY_RACES.values(), ids=MEMORY_RACES)
 def test_a_race_between_waves_of_a_workgroup_is_found(old, new):
-    with pytest.raises(ProgramFault, match=r"global race: waves [01] and [01] of workgroup \(0, 0, 0\) meet") as error:
+    with pytest.raises(ProgramFault, match=RACE) as error:
         launch(changed(IN_MEMORY, old, new), waves=2)
     assert error.value.where["buffer"] == "out"
     assert error.value.where["line"].startswith("kernel.py:")
+
+
+@pytest.mark.parametrize(("old", "new"), OUTSTANDING.values(), ids=OUTSTANDING)
+def test_one_vector_cache_keeps_the_order_of_what_is_outstanding_at_a_barrier(old, new):
+    launch(changed(IN_MEMORY, old, new), waves=2)
+    with pytest.raises(ProgramFault, match=RACE):  # waves on several compute units have several
+        launch(changed(IN_MEMORY, old, new), waves=2, split=True)
+
+
+def test_the_scalar_cache_is_another_one():
+    one = changed(IN_MEMORY, *BY_SCALAR)
+    launch(one, waves=2)
+    with pytest.raises(ProgramFault, match=RACE):
+        launch(changed(one, BARRIER, "s_barrier"), waves=2)
 
 
 REPLICATED = """

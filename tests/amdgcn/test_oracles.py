@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import functools
 import math
+import operator
 import random
 import re
 import struct
@@ -535,6 +536,7 @@ SCALAR = {  # of a and b: the result, and SCC or None for as it was
     "s_bfe_i32": lambda a, b: (x := signed(bfe(signed(a), b, b >> 16 & 127), b >> 16 & 127) & ONES, x != 0),
     **{f"s_lshl{k}_add_u32": lambda a, b, k=k: ((a << k) + b, (a << k) + b > ONES) for k in (1, 2, 3, 4)},
     "s_pack_ll_b32_b16": lambda a, b: (a & 0xFFFF | (b & 0xFFFF) << 16, None),
+    "s_bcnt1_i32_b32": lambda a, _: (a.bit_count(), a != 0),
     "s_flbit_i32": lambda a, _: (flbit(a), None),
     "s_not_b32": lambda a, _: (x := ~a & ONES, x != 0),
     "s_brev_b32": lambda a, _: (int(f"{a:032b}"[::-1], 2), None),
@@ -551,7 +553,16 @@ SCALAR = {  # of a and b: the result, and SCC or None for as it was
     "s_nor_b32": lambda a, b: (x := ~(a | b) & ONES, x != 0),
     "s_xnor_b32": lambda a, b: (x := ~(a ^ b) & ONES, x != 0),
 }
-ONE_SOURCE = ("s_flbit_i32", "s_not_b32", "s_brev_b32", "s_abs_i32", "s_sext_i32_i16", "s_sext_i32_i8", "s_mov_b32")
+ONE_SOURCE = (
+    "s_bcnt1_i32_b32",
+    "s_flbit_i32",
+    "s_not_b32",
+    "s_brev_b32",
+    "s_abs_i32",
+    "s_sext_i32_i16",
+    "s_sext_i32_i8",
+    "s_mov_b32",
+)
 SA, SB, SC, SD = (np.array(each, np.uint32) for each in (*LISTS, LISTS[0][::-1]))
 SCC = np.arange(256) % 2 == 1
 
@@ -589,6 +600,23 @@ def test_a_16_bit_constant_has_a_sign(text):
 
 
 PAIRS = [(a | b << 32, c | d << 32) for a, b, c, d in zip(LISTS[0], LISTS[2], LISTS[1], LISTS[0][::-1], strict=True)]
+
+
+def test_ones_of_64_bits():
+    [name] = covers(["s_bcnt1_i32_b64"])
+    got, kept, scc = scalar(f"{name} s10, s[2:3]")
+    assert (got, scc) == expect([(a.bit_count(), a != 0) for a, _ in PAIRS])
+    assert kept == LISTS[1], "one register is written"
+
+
+@pytest.mark.parametrize("half", ["lo", "hi"])
+def test_lanes_before(half):
+    [name] = covers([f"v_mbcnt_{half}_u32_b32"])
+    got = run(f"{name} v4, v1, v2", {1: A, 2: B}).V[4]
+    first = 0 if half == "lo" else 32
+    for (w, k), a in np.ndenumerate(A):
+        before = sum(int(a) >> lane - first & 1 for lane in range(first, min(k, first + 32)))
+        assert int(got[w, k]) == (before + int(B[w, k])) & ONES
 
 
 def test_scalar_64_bits():
@@ -755,6 +783,18 @@ def test_bpermute_adds_its_offset():
     assert (got == np.take_along_axis(B, (A.astype(np.int64) % 64 + 1) % 64, 1)).all()
 
 
+def test_permute_gives():
+    covers(["ds_permute_b32"])
+    off = np.zeros((WAVES, 64), bool)
+    off[:, :3] = True
+    got = run("ds_permute_b32 v4, v1, v2 offset:4\ns_waitcnt lgkmcnt(0)", {1: A, 2: B, 4: C}, off=off).V[4]
+    for w in range(WAVES):
+        given = [0] * 64
+        for k in range(3, 64):
+            given[int(A[w, k]) + 4 >> 2 & 63] = int(B[w, k])
+        assert got[w].tolist() == [*C[w, :3].tolist(), *given[3:]]
+
+
 def test_an_integer_constant_of_a_product_is_its_bits():
     zero = np.zeros_like(A)
     for text, bits in (("1", 1), ("1.0", 0x3F800000), ("0", 0)):
@@ -900,6 +940,8 @@ DPP = {
     "row_half_mirror": lambda k: k // 8 * 8 + 7 - k % 8,
     "row_bcast:15": lambda k: k // 16 * 16 - 1 if k >= 16 else None,
     "row_bcast:31": lambda k: 31 if k >= 32 else None,
+    "wave_shl:1": lambda k: k + 1 if k < 63 else None,
+    "wave_shr:1": lambda k: k - 1 if k else None,
 }
 
 
@@ -1265,6 +1307,140 @@ def test_scalar_loads(count):
     assert [int(group.S[16 + k][0]) for k in range(count)] == words[7 : 7 + count].tolist()
 
 
+# Atomics
+
+
+def of_torch(dtype):
+    """Sum of two halves of each of two words, as torch rounds it."""
+
+    def add(old, new):
+        a, b = (torch.tensor([word & 0xFFFF, word >> 16], dtype=torch.uint16).view(dtype) for word in (old, new))
+        low, high = (a.float() + b.float()).to(dtype).view(torch.uint16).tolist()
+        return low | high << 16
+
+    return add
+
+
+def same_halves(width_of_exponent):
+    """Equal halves; any NaN for a NaN."""
+    infinity = (1 << width_of_exponent) - 1 << 15 - width_of_exponent
+
+    def same(got, want):
+        pairs = [((got >> at) & 0xFFFF, (want >> at) & 0xFFFF) for at in (0, 16)]
+        return all(p == q or min(p & 0x7FFF, q & 0x7FFF) > infinity for p, q in pairs)
+
+    return same
+
+
+ATOMICS = {
+    "swap": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "sub": lambda old, new: old - new,
+    "smin": lambda old, new: min(signed(old), signed(new)),
+    "umin": min,
+    "smax": lambda old, new: max(signed(old), signed(new)),
+    "umax": max,
+    "and": lambda old, new: old & new,
+    "or": lambda old, new: old | new,
+    "xor": lambda old, new: old ^ new,
+    "add_f32": lambda old, new: sum_bits(f32(old), f32(new)),
+    "pk_add_f16": of_torch(torch.float16),
+    "pk_add_bf16": of_torch(torch.bfloat16),
+}
+SAME = {"add_f32": same_floats, "pk_add_f16": same_halves(5), "pk_add_bf16": same_halves(8)}
+FORMS = {  # text of an instruction with its data in v20 and what it returns in v20 too, or in v30
+    "global_atomic_{} v1, {}, s[4:5] offset:1024": None,
+    "global_atomic_{} v30, v1, {}, s[4:5] offset:1024 sc0": 30,
+    "global_atomic_{} v30, v[2:3], {}, off offset:1024 sc0": 30,
+    "buffer_atomic_{} {}, v1, s[8:11], s12 offen offset:960": None,
+    "buffer_atomic_{} {}, v1, s[8:11], s12 offen offset:960 sc0": 20,
+}
+
+
+def atomic(form, name, data_registers, places, values):
+    """(words before, words behind, what came back) of an atomic at 1024 + places."""
+    at = np.asarray(places, np.uint32)[None]
+    base = np.uint64(1 << 40) + at.astype(np.uint64)
+    values |= {1: at, 2: (base & np.uint64(ONES)).astype(np.uint32), 3: (base >> np.uint64(32)).astype(np.uint32)}
+    before = in_memory("s_nop 0", {1: at})[1][256:]
+    group, words = in_memory(f"{form.format(name, data_registers)}\ns_waitcnt vmcnt(0)", values)
+    back = FORMS[form]
+    return before.tolist(), words[256:].tolist(), None if back is None else group.V[back][0].tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ATOMICS)
+def test_atomics_of_a_word_for_each_lane(name, form):
+    covers([f"{form.partition('_')[0]}_atomic_{name}"])
+    new, places = data(70)[:1], 4 * PLACE[0]
+    before, after, returned = atomic(form, name, "v20", places, {20: new})
+    old = [before[k] for k in PLACE[0]]
+    check([after[k] for k in PLACE[0]], list(map(ATOMICS[name], old, new[0].tolist())), name, SAME.get(name))
+    assert after[64:] == before[64:]
+    assert returned in (None, old)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_compare_and_swap(form):
+    covers([f"{form.partition('_')[0]}_atomic_cmpswap"])
+    before = in_memory("s_nop 0", {1: A[:1]})[1][256:320]
+    wanted = before + np.uint32(1) * (np.arange(64, dtype=np.uint32) % 3 == 1)
+    new = data(70)[0]
+    old, after, returned = atomic(
+        form, "cmpswap", "v[20:21]", 4 * np.arange(64), {20: new[None], 21: wanted.astype(np.uint32)[None]}
+    )
+    assert after[:64] == [int(old[k] if k % 3 == 1 else new[k]) for k in range(64)]
+    assert returned in (None, old[:64])
+
+
+@pytest.mark.parametrize(
+    ("name", "of_all"),
+    [
+        ("add", lambda old, new: old + sum(new)),
+        ("umax", lambda old, new: max(old, *new)),
+        ("smin", lambda old, new: min(map(signed, (old, *new)))),
+        ("or", lambda old, new: functools.reduce(operator.or_, new, old)),
+        ("xor", lambda old, new: functools.reduce(operator.xor, new, old)),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_atomics_of_all_lanes_on_three_words(name, of_all, form):
+    """What comes back are the values of one order of them."""
+    places, new = np.arange(64) % 3 * 4, data(71)[:1]
+    before, after, returned = atomic(form, name, "v20", places, {20: new})
+    for word in range(3):
+        mine = [int(each) for each in new[0, word::3]]
+        assert after[word] == of_all(before[word], mine) & ONES
+        if returned:
+            steps = [ATOMICS[name](old, one) & ONES for old, one in zip(returned[word::3], mine, strict=True)]
+            assert sorted([before[word], *steps]) == sorted([after[word], *returned[word::3]])
+
+
+def test_lanes_of_all_waves_take_numbers():
+    memory, words = Memory(), np.zeros(4, np.uint32)
+    base = memory.add("words", words.view(np.uint8))
+    zero, one = np.zeros((5, 64), np.uint32), np.ones((5, 64), np.uint32)
+    group = run(
+        "global_atomic_add v30, v1, v20, s[4:5] sc0\ns_waitcnt vmcnt(0)",
+        {1: zero, 20: one},
+        {4: base & ONES, 5: base >> 32},
+        memory=memory,
+        off=np.arange(64) % 2 == zero,
+    )
+    assert sorted(group.V[30][:, 1::2].ravel().tolist()) == list(range(160))
+    assert words.tolist() == [160, 0, 0, 0]
+
+
+def test_an_atomic_beyond_the_range_of_a_descriptor_changes_nothing():
+    at = (np.arange(64, dtype=np.uint32) * 4)[None]
+    line = "s_mov_b32 s10, 128\nbuffer_atomic_add v20, v1, s[8:11], 0 offen sc0\ns_waitcnt vmcnt(0)"
+    before = in_memory("s_nop 0", {1: at})[1]
+    group, words = in_memory(line, {1: at, 20: at + np.uint32(7)})
+    assert words[32:].tolist() == before[32:].tolist()
+    assert words[:32].tolist() == (before[:32] + at[0, :32] + np.uint32(7)).tolist()
+    assert group.V[20][0, 32:].tolist() == [0] * 32
+
+
 # Control
 
 
@@ -1284,6 +1460,7 @@ def test_branches(branch, setup, taken):
     from amdgcn.memory import Memory
 
     covers([f"s_cbranch_{branch}", "s_branch", "s_endpgm", "s_nop", "s_waitcnt", "s_barrier", "s_setprio", "s_sleep"])
+    covers(["buffer_wbl2", "buffer_inv"])
     out = np.zeros(32, np.uint8)
     memory = Memory()
     pointer = memory.add("out", out)
@@ -1302,6 +1479,8 @@ def test_branches(branch, setup, taken):
         s_nop 3
         s_setprio 1
         s_sleep 1
+        buffer_wbl2 sc1
+        buffer_inv sc1
         s_barrier
         s_mov_b64 exec, -1
         s_lshl_b32 s9, s2, 2

@@ -13,19 +13,21 @@ from support.samples import data
 from support.wave import run
 
 from amdgcn import translate
-from amdgcn.meaning import MNEMONICS, VECTOR
+from amdgcn.meaning import ATOMICS, MNEMONICS, VECTOR
+from amdgcn.memory import Memory
 
 A, B, C = data(1), data(2), data(3)
 TEXTS = pseudocode.texts()
 LEFT_OUT = {
     # Pattern -> why AMD's text does not say what the instruction computes.
+    r"(global|buffer)_atomic_.*": "its text names an address; test_an_atomic_is_its_text",
     r"ds_(read|write|swizzle).*|(global|buffer|scratch)_.*|s_load_.*": "an access to memory: its text names an address",
     r"s_(nop|sleep|setprio|waitcnt|barrier|endpgm|branch)|s_cbranch_.*": "no result: what runs next, and when",
     r"v_mfma_.*": "its text is the formula, without layout and rounding",
     r"v_accvgpr_.*|v_fma_mix.*": "the document has no text of it",
     r"v_cvt_(scalef32_)?pk_f32_(fp8|bf8)": "its text names a conversion; test_every_8_bit_float has the tables",
     r"v_div_(scale|fmas)_f32": "its text gives wrong quotients at extreme exponents; test_quotients",
-    r"ds_bpermute_b32|v_(readlane|readfirstlane|writelane)_b32|v_permlane\d+_swap_b32": "lanes of other lanes",
+    r"ds_b?permute_b32|v_(readlane|readfirstlane|writelane)_b32|v_permlane\d+_swap_b32": "lanes of other lanes",
     r"v_pk_mov_b32|v_bitop3_b\d+": "its operation is a modifier of the line; below",
     r"s_(and|or|andn2)_saveexec_b64": "exec; test_saveexec",
 }
@@ -112,6 +114,8 @@ def vector(name):
             f"S{n}": low[k] | high[k] << 32 if widths[n : n + 1] == [64] else low[k]
             for n, (low, high) in enumerate(words)
         }
+        if "ThreadMask" in text:
+            names["laneId"] = k % 64
         names |= {"SIMM32": 0x40490FDB, "VCC": int(carry_in[k]), "D0": 0xDEADBEEF, "D1": 0}
         after = pseudocode.evaluate(name, **names)
         results.append((names, after))
@@ -170,7 +174,7 @@ CASES = [(name, k) for name in SCALARS for k in ((0x7, 0xFFE8, 0x8000) if IN_LIN
 @pytest.mark.parametrize(("name", "constant"), CASES)
 def test_a_scalar_instruction_is_its_text(name, constant):
     text = TEXTS[name]
-    widths, wide = sources_of(text), is_wide(text)
+    widths, wide = sources_of(text), is_wide(text) and name != "s_bcnt1_i32_b64"  # it compares 64 bits of 32
     in_line = IN_LINE.match(name)
     target = [] if re.match(r"s_(cmp|bitcmp)", name) else ["s[20:21]" if wide else "s20"]
     operands = [("s[2:3]", "s[4:5]")[k] if width == 64 else ("s2", "s4")[k] for k, width in enumerate(widths)]
@@ -191,6 +195,37 @@ def test_a_scalar_instruction_is_its_text(name, constant):
             got = int(group.S[20][k]) | (int(group.S[21][k]) << 32 if wide else 0)
             assert got == int(after["D0"]) & (1 << (64 if wide else 32)) - 1, shown
         assert bool(group.scc[k]) == bool(after["SCC"]), shown
+
+
+@pytest.mark.parametrize("name", [name for name in ATOMICS if name != "pk_add_bf16"])  # bf16 is bits to the evaluator
+def test_an_atomic_is_its_text(name):
+    text = re.sub(r"addr = [^;]+;", "", TEXTS[f"global_atomic_{name}"])
+    text = re.sub(r"\bMEM\[(?:addr|ADDR)\]", "D0", text).replace("RETURN_DATA", "D1")
+    memory, words = Memory(), A[0].copy()
+    base = memory.add("words", words.view(np.uint8))
+    compare = np.where(np.arange(64) % 2, A[0], C[0]).astype(np.uint32)
+    data = "v[6:7]" if name == "cmpswap" else "v6"
+    at = np.arange(64, dtype=np.uint32)[None] * 4
+    group = run(
+        f"global_atomic_{name} v20, v1, {data}, s[4:5] sc0\ns_waitcnt vmcnt(0)",
+        {1: at, 6: B[:1], 7: compare[None]},
+        {4: base & 0xFFFFFFFF, 5: base >> 32},
+        memory=memory,
+    )
+    packed = re.match(r"pk_add_(b?f16)", name)
+    for k, old in enumerate(A[0].tolist()):
+        given = int(B[0, k]) | int(compare[k]) << 32
+        after = pseudocode.start({"D0": old, "D1": 0, "DATA": given, "dst": 0})
+        pseudocode.compiled(text)(after)
+        before = after["D1"].bits if isinstance(after["D1"], pseudocode.Float) else int(after["D1"])
+        shown = f"{name} of {given:#x} on {old:#x}"
+        assert int(group.V[20][0, k]) == before & 0xFFFFFFFF == old, shown
+        got, want = int(words[k]), int(after["D0"]) & 0xFFFFFFFF
+        for at_bit in (0, 16) if packed else (0,):
+            size = 16 if packed else 32
+            parts = got >> at_bit & (1 << size) - 1, want >> at_bit & (1 << size) - 1
+            ok = agrees(*parts, size, is_float="_f" in name, ulps=0)
+            assert ok, f"{shown} gives {got:#x}, AMD's text {want:#x}"
 
 
 @pytest.mark.parametrize("bits", [16, 32])

@@ -49,7 +49,6 @@ def test_a_text_that_ends_early_is_no_kernel():
 @pytest.mark.parametrize(
     "line",
     [
-        "global_atomic_add v0, v1, s[2:3]",
         "flat_load_dword v0, v[2:3]",
         "v_cmpx_eq_u32 v0, v1",
         "s_setreg_b32 m0, s3",
@@ -76,6 +75,23 @@ def test_operands():
     assert ("v", 1) in effects(two).reads, "the half that stays is read"
     assert effects(three).writes == {("s", k) for k in (4, 5, 6, 7)}
     assert three.source == "kernel.py:3"
+
+
+@pytest.mark.parametrize(
+    ("line", "reads", "writes"),
+    [
+        ("global_atomic_add v0, v1, s[2:3]", {0, 1}, set()),
+        ("global_atomic_add v0, v1, v2, s[2:3] sc0", {1, 2}, {0}),
+        ("global_atomic_add v0, v[4:5], v2, off glc", {2, 4, 5}, {0}),  # as gfx90a writes it
+        ("buffer_atomic_cmpswap v[0:1], v3, s[4:7], 0 offen", {0, 1, 3}, set()),
+        ("buffer_atomic_cmpswap v[0:1], v3, s[4:7], 0 offen sc0", {0, 1, 3}, {0}),
+    ],
+)
+def test_operands_of_an_atomic(line, reads, writes):
+    found = effects(program(line).instructions[0])
+    assert {number for kind, number in found.reads if kind == "v"} == reads
+    assert found.writes == {("v", number) for number in writes}
+    assert found.counter == "vm"
 
 
 def test_a_load_into_lds_writes_no_register():

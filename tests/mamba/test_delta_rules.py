@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import pytest
 import torch
-from mamba import oracle
+from mamba import deltas, oracle
 from mamba.data import DTYPES, check
 from support.pools import assert_same_bits
 
@@ -28,81 +27,21 @@ DTYPE = pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if INTERPRET
 INITIAL = pytest.mark.parametrize("initial", [True, False], ids=["initial", "new"])
 
 
-@dataclass
-class Inputs:
-    """Of one prefill, packed in a batch of one; NaN lies behind the last token."""
-
-    q: torch.Tensor  # [1, tokens, key heads, keys]
-    k: torch.Tensor
-    v: torch.Tensor  # [1, tokens, heads, values]
-    g: torch.Tensor  # [1, tokens, heads] or [1, tokens, heads, keys], float32
-    beta: torch.Tensor  # [1, tokens, heads], float32
-    states: torch.Tensor | None  # [sequences, heads, values, keys], float32
-
-    def golden(self, number: int, tokens: slice) -> oracle.Delta:
-        parts = (each[0, tokens] for each in (self.q, self.k, self.v, self.g, self.beta))
-        return oracle.delta(*parts, initial=None if self.states is None else self.states[number])
-
-
-def inputs(shape: tuple[int, int, int, int], dtype: str, device: str, *, initial: bool, by_key: bool) -> Inputs:
-    """Unit-normal data; decays between 0.7 and 1 a token, beta from 0.1 to 0.9."""
-    key_heads, heads, keys, values = shape
-    tokens = STARTS[-1]
-    torch.manual_seed(tokens + keys + by_key)
-
-    def rows(data: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-        whole = torch.full((1, tokens + 3, *data.shape[1:]), float("nan"), dtype=kind, device=device)
-        whole[0, :tokens] = data.to(whole)
-        return whole[:, :tokens]
-
-    kind = getattr(torch, dtype)
-    return Inputs(
-        rows(torch.randn(tokens, key_heads, keys), kind),
-        rows(torch.randn(tokens, key_heads, keys), kind),
-        rows(torch.randn(tokens, heads, values), kind),
-        rows(-0.35 * torch.rand(tokens, heads, *([keys] if by_key else [])), torch.float32),
-        rows(0.1 + 0.8 * torch.rand(tokens, heads), torch.float32),
-        torch.randn(len(STARTS) - 1, heads, values, keys).to(device) if initial else None,
-    )
-
-
-def check_sequences(data: Inputs, out: torch.Tensor, states: torch.Tensor, dtype: str, record) -> None:
-    """Outputs of every sequence, and the state that it leaves."""
-    for number, ends in enumerate(itertools.pairwise(STARTS)):
-        golden = data.golden(number, slice(*ends))
-        check(out[0, slice(*ends)], golden.y, "delta", dtype, record, scale=golden.scale)
-        check(states[number], golden.state[-1], "delta", dtype, record)
-
-
 @INITIAL
 @DTYPE
 @pytest.mark.parametrize("shape", SHAPES)
 def test_chunk_gated_delta_rule(shape, dtype, initial, device, delta_ops, record_property):
-    data = inputs(shape, dtype, device, initial=initial, by_key=False)
-    norm, chunk = delta_ops("l2norm").l2norm_fwd, delta_ops("chunk").chunk_gated_delta_rule_fwd
-    starts = torch.tensor(STARTS).int().to(device)
-    _, out, _, states, *_ = chunk(
-        norm(data.q), norm(data.k), data.v, data.g, data.beta, shape[2] ** -0.5, data.states, True, cu_seqlens=starts
-    )
-    check_sequences(data, out, states, dtype, record_property)
+    data = deltas.inputs(STARTS, shape, dtype, device, initial=initial, by_key=False)
+    deltas.check_sequences(data, *deltas.gated_delta_rule(delta_ops, data), dtype, record_property)
 
 
 @INITIAL
 @DTYPE
 def test_chunk_kda(dtype, initial, device, delta_ops, record_property):
-    data = inputs((2, 2, 128, 128), dtype, device, initial=initial, by_key=True)
-    out, states = delta_ops("kda").chunk_kda(
-        data.q,
-        data.k,
-        data.v.clone(),
-        data.g,
-        data.beta,
-        initial_state=data.states if initial else torch.zeros(len(STARTS) - 1, 2, 128, 128, device=device),
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-        cu_seqlens=torch.tensor(STARTS).int().to(device),
-    )
-    check_sequences(data, out, states, dtype, record_property)
+    data = deltas.inputs(STARTS, (2, 2, 128, 128), dtype, device, initial=initial, by_key=True)
+    if not initial:  # it takes none but zeros
+        data.states = torch.zeros(len(STARTS) - 1, 2, 128, 128, device=device)
+    deltas.check_sequences(data, *deltas.kda(delta_ops, data), dtype, record_property)
 
 
 @pytest.mark.parametrize(
@@ -110,31 +49,9 @@ def test_chunk_kda(dtype, initial, device, delta_ops, record_property):
 )
 @DTYPE
 def test_chunk_kda_of_kimi(dtype, initial, bound, device, delta_ops, record_property):
-    """Kimi's own copy of the kernels, which it takes on ROCm; a kernel makes the gate of what the model projects.
-
-    What becomes of a gate without a bound is computed by another kernel, token by token.
-    """
-    data = inputs((2, 2, 128, 128), dtype, device, initial=initial, by_key=True)
-    raw_gate, raw_beta = (torch.randn(each.shape).to(data.q) for each in (data.g, data.beta))
-    A_log = torch.tensor([1.0, 1.5] if bound else [0.2, 0.5], device=device).log()
-    bias = torch.randn(2 * 128, device=device) / 4 - (4 if bound else 1)  # both decay by about 0.1 a token
-    out, states = delta_ops("kimi.chunk").chunk_kda_with_fused_gate(
-        data.q,
-        data.k,
-        data.v.clone(),
-        raw_gate,
-        raw_beta,
-        A_log,
-        bias,
-        lower_bound=bound,
-        initial_state=data.states,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-        cu_seqlens=torch.tensor(STARTS).int().to(device),
-    )
-    data.g = oracle.delta_gate(raw_gate[0], A_log, bias.view(2, 128), bound)[None]
-    data.beta = raw_beta.double().sigmoid()
-    check_sequences(data, out, states, dtype, record_property)
+    """Kimi's own copy of the kernels, which it takes on ROCm."""
+    data = deltas.inputs(STARTS, (2, 2, 128, 128), dtype, device, initial=initial, by_key=True)
+    deltas.check_sequences(data, *deltas.with_gate(delta_ops, data, bound, kimi=True), dtype, record_property)
 
 
 SLOTS = [[3, 8, 5], [0, 0, 0], [7, 1, 2], [4, 6, 9]]

@@ -8,12 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 from hileval.gates.declare import load_gates
 from hileval.gates.resolve import ResolvedGate
+from hileval.gates.rule import GateRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from hileval.gates.declare import Gate
+
+
+PRE_MERGE = GateRule(
+    questions=250,
+    seed=3,
+    look_every=25,
+    first_look=50,
+    alpha=0.01,
+    margin=0.05,
+    beta=0.03,
+    baseline_runs=5,
+    extensions=1,
+    unresolved="flag",
+)
+"""A rule of a merge: it looks nine times, and asks once more."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ SHARES = {"waits": 0.15, "barriers": 0.05, "offsets": 0.15, "registers": 0.2, "d
 CLASSES = {"waits and barriers": 0.95, "offsets and registers": 0.85, "drops": 0.8}
 """What of each must be noticed."""
 _LINE = re.compile(r"\t[a-z]")
-_MEMORY = re.compile(r"\t(?:ds_(?!swizzle|bpermute)|global_|buffer_|s_load)")
+_MEMORY = re.compile(r"\t(?:ds_(?!swizzle|b?permute)|global_|buffer_|s_load)")
 _VECTOR = re.compile(r"\t(?:v_|ds_|global_|buffer_)[^,]*,.*\bv\d+\b")
 _CONTROL = re.compile(r"\ts_(?:nop|waitcnt|barrier|branch|cbranch|endpgm|setprio|sleep)")
 

@@ -25,21 +25,25 @@ kernel:
 \t\t.amdhsa_user_sgpr_count 2
 \t\t.amdhsa_kernarg_size 8
 \t\t.amdhsa_system_sgpr_workgroup_id_x 1
+\t\t.amdhsa_tg_split {split}
 \t.end_amdhsa_kernel
 """
 
 
-def program(lines: str, arch: str = "gfx942") -> Program:
+def program(lines: str, arch: str = "gfx942", *, split: bool = False) -> Program:
     """A kernel of these lines, each of its own Python line where it has no `.loc`."""
     text = "\n".join(
         f"\t.loc 1 {k} 0\n\t{line.strip()}" if not line.strip().endswith(":") else line.strip()
         for k, line in enumerate(lines.strip().splitlines(), start=1)
     )
-    return parse(_TEXT.format(arch=arch, lines=text))
+    return parse(_TEXT.format(arch=arch, lines=text, split=int(split)))
 
 
-def machine(lines: str, *, arch="gfx942", memory=None, lds_bytes=65536, twins=1, races=True, junk=None) -> Machine:
-    return Machine(translate(program(lines, arch)), memory or Memory(), lds_bytes, twins=twins, races=races, junk=junk)
+def machine(
+    lines: str, *, arch="gfx942", memory=None, lds_bytes=65536, twins=1, races=True, junk=None, split=False
+) -> Machine:
+    translated = translate(program(lines, arch, split=split))
+    return Machine(translated, memory or Memory(), lds_bytes, twins=twins, races=races, junk=junk)
 
 
 def run(

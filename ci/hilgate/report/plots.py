@@ -25,7 +25,7 @@ Values = list[float | None]
 
 
 @dataclass(frozen=True)
-class ChartLine:
+class Line:
     """Values over builds as the drawing takes them: points of a polyline, and its style."""
 
     style: str
@@ -49,7 +49,7 @@ class Plot:
     label: str
     width: int
     height: int
-    lines: tuple[ChartLine, ...]
+    lines: tuple[Line, ...]
     steps: tuple[tuple[float, str], ...]
     commits: tuple[tuple[float, str], ...]
     band: tuple[tuple[float, float, float], ...] = ()
@@ -114,7 +114,7 @@ def _plot(
 
     shown = list(range(len(commits)))[:: -max(1, -(-len(commits) // MOST_COMMITS))][::-1]
     lines = [
-        ChartLine(style, tuple((right(n), down(value)) for n, value in enumerate(values) if value is not None), text)
+        Line(style, tuple((right(n), down(value)) for n, value in enumerate(values) if value is not None), text)
         for style, values, text in series
     ]
     count = round((high - low) / every)

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
 
 Source = Literal["ours", "vllm", "mamba", "delta", "states"]
 
@@ -34,6 +36,10 @@ class LaunchConfiguration:
     """Configurations that the kernel has."""
     autotuned: bool
     """Whether Triton's autotuner chooses, and so drops what does not fit."""
+    taken: Callable[[], AbstractContextManager[object]] = field(
+        default=contextlib.nullcontext, compare=False, repr=False
+    )
+    """A context in which the kernel's launcher takes it."""
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def configured(
             kernels=(kernel,),
             launch=partial(run, context),
             labels=labels | {"configuration": configuration},
-            configuration=LaunchConfiguration(name, configuration, len(configurations), autotuned),
+            configuration=LaunchConfiguration(name, configuration, len(configurations), autotuned, context),
         )
         for configuration, context in configurations.items()
     ]

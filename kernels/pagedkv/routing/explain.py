@@ -166,7 +166,7 @@ def _scan(kind: Kind, config: Config, state: State | None, deployment: Deploymen
     data = tuning(deployment.arch).scan.of(head_size, size, chunk)
     why = (
         f"with PAGEDKV_SSD=1 ({data.rows} tokens and {data.channels} channels a program, tiles of {data.tile} tokens "
-        f"and {data.state_tile} of the state, {data.waves} waves): 0.99 to 1.14 times as fast as vLLM's on an H200 "
+        f"and {data.state_tile} of the state, {data.waves} waves): 0.76 to 1.05 times as fast as vLLM's on an H200 "
         "(benchmarks/README.md), and it compiles where vLLM's does not: Triton 3.6.0 for AMD, once a sequence goes on "
         "from a state. Unset, or where vLLM's takes other arguments than those of 0.32, it stays vLLM's."
     )

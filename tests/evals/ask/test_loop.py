@@ -2,26 +2,14 @@
 """The loop between rule, engine and journal, with an engine of planted answers."""
 
 import pytest
-from support.gates import resolved
+from support.gates import PRE_MERGE, resolved
 
 from hileval.ask.loop import Heading, Journal, ask_until_decided, code_fingerprint
-from hileval.gates.rule import GateRule
 from hileval.records.baseline import IdentityMismatchError
 from hilgate.errors import NothingSelectedError
 
 N = 200
-RULE = GateRule(
-    questions=N,
-    seed=1,
-    look_every=25,
-    first_look=50,
-    alpha=0.01,
-    margin=0.05,
-    beta=0.03,
-    baseline_runs=5,
-    extensions=1,
-    unresolved="flag",
-)
+RULE = PRE_MERGE.model_copy(update={"questions": N, "seed": 1})
 
 
 class Planted:

@@ -4,21 +4,10 @@
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from support.gates import PRE_MERGE
 
 from hileval.gates.rule import GateRule, RuleState, first_runs, order, shared, stand
 
-PRE_MERGE = GateRule(
-    questions=250,
-    seed=3,
-    look_every=25,
-    first_look=50,
-    alpha=0.01,
-    margin=0.05,
-    beta=0.03,
-    baseline_runs=5,
-    extensions=1,
-    unresolved="flag",
-)
 RELEASE = GateRule(
     alpha=0.01, margin=0.02, beta=0.01, baseline_runs=5, extensions=2, noisy_d=0.05, noisy_runs=3, unresolved="block"
 )
