@@ -90,6 +90,8 @@ def _write_kernel(
     strides,  # WriteStrides
     OPTIONS: tl.constexpr,  # WriteOptions
 ):
+    NUM_HEADS: tl.constexpr = OPTIONS.NUM_HEADS
+    BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
     SCALES: tl.constexpr = OPTIONS.SCALES
     FORMAT: tl.constexpr = OPTIONS.FORMAT
     LARGEST: tl.constexpr = OPTIONS.LARGEST
@@ -98,13 +100,13 @@ def _write_kernel(
     key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
     (stride_slot,) = wide(strides.slot)
     row = tl.program_id(0).to(tl.int64) * OPTIONS.ROWS + tl.arange(0, OPTIONS.ROWS)
-    token = row // OPTIONS.NUM_HEADS
-    head = row % OPTIONS.NUM_HEADS
+    token = row // NUM_HEADS
+    head = row % NUM_HEADS
     slot = tl.load(slot_mapping + token * stride_slot, mask=row < num_rows, other=-1)
     channel = tl.arange(0, OPTIONS.CHANNELS)
     mask = (slot >= 0)[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
-    block = slot // OPTIONS.BLOCK_SIZE
-    offset = slot % OPTIONS.BLOCK_SIZE
+    block = slot // BLOCK_SIZE
+    offset = slot % BLOCK_SIZE
 
     source = token * stride_key_token + head * stride_key_head
     target = block * key_side.block + offset * key_side.token + head * key_side.head
