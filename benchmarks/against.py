@@ -34,7 +34,7 @@ from pagedkv.audit.changed import (
     merge_base,
 )
 from pagedkv.audit.findings import Finding, write_findings
-from pagedkv.errors import CannotRunHereError, Exit, NothingSelectedError, run_command
+from pagedkv.errors import CannotRunHereError, Exit, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -303,6 +303,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> Exit:
+    # Not above: a merge base reads this file beside an errors.py of its own, which may lack it.
+    from pagedkv.errors import NothingSelectedError
+
     from . import cases
 
     _require_packages()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 import pagedkv
-from pagedkv.errors import CannotRunHereError, CommandError, Exit, MisuseError, NothingSelectedError, run_command
+from pagedkv.errors import CannotRunHereError, CommandError, Exit, MisuseError, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -409,6 +409,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> Exit:
+    # Not above: a merge base reads this file beside an errors.py of its own, which may lack it.
+    from pagedkv.errors import NothingSelectedError
+
     from .__main__ import check_environment, compiles_all
     from .findings import Finding, write_findings
 
