@@ -130,14 +130,14 @@ def _gather_kernel(
 
     source = block * key_side.block + offset * key_side.token + head * key_side.head
     target = token * stride_key_token + head * stride_key_head
-    k = tl.load(key_side.cache + source[:, None] + channel[None, :], mask=mask)
+    k = tl.load(key_cache + source[:, None] + channel[None, :], mask=mask)
     scale = scale_at(key_side, block, offset, head)
     k = meant(k, scale, inside, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
     tl.store(key + target[:, None] + channel[None, :], k, mask=mask)
 
     source = block * value_side.block + offset * value_side.token + head * value_side.head
     target = token * stride_value_token + head * stride_value_head
-    v = tl.load(value_side.cache + source[:, None] + channel[None, :], mask=mask)
+    v = tl.load(value_cache + source[:, None] + channel[None, :], mask=mask)
     scale = scale_at(value_side, block, offset, head)
     v = meant(v, scale, inside, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
     tl.store(value + target[:, None] + channel[None, :], v, mask=mask)
@@ -315,7 +315,7 @@ def packed_gather_kernel(
     group = tl.arange(0, PADDED // X)
     source = block * key_side.block + offset * key_side.token + head * key_side.head
     source = (group * key_side.inner)[:, None, None] + source[None, :, None] + tl.arange(0, X)[None, None, :]
-    k = tl.load(key_side.cache + source, mask=(group * X < HEAD_SIZE)[:, None, None] & wanted[None, :, None])
+    k = tl.load(key_cache + source, mask=(group * X < HEAD_SIZE)[:, None, None] & wanted[None, :, None])
     k = tl.reshape(tl.permute(k, (1, 0, 2)), [TOKENS, PADDED])
     scale = scale_at(key_side, block, offset, head)
     k = meant(k, scale, wanted, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
@@ -326,7 +326,7 @@ def packed_gather_kernel(
     source = block * value_side.block + value_tokens(token, value_side.token, PACKING, X, BLOCK_SIZE)
     source += head * value_side.head
     source = source[:, None] + value_channels(channel, value_side.inner, PACKING)[None, :]
-    v = tl.load(value_side.cache + source, mask=near[:, None] & in_head[None, :])
+    v = tl.load(value_cache + source, mask=near[:, None] & in_head[None, :])
     scale = scale_at(value_side, block, offset, head)
     v = meant(v, scale, wanted, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
     target = row * stride_value_token + head * stride_value_head
