@@ -87,6 +87,7 @@ class Watched:
 @pytest.fixture(params=["gfx942", "sm_90"])
 def launches(request, library, monkeypatch):
     """What every launch of this test passes: kernel, numbers, whether each pointer is one."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(library / "cache"))
     monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(library))
     monkeypatch.setenv("TRITON_LIBHIP_PATH", str(library / "libamdhip64.so"))
     seen: list = []
