@@ -53,8 +53,8 @@ def library(tmp_path_factory):
     """The library, as both names."""
     folder = tmp_path_factory.mktemp("driver")
     source = operations.__file__.replace("benchmarks/operations.py", "tests/support/no_gpu.c")
-    for name, soname in (("libcuda.so", "libcuda.so.1"), ("libamdhip64.so", "libamdhip64.so")):
-        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{soname},-Bsymbolic", "-o", str(folder / name), source]
+    for name in ("libcuda.so.1", "libamdhip64.so"):
+        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name},-Bsymbolic", "-o", str(folder / name), source]
         subprocess.run(command, check=True, capture_output=True)
     return folder
 
@@ -92,7 +92,7 @@ def launches(request, library, monkeypatch):
     monkeypatch.setenv("TRITON_LIBHIP_PATH", str(library / "libamdhip64.so"))
     seen: list = []
     of_nvidia = request.param == "sm_90"
-    there = ctypes.CDLL(str(library / ("libcuda.so" if of_nvidia else "libamdhip64.so")), mode=ctypes.RTLD_GLOBAL)
+    there = ctypes.CDLL(str(library / ("libcuda.so.1" if of_nvidia else "libamdhip64.so")), mode=ctypes.RTLD_GLOBAL)
     offline = (OfflineCudaDriver if of_nvidia else OfflineHipDriver)(limits(request.param))
     get = offline.utils.get_device_properties
     offline.utils = SimpleNamespace(load_binary=lambda *_: (1, 1, 100, 0, 1024), get_device_properties=get)
