@@ -221,12 +221,14 @@ _LIST = re.compile(
     rf"[\[(]+\s*{_VALUE}(?:[\])]*\s*,\s*[\[(]*{_VALUE})*\s*,?\s*[\])]+(?:\s*,\s*[\[(]+[^\[\]()]*[\])]+)*"
 )
 _HEX = re.compile(r"0x[0-9a-fA-F]+|(?<![\w.])(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}(?![\w.])")
+_DRAWN = re.compile(r"(?<!\w)(?:tmp[a-z0-9_]{8}|[A-Z2-7]{52})(?!\w)")
+"""What `tempfile` calls a file, and Triton a folder of its cache: other names in each run."""
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:[.,]\d+)*\.?|\.\d+)(?:[eE][-+]?\d+)?")
 _NAN = re.compile(r"\bnan\b")
 
 
 def shape_of(message: str, name: str = "") -> str:
-    """A message without what differs between cases: numbers, addresses, and the parameters and key in `name`.
+    """A message without what differs between cases: numbers, addresses, drawn names, the parameters and key in `name`.
 
     Lists of numbers are `[#]` whatever their length, and `[nan]` where one is no number: that is another symptom.
     """
@@ -234,7 +236,7 @@ def shape_of(message: str, name: str = "") -> str:
         if len(word) > 2 and any(letter.isdigit() for letter in word) and not word.isdecimal():
             message = re.sub(rf"(?<![\w]){re.escape(word)}(?![\w])", "@", message)
     message = _LIST.sub(lambda found: "[nan]" if _NAN.search(found[0]) else "[#]", message)
-    return " ".join(_NUMBER.sub("#", _HEX.sub("#", message)).split())
+    return " ".join(_NUMBER.sub("#", _HEX.sub("#", _DRAWN.sub("#", message))).split())
 
 
 def kernel_log(recorded: Recorded, key: str) -> str:

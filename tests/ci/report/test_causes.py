@@ -119,8 +119,11 @@ def test_a_value_that_is_no_number_is_the_same_cause_where_a_factor_says_so():
         ("at 0x7fa48824eb80 in deadbeef01", "at # in #"),
         ("float16 of a head is off", "@ of a head is off"),
         ("Mismatched elements: 40 / 512 (7.8%)", "Mismatched elements: # / # (#%)"),
+        ("cc /tmp/tmph44dlp_c/launcher.c failed", "cc /tmp/#/launcher.c failed"),
+        (f"no file .triton/cache/{'ZMMO4TZ' * 7}NHW/a.cubin", "no file .triton/cache/#/a.cubin"),
+        ("tmpfolder2 is full", "tmpfolder# is full"),
     ],
-    ids=["numbers", "lists", "signs", "addresses", "its own parameters", "percent"],
+    ids=["numbers", "lists", "signs", "addresses", "its own parameters", "percent", "drawn", "cached", "a word"],
 )
 def test_the_shape_of_a_message_leaves_out_what_differs_between_cases(message, shape):
     assert shape_of(message, "t[head-float16-bs16]") == shape
