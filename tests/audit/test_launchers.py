@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import shutil
 import subprocess
 from types import SimpleNamespace
 from unittest import mock
@@ -53,8 +54,9 @@ def library(tmp_path_factory):
     """The library, as both names."""
     folder = tmp_path_factory.mktemp("driver")
     source = operations.__file__.replace("benchmarks/operations.py", "tests/support/no_gpu.c")
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))))  # Triton wants one of them too
     for name in ("libcuda.so.1", "libamdhip64.so"):
-        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name},-Bsymbolic", "-o", str(folder / name), source]
+        command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{name},-Bsymbolic", "-o", str(folder / name), source]
         subprocess.run(command, check=True, capture_output=True)
     return folder
 
