@@ -13,13 +13,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from triton import knobs
 from triton.runtime import JITFunction, driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
-
-    from torch import Tensor
 
     Prepared = tuple[Callable[..., None], Sequence["Launch"]]
     """What runs a call, without holding a tensor, and the launches in that."""
@@ -135,17 +134,26 @@ def call(looks: Hashable, prepare: Callable[[], Prepared | None], *arguments: An
         _runs[looks] = run
 
 
-def first(looks: Hashable) -> bool:
-    """Whether nothing that looks so has been warmed up in this process; it then counts as warmed up.
+def first(which: str, *given: Any, **options: Any) -> bool:
+    """Whether no layer that looks so has been warmed up in this process; it then counts as warmed up.
 
     Args:
-        looks: Which warm-up, and all that Triton compiles for. Of 44 alike layers one has something to do.
+        which: Warm-up. Of 44 alike layers one has something to do.
+        given: All that Triton compiles for: tensors, which count by their look, and what can be compared.
+        options: Likewise.
     """
-    known = (looks, surroundings())
+    values = (*given, *sorted(options.items()))
+    known = (which, *map(_look_of, values), surroundings())
     if known in _warmed:
         return False
     _warmed.add(known)
     return True
+
+
+def _look_of(value: Any) -> Hashable:
+    if isinstance(value, tuple):
+        return tuple(map(_look_of, value))
+    return look(value) if isinstance(value, Tensor) else value
 
 
 def forget() -> None:
