@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import shutil
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -40,6 +41,7 @@ NAMES = (
     "write 262k random slots",
 )
 TURNS = 3
+SOURCE = str(Path(__file__).parents[1] / "support/no_gpu.c")
 
 
 def leaves(kind: str | tuple) -> list[str]:
@@ -53,10 +55,9 @@ def leaves(kind: str | tuple) -> list[str]:
 def library(tmp_path_factory):
     """The library, as both names."""
     folder = tmp_path_factory.mktemp("driver")
-    source = operations.__file__.replace("benchmarks/operations.py", "tests/support/no_gpu.c")
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))))  # Triton wants one of them too
     for name in ("libcuda.so.1", "libamdhip64.so"):
-        command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{name},-Bsymbolic", "-o", str(folder / name), source]
+        command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{name},-Bsymbolic", "-o", str(folder / name), SOURCE]
         subprocess.run(command, check=True, capture_output=True)
     return folder
 

@@ -119,7 +119,7 @@ def test_a_value_that_is_no_number_is_the_same_cause_where_a_factor_says_so():
         ("at 0x7fa48824eb80 in deadbeef01", "at # in #"),
         ("float16 of a head is off", "@ of a head is off"),
         ("Mismatched elements: 40 / 512 (7.8%)", "Mismatched elements: # / # (#%)"),
-        ("cc /tmp/tmph44dlp_c/launcher.c failed", "cc /tmp/#/launcher.c failed"),
+        ("cc tmph44dlp_c/launcher.c failed", "cc #/launcher.c failed"),
         (f"no file .triton/cache/{'ZMMO4TZ' * 7}NHW/a.cubin", "no file .triton/cache/#/a.cubin"),
         ("tmpfolder2 is full", "tmpfolder# is full"),
     ],
