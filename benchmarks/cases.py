@@ -21,7 +21,7 @@ YARDSTICKS: dict[Op, Yardstick] = {
 }
 """What bounds an operation: decode reads the cache, gather and write copy it, prefill multiplies matrices. A mixed
 batch does both and is held against the reading, which the products of its prefill come on top of. So is MLA decode with
-few heads; 128 heads multiply more than they read. A Mamba-2 scan makes rows of the rows and states that it reads. The
+few heads; 128 heads multiply more than they read. A Mamba-2 prefill makes rows of the rows that it reads. The
 host's time is held against the launch of a kernel without arguments."""
 MATMUL_HEADS = 128
 """Of MLA: 2 * 128 * (576 + 512) operations on a row of 1152 bytes are 242 a byte, more than a GPU has for each."""
@@ -32,13 +32,14 @@ GATHER = "cp_mha_gather_cache"
 WRITE = "triton_reshape_and_cache_flash"
 SHUFFLE_WRITE = "reshape_and_cache_shuffle_triton"
 MLA_GROUPED = "_fwd_grouped_kernel_stage1"
-CHUNK_SCAN = "_chunk_scan_fwd_kernel"
+SSD = "_mamba_chunk_scan_combined_fwd"
+"""vLLM's five kernels of a Mamba-2 prefill, and what it does between them."""
 
 ELEMENT_BYTES = 2
 """Of queries, outputs and a cache that is not quantised: bf16, and fp16 where an interpreter cannot do bf16."""
 SCALE_BYTES = 4
 STATE_BYTES = 4
-"""Of states, products, step sizes and their sums."""
+"""Of states."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ class BenchmarkCase:
     latent_size: int = 0
     """Of MLA: how many of the `head_size` channels of a cached row are the value too."""
     state_size: int = 0
-    """Of a scan: elements of a channel's state. Its chunk is `block_size`, its groups are `num_kv_heads`."""
+    """Of a scan: elements of a channel's state. The peer's chunk is `block_size`, its groups are `num_kv_heads`."""
     runs: bool = False
     """Whether a write fills blocks in runs, as a prefill does, and not slots in random order."""
     host: bool = False
@@ -118,19 +119,21 @@ class BenchmarkCase:
     def cache_bytes(self) -> int:
         """Bytes of K and V of all tokens that a query sees, and of their scales, each counted once.
 
-        In a latent cache V is part of K. Of a scan, all that it reads: states, half of the products, C, x, dt and sums.
+        In a latent cache V is part of K. Of a scan, all that it reads: x, B, C, dt and the states before it.
         """
         tokens = sum(min(seq, (self.window or seq) + query - 1) for seq, query in self.lens)
         if self.op == "scan":
-            chunks = self.num_seqs * -(-self.seq_len // self.block_size)
-            state = self.num_q_heads * self.head_size * self.state_size + self.num_kv_heads * self.block_size**2 // 2
-            rows = self.num_kv_heads * self.state_size + self.num_q_heads * self.head_size
-            return chunks * state * STATE_BYTES + tokens * (rows * ELEMENT_BYTES + 2 * self.num_q_heads * STATE_BYTES)
+            rows = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + 1)
+            return self.states_bytes() + tokens * rows * ELEMENT_BYTES
         if self.op == "mla":
             return tokens * self.head_size * (ELEMENT_BYTES if self.scales == "none" else 1)
         quantised = self.head_size + SCALE_BYTES * (self.scales == "token")
         row = ELEMENT_BYTES * self.head_size if self.scales == "none" else quantised
         return 2 * tokens * self.num_kv_heads * row
+
+    def states_bytes(self) -> int:
+        """Return the bytes of a scan's states, one for each sequence."""
+        return self.num_seqs * self.num_q_heads * self.head_size * self.state_size * STATE_BYTES
 
     def bytes_moved(self) -> int:
         """Fewest bytes the operation moves: each input read once, each output written once; indices are not counted."""
@@ -138,16 +141,18 @@ class BenchmarkCase:
             return 2 * self.cache_bytes()
         rows = sum(query for _, query in self.lens) * self.num_q_heads
         if self.op == "scan":
-            return self.cache_bytes() + rows * ELEMENT_BYTES * self.head_size
+            return self.cache_bytes() + rows * ELEMENT_BYTES * self.head_size + self.states_bytes()
         return self.cache_bytes() + rows * ELEMENT_BYTES * (self.head_size + (self.latent_size or self.head_size))
 
     def flops(self) -> int:
-        """Floating-point operations of the two products over the (query, key) pairs that mask and window leave."""
+        """Floating-point operations of the two products over the (query, key) pairs that mask and window leave.
+
+        Of a scan those of the recurrence, which adds to the state of a token and multiplies with it.
+        """
         if self.op in {"gather", "write"}:
             return 0
         if self.op == "scan":
-            pairs = sum(place % self.block_size + 1 for place in range(self.seq_len))
-            return 2 * self.num_seqs * self.num_q_heads * self.head_size * (self.seq_len * self.state_size + pairs)
+            return 4 * self.num_seqs * self.seq_len * self.num_q_heads * self.head_size * self.state_size
         pairs = sum(
             min(seen, self.window or seen) for seq, query in self.lens for seen in range(seq - query + 1, seq + 1)
         )
@@ -180,20 +185,29 @@ def _mla(num_seqs: int, num_heads: int, block_size: int = 16, scales: Scales = "
     )
 
 
-def _scan(num_heads: int, head_size: int, state_size: int, num_groups: int = 1, chunk: int = 256) -> BenchmarkCase:
-    name = f"scan 16 x 512 {num_heads} heads d{head_size} n{state_size}"
+def _scan(
+    num_heads: int,
+    head_size: int,
+    state_size: int,
+    num_groups: int = 1,
+    *,
+    chunk: int = 256,
+    num_seqs: int = 16,
+    length: int = 512,
+) -> BenchmarkCase:
+    name = f"scan {num_seqs} x {length} {num_heads} heads d{head_size} n{state_size}"
     return BenchmarkCase(
         name,
         "scan",
-        16,
-        512,
-        512,
+        num_seqs,
+        length,
+        length,
         block_size=chunk,
         num_q_heads=num_heads,
         num_kv_heads=num_groups,
         head_size=head_size,
         state_size=state_size,
-        peer=CHUNK_SCAN,
+        peer=SSD,
     )
 
 
@@ -305,6 +319,11 @@ CASES: tuple[BenchmarkCase, ...] = (
     _scan(128, 64, 128),
     _scan(64, 64, 64, num_groups=2),
     _scan(24, 128, 256),
+    _scan(128, 64, 128, num_groups=8, chunk=128, num_seqs=4, length=2048),
+    _scan(128, 64, 128, num_groups=8, chunk=128, num_seqs=1, length=8192),
+    _scan(48, 64, 128, num_seqs=1, length=8192),
+    _scan(16, 64, 128, chunk=128, num_seqs=1, length=8192),
+    _scan(24, 128, 256, num_seqs=1, length=8192),
     BenchmarkCase("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
     BenchmarkCase(
         "gather 262k block 784",

@@ -15,8 +15,7 @@ from pagedkv.cache.write import write_kv_cache
 from pagedkv.mla.decode import mla_decode
 from pagedkv.mla.launch import MlaShape
 from pagedkv.mla.tables import allocate, fill
-from pagedkv.ssd.scan import chunk_scan
-from pagedkv.ssd.steps import chunked, steps
+from pagedkv.ssd.prefill import ssd_prefill
 
 from . import oracle, peers, pools
 from .cases import PAGED_2D
@@ -324,32 +323,28 @@ def _mla(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> Mea
 
 
 def _scan(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> MeasuredWork:
-    """Return the work of a Mamba-2 prefill's last step, sequences with a state each; the steps before it are inputs."""
+    """Return the work of a Mamba-2 prefill of sequences that each go on from a state."""
     tokens, rows = case.num_seqs * case.seq_len, (case.num_q_heads, case.head_size)
-    begins, owners, _ = chunked([case.seq_len * number for number in range(case.num_seqs + 1)], case.block_size)
-    chunks = {"chunk_starts": begins, "sequences": owners}
-    chunks_there = {name: torch.tensor(each, device=device, dtype=torch.int32) for name, each in chunks.items()}
+    starts = torch.arange(case.num_seqs + 1, device=device, dtype=torch.int32) * case.seq_len
     A = -0.05 - 0.2 * torch.rand(case.num_q_heads, device=device)  # a few nats in a chunk
     D = torch.randn(case.num_q_heads, device=device)
-    inputs, recurrences = [], []
+    inputs = []
     for _ in range(sets):
         x = torch.randn(tokens, *rows, device=device, dtype=dtype)
         B, C = torch.randn(2, tokens, case.num_kv_heads, case.state_size, device=device, dtype=dtype)
-        dt = 0.1 + 0.4 * torch.rand(tokens, case.num_q_heads, device=device)
+        dt = (0.1 + 0.4 * torch.rand(tokens, case.num_q_heads, device=device)).to(dtype)
         initial = torch.randn(case.num_seqs, *rows, case.state_size, device=device)
-        made = steps(x, dt, A, B, C, chunk_size=case.block_size, **chunks, initial_states=initial)
-        inputs.append((x, *made, C, initial))
-        recurrences.append((x, dt, B, C, initial))
+        inputs.append((x, dt, B, C, initial, torch.empty_like(initial)))
 
     def make(call: Callable[..., None]) -> MeasuredSide:
         outs = [torch.empty_like(x) for x, *_ in inputs]
 
         def worst() -> float:
-            return max(oracle.scan_error(out, *each, A=A, D=D) for each, out in zip(recurrences, outs, strict=True))
+            return max(oracle.scan_error(out, *given[:5], A=A, D=D) for given, out in zip(inputs, outs, strict=True))
 
-        return side([(*each, out) for each, out in zip(inputs, outs, strict=True)], call, outs, worst)
+        return side([(*given, out) for given, out in zip(inputs, outs, strict=True)], call, outs, worst)
 
-    def ours(x, products, dt, sums, states, C, initial, out) -> None:
-        chunk_scan(products, x, dt, sums, C, states, out, **chunks_there, D=D, initial_states=initial)
+    def ours(x, dt, B, C, initial, states, out) -> None:
+        ssd_prefill(x, dt, A, B, C, out, states, starts=starts, D=D, initial_states=initial)
 
-    return MeasuredWork(make(ours), lambda: make(peers.chunk_scan(**chunks_there, D=D)), oracle.scan_bound(dtype), sets)
+    return MeasuredWork(make(ours), lambda: make(peers.ssd(case, starts, A=A, D=D)), oracle.scan_bound(dtype), sets)

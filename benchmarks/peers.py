@@ -199,13 +199,26 @@ def mla_decode(case: BenchmarkCase, query: Tensor, seq_lens: Tensor, scale: Tens
     return run
 
 
-def chunk_scan(*, chunk_starts: Tensor, sequences: Tensor, D: Tensor) -> Callable[..., None]:
-    """Return a function (x, products, dt, sums, states, C, initial_states, out); Triton tunes it at its first call."""
-    ops = _module("vllm.model_executor.layers.mamba.ops.ssd_chunk_scan")
+def ssd(case: BenchmarkCase, starts: Tensor, *, A: Tensor, D: Tensor) -> Callable[..., None]:
+    """Return a function (x, dt, B, C, initial, states, out); Triton tunes it at its first call.
 
-    def run(x, products, dt, sums, states, C, initial, out) -> None:
-        options = {"D": D, "initial_states": initial}
-        ops._chunk_scan_fwd(products, x, dt, sums, C, states, chunk_starts, out, sequences, **options)  # noqa: SLF001
+    It returns a tensor of its own for the states, so that nothing is written to `states`.
+    """
+    ops = _module("vllm.model_executor.layers.mamba.ops.ssd_combined")
+    chunks_of_each = -(-case.seq_len // case.block_size)
+    begins = [start + case.block_size * chunk for start in starts.tolist()[:-1] for chunk in range(chunks_of_each)]
+    as_index = functools.partial(torch.tensor, device=starts.device, dtype=torch.int32)
+    chunks = {
+        "cu_seqlens": starts,
+        "cu_chunk_seqlens": as_index([*begins, int(starts[-1])]),
+        "seq_idx": as_index([sequence for sequence in range(case.num_seqs) for _ in range(chunks_of_each)]),
+        "last_chunk_indices": as_index(range(chunks_of_each - 1, len(begins), chunks_of_each)),
+    }
+
+    def run(x, dt, B, C, initial, _, out) -> None:
+        ops._mamba_chunk_scan_combined_fwd(  # noqa: SLF001
+            x, dt, A, B, C, case.block_size, out, D=D, initial_states=initial, state_dtype=torch.float32, **chunks
+        )
 
     return run
 

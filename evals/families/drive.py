@@ -125,7 +125,7 @@ class FamilyRun:
         if (reason := not_here(platform, served.family, chosen[0])) is not None:
             return dict.fromkeys(chosen, FamilyCell("did not run", reason, needs=another_platform(platform)))
         started = time.monotonic()
-        with scan.claimed() if served.family.chunk_scan else nullcontext(), compiling(wanted=plan.compiled):
+        with scan.claimed() if served.family.ssd else nullcontext(), compiling(wanted=plan.compiled):
             try:
                 if plan.compiled:
                     prepared.forget()  # what earlier engines compiled is no merit of this one's warm-up
@@ -181,7 +181,7 @@ def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> FamilyCell:
         if bench.family.attention:
             require_served(engine.layers())
             require_codes(bench.family, engine.layers())
-        if bench.family.chunk_scan:
+        if bench.family.ssd:
             numbers["scans"] = require_scans(engine.llm)
         reason = ""
     except NotHereError as error:
@@ -223,8 +223,8 @@ def _labels(bench: Bench) -> dict[str, str]:
     for layer in bench.engine.layers():
         found |= {key: str(layer[key]) for key in ("backend", "packing", "fp8_format") if layer[key] is not None}
         found |= {key: kernel for key, kernel in (layer["route"] or {}).items() if kernel is not None}
-    if bench.family.chunk_scan:
-        found["chunk_scan"] = f"{bench.family.chunk_scan}.chunk_scan"
+    if bench.family.ssd:
+        found["ssd"] = f"{bench.family.ssd}.ssd_prefill"
     if used := stand_ins.used():
         found["stand_in"] = ", ".join(used)
     return found

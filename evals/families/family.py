@@ -96,8 +96,8 @@ class Family:
     """Tokens of a block, as published models of the family get them on 1, 2, 4 and 8 ranks."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's `LLM` on every platform."""
-    chunk_scan: str = ""
-    """Whose kernel makes the outputs of Mamba-2's prefill: "pagedkv" for ours, empty for vLLM's."""
+    ssd: str = ""
+    """Whose kernels make the prefill of Mamba-2: "pagedkv" for ours, empty for vLLM's."""
     engine_cpu: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments on the CPU platform."""
     engine_gpu: Mapping[str, Any] = field(default_factory=dict)
@@ -201,7 +201,7 @@ def _family(name: str, declared: Any, where: str) -> Family:
     made = Family(name=name, **values)
     _require_of((made.attention,), ATTENTION, f"{where}.attention")
     _require_of(made.states, STATES, f"{where}.states")
-    _require_of((made.chunk_scan,), ("", "pagedkv"), f"{where}.chunk_scan")
+    _require_of((made.ssd,), ("", "pagedkv"), f"{where}.ssd")
     _require_of(made.cannot, PLATFORMS, f"{where}.cannot")
     for platform, limit in made.cannot.items():
         limits = limit if isinstance(limit, dict) else {"": limit}

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 FEWEST_AT_ONCE = 8
 """Fewest partitions that a program of the reduce loads at once."""
 
-LARGEST_CHUNK = 1024
-"""Tokens of a chunk of Mamba-2's scan."""
-
 
 @dataclass(frozen=True)
 class Write:
@@ -211,36 +208,33 @@ class MlaReduce:
 
 
 @dataclass(frozen=True)
-class ChunkScan:
-    """How the last step of a chunked scan is launched; extents are powers of two."""
+class Scan:
+    """How Mamba-2's prefill is launched; extents are powers of two."""
 
-    rows: int
-    """Most tokens of one program, at least 16."""
     tile: int
-    """Most tokens of one tile of products, at least 16."""
+    """Tokens of a tile, at least 16."""
     channels: int
     """Most channels of one program, at least 16."""
-    state_tile: int
-    """Most elements of the state's last axis that are loaded at once, at least 16."""
+    elements: int
+    """Most elements of the state of one program."""
     waves: int
     stages: int
     kpack: int
     """As in `Mla`."""
-    long_tile: int = 0
-    """`tile` of a head that does not fill a program and has fewer channels than state: there a larger one costs one of
-    four programs a compute unit (H200). 0 is no other number."""
+    programs_per_unit: int
+    """Programs per compute unit below which a sequence is cut into segments."""
+    segment_tokens: int
+    """Fewest tokens worth a segment of their own."""
 
-    def of(self, head_size: int, state: int, chunk_size: int = LARGEST_CHUNK) -> ChunkScan:
-        """What a layer is launched with: nothing larger than it has."""
-        rows = min(self.rows, chunk_size)
-        channels = min(self.channels, max(16, next_power_of_two(head_size)))
-        return replace(
-            self,
-            rows=rows,
-            tile=min((state > channels < self.channels and self.long_tile) or self.tile, rows),
-            channels=channels,
-            state_tile=min(self.state_tile, max(16, next_power_of_two(state))),
-        )
+    @staticmethod
+    def columns(state: int) -> int:
+        """Return how many elements of a channel's state a program has room for."""
+        return max(16, next_power_of_two(state))
+
+    def segments(self, programs: int, tokens: int, compute_units: int) -> int:
+        """Return into how many segments sequences of about `tokens` are cut, which have `programs` all together."""
+        wanted = self.programs_per_unit * compute_units // programs
+        return max(1, min(wanted, tokens // self.segment_tokens))
 
 
 @dataclass(frozen=True)
@@ -256,7 +250,23 @@ class Tuning:
     mla_narrow: Mla
     """Where one token has at most 16 heads."""
     mla_reduce: MlaReduce
-    scan: ChunkScan
+    scan_64: Scan
+    """Of channels with up to 64 elements of state."""
+    scan_128: Scan
+    """With up to 128."""
+    scan_256: Scan
+    """With more."""
+
+    def scan_of(self, head_size: int, state: int, element_bytes: int) -> Scan:
+        """Return how a prefill of Mamba-2 is launched: no more channels than there are, nor than a program has room for.
+
+        Inputs of fp32 take twice the registers, so they get half the tokens and half the channels.
+        """
+        data = self.scan_64 if state <= 64 else self.scan_128 if state <= 128 else self.scan_256
+        shares = max(1, element_bytes // 2)
+        room = max(16, data.elements // shares // data.columns(state))
+        channels = min(data.channels, room, max(16, next_power_of_two(head_size)))
+        return replace(data, tile=max(16, data.tile // shares), channels=channels)
 
 
 def parse(text: str, where: str) -> Tuning:

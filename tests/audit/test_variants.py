@@ -24,7 +24,7 @@ from pagedkv.cache.rotary import rotate_and_write
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.mla import warm_up as latent
 from pagedkv.mla.decode import mla_decode
-from pagedkv.ssd.scan import chunk_scan
+from pagedkv.ssd.prefill import ssd_prefill
 
 LENGTHS = (1, 64, 65, 127, 200, 1000, 1025, 2048, 2049, 5000, 16_384, 32_640, 100_001, 131_072)
 DECODES = (1, 2, 3, 8, 16, 33, 64, 127, 256)
@@ -217,24 +217,28 @@ def test_a_warm_up_of_the_rotation_for_few_tokens_is_not_enough(monkeypatch):
     assert not {each.key for each in specialisations("gfx942", lambda: _turns("d128"))} <= ready
 
 
-def _scan(tokens: int, chunks: int, *, resumes: bool, sliced: bool) -> None:
+def _scan(tokens: int, pieces: int | None, *, resumes: bool, sliced: bool, segments: int | None = None) -> None:
     """A prefill of Mamba-2 in vLLM; `sliced` as in a service, where inputs are parts of one tensor."""
-    heads, size, state, chunk = 16, 64, 128, 64
+    heads, size, state = 16, 64, 128
     rows = torch.empty(tokens, heads * size + 2 * state, dtype=torch.bfloat16)
-    parts = rows[:, : heads * size].unflatten(1, (heads, size)), rows[:, -state:].unflatten(1, (1, state))
-    inputs, outputs = parts if sliced else (part.contiguous() for part in parts)
-    chunk_scan(
-        torch.empty(chunks, 1, chunk, chunk),
-        inputs,
-        torch.empty(heads, chunks, chunk),
-        torch.empty(heads, chunks, chunk),
-        outputs,
-        torch.empty(chunks, heads, size, state),
+    parts = (rows[:, -2 * state :].unflatten(1, (2, state)), rows[:, : heads * size].unflatten(1, (heads, size)))
+    B_and_C, x = parts if sliced else (part.contiguous() for part in parts)
+    dt = torch.empty(tokens, heads + 5 * sliced, dtype=torch.bfloat16)[:, 3 * sliced :][:, :heads]
+    ssd_prefill(
+        x,
+        dt,
+        torch.empty(heads),
+        B_and_C[:, :1],
+        B_and_C[:, 1:],
         torch.empty(tokens, heads, size, dtype=torch.bfloat16),
-        chunk_starts=torch.zeros(chunks + 1, dtype=torch.int32),
-        sequences=torch.zeros(chunks, dtype=torch.int32),
+        torch.empty(pieces or 3, heads, size, state),
+        starts=torch.zeros((pieces or 3) + 1, dtype=torch.int32),
+        last_pieces=torch.zeros(3, dtype=torch.int32) if pieces else None,
         D=torch.empty(heads),
+        dt_bias=torch.empty(heads),
+        dt_softplus=True,
         initial_states=torch.empty(3, heads, size, state) if resumes else None,
+        num_segments=segments,
     )
 
 
@@ -244,14 +248,17 @@ def test_what_vllm_warms_up_of_mamba_2_is_all_that_the_scan_compiles(arch):
     def warmed(*kinds: bool) -> set[str]:
         return {
             each.key
-            for each in specialisations(arch, lambda: [_scan(64, 1, resumes=kind, sliced=False) for kind in kinds])
+            for each in specialisations(
+                arch,
+                lambda: [_scan(64, pieces, resumes=kind, sliced=False) for kind in kinds for pieces in (None, 1)],
+            )
         }
 
     served = specialisations(
         arch,
         lambda: [
-            _scan(tokens, chunks, resumes=resumes, sliced=True)
-            for tokens, chunks in ((1, 1), (37, 1), (65, 2), (300, 8))
+            _scan(tokens, pieces, resumes=resumes, sliced=True, segments=segments)
+            for tokens, pieces, segments in ((1, None, None), (37, 1, 2), (65, None, 3), (300, 8, None), (90, None, 16))
             for resumes in (False, True)
         ],
     )

@@ -14,7 +14,7 @@ def functions():
     return {{(str(place), name): each for place in places for name, each in vars(place).items()}}
 
 before = functions()
-import pagedkv.attention.paged, pagedkv.cache.rotary, pagedkv.interpreter, pagedkv.mla.decode, pagedkv.ssd.scan
+import pagedkv.attention.paged, pagedkv.cache.rotary, pagedkv.interpreter, pagedkv.mla.decode, pagedkv.ssd.prefill
 {call}
 print(sum(each is not before.get(key) for key, each in functions().items()))
 """

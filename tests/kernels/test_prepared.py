@@ -19,7 +19,7 @@ from pagedkv.cache.cache import PagedCache, Quantisation
 from pagedkv.errors import ArgumentError
 from pagedkv.mla import decode, tables
 from pagedkv.mla.launch import MlaShape
-from pagedkv.ssd import scan
+from pagedkv.ssd import prefill
 
 SEQS, BLOCKS, BLOCK, HEADS, KV_HEADS, SIZE = 3, 8, 16, 4, 2, 32
 
@@ -48,7 +48,7 @@ def kernels(monkeypatch) -> dict[str, Compiled]:
         write: ("_write_kernel", "packed_write_kernel"),
         decode: ("mla_decode_kernel", "mla_reduce_kernel"),
         tables: ("mla_schedule_kernel",),
-        scan: ("chunk_scan_kernel",),
+        prefill: ("ssd_prefill_kernel", "ssd_carry_kernel"),
     }
     for module, names in places.items():
         monkeypatch.setattr(module, "current", lambda *_: limits("sm_90"))
@@ -91,15 +91,14 @@ def _mla(**more) -> dict:
 def _scan(**more) -> dict:
     f16, f32 = torch.float16, torch.float32
     return {
-        "products": torch.zeros(2, 1, 16, 16),
         "x": torch.zeros(20, 2, 16, dtype=f16),
-        "dt": torch.zeros(2, 2, 16),
-        "sums": torch.zeros(2, 2, 16),
+        "dt": torch.zeros(20, 2, dtype=f16),
+        "A": torch.zeros(2),
+        "B": torch.zeros(20, 1, 16, dtype=f16),
         "C": torch.zeros(20, 1, 16, dtype=f16),
-        "states": torch.zeros(2, 2, 16, 16, dtype=f32),
         "out": torch.zeros(20, 2, 16, dtype=f16),
-        "chunk_starts": torch.tensor([0, 16, 20], dtype=torch.int32),
-        "sequences": torch.zeros(2, dtype=torch.int32),
+        "states": torch.zeros(2, 2, 16, 16, dtype=f32),
+        "starts": torch.tensor([0, 16, 20], dtype=torch.int32),
         **more,
     }
 
@@ -118,7 +117,7 @@ CALLS = {
     ),
     "write": (write.write_kv_cache, lambda: _write(_cache()), ("_write_kernel",)),
     "mla": (decode.mla_decode, _mla, ("mla_decode_kernel", "mla_reduce_kernel")),
-    "scan": (scan.chunk_scan, _scan, ("chunk_scan_kernel",)),
+    "scan": (prefill.ssd_prefill, lambda: _scan(num_segments=2), ("ssd_prefill_kernel", "ssd_carry_kernel")),
 }
 
 

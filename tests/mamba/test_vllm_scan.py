@@ -12,7 +12,6 @@ from mamba.data import DTYPES, LAYERS, check, dots, inputs
 from mamba.test_state_update import SHAPES, arguments, check_step, pool, step
 from support.pools import assert_same_bits
 
-from pagedkv.ssd.steps import chunked
 from pagedkv.vllm_plugin import scan
 
 pytestmark = pytest.mark.device
@@ -20,23 +19,32 @@ pytestmark = pytest.mark.device
 STARTS = [0, 90, 91, 124]
 
 
+def chunked(starts: list[int], chunk: int) -> tuple[list[int], list[int], list[int]]:
+    """Where the chunks of some sequences begin, and all end; whose each is; the last of each sequence."""
+    spans = [range(begin, end, chunk) for begin, end in itertools.pairwise(starts)]
+    owners = [owner for owner, span in enumerate(spans) for _ in span]
+    last = [count - 1 for count in itertools.accumulate(map(len, spans))]
+    return [*itertools.chain(*spans), starts[-1]], owners, last
+
+
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.id)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("last_step", ["vllm", "pagedkv"])
-def test_mamba_chunk_scan_combined_varlen(last_step, layer, dtype, device, vllm_ops, record_property, monkeypatch):
+@pytest.mark.parametrize("whose", ["vllm", "pagedkv"])
+def test_mamba_chunk_scan_combined_varlen(whose, layer, dtype, device, vllm_ops, record_property, monkeypatch):
     """Only the middle one of three sequences is new; states are kept in float32, as hybrid models keep them.
 
-    The last step is vLLM's, or ours where the plugin puts it.
+    All steps are vLLM's, or ours where the plugin puts it.
     """
-    if last_step == "pagedkv":
-        monkeypatch.setattr(vllm_ops("ssd_combined"), "_chunk_scan_fwd", scan.scan)
+    ops = vllm_ops("ssd_combined")
+    if whose == "pagedkv":
+        monkeypatch.setattr(ops, scan.NAME, scan.combined)
     data = inputs(layer, 1, STARTS[-1], dtype, device)
     x, z, B, C, dt = (each[0] for each in (data.x, data.z, data.B, data.C, data.dt))
     initial = torch.randn(3, layer.heads, layer.head_size, layer.state)
     initial[1] = 0.0
     begins, owners, last = (torch.tensor(each).int().to(device) for each in chunked(STARTS, layer.chunk))
     out = torch.empty(x.shape, dtype=x.dtype, device=device)
-    states = vllm_ops("ssd_combined").mamba_chunk_scan_combined_varlen(
+    states = ops.mamba_chunk_scan_combined_varlen(
         x,
         dt,
         data.A,

@@ -128,23 +128,21 @@ def test_a_vllm_without_a_symbol_is_named_to_who_selects_us(monkeypatch, registr
         registry.CUSTOM.get_class()
 
 
-def test_the_chunk_scan_is_ours_where_asked_and_takes_what_we_know(monkeypatch, registry, said, load):
-    module, names = import_module(scan.MODULE), ("_chunk_scan_fwd", "_mamba_chunk_scan_combined_fwd")
-    theirs = [getattr(module, name) for name in names]
-    for name, function in zip(names, theirs, strict=True):
-        monkeypatch.setattr(module, name, function)  # put back behind this test
+def test_the_prefill_of_mamba_2_is_ours_where_asked_and_takes_what_we_know(monkeypatch, registry, said, load):
+    module = import_module(scan.MODULE)
+    theirs = getattr(module, scan.NAME)
+    monkeypatch.setattr(module, scan.NAME, theirs)  # put back behind this test
     load()
-    assert [getattr(module, name) for name in names] == theirs
-    with scan.claimed():  # of this platform, the CPU
-        assert module._mamba_chunk_scan_combined_fwd is scan.combined
-    assert [getattr(module, name) for name in names] == theirs
-    monkeypatch.setattr(scan, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    assert getattr(module, scan.NAME) is theirs
+    with scan.claimed():
+        assert getattr(module, scan.NAME) is scan.combined
+    assert getattr(module, scan.NAME) is theirs
     load(PAGEDKV_SSD="1")
-    assert module._chunk_scan_fwd is scan.scan
-    monkeypatch.setattr(module, "_chunk_scan_fwd", stranger := lambda cb, x, mask: (cb, x, mask))
+    assert getattr(module, scan.NAME) is scan.combined
+    monkeypatch.setattr(module, scan.NAME, stranger := lambda x, mask: (x, mask))
     load(PAGEDKV_SSD="1")
-    assert "_chunk_scan_fwd takes (cb, x, mask), not (cb, x, dt, dA_cumsum" in said.text
-    assert module._chunk_scan_fwd is stranger
+    assert f"{scan.NAME} takes (x, mask), not (x, dt, A" in said.text
+    assert getattr(module, scan.NAME) is stranger
     assert registry.CUSTOM.is_overridden(), "attention stays ours"
 
 
@@ -372,8 +370,8 @@ def test_who_watches_on_top_of_us_calls_us(worker, compiler, monkeypatch):
 
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", above)
     worker.pagedkv_watch_compiler()
-    compiler.compiled("pagedkv.ssd.kernel", "chunk_scan_kernel")
-    assert worker.pagedkv_compiled() == {"pagedkv.ssd.kernel.chunk_scan_kernel": 1}
+    compiler.compiled("pagedkv.ssd.kernel", "ssd_prefill_kernel")
+    assert worker.pagedkv_compiled() == {"pagedkv.ssd.kernel.ssd_prefill_kernel": 1}
 
 
 def test_report_sees_through_what_vllm_wraps(worker):

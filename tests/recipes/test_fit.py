@@ -92,7 +92,7 @@ def test_a_wrong_command_is_red(capsys):
     assert differences(one, replace(recipe, max_num_seqs=recipe.num_blocks + 1), capsys)["status"] == (0, 1)
     other = replace(one, routes=one.routes | {"decode": "vllm.kernel_unified_attention"})
     assert differences(other, recipe, capsys).keys() == {"routes"}
-    assert differences(replace(one, scan="pagedkv.chunk_scan"), recipe, capsys).keys() == {"scan"}
+    assert differences(replace(one, scan="pagedkv.ssd_prefill"), recipe, capsys).keys() == {"scan"}
     with pytest.raises(KeyError, match="--block-size"):
         asked(replace(one, command=one.command + " --block-size 32"), recipe)
 
@@ -100,7 +100,7 @@ def test_a_wrong_command_is_red(capsys):
 @pytest.mark.parametrize("one", SERVED, ids=[one.name for one in SERVED])
 def test_our_scan_is_asked_for_where_it_is_named(one):
     variables, _ = recipes.environment_and_options(one.line(one.recipes[0]))
-    assert variables == ({"PAGEDKV_SSD": "1"} if one.scan == "pagedkv.chunk_scan" else {})
+    assert variables == ({"PAGEDKV_SSD": "1"} if one.scan == "pagedkv.ssd_prefill" else {})
 
 
 def test_every_family_with_states_has_a_recipe_or_a_reason():

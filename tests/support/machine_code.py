@@ -32,7 +32,8 @@ OUTPUTS = {
     "mla_decode_kernel": ("out", "lse", "partial", "partial_lse"),
     "mla_reduce_kernel": ("out", "lse"),
     "mla_schedule_kernel": ("works", "work_indptr", "reduce_indptr"),
-    "chunk_scan_kernel": ("out",),
+    "ssd_carry_kernel": ("carried", "falls"),
+    "ssd_prefill_kernel": ("out", "states"),
     "precopy_mamba_align_fused_kernel": (),  # what it copies it reaches through addresses
     "postprocess_mamba_fused_kernel": ("num_accepted_tokens_out_ptr",),
     "preprocess_mamba_align_fused_kernel": ("state_idx_ptr", "num_accepted_tokens_ptr", "src_col_ptr", "src_off_ptr"),

@@ -16,7 +16,7 @@ from pagedkv.cache.write import write_kv_cache
 from pagedkv.configurations import CONFIGURATIONS, Configuration
 from pagedkv.layout import packing_of
 from pagedkv.mla.decode import mla_decode
-from pagedkv.ssd.scan import chunk_scan
+from pagedkv.ssd.prefill import ssd_prefill
 
 from .cases import Case
 from .tensors import Batch
@@ -242,15 +242,16 @@ def _mla(batch: Batch, quantised: FormatName | None = None) -> Case:
 
 
 def _scan_cases() -> list[Case]:
-    """Mamba2 layers: Zamba2, Bamba and Granite 4, Nemotron-H, Falcon-H1; without initial states, with a gate, fp32."""
+    """Mamba2 layers: Zamba2, Bamba and Granite 4, Nemotron-H, Falcon-H1; without initial states, in pieces, fp16, fp32."""
     return [
-        _scan(heads=64, head_size=64, state=64, groups=1, chunk=256),
-        _scan(heads=128, head_size=64, state=128, groups=1, chunk=256),
-        _scan(heads=128, head_size=64, state=128, groups=8, chunk=128),
-        _scan(heads=24, head_size=128, state=256, groups=1, chunk=256),
-        _scan(heads=128, head_size=64, state=128, groups=1, chunk=256, initial=False),
-        _scan(heads=128, head_size=80, state=128, groups=1, chunk=256, dtype=torch.float16),
-        _scan(heads=24, head_size=64, state=256, groups=1, chunk=256, dtype=torch.float32, gate=True),
+        _scan(heads=64, head_size=64, state=64, groups=1),
+        _scan(heads=128, head_size=64, state=128, groups=1),
+        _scan(heads=128, head_size=64, state=128, groups=8),
+        _scan(heads=24, head_size=128, state=256, groups=1),
+        _scan(heads=128, head_size=64, state=128, groups=1, initial=False),
+        _scan(heads=128, head_size=64, state=128, groups=1, piece=256),
+        _scan(heads=128, head_size=80, state=128, groups=1, dtype=torch.float16),
+        _scan(heads=24, head_size=64, state=256, groups=1, dtype=torch.float32, gate=True),
     ]
 
 
@@ -260,33 +261,38 @@ def _scan(
     head_size: int,
     state: int,
     groups: int,
-    chunk: int,
     dtype: torch.dtype = torch.bfloat16,
     initial: bool = True,
     gate: bool = False,
+    piece: int | None = None,
 ) -> Case:
-    """The outputs of a chunked scan of 8,192 tokens in 16 sequences; states are kept in fp32."""
+    """A prefill of 8,192 tokens in 16 sequences, each in two segments; states are kept in fp32.
+
+    With `piece` they are asked for behind so many tokens.
+    """
     tokens, sequences = 8192, 16
-    chunks = tokens // chunk
+    pieces = sequences if piece is None else tokens // piece
     x = torch.empty(tokens, heads, head_size, dtype=dtype)
-    per_token = torch.empty(heads, chunks, chunk)
     launch = partial(
-        chunk_scan,
-        torch.empty(chunks, groups, chunk, chunk),
+        ssd_prefill,
         x,
-        per_token,
-        per_token,
-        torch.empty(tokens, groups, state, dtype=dtype),
-        torch.empty(chunks, heads, head_size, state),
+        torch.empty(tokens, heads, dtype=dtype),
+        torch.empty(heads),
+        *torch.empty(2, tokens, groups, state, dtype=dtype),
         torch.empty_like(x),
-        chunk_starts=torch.arange(chunks + 1, dtype=torch.int32) * chunk,
-        sequences=torch.zeros(chunks, dtype=torch.int32),
+        torch.empty(pieces, heads, head_size, state),
+        starts=torch.arange(pieces + 1, dtype=torch.int32) * (tokens // pieces),
+        last_pieces=None if piece is None else torch.arange(1, sequences + 1, dtype=torch.int32) * (pieces // sequences) - 1,
         D=torch.empty(heads),
         z=torch.empty_like(x) if gate else None,
+        dt_bias=torch.empty(heads),
+        dt_softplus=True,
         initial_states=torch.empty(sequences, heads, head_size, state) if initial else None,
+        num_segments=2,
     )
     kind = str(dtype).removeprefix("torch.")
-    special = "-z" * gate + "-new" * (not initial)
-    name = f"scan-{kind}-h{heads}x{head_size}-n{state}-g{groups}-chunk{chunk}{special}"
-    labels = {"operation": "scan", "dtype": kind, "head_size": str(head_size), "block_size": str(chunk)}
-    return Case("ours", name, ("chunk_scan_kernel",), launch, labels | {"layout": f"n{state}", "cache": "small"})
+    special = "-z" * gate + "-new" * (not initial) + "-pieces" * (piece is not None)
+    name = f"scan-{kind}-h{heads}x{head_size}-n{state}-g{groups}{special}"
+    labels = {"operation": "scan", "dtype": kind, "head_size": str(head_size), "block_size": str(piece or 0)}
+    kernels = ("ssd_carry_kernel", "ssd_prefill_kernel")
+    return Case("ours", name, kernels, launch, labels | {"layout": f"n{state}", "cache": "small"})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedkv.arch import limits
 from pagedkv.errors import MisuseError
-from pagedkv.launch import LARGEST_CHUNK, tuning
+from pagedkv.launch import tuning
 
 from .model_config import hybrid_block_size, layer_kinds, recurrent_state
 from .request import ELEMENT_BYTES, Dtype, KvCacheDtype, KvScales, Phase, Request, Sides
@@ -111,7 +111,7 @@ def explain(config: Config, deployment: Deployment) -> Explanation:
         block_reason=reason,
         layers=tuple(
             replace(
-                _explain(kind, deployment, dtype, tokens, sides, state), scan=_scan(kind, config, state, deployment)
+                _explain(kind, deployment, dtype, tokens, sides, state), scan=_scan(kind, state, deployment)
             )
             for kind in found
         ),
@@ -154,23 +154,19 @@ def _explain(
         return Explained(kind, request, error)
 
 
-def _scan(kind: Kind, config: Config, state: State | None, deployment: Deployment) -> Choice | None:
-    """Whose chunk_scan makes the outputs of a Mamba-2 prefill; the steps before it are vLLM's on GPUs."""
+def _scan(kind: Kind, state: State | None, deployment: Deployment) -> Choice | None:
+    """Whose kernels make the outputs and states of a Mamba-2 prefill."""
     if kind.keeps != "state" or state is None or state.name != "Mamba-2":
         return None
-    theirs, (_, head_size, size) = "vllm._chunk_scan_fwd_kernel", state.shapes[1]
-    chunk = config.integer("mamba_chunk_size", "chunk_size", default=LARGEST_CHUNK)
-    if not 16 <= chunk <= LARGEST_CHUNK or chunk & (chunk - 1):
-        why = f"chunk_size {chunk}: ours takes powers of two from 16 to {LARGEST_CHUNK}, and with PAGEDKV_SSD=1 refuses"
-        return Choice("prefill", theirs, "need", f"{why} the first prefill: leave it unset.")
-    data = tuning(deployment.arch).scan.of(head_size, size, chunk)
+    theirs, (_, head_size, size) = "vllm._mamba_chunk_scan_combined_fwd", state.shapes[1]
+    data = tuning(deployment.arch).scan_of(head_size, size, element_bytes=2)
     why = (
-        f"with PAGEDKV_SSD=1 ({data.rows} tokens and {data.channels} channels a program, tiles of {data.tile} tokens "
-        f"and {data.state_tile} of the state, {data.waves} waves): 0.76 to 1.05 times as fast as vLLM's on an H200 "
+        f"with PAGEDKV_SSD=1 ({data.channels} channels a program, tiles of {data.tile} tokens, {data.waves} waves): one "
+        "walk, or two where heads are few, in the place of vLLM's five kernels; SCAN_RATIO times as fast on an H200 "
         "(benchmarks/README.md), and it compiles where vLLM's does not: Triton 3.6.0 for AMD, once a sequence goes on "
         "from a state. Unset, or where vLLM's takes other arguments than those of 0.32, it stays vLLM's."
     )
-    return Choice("prefill", "pagedkv.chunk_scan", "measured", why, also=(theirs,))
+    return Choice("prefill", "pagedkv.ssd_prefill", "measured", why, also=(theirs,))
 
 
 def _common(source: Kind | Deployment) -> dict[str, Any]:

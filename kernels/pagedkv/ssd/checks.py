@@ -1,105 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks of the chunked scan; only `chunks` reads device memory."""
+"""Argument checks of Mamba-2's prefill; only `pieces` reads device memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from pagedkv import checks
 from pagedkv.errors import ArgumentError
-from pagedkv.launch import LARGEST_CHUNK
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+FARTHEST_TOKEN = 1 << 24
+"""Greatest stride of a token: those of a tile are addressed with 32 bits."""
+
 
 def tensors(
-    products: Tensor,
     x: Tensor,
     dt: Tensor,
-    sums: Tensor,
+    A: Tensor,
+    B: Tensor,
     C: Tensor,
-    states: Tensor,
     out: Tensor,
-    chunk_starts: Tensor,
-    sequences: Tensor,
+    states: Tensor,
+    starts: Tensor,
+    last_pieces: Tensor | None,
     D: Tensor | None,
     z: Tensor | None,
+    dt_bias: Tensor | None,
     initial_states: Tensor | None,
 ) -> None:
     """Check the tensors without reading them."""
     checks.shape("x", x, (None, None, None), "[tokens, heads, head_size]")
-    checks.shape("C", C, (x.shape[0], None, None), "[tokens, groups, state]")
     tokens, heads, head_size = x.shape
-    groups, state = C.shape[1:]
+    checks.shape("B", B, (tokens, None, None), "[tokens, groups, state]")
+    groups, state = B.shape[1:]
     if not groups or heads % groups:
         raise ArgumentError(
             "head ratio",
-            "C",
+            "B",
             got=f"{groups} groups for {heads} heads",
             expected="groups that divide the heads",
             remedy="Pass the heads and groups of one rank.",
         )
-    checks.shape("products", products, (None, groups, None, None), "[chunks, groups, chunk_size, chunk_size]")
-    chunks, _, _, chunk_size = products.shape
-    if not 16 <= chunk_size <= LARGEST_CHUNK or chunk_size & (chunk_size - 1):
-        raise ArgumentError(
-            "option",
-            "products",
-            got=f"chunk_size {chunk_size}",
-            expected=f"a power of two in 16 .. {LARGEST_CHUNK}",
-            remedy="Set the model's chunk_size, or use another implementation of the scan.",
-        )
-    for name, tensor, wanted, axes in (
-        ("products", products, (chunks, groups, chunk_size, chunk_size), "[chunks, groups, chunk_size, chunk_size]"),
-        ("dt", dt, (heads, chunks, chunk_size), "[heads, chunks, chunk_size]"),
-        ("sums", sums, (heads, chunks, chunk_size), "[heads, chunks, chunk_size]"),
-        ("states", states, (chunks, heads, head_size, state), "[chunks, heads, head_size, state]"),
-        ("out", out, (tokens, heads, head_size), "[tokens, heads, head_size]"),
-        ("chunk_starts", chunk_starts, (chunks + 1,), "[chunks + 1]"),
-        ("sequences", sequences, (chunks,), "[chunks]"),
-    ):
-        checks.shape(name, tensor, wanted, axes)
-    given = {"products": products, "dt": dt, "sums": sums, "C": C, "states": states, "out": out}
-    given |= {"chunk_starts": chunk_starts, "sequences": sequences}
+    checks.shape("states", states, (None, heads, head_size, state), "[pieces, heads, head_size, state]")
+    per_token = {"out": out, "C": C}
+    checks.shape("C", C, (tokens, groups, state), "[tokens, groups, state]")
+    checks.shape("out", out, (tokens, heads, head_size), "[tokens, heads, head_size]")
+    checks.shape("dt", dt, (tokens, heads), "[tokens, heads]")
+    checks.shape("A", A, (heads,), "[heads]")
+    checks.shape("starts", starts, (len(states) + 1,), "[pieces + 1]")
+    given = {"dt": dt, "A": A, "B": B, "C": C, "out": out, "states": states, "starts": starts}
+    indices = {"starts": starts}
+    sequences = len(states)
+    if last_pieces is not None:
+        checks.shape("last_pieces", last_pieces, (None,), "[sequences]")
+        indices["last_pieces"] = given["last_pieces"] = last_pieces
+        sequences = len(last_pieces)
     if z is not None:
         checks.shape("z", z, (tokens, heads, head_size), "[tokens, heads, head_size]")
-        given["z"] = z
+        per_token["z"] = given["z"] = z
     if D is not None:
         checks.shape("D", D, (heads,) if D.dim() == 1 else (heads, head_size), "[heads] or [heads, head_size]")
         given["D"] = D
+    if dt_bias is not None:
+        checks.shape("dt_bias", dt_bias, (heads,), "[heads]")
+        given["dt_bias"] = dt_bias
     if initial_states is not None:
-        checks.shape(
-            "initial_states", initial_states, (None, heads, head_size, state), "[sequences, heads, head_size, state]"
-        )
+        wanted = (sequences, heads, head_size, state)
+        checks.shape("initial_states", initial_states, wanted, "[sequences, heads, head_size, state]")
         given["initial_states"] = initial_states
     checks.dtype("x", x, checks.DTYPES, "Cast it.")
     checks.computable("x", x)
-    for name in {"C", "out", "z"} & set(given):
-        checks.dtype(name, given[name], (x.dtype,), "Cast it to the dtype of x.")
-    for name in ("products", "dt", "sums"):
-        checks.dtype(name, given[name], (torch.float32,), "Keep it in float32: it is exponentiated, or summed up.")
-    for name in {"states", "initial_states", "D"} & set(given):
+    for name, tensor in {"B": B, **per_token}.items():
+        checks.dtype(name, tensor, (x.dtype,), "Cast it to the dtype of x.")
+    for name in {"dt", "A", "dt_bias", "D", "states", "initial_states"} & set(given):
         checks.dtype(name, given[name], checks.DTYPES, "Cast it.")
         checks.computable(name, given[name])
-    checks.indices({"chunk_starts": chunk_starts, "sequences": sequences})
+    checks.indices(indices)
     for name, tensor in {"x": x, **given}.items():
-        if tensor.dim() > 1:
+        if tensor.dim() > 1 or name in {"A", "dt_bias", "D"}:
             checks.dense(name, tensor)
+    for name, tensor in {"x": x, "B": B, **per_token}.items():
+        if tensor.stride(0) > FARTHEST_TOKEN:
+            raise ArgumentError(
+                "stride",
+                name,
+                got=f"{tensor.stride(0)} elements between two tokens",
+                expected=f"at most {FARTHEST_TOKEN}",
+                remedy="Pass rows that lie closer together.",
+            )
     checks.device(("x", x), given)
 
 
-def chunks(
-    chunk_starts: Tensor, sequences: Tensor, tokens: int, chunk_size: int, initial_states: Tensor | None
-) -> None:
-    """Check where chunks begin and whose they are (reads device memory).
+def options(dt_limit: tuple[float, float], num_segments: int | None) -> None:
+    """Check what is no tensor."""
+    low, high = dt_limit
+    if not 0 <= low <= high:
+        raise ArgumentError(
+            "option",
+            "dt_limit",
+            got=dt_limit,
+            expected="0 <= lower <= upper",
+            remedy="Pass (0, inf) for no bounds.",
+        )
+    if num_segments is not None and num_segments < 1:
+        raise ArgumentError(
+            "split", "num_segments", got=num_segments, expected="None or >= 1", remedy="Pass None to let tuning decide."
+        )
+
+
+def pieces(starts: Tensor, last_pieces: Tensor | None, tokens: int) -> None:
+    """Check where pieces begin and whose they are (reads device memory).
 
     Raises:
-        ArgumentError: of kind "length": a start beyond the tokens, a chunk too long, a sequence without a state.
+        ArgumentError: of kind "length": a start beyond the tokens or before another, a sequence without a piece.
     """
-    checks.within("chunk_starts", chunk_starts, tokens + 1, "tokens + 1")
-    checks.within("chunk_starts (its differences)", chunk_starts.diff(), chunk_size + 1, "chunk_size + 1")
-    if initial_states is not None:
-        checks.within("sequences", sequences, len(initial_states), "the number of initial states")
+    checks.within("starts", starts, tokens + 1, "tokens + 1")
+    checks.within("starts (its differences)", starts.diff(), tokens + 1, "tokens + 1")
+    if last_pieces is not None:
+        checks.within("last_pieces", last_pieces, len(starts) - 1, "the number of pieces")
+        later = last_pieces.diff() - 1
+        checks.within("last_pieces (its differences, less 1)", later, len(starts) - 1, "the number of pieces")

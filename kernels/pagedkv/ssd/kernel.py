@@ -1,202 +1,405 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last step of Mamba-2's chunked scan: outputs from products and states (Dao and Gu 2024, section 6).
+"""Mamba-2's prefill as one walk through a sequence (Dao and Gu 2024, sections 2 and 6).
 
-A sequence is cut into chunks. With a_i the sum of dt A over a chunk's tokens up to i, and H the state before the chunk,
+With a_t the sum of dt A over a tile's tokens up to t, and H the state before the tile,
 
     y_i = exp(a_i) C_i H + sum over j <= i of (C_i . B_j) exp(a_i - a_j) dt_j x_j + D x_i
+    H'  = exp(a_last) H + sum over j of exp(a_last - a_j) dt_j x_j B_j
 
-The steps before this one have made the products C_i . B_j, the sums a and the states. A program makes ROWS tokens of
-one chunk and head. Let m be the first of them: exp(a_i - a_j) = exp(a_i - a_m) exp(a_m - a_j), both at most 1 where
-j < m <= i, because A is negative. So H and every tile before m take one factor a row and one a column; only the tile at
-the diagonal takes an exponential and a mask for each element.
+A program holds H of one head and of CHANNELS channels in registers, walks the tokens of a sequence in tiles, and writes
+outputs and states. Nothing between input and output is stored, so the length of a tile is free: no result depends on
+the model's chunk size.
 
-The state before a chunk lies in one of two tensors. The branch that chooses yields the loaded tile, never a pointer:
-the AMD backend of Triton 3.6 cannot compile an `if` of which a pointer comes out.
+Where heads and sequences are too few to fill the device, each sequence is cut into segments. `ssd_carry_kernel` makes
+what every segment but the last adds to the state, and a program of `ssd_prefill_kernel` begins with the sum of those
+before it. No program waits for another.
+
+A position at which a state is asked for ends a *piece*: without such positions, a sequence is one piece.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from pagedkv.attention.softmax import LOG2E, reciprocal
+from pagedkv.attention.softmax import LN2, LOG2E, reciprocal
 from pagedkv.strides import wide
 
+LEAST_FALL = tl.constexpr(-160.0)
+"""In base 2, what a step leaves of the state at least: less than 2^-149 is 0 in fp32. So a sum stays finite (A = -inf),
+and precise behind such a step."""
 
-class ScanStrides(NamedTuple):
-    """Strides that a launch of `chunk_scan_kernel` passes, in elements; 0 of what is not used."""
 
-    products: tuple[int, ...]
-    """Of chunk, group and row."""
+class PrefillStrides(NamedTuple):
+    """Strides that a launch passes, in elements; 0 of what is not used."""
+
     x: tuple[int, ...]
     """Of token and head; likewise of z and out."""
     z: tuple[int, ...]
     out: tuple[int, ...]
-    dt: tuple[int, ...]
-    """Of head and chunk; likewise of sums."""
-    sums: tuple[int, ...]
+    B: tuple[int, ...]
+    """Of token and group; likewise of C."""
     C: tuple[int, ...]
-    """Of token and group."""
     states: tuple[int, ...]
-    """Of chunk, head and channel."""
+    """Of piece, head and channel."""
     initial_states: tuple[int, ...]
     """Of sequence, head and channel."""
     D: tuple[int, ...]
     """Of head."""
 
 
-class ScanOptions(NamedTuple):
-    """What `chunk_scan_kernel` is compiled for: one machine code for each value."""
+class PrefillOptions(NamedTuple):
+    """What the kernels are compiled for: one machine code for each value."""
 
+    HEADS: int
     HEADS_OF_GROUP: int
     HEAD_SIZE: int
     STATE: int
-    CHUNK: int
-    """Tokens of a chunk."""
-    ROWS: int
-    """Tokens of a program, a power of two that divides CHUNK."""
     TILE: int
-    """Tokens of a tile of products, which divides ROWS."""
+    """Tokens of a tile, a power of two."""
     CHANNELS: int
-    """Channels of a program."""
-    STATE_TILE: int
-    """Elements of the state's last axis that are loaded at once."""
+    """Channels of a program, a power of two."""
+    COLUMNS: int
+    """STATE, rounded up to a power of two of at least 16."""
+    SOFTPLUS: bool
+    HAS_BIAS: bool
     HAS_INITIAL: bool
     HAS_Z: bool
     HAS_D: bool
     D_CHANNELS: bool
     """Whether D has a number for each channel."""
+    PIECES: bool
+    """Whether a sequence has several pieces."""
+
+
+class Inputs(NamedTuple):
+    """What the state of a program's channels is made of; pointers to the tile at token 0."""
+
+    x: Any
+    x_token: Any
+    """Stride of a token, int64; likewise below."""
+    dt: Any
+    dt_token: Any
+    B: Any
+    B_token: Any
+    inside: Any
+    """Which of the program's channels the head has."""
+    used: Any
+    """Which elements a channel's state has."""
+    rate: Any
+    """A log2(e)."""
+    bias: Any
+    """Of dt."""
+    low: Any
+    high: Any
+
+
+class Tile(NamedTuple):
+    """The inputs of TILE tokens."""
+
+    live: Any
+    """Which tokens there are."""
+    steps: Any
+    """dt as the recurrence sees it, 0 of tokens that there are not."""
+    sums: Any
+    """Of dt A log2(e), up to each token."""
+    fall: Any
+    """The last of the sums."""
+    x: Any
+    B: Any
+
+
+class Outputs(NamedTuple):
+    """What makes outputs of the state, likewise."""
+
+    C: Any
+    C_token: Any
+    z: Any
+    z_token: Any
+    out: Any
+    out_token: Any
+    skip: Any
+    """D."""
+
+
+class Span(NamedTuple):
+    """What a program walks: pieces from `first` to before `end_piece`, and of a lone piece tokens `begin` to `end`."""
+
+    first: Any
+    end_piece: Any
+    begin: Any
+    end: Any
+    empty: Any
+    """Whether other segments have all tokens."""
+    last: Any
+    """Whether the sequence ends here."""
 
 
 @triton.jit
-def load_sums(sums, token):
-    """Return the sums up to each token times log2(e): 2^(a_i - a_j) is how much of j is left at i.
+def span_of(starts, last_pieces, sequence, segment, segments, OPTIONS: tl.constexpr):
+    """Return the `Span` of a segment: a sequence of several pieces is cut between pieces, any other between tiles."""
+    if OPTIONS.PIECES:
+        first = tl.load(last_pieces + sequence - 1, mask=sequence > 0, other=-1) + 1
+        end_piece = tl.load(last_pieces + sequence) + 1
+        units = end_piece - first
+        share = tl.cdiv(units, segments)
+        unit = segment * share
+        end_piece = tl.minimum(first + unit + share, end_piece)
+        first = tl.minimum(first + unit, end_piece)
+        begin = tl.load(starts + first)
+        end = tl.load(starts + end_piece)
+    else:
+        first = sequence
+        end_piece = sequence + 1
+        begin = tl.load(starts + sequence)
+        end = tl.load(starts + end_piece)
+        units = tl.cdiv(end - begin, OPTIONS.TILE)
+        share = tl.cdiv(units, segments)
+        unit = segment * share
+        end = tl.minimum(begin + (unit + share) * OPTIONS.TILE, end)
+        begin = tl.minimum(begin + unit * OPTIONS.TILE, end)
+    return Span(first, end_piece, begin, end, (unit >= units) & (segment > 0), unit + share >= units)
 
-    A sum below -1e30 (-inf, for a state that is gone at each step) is one that falls from token to token instead: its
-    difference with itself is 0, with any other one leaves nothing, and neither is -inf - -inf. A NaN stays one.
+
+@triton.jit
+def inputs_of(x, dt, A, bias, B, strides, stride_dt, head, channel, low, high, OPTIONS: tl.constexpr):
+    """Return the `Inputs` of a program. Tokens in a tile are addressed with 32 bits, tiles with 64."""
+    stride_x_token, stride_x_head = wide(strides.x)
+    stride_B_token, stride_B_group = wide(strides.B)
+    offset = tl.arange(0, OPTIONS.TILE)
+    column = tl.arange(0, OPTIONS.COLUMNS)
+    rate = tl.load(A + head).to(tl.float32) * LOG2E
+    return Inputs(
+        x + head * stride_x_head + offset[:, None] * strides.x[0] + channel[None, :],
+        stride_x_token,
+        dt + head + offset * tl.cast(stride_dt, tl.int64),
+        tl.cast(stride_dt, tl.int64),
+        B + head // OPTIONS.HEADS_OF_GROUP * stride_B_group + offset[:, None] * strides.B[0] + column[None, :],
+        stride_B_token,
+        channel < OPTIONS.HEAD_SIZE,
+        column < OPTIONS.STATE,
+        tl.where(rate < -1e30, -1e30, rate),  # of 0 times -inf would be NaN
+        tl.load(bias + head).to(tl.float32) if OPTIONS.HAS_BIAS else 0.0,
+        low,
+        high,
+    )
+
+
+@triton.jit
+def step_sizes(dt, live, inputs, OPTIONS: tl.constexpr):
+    """Return dt as the recurrence sees it, 0 of tokens that are not `live`."""
+    step = tl.load(dt, mask=live, other=0.0).to(tl.float32) + inputs.bias
+    if OPTIONS.SOFTPLUS:
+        grown = tl.exp2(step * LOG2E)
+        # log(1 + grown): the quotient takes back what rounding 1 + grown has lost (Higham 2002, section 1.14.1).
+        more = 1 + grown
+        lost = tl.where(more == 1, 1.0, more - 1)
+        soft = tl.where(more == 1, grown, tl.log2(more) * LN2 * (grown / lost))
+        step = tl.where(step > 20, step, soft)
+    step = tl.where(step < inputs.low, inputs.low, step)
+    step = tl.where(step > inputs.high, inputs.high, step)
+    return tl.where(live, step, 0.0)
+
+
+@triton.jit
+def tile_at(inputs, token, end, OPTIONS: tl.constexpr):
+    """Return the `Tile` that begins at a token; tokens from `end` on are another's."""
+    offset = tl.arange(0, OPTIONS.TILE)
+    live = token + offset < end
+    steps = step_sizes(inputs.dt + token * inputs.dt_token, live, inputs, OPTIONS)
+    falls = steps * inputs.rate
+    sums = tl.cumsum(tl.where(falls < LEAST_FALL, LEAST_FALL, falls))  # which keeps a NaN
+    fall = tl.sum(tl.where(offset == OPTIONS.TILE - 1, sums, 0.0))
+    x = tl.load(inputs.x + token * inputs.x_token, mask=live[:, None] & inputs.inside[None, :], other=0.0)
+    B = tl.load(inputs.B + token * inputs.B_token, mask=live[:, None] & inputs.used[None, :], other=0.0)
+    return Tile(live, steps, sums, fall, x, B)
+
+
+@triton.jit
+def state_behind(state, tile):
+    """Return the state behind a tile."""
+    left = tl.exp2(tile.fall - tile.sums) * tile.steps
+    terms = (tile.x.to(tl.float32) * left[:, None]).to(tile.x.dtype)
+    return tl.dot(tl.trans(terms), tile.B, state * tl.exp2(tile.fall), input_precision="ieee")
+
+
+@triton.jit
+def decays_between(tile):
+    """Return exp(a_i - a_j) dt_j as [j, i]; where j > i it may be anything.
+
+    Numbers of two bytes do not show what rounding log2(dt_j) - a_j costs, and that saves a product for each pair.
     """
-    least = -1e30 * (1 + token).to(tl.float32)
-    found = tl.load(sums + token) * LOG2E
-    return tl.where(found < least, least, found)
+    if tl.float32 == tile.x.dtype:
+        out = tl.exp2(tile.sums[None, :] - tile.sums[:, None]) * tile.steps[:, None]
+    else:
+        out = tl.exp2(tile.sums[None, :] + (tl.log2(tile.steps) - tile.sums)[:, None])
+    return out
 
 
 @triton.jit
-def chunk_scan_kernel(
-    products,  # [chunks, groups, CHUNK, CHUNK] C_i . B_j
+def write_rows(state, tile, token, inputs, outputs, OPTIONS: tl.constexpr):
+    """Write the outputs of a tile, before which the state is `state`."""
+    offset = tl.arange(0, OPTIONS.TILE)
+    C = tl.load(outputs.C + token * outputs.C_token, mask=tile.live[:, None] & inputs.used[None, :], other=0.0)
+    weights = tl.dot(tile.B, tl.trans(C), input_precision="ieee") * decays_between(tile)  # [j, i]
+    # Tokens that come later weigh nothing; what was made of them may be infinite or NaN.
+    weights = tl.where(offset[:, None] <= offset[None, :], weights, 0.0).to(tile.x.dtype)
+    rows = tl.dot(state.to(C.dtype), tl.trans(C), input_precision="ieee") * tl.exp2(tile.sums)[None, :]
+    rows = tl.trans(tl.dot(tl.trans(tile.x), weights, rows, input_precision="ieee"))
+    if OPTIONS.HAS_D:
+        rows += tile.x.to(tl.float32) * outputs.skip
+    kept = tile.live[:, None] & inputs.inside[None, :]
+    if OPTIONS.HAS_Z:
+        gate = tl.load(outputs.z + token * outputs.z_token, mask=kept, other=0.0).to(tl.float32)
+        rows *= gate * reciprocal(1 + tl.exp2(-gate * LOG2E))
+    tl.store(outputs.out + token * outputs.out_token, rows.to(outputs.out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def walk(state, begin, end, inputs, outputs, OPTIONS: tl.constexpr):
+    """Write the outputs of tokens `begin` to `end` and return the state behind them."""
+    for token in range(begin, end, OPTIONS.TILE):
+        tile = tile_at(inputs, token, end, OPTIONS)
+        write_rows(state, tile, token, inputs, outputs, OPTIONS)
+        state = state_behind(state, tile)
+    return state
+
+
+@triton.jit
+def channels_of(OPTIONS: tl.constexpr):
+    """Return the head of a program, which of its channel tiles it is, and the channels."""
+    CHANNEL_TILES: tl.constexpr = (OPTIONS.HEAD_SIZE + OPTIONS.CHANNELS - 1) // OPTIONS.CHANNELS
+    tile = tl.program_id(0) % CHANNEL_TILES
+    return tl.program_id(0) // CHANNEL_TILES, tile, tile * OPTIONS.CHANNELS + tl.arange(0, OPTIONS.CHANNELS)
+
+
+@triton.jit
+def segment_at(sequence, segments, segment, head, OPTIONS: tl.constexpr):
+    """Return the row of a segment's head in what `ssd_carry_kernel` makes."""
+    return (sequence.to(tl.int64) * (segments - 1) + segment) * OPTIONS.HEADS + head
+
+
+@triton.jit(
+    do_not_specialize=["stride_dt", "segments"],
+    do_not_specialize_on_alignment=["dt", "starts", "last_pieces"],
+)
+def ssd_carry_kernel(
+    x,
+    dt,
+    A,
+    bias,
+    B,
+    starts,
+    last_pieces,
+    carried,  # [sequences, segments - 1, heads, HEAD_SIZE, STATE] fp32: what a segment adds to the state
+    falls,  # [sequences, segments - 1, heads] fp32: 2^fall of the state is left behind a segment
+    strides,
+    stride_dt,
+    segments,
+    low,
+    high,
+    OPTIONS: tl.constexpr,
+):
+    """Make what each segment but a sequence's last adds to the state; grid and arguments as of `ssd_prefill_kernel`."""
+    head, channel_tile, channel = channels_of(OPTIONS)
+    segment = tl.program_id(1)
+    sequence = tl.program_id(2)
+    span = span_of(starts, last_pieces, sequence, segment, segments, OPTIONS)
+    if span.last | span.empty:
+        return
+    inputs = inputs_of(x, dt, A, bias, B, strides, stride_dt, head, channel, low, high, OPTIONS)
+    state = tl.full([OPTIONS.CHANNELS, OPTIONS.COLUMNS], 0.0, tl.float32)
+    fall = 0.0
+    for token in range(span.begin, span.end, OPTIONS.TILE):
+        tile = tile_at(inputs, token, span.end, OPTIONS)
+        state = state_behind(state, tile)
+        fall += tile.fall
+    row = segment_at(sequence, segments, segment, head, OPTIONS)
+    at = channel[:, None] * OPTIONS.STATE + tl.arange(0, OPTIONS.COLUMNS)[None, :]
+    kept = inputs.inside[:, None] & inputs.used[None, :]
+    tl.store(carried + row * (OPTIONS.HEAD_SIZE * OPTIONS.STATE) + at, state, mask=kept)
+    tl.store(falls + row, fall, mask=channel_tile == 0)
+
+
+@triton.jit(
+    do_not_specialize=["stride_dt", "segments"],
+    do_not_specialize_on_alignment=["dt", "starts", "last_pieces"],
+)
+def ssd_prefill_kernel(
     x,  # [tokens, heads, HEAD_SIZE]
+    dt,  # [tokens, heads]
+    A,  # [heads], negative
+    bias,  # [heads], of dt; used with HAS_BIAS
+    B,  # [tokens, groups, STATE]
+    C,  # as B
+    D,  # [heads], with D_CHANNELS [heads, HEAD_SIZE]; used with HAS_D
     z,  # as x; used with HAS_Z
     out,  # as x
-    dt,  # [heads, chunks, CHUNK] fp32
-    sums,  # [heads, chunks, CHUNK] fp32, of dt A up to each token of the chunk
-    C,  # [tokens, groups, STATE]
-    states,  # [chunks, heads, HEAD_SIZE, STATE] behind each chunk
     initial_states,  # [sequences, heads, HEAD_SIZE, STATE]; used with HAS_INITIAL
-    D,  # [heads], with D_CHANNELS [heads, HEAD_SIZE]; used with HAS_D
-    chunk_starts,  # [chunks + 1] int32, the first token of each chunk
-    sequences,  # [chunks] int32, whose it is
-    strides,  # ScanStrides
-    OPTIONS: tl.constexpr,  # ScanOptions
+    states,  # [pieces, heads, HEAD_SIZE, STATE] behind each piece
+    starts,  # [pieces + 1] int32, the first token of each piece
+    last_pieces,  # [sequences] int32; used with PIECES
+    carried,  # of `ssd_carry_kernel`; used with several segments
+    falls,
+    strides,  # PrefillStrides
+    stride_dt,  # of token
+    segments,  # of each sequence
+    low,  # dt is kept in low .. high
+    high,
+    OPTIONS: tl.constexpr,  # PrefillOptions
 ):
-    """Make ROWS tokens and CHANNELS channels of a head; grid [heads * channel tiles, CHUNK / ROWS, chunks].
+    """Walk one segment of a sequence for CHANNELS channels of a head; grid [heads * channel tiles, segments, sequences].
 
-    Heads are next to each other, because those of a group read the same products and C; the longest rows come first.
+    Heads are next to each other, because those of a group read the same B and C.
     """
-    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE
-    STATE: tl.constexpr = OPTIONS.STATE
-    CHUNK: tl.constexpr = OPTIONS.CHUNK
-    ROWS: tl.constexpr = OPTIONS.ROWS
-    TILE: tl.constexpr = OPTIONS.TILE
-    CHANNELS: tl.constexpr = OPTIONS.CHANNELS
-    STATE_TILE: tl.constexpr = OPTIONS.STATE_TILE
-    stride_product_chunk, stride_product_group, stride_product_row = wide(strides.products)
-    stride_x_token, stride_x_head = wide(strides.x)
-    stride_out_token, stride_out_head = wide(strides.out)
-    stride_dt_head, stride_dt_chunk = wide(strides.dt)
-    stride_sum_head, stride_sum_chunk = wide(strides.sums)
-    stride_C_token, stride_C_group = wide(strides.C)
-    stride_state_chunk, stride_state_head, stride_state_channel = wide(strides.states)
-    CHANNEL_TILES: tl.constexpr = (HEAD_SIZE + CHANNELS - 1) // CHANNELS
-    head = tl.program_id(0) // CHANNEL_TILES
-    first = (CHUNK // ROWS - 1 - tl.program_id(1)) * ROWS
-    chunk = tl.program_id(2)
-    start = tl.load(chunk_starts + chunk).to(tl.int64)
-    length = (tl.load(chunk_starts + chunk + 1) - start).to(tl.int32)
-    if first >= length:
+    head, _, channel = channels_of(OPTIONS)
+    segment = tl.program_id(1)
+    sequence = tl.program_id(2)
+    span = span_of(starts, last_pieces, sequence, segment, segments, OPTIONS)
+    if span.empty:
         return
-    sequence = tl.load(sequences + chunk)
-    # The first chunk continues none, whatever its sequence is called: -1 is what a server pads with.
-    continued = (chunk > 0) & (tl.load(sequences + chunk - 1, mask=chunk > 0, other=-1) == sequence)
+    inputs = inputs_of(x, dt, A, bias, B, strides, stride_dt, head, channel, low, high, OPTIONS)
+    kept = inputs.inside[:, None] & inputs.used[None, :]
+    column = tl.arange(0, OPTIONS.COLUMNS)
 
-    group = head // OPTIONS.HEADS_OF_GROUP
-    offset = tl.arange(0, ROWS)
-    row = first + offset
-    live = row < length
-    channel = tl.program_id(0) % CHANNEL_TILES * CHANNELS + tl.arange(0, CHANNELS)
-    inside = channel < HEAD_SIZE
-    products += chunk * stride_product_chunk + group * stride_product_group + row[:, None] * stride_product_row
-    x += start * stride_x_token + head * stride_x_head + channel[None, :]
-    dt += head * stride_dt_head + chunk * stride_dt_chunk
-    sums += head * stride_sum_head + chunk * stride_sum_chunk
-    C += start * stride_C_token + group * stride_C_group + row[:, None] * stride_C_token
-    first_sum = load_sums(sums, first)
-
-    acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
-    if continued | OPTIONS.HAS_INITIAL:
-        for n in range(0, STATE, STATE_TILE):
-            state = n + tl.arange(0, STATE_TILE)
-            seen = inside[:, None] & (state < STATE)[None, :]
-            if continued:
-                before = states + (chunk - 1) * stride_state_chunk + head * stride_state_head
-                before += channel[:, None] * stride_state_channel + state[None, :]
-                h = tl.load(before, mask=seen, other=0.0).to(C.dtype.element_ty)
-            elif OPTIONS.HAS_INITIAL:
-                stride_initial, stride_initial_head, stride_initial_channel = wide(strides.initial_states)
-                before = initial_states + sequence * stride_initial + head * stride_initial_head
-                before += channel[:, None] * stride_initial_channel + state[None, :]
-                h = tl.load(before, mask=seen, other=0.0).to(C.dtype.element_ty)
-            else:
-                h = tl.full([CHANNELS, STATE_TILE], 0.0, C.dtype.element_ty)
-            c = tl.load(C + state[None, :], mask=live[:, None] & (state < STATE)[None, :], other=0.0)
-            acc = tl.dot(c, tl.trans(h), acc, input_precision="ieee")
-        acc *= tl.exp2(first_sum)
-
-    row_sum = load_sums(sums, row)  # what is behind the chunk's tokens stays in rows that nobody stores
-    for begin in range(0, first, TILE):
-        token = begin + tl.arange(0, TILE)
-        # None of these is the row's own token, so that of a sum of -inf nothing is left: cheaper than its bound.
-        before = tl.load(sums + token) * LOG2E
-        factor = tl.where(before == float("-inf"), 0.0, tl.exp2(first_sum - before)) * tl.load(dt + token)
-        weights = (tl.load(products + token[None, :]) * factor[None, :]).to(x.dtype.element_ty)
-        values = tl.load(x + token[:, None] * stride_x_token, mask=inside[None, :], other=0.0)
-        acc = tl.dot(weights, values, acc, input_precision="ieee")
-    acc *= tl.exp2(row_sum - first_sum)[:, None]
-
-    for begin in range(first, min(first + ROWS, length), TILE):
-        token = begin + tl.arange(0, TILE)
-        factor = tl.exp2(row_sum[:, None] - load_sums(sums, token)[None, :]) * tl.load(dt + token)[None, :]
-        weights = tl.load(products + token[None, :]) * factor
-        # Behind the diagonal lie exponentials of positive numbers, and what nobody has computed.
-        weights = tl.where(token[None, :] <= row[:, None], weights, 0.0).to(x.dtype.element_ty)
-        used = (token < length)[:, None] & inside[None, :]
-        values = tl.load(x + token[:, None] * stride_x_token, mask=used, other=0.0)
-        acc = tl.dot(weights, values, acc, input_precision="ieee")
-
-    kept = live[:, None] & inside[None, :]
+    skip = 0.0
     if OPTIONS.HAS_D:
         (stride_D,) = wide(strides.D)
-        skip = (
-            tl.load(D + head * stride_D + channel, mask=inside, other=0.0)
-            if OPTIONS.D_CHANNELS
-            else tl.load(D + head * stride_D)
-        )
-        own = tl.load(x + row[:, None] * stride_x_token, mask=kept, other=0.0)
-        acc += own.to(tl.float32) * skip.to(tl.float32)
+        if OPTIONS.D_CHANNELS:
+            skip = tl.load(D + head * stride_D + channel, mask=inputs.inside, other=0.0).to(tl.float32)[None, :]
+        else:
+            skip = tl.load(D + head * stride_D).to(tl.float32)
+    offset = tl.arange(0, OPTIONS.TILE)
+    stride_C_token, stride_C_group = wide(strides.C)
+    C += head // OPTIONS.HEADS_OF_GROUP * stride_C_group + offset[:, None] * strides.C[0] + column[None, :]
+    stride_z_token, stride_z_head = wide(strides.z)
     if OPTIONS.HAS_Z:
-        stride_z_token, stride_z_head = wide(strides.z)
-        z += start * stride_z_token + head * stride_z_head + channel[None, :]
-        gate = tl.load(z + row[:, None] * stride_z_token, mask=kept, other=0.0).to(tl.float32)
-        acc *= gate * reciprocal(1 + tl.exp2(-gate * LOG2E))
-    out += start * stride_out_token + head * stride_out_head + channel[None, :]
-    tl.store(out + row[:, None] * stride_out_token, acc.to(out.dtype.element_ty), mask=kept)
+        z += head * stride_z_head + offset[:, None] * strides.z[0] + channel[None, :]
+    stride_out_token, stride_out_head = wide(strides.out)
+    out += head * stride_out_head + offset[:, None] * strides.out[0] + channel[None, :]
+    outputs = Outputs(C, stride_C_token, z, stride_z_token, out, stride_out_token, skip)
+
+    if OPTIONS.HAS_INITIAL:
+        stride_initial, stride_initial_head, stride_initial_channel = wide(strides.initial_states)
+        initial_states += sequence * stride_initial + head * stride_initial_head
+        initial_at = channel[:, None] * stride_initial_channel + column[None, :]
+        state = tl.load(initial_states + initial_at, mask=kept, other=0.0).to(tl.float32)
+    else:
+        state = tl.full([OPTIONS.CHANNELS, OPTIONS.COLUMNS], 0.0, tl.float32)
+    for before in range(0, segment):
+        row = segment_at(sequence, segments, before, head, OPTIONS)
+        carried_at = row * (OPTIONS.HEAD_SIZE * OPTIONS.STATE) + channel[:, None] * OPTIONS.STATE + column[None, :]
+        state = state * tl.exp2(tl.load(falls + row)) + tl.load(carried + carried_at, mask=kept, other=0.0)
+
+    stride_state_piece, stride_state_head, stride_state_channel = wide(strides.states)
+    states += head * stride_state_head + channel[:, None] * stride_state_channel + column[None, :]
+    if OPTIONS.PIECES:
+        for piece in range(span.first, span.end_piece):
+            state = walk(state, tl.load(starts + piece), tl.load(starts + piece + 1), inputs, outputs, OPTIONS)
+            tl.store(states + piece * stride_state_piece, state.to(states.dtype.element_ty), mask=kept)
+    else:
+        state = walk(state, span.begin, span.end, inputs, outputs, OPTIONS)
+        if span.last:
+            tl.store(states + sequence * stride_state_piece, state.to(states.dtype.element_ty), mask=kept)

@@ -55,7 +55,7 @@ def register() -> None:
     The CPU platform ignores every selection but CPU_ATTN, so there the name is overridden, and only when Triton runs
     interpreted (`TRITON_INTERPRET=1`): without it the kernels could not run. On ROCm and CUDA nothing changes until
     `--attention-backend CUSTOM` asks for it; TRITON_MLA is ours only with PAGEDKV_MLA=1, and on every platform
-    the chunk_scan of Mamba-2 only with PAGEDKV_SSD=1. Calling it again changes nothing.
+    the prefill of Mamba-2 only with PAGEDKV_SSD=1. Calling it again changes nothing.
 
     Raises nothing, because vLLM calls it for users who have not asked for us too, and would end. Whatever stops it is a
     warning in the log; CUSTOM then stays as it was, and vLLM refuses whoever selects it unregistered. Who has set one
@@ -105,7 +105,7 @@ def _register() -> None:
         from pagedkv.vllm_plugin import scan
 
         scan.claim()
-        log.info("pagedkv: the chunk_scan of Mamba-2's prefill is now pagedkv.chunk_scan")
+        log.info("pagedkv: Mamba-2's prefill is now pagedkv.ssd_prefill")
 
 
 def _claim(path: str, *names: str, asked: bool = False) -> None:

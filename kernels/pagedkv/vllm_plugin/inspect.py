@@ -96,7 +96,7 @@ class WorkerReport:
         return [_describe(name, layer, self.rank) for name, layer in _attention_layers(self).items()]
 
     def pagedkv_scans(self) -> int:
-        """Calls of our chunk_scan in this worker since it started or `pagedkv_reset`."""
+        """Calls of our ssd_prefill in this worker since it started or `pagedkv_reset`."""
         return scan.calls
 
     def pagedkv_watch_compiler(self) -> None:
@@ -212,14 +212,14 @@ def require_served(layers: list[ServedLayer]) -> None:
 
 
 def require_scans(llm: LLM) -> int:
-    """Return how often workers called our chunk_scan since the start or `pagedkv_reset`.
+    """Return how often workers called our ssd_prefill since the start or `pagedkv_reset`.
 
     Raises:
         NotServedError: A worker never did.
     """
     calls = llm.collective_rpc("pagedkv_scans")
     if not all(calls):
-        raise NotServedError(f"  chunk_scan of Mamba-2: calls by worker {calls}; PAGEDKV_SSD=1 puts ours in its place")
+        raise NotServedError(f"  prefill of Mamba-2: calls by worker {calls}; PAGEDKV_SSD=1 puts ours in its place")
     return sum(calls)
 
 

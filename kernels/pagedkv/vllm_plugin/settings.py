@@ -46,7 +46,7 @@ def mla() -> bool:
 
 
 def ssd() -> bool:
-    """Whether Mamba-2's chunk_scan shall be ours: the environment variable PAGEDKV_SSD, 0 where it is not set.
+    """Whether Mamba-2's prefill shall be ours: the environment variable PAGEDKV_SSD, 0 where it is not set.
 
     Raises:
         SettingError: The variable is neither 0 nor 1.

@@ -103,20 +103,15 @@ def explained_config(config, arch, **more):
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "sm_90"])
 def test_the_scan_of_mamba_2(arch):
-    """Ours where it can serve; vLLM's with chunks of another size; nobody's where there is no Mamba-2."""
+    """Ours whatever the chunk; nobody's where there is no Mamba-2."""
     bamba = read_config(CONFIGS / "bamba-9b.json")
     attention, mamba = explained_config(bamba, arch).layers
     assert attention.scan is None
-    assert mamba.scan.kernel == "pagedkv.chunk_scan"
-    assert "64 tokens and 64 channels a program" in mamba.scan.why
-    small = dataclasses.replace(bamba, keys=bamba.keys | {"mamba_chunk_size": 32, "mamba_d_state": 16})
-    assert (
-        "32 tokens and 64 channels a program, tiles of 32 tokens and 16"
-        in explained_config(small, arch).layers[1].scan.why
-    )
-    odd = dataclasses.replace(bamba, keys=bamba.keys | {"mamba_chunk_size": 48})
-    other = explained_config(odd, arch).layers[1].scan
-    assert (other.kernel, other.why[:13]) == ("vllm._chunk_scan_fwd_kernel", "chunk_size 48")
+    assert mamba.scan.kernel == "pagedkv.ssd_prefill"
+    assert mamba.scan.also == ("vllm._mamba_chunk_scan_combined_fwd",)
+    assert "64 channels a program, tiles of 64 tokens" in mamba.scan.why
+    small = dataclasses.replace(bamba, keys=bamba.keys | {"mamba_n_heads": 256, "mamba_d_head": 32})
+    assert "32 channels a program, tiles of 64 tokens" in explained_config(small, arch).layers[1].scan.why
     assert all(layer.scan is None for layer in explained("qwen3-next-80b-a3b", arch).layers)
 
 

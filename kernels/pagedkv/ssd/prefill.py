@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher of Mamba-2's prefill: checks, and one kernel, or two where a sequence is cut into segments."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagedkv.arch import NEVER
+from pagedkv.device import current, on
+from pagedkv.launch import tuning
+from pagedkv.prepared import Launch, call, look
+from pagedkv.ssd import checks
+from pagedkv.ssd.kernel import PrefillOptions, PrefillStrides, ssd_carry_kernel, ssd_prefill_kernel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.prepared import Prepared
+
+
+def ssd_prefill(
+    x: Tensor,  # [tokens, heads, head_size]
+    dt: Tensor,  # [tokens, heads]
+    A: Tensor,  # [heads] fp32
+    B: Tensor,  # [tokens, groups, state]
+    C: Tensor,  # [tokens, groups, state]
+    out: Tensor,  # [tokens, heads, head_size]
+    states: Tensor,  # [pieces, heads, head_size, state]
+    *,
+    starts: Tensor,  # [pieces + 1] int32
+    last_pieces: Tensor | None = None,  # [sequences] int32
+    D: Tensor | None = None,  # [heads] or [heads, head_size]
+    z: Tensor | None = None,  # [tokens, heads, head_size]
+    dt_bias: Tensor | None = None,  # [heads]
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+    initial_states: Tensor | None = None,  # [sequences, heads, head_size, state]
+    num_segments: int | None = None,
+    debug: bool = False,
+) -> None:
+    """Outputs and states of Mamba-2 for the tokens of some sequences (Dao and Gu 2024, section 2).
+
+    Of each sequence and head, from its initial state or 0,
+
+        h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t
+        out_t = (h_t C_t + D x_t) silu(z_t)
+
+    States are carried in fp32 whatever the dtype of `states`. A NaN in x may reach the 127 tokens around it, and no other
+    sequence. A sequence that no token belongs to keeps its state. The
+    call never waits for the device, and the grid follows from shapes, so it can be captured in a graph.
+
+    Args:
+        x: Inputs; fp32, fp16 or bf16, last dimension dense. So are B, C, z and out, in the same dtype.
+        dt: Step sizes, before bias and softplus.
+        A: Negative; of -inf each step leaves nothing of the state.
+        B: Input projections.
+        C: Output projections.
+        out: Result.
+        states: The state behind each piece.
+        starts: The first token of each piece, then the end of the last. Pieces follow each other without a gap.
+        last_pieces: The last piece of each sequence, which has at least one. None: every sequence is one piece.
+        D: Skip connection of each head, or of each channel.
+        z: Gate.
+        dt_bias: Added to dt.
+        dt_softplus: Whether dt is then log(1 + exp(dt)).
+        dt_limit: Bounds that dt is kept within after that; the lower one is at least 0.
+        initial_states: State before the first token of each sequence.
+        num_segments: Segments of a sequence that are walked at the same time; None lets the device decide.
+        debug: Also check `starts` and `last_pieces` (synchronises with the device).
+
+    Raises:
+        ArgumentError: an argument is wrong (`pagedkv.errors`).
+    """
+
+    def prepare() -> Prepared | None:
+        checks.tensors(x, dt, A, B, C, out, states, starts, last_pieces, D, z, dt_bias, initial_states)
+        checks.options(dt_limit, num_segments)
+        tokens, heads, head_size = x.shape
+        groups, state = B.shape[1:]
+        sequences = len(states) if last_pieces is None else len(last_pieces)
+        if debug:
+            checks.pieces(starts, last_pieces, tokens)
+        if sequences == 0:
+            return None
+        arch = current(x)
+        data = tuning(arch.name).scan_of(head_size, state, x.element_size())
+        options: dict[str, int] = {}
+        if arch.operand_from_lds_rows == NEVER:
+            # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
+            options = {"matrix_instr_nonkdim": 16, "kpack": 1 if min(data.tile, data.columns(state)) < 32 else data.kpack}
+        programs = heads * -(-head_size // data.channels)
+        segments = num_segments or data.segments(programs * sequences, tokens // sequences, arch.compute_units)
+        constants = PrefillOptions(
+            HEADS=heads,
+            HEADS_OF_GROUP=heads // groups,
+            HEAD_SIZE=head_size,
+            STATE=state,
+            TILE=data.tile,
+            CHANNELS=data.channels,
+            COLUMNS=data.columns(state),
+            SOFTPLUS=dt_softplus,
+            HAS_BIAS=dt_bias is not None,
+            HAS_INITIAL=initial_states is not None,
+            HAS_Z=z is not None,
+            HAS_D=D is not None,
+            D_CHANNELS=D is not None and D.dim() == 2,
+            PIECES=last_pieces is not None,
+        )
+        launch = {"OPTIONS": constants, "num_warps": data.waves, "num_stages": data.stages, **options}
+        walk = Launch(ssd_prefill_kernel, (programs, segments, sequences), **launch)
+        # With one segment it has nothing to do, and is launched once all the same: a later call finds it compiled.
+        carry = Launch(ssd_carry_kernel, (programs, max(1, segments - 1), sequences), **launch)
+        strides = PrefillStrides(
+            x=x.stride()[:2],
+            z=(0, 0) if z is None else z.stride()[:2],
+            out=out.stride()[:2],
+            B=B.stride()[:2],
+            C=C.stride()[:2],
+            states=states.stride()[:3],
+            initial_states=(0, 0, 0) if initial_states is None else initial_states.stride()[:3],
+            D=(0,) if D is None else D.stride()[:1],
+        )
+        numbers = (strides, dt.stride(0), segments, *map(float, dt_limit))
+        shape = (sequences, max(1, segments - 1), heads, head_size, state)
+
+        def run(*tensors: Tensor | None) -> None:
+            x, dt, A, bias, B, C, D, z, out, initial, states, starts, last = tensors
+            assert x is not None
+            with on(x):
+                carried = falls = x.new_empty(0, dtype=torch.float32)
+                if segments > 1:
+                    carried = x.new_empty(shape, dtype=torch.float32)
+                    falls = x.new_empty(shape[:3], dtype=torch.float32)
+                if segments > 1 or (arch.compiled and not carry.compiled):
+                    carry(x, dt, A, bias, B, starts, last, carried, falls, *numbers)
+                walk(x, dt, A, bias, B, C, D, z, out, initial, states, starts, last, carried, falls, *numbers)
+
+        return run, (walk, carry)
+
+    last = starts if last_pieces is None else last_pieces
+    tensors = (x, dt, A, dt_bias, B, C, D, z, out, initial_states, states, starts, last)
+    looks = ("ssd", *map(look, tensors), last_pieces is None, dt_softplus, dt_limit, num_segments)
+    call(None if debug else looks, prepare, *tensors)
