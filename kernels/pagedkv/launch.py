@@ -258,7 +258,7 @@ class Tuning:
     """With more."""
 
     def scan_of(self, head_size: int, state: int, element_bytes: int) -> Scan:
-        """Return how a prefill of Mamba-2 is launched: no more channels than there are, nor than a program has room for.
+        """Return how a prefill of Mamba-2 is launched: at most the channels of a head, and what a program has room for.
 
         Inputs of fp32 take twice the registers, so they get half the tokens and half the channels.
         """

@@ -222,14 +222,14 @@ def _scan(tokens: int, pieces: int | None, *, resumes: bool, sliced: bool, segme
     heads, size, state = 16, 64, 128
     rows = torch.empty(tokens, heads * size + 2 * state, dtype=torch.bfloat16)
     parts = (rows[:, -2 * state :].unflatten(1, (2, state)), rows[:, : heads * size].unflatten(1, (heads, size)))
-    B_and_C, x = parts if sliced else (part.contiguous() for part in parts)
+    projections, x = parts if sliced else (part.contiguous() for part in parts)
     dt = torch.empty(tokens, heads + 5 * sliced, dtype=torch.bfloat16)[:, 3 * sliced :][:, :heads]
     ssd_prefill(
         x,
         dt,
         torch.empty(heads),
-        B_and_C[:, :1],
-        B_and_C[:, 1:],
+        projections[:, :1],
+        projections[:, 1:],
         torch.empty(tokens, heads, size, dtype=torch.bfloat16),
         torch.empty(pieces or 3, heads, size, state),
         starts=torch.zeros((pieces or 3) + 1, dtype=torch.int32),

@@ -242,7 +242,7 @@ def _mla(batch: Batch, quantised: FormatName | None = None) -> Case:
 
 
 def _scan_cases() -> list[Case]:
-    """Mamba2 layers: Zamba2, Bamba and Granite 4, Nemotron-H, Falcon-H1; without initial states, in pieces, fp16, fp32."""
+    """Mamba2 layers: Zamba2, Bamba and Granite 4, Nemotron-H, Falcon-H1; no initial states, in pieces, fp16, fp32."""
     return [
         _scan(heads=64, head_size=64, state=64, groups=1),
         _scan(heads=128, head_size=64, state=128, groups=1),
@@ -282,7 +282,9 @@ def _scan(
         torch.empty_like(x),
         torch.empty(pieces, heads, head_size, state),
         starts=torch.arange(pieces + 1, dtype=torch.int32) * (tokens // pieces),
-        last_pieces=None if piece is None else torch.arange(1, sequences + 1, dtype=torch.int32) * (pieces // sequences) - 1,
+        last_pieces=None
+        if piece is None
+        else torch.arange(1, sequences + 1, dtype=torch.int32) * (pieces // sequences) - 1,
         D=torch.empty(heads),
         z=torch.empty_like(x) if gate else None,
         dt_bias=torch.empty(heads),

@@ -110,9 +110,7 @@ def explain(config: Config, deployment: Deployment) -> Explanation:
         block_size=tokens,
         block_reason=reason,
         layers=tuple(
-            replace(
-                _explain(kind, deployment, dtype, tokens, sides, state), scan=_scan(kind, state, deployment)
-            )
+            replace(_explain(kind, deployment, dtype, tokens, sides, state), scan=_scan(kind, state, deployment))
             for kind in found
         ),
     )

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba-2's chunked scan (SSD): the step that makes its outputs."""
+"""Mamba-2's prefill (SSD): outputs and states of the tokens of some sequences."""

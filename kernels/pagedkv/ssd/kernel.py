@@ -350,7 +350,7 @@ def ssd_prefill_kernel(
     high,
     OPTIONS: tl.constexpr,  # PrefillOptions
 ):
-    """Walk one segment of a sequence for CHANNELS channels of a head; grid [heads * channel tiles, segments, sequences].
+    """Walk a segment of a sequence for CHANNELS channels of a head; grid [heads * channel tiles, segments, sequences].
 
     Heads are next to each other, because those of a group read the same B and C.
     """
@@ -388,7 +388,7 @@ def ssd_prefill_kernel(
         state = tl.load(initial_states + initial_at, mask=kept, other=0.0).to(tl.float32)
     else:
         state = tl.full([OPTIONS.CHANNELS, OPTIONS.COLUMNS], 0.0, tl.float32)
-    for before in range(0, segment):
+    for before in range(segment):
         row = segment_at(sequence, segments, before, head, OPTIONS)
         carried_at = row * (OPTIONS.HEAD_SIZE * OPTIONS.STATE) + channel[:, None] * OPTIONS.STATE + column[None, :]
         state = state * tl.exp2(tl.load(falls + row)) + tl.load(carried + carried_at, mask=kept, other=0.0)

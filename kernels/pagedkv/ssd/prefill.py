@@ -48,9 +48,9 @@ def ssd_prefill(
         h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t
         out_t = (h_t C_t + D x_t) silu(z_t)
 
-    States are carried in fp32 whatever the dtype of `states`. A NaN in x may reach the 127 tokens around it, and no other
-    sequence. A sequence that no token belongs to keeps its state. The
-    call never waits for the device, and the grid follows from shapes, so it can be captured in a graph.
+    States are carried in fp32 whatever the dtype of `states`. A NaN in x may reach the 127 tokens around it, and no
+    other sequence. A sequence without tokens keeps its state. The call never waits for the device, and the grid follows
+    from shapes, so it can be captured in a graph.
 
     Args:
         x: Inputs; fp32, fp16 or bf16, last dimension dense. So are B, C, z and out, in the same dtype.
@@ -90,7 +90,10 @@ def ssd_prefill(
         options: dict[str, int] = {}
         if arch.operand_from_lds_rows == NEVER:
             # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
-            options = {"matrix_instr_nonkdim": 16, "kpack": 1 if min(data.tile, data.columns(state)) < 32 else data.kpack}
+            options = {
+                "matrix_instr_nonkdim": 16,
+                "kpack": 1 if min(data.tile, data.columns(state)) < 32 else data.kpack,
+            }
         programs = heads * -(-head_size // data.channels)
         segments = num_segments or data.segments(programs * sequences, tokens // sequences, arch.compute_units)
         constants = PrefillOptions(

@@ -102,9 +102,7 @@ class Case:
         x, steps, A, B, C = self.inputs
         given = {name: None if value is None else value[part] for name, value in self.more.items() if name == "z"}
         initial = None if self.more["initial"] is None else self.more["initial"][number]
-        return reference.scan(
-            x[part], steps[part], A, B[part], C[part], D=self.more["D"], initial=initial, **given
-        )
+        return reference.scan(x[part], steps[part], A, B[part], C[part], D=self.more["D"], initial=initial, **given)
 
     def run(self, record=None, *, but: int | None = None, **options) -> None:
         """Every row and every state within its tolerance, NaN nowhere; those of sequence `but` may be anything."""
@@ -308,7 +306,11 @@ WRONG = [
     ({"B": lambda t: t[:, :0]}, "head ratio", "0 groups for 2 heads"),
     ({"C": lambda t: t[..., :8]}, "shape", "C: got"),
     ({"C": lambda t: t.transpose(0, 2).contiguous().transpose(0, 2)}, "stride", "C"),
-    ({"B": lambda t: t.to("meta").as_strided(t.shape, (1 << 25, *t.stride()[1:]))}, "stride", "B: got 33554432 elements"),
+    (
+        {"B": lambda t: t.to("meta").as_strided(t.shape, (1 << 25, *t.stride()[1:]))},
+        "stride",
+        "B: got 33554432 elements",
+    ),
     ({"dt": lambda t: t[:, :1]}, "shape", "dt: got"),
     ({"A": lambda t: t[:1]}, "shape", "A: got"),
     ({"states": lambda t: t[1:]}, "shape", "starts"),
