@@ -260,13 +260,14 @@ class Tuning:
     def scan_of(self, head_size: int, state: int, element_bytes: int) -> Scan:
         """Return how a prefill of Mamba-2 is launched: at most the channels of a head, and what a program has room for.
 
-        Inputs of fp32 take twice the registers, so they get half the tokens and half the channels.
+        Inputs of fp32 take twice the registers, so programs have half the tokens, half the channels and half the waves.
         """
         data = self.scan_64 if state <= 64 else self.scan_128 if state <= 128 else self.scan_256
         shares = max(1, element_bytes // 2)
         room = max(16, data.elements // shares // data.columns(state))
         channels = min(data.channels, room, max(16, next_power_of_two(head_size)))
-        return replace(data, tile=max(16, data.tile // shares), channels=channels)
+        waves = max(1, data.waves // shares)
+        return replace(data, tile=max(16, data.tile // shares), channels=channels, waves=waves)
 
 
 def parse(text: str, where: str) -> Tuning:
