@@ -8,7 +8,6 @@ Its exit status is that of the worst check.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -22,18 +21,18 @@ import typer
 from pydantic import Field
 from rich.console import Console
 
-from hileval.ask.drift import Side, SideName, ask_side, judge_sides, run_drift
+from hileval import statistics
 from hileval.ask.evaluation import read_evaluation
 from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, batches, code_fingerprint, questions_of
+from hileval.ask.sides import Side, SideName, ask_side
 from hileval.engines import EngineError
-from hileval.gates import statistics
 from hileval.gates.compare import compare
-from hileval.gates.declare import EVALS, EngineName, Occasion, find_gate, load_gates
+from hileval.gates.declare import EVALS, EngineName, Occasion, load_gates
+from hileval.gates.drift import judge_sides, run_drift
 from hileval.gates.foreign import as_yaml, read_foreign
 from hileval.gates.judge import check_backend, diff_answers, judge, side_by_side
 from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
-from hileval.gates.resolve import resolve, without_baseline
-from hileval.gates.rule import shared
+from hileval.gates.resolve import ResolvedDrift, find_gate, resolve, resolve_drift, without_baseline
 from hileval.gates.steps import AREA, area_of
 from hileval.gates.trend import YEAR, alarms, judge_nights, read_nights
 from hileval.gates.view import read_findings, render
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from hileval.gates.declare import Gate, Gates
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule
-    from hileval.records.records import Evaluation, Sample
+    from hileval.records.records import Sample
 
 
 app = typer.Typer(
@@ -124,41 +123,33 @@ def run_gate(
     out: Out = Path("results/evals"),
 ) -> None:
     """Run a gate and judge it against its baseline."""
-    declared = load_gates()
-    if name in declared.drifts:
-        if when is not None or limit is not None or engine is not None:
-            raise MisuseError(
-                "a drift gate has one rule and its own sequences",
-                where=name,
-                remedy="leave --when, --limit, --engine out",
-            )
-        with findings(name, out):
-            checks = run_drift(name, declared.drifts[name], out)
-    else:
-        gate = resolve(name, declared, when=when, of=of, engine=engine)
-        with findings(gate.name, out):
-            checks = run_answers(gate, limit, out)
+    gate = resolve(name, load_gates(), when=when, of=of, engine=engine)
+    if isinstance(gate, ResolvedDrift):
+        refuse_options(gate, when, limit, engine)
+    with findings(gate.name, out):
+        checks = run_drift(gate, out) if isinstance(gate, ResolvedDrift) else run_answers(gate, limit, out)
     report(checks, out)
 
 
-def run_answers(gate: ResolvedGate, limit: int | None, out: Path) -> list[Check]:
-    """The checks of a gate on answers; `out` gets the answers, and what flipped."""
-    asked, served = measure(gate, limit)
-    checks = judge(gate, asked, served)
-    out.mkdir(parents=True, exist_ok=True)
-    samples = "".join(f"{sample.model_dump_json()}\n" for sample in asked.samples)
-    (out / "samples.jsonl").write_text(samples, encoding="utf-8")
-    if gate.baseline is not None:
-        flips = side_by_side(diff_answers(asked, gate.baseline, gate.declared.filter), 10**6)
-        (out / "flips.md").write_text(flips, encoding="utf-8")
-    return checks
-
-
-def measure(gate: ResolvedGate, limit: int | None) -> tuple[Evaluation, Check | None]:
-    """Ask a gate's questions and who served them.
+def refuse_options(gate: ResolvedDrift, *options: object) -> None:
+    """Refuse options that mean something to a gate on answers alone.
 
     Raises:
-        HilgateError: the declaration, the model, the engine or lm-eval stopped it; nothing was measured.
+        MisuseError: One of them is given.
+    """
+    if any(option is not None for option in options):
+        raise MisuseError(
+            "a drift gate has one rule and its own sequences",
+            where=gate.name,
+            remedy="leave --when, --limit, --engine out",
+        )
+
+
+def run_answers(gate: ResolvedGate, limit: int | None, out: Path) -> list[Check]:
+    """Ask the questions of a gate and judge the answers; `out` gets the answers, and what flipped.
+
+    Raises:
+        HilgateError: The declaration, the model, the engine or lm-eval stopped it; nothing was measured.
     """
     questions = questions_of(gate)
     heading = Heading.of(gate, questions.identity, fingerprint())
@@ -167,15 +158,20 @@ def measure(gate: ResolvedGate, limit: int | None) -> tuple[Evaluation, Check | 
         stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
     try:
         asked = ask_until_decided(gate, journal, ProgressPrinter(), limit)
-        if gate.baseline is not None and questions.engine is not None:
-            changed = gate.baseline.changes(questions.engine.name, gate.declared.engine_args)
-            asked = dataclasses.replace(asked, changed=changed)
         served = check_backend(gate, questions.engine)
+        changed = gate.changes(questions.engine.name) if questions.engine is not None else ()
     finally:
         if questions.engine is not None:
             questions.engine.close()
     journal.finish()
-    return asked, served
+    checks = judge(gate, asked, served, changed)
+    out.mkdir(parents=True, exist_ok=True)
+    samples = "".join(f"{sample.model_dump_json()}\n" for sample in asked.samples)
+    (out / "samples.jsonl").write_text(samples, encoding="utf-8")
+    if gate.baseline is not None:
+        flips = side_by_side(diff_answers(asked, gate.baseline, gate.declared.filter), 10**6)
+        (out / "flips.md").write_text(flips, encoding="utf-8")
+    return checks
 
 
 @app.command("judge")
@@ -187,13 +183,11 @@ def judge_again(
     of: Of = 1,
 ) -> None:
     """Judge the stored answers of a gate again. Starts no engine and writes nothing."""
-    declared = load_gates()
-    if name in declared.drifts:
-        if when is not None or limit is not None:
-            raise MisuseError("a drift gate has one rule", where=name, remedy="leave --when and --limit out")
-        checks = judge_sides(name, declared.drifts[name], folder)
+    gate = resolve(name, load_gates(), when=when, of=of)
+    if isinstance(gate, ResolvedDrift):
+        refuse_options(gate, when, limit)
+        checks = judge_sides(gate, folder)
     else:
-        gate = resolve(name, declared, when=when, of=of)
         asked, served = read_evaluation(folder, gate, limit)
         checks = judge(gate, asked, served)
     show(checks, folder)
@@ -299,11 +293,8 @@ def drift_side(
     ] = None,
 ) -> None:
     """Run one of the engines of a drift gate (internal)."""
-    declared = load_gates()
-    drift = declared.drifts[name]
     sides = {side: Side.unpack(Path(path)) for side, _, path in (one.partition("=") for one in given or ())}
-    gate = dataclasses.replace(without_baseline(drift.of, declared), name=name)
-    ask_side(which, gate, drift, cast("dict[SideName, Side]", sides)).pack(file)
+    ask_side(which, resolve_drift(name, load_gates()), cast("dict[SideName, Side]", sides)).pack(file)
 
 
 class ProgressPrinter:
@@ -739,7 +730,7 @@ def _row(
 ) -> PowerRow:
     last = rule.plan(n)[-1]
     new_runs = rule.noisy_runs if rule.noisy_d is not None and noise.d > rule.noisy_d else 1
-    power = simulate(shared(rule, of), n, noise, drop=drop, base_runs=runs, replays=replays, seed=seed)
+    power = simulate(rule.shared(of), n, noise, drop=drop, base_runs=runs, replays=replays, seed=seed)
     return PowerRow(
         **power.model_dump(),
         gate=gate,
@@ -763,7 +754,7 @@ def power_of_rule(
     Raises:
         RecordsError: There is no baseline, and no d was given.
     """
-    rule = declared.rule(gate, when)
+    rule = declared.rules[gate.rule_at(when)]
     try:
         baseline = Baseline.read(gate.path(gate.baseline))
     except RecordsError:

@@ -29,13 +29,17 @@ def run(monkeypatch, tmp_path, capsys):
 
 
 @pytest.fixture
-def planted(monkeypatch, plant):
+def planted(monkeypatch, plant, tmp_path):
     """Replace the measurement and the baseline with planted ones."""
     good = [True] * 200
 
     def use(correct, served=Outcome.PASS):
         check = Check(id="pocket-hybrid/served-by-pagedkv", outcome=served, message="planted")
-        monkeypatch.setattr(cli, "measure", lambda *_: (plant.asked(plant.baseline(good), plant.run(correct)), check))
+        monkeypatch.setattr(cli, "questions_of", lambda _: mock.Mock(identity=plant.identity, engine=None))
+        monkeypatch.setattr(cli, "JOURNALS", tmp_path / "journals")
+        asked = plant.asked(plant.baseline(good), plant.run(correct))
+        monkeypatch.setattr(cli, "ask_until_decided", lambda *_: asked)
+        monkeypatch.setattr(cli, "check_backend", lambda *_: check)
         monkeypatch.setattr(cli.Baseline, "read", lambda _: plant.baseline(good))
 
     return use
@@ -66,7 +70,7 @@ def test_a_dead_engine_leaves_a_finding_and_no_traceback(run, planted, monkeypat
     def die(*_):
         raise EngineError("starting vLLM failed: OSError: boom", where="pocket/hybrid", remedy="read the log")
 
-    monkeypatch.setattr(cli, "measure", die)
+    monkeypatch.setattr(cli, "ask_until_decided", die)
     code, output, findings = run("gate", "pocket-hybrid")
     assert code == 4
     assert "Traceback" not in output.err

@@ -15,7 +15,7 @@ from hilgate.model import FINDINGS_FILE, ImageDigest, Key, Number, StrictModel
 from hilgate.model.declaration import Condition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -81,6 +81,19 @@ class Check(StrictModel):
         with writing(folder):
             lines = [f"{check.model_dump_json()}\n" for check in checks]
             (folder / FINDINGS_FILE).write_text("".join(lines), "utf-8")
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a JSON Lines file with their numbers, blank ones left out.
+
+    Split at line feeds alone: answers may hold U+2028, U+2029 and U+0085, which end a line of text and none of JSON.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if line.strip():
+            yield number, line
 
 
 class BuildRecord(StrictModel):

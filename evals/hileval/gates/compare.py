@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hileval.gates import statistics
+from hileval import statistics
 from hileval.gates.judge import Flip
-from hileval.records.records import json_lines
 from hilgate.errors import RecordsError
-from hilgate.model.record import Check, Outcome
+from hilgate.model.record import Check, Outcome, json_lines
 
 if TYPE_CHECKING:
     from pathlib import Path

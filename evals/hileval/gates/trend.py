@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hileval.gates import statistics
+from hileval import statistics
 from hileval.gates.judge import FLIPPED, unpacked
 from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.model import PLAN_FILE, Number

@@ -12,10 +12,9 @@ import jinja2
 from hileval.gates.compare import read_answers
 from hileval.gates.judge import FLIPPED
 from hileval.records.baseline import Baseline
-from hileval.records.records import json_lines
 from hilgate.errors import RecordsError
 from hilgate.model import FINDINGS_FILE
-from hilgate.model.record import Check
+from hilgate.model.record import Check, json_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
