@@ -657,10 +657,9 @@ def recheck(
 
     Exit status 0 when all of them pass. The step itself does not pass by that.
     """
-    from hilgate.model.record import Outcome
+    from hilgate.model.record import Outcome, worst
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest, read_plan
-    from hilgate.run.outcome import worst
     from hilgate.run.recheck import pending
     from hilgate.run.results import RESULTS_FILE, read, read_all
     from hilgate.run.runner import locked

@@ -19,9 +19,9 @@ from hilgate.evidence import kind_of
 from hilgate.judge.health import is_demanded, lines, missing, trouble
 from hilgate.model.declaration import Quarantine
 from hilgate.model.plan import LOCAL
-from hilgate.model.record import Counts, Outcome
+from hilgate.model.record import EXIT_STATUS, Counts, Outcome, worst
 from hilgate.model.verdict import StepVerdict, Verdict
-from hilgate.run.outcome import crashed, first, first_line, other_packages, worst
+from hilgate.run.outcome import crashed, first, first_line, other_packages
 from hilgate.run.reuse import identity, reusable
 from hilgate.run.rules import PASSED_LATE, Facts, Surroundings, decide
 
@@ -97,7 +97,7 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
         missing = [step for step in verdict.steps if step.outcome is Outcome.DID_NOT_RUN]
         environment = missing and all(kinds[step.key].cannot_run_here(step.exit_status) for step in missing)
         return Exit.CANNOT_RUN_HERE if environment else Exit.NOTHING_RAN
-    return {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL, Outcome.INCONCLUSIVE: Exit.INCONCLUSIVE}[verdict.outcome]
+    return EXIT_STATUS[verdict.outcome]
 
 
 def words_of_part(counts: Counts, plan: Plan) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from hilgate.errors import writing
+from hilgate.errors import Exit, writing
 from hilgate.model import FINDINGS_FILE, ImageDigest, Key, Number, StrictModel
 from hilgate.model.declaration import Condition
 
@@ -35,6 +35,19 @@ SEVERITY: dict[Outcome, int] = {
     Outcome.FAIL: 3,
 }
 """The order in which outcomes win: fail over did not run over inconclusive over pass."""
+
+EXIT_STATUS: dict[Outcome, Exit] = {
+    Outcome.PASS: Exit.PASS,
+    Outcome.INCONCLUSIVE: Exit.INCONCLUSIVE,
+    Outcome.DID_NOT_RUN: Exit.NOTHING_RAN,
+    Outcome.FAIL: Exit.FAIL,
+}
+"""Status of a command that ends with an outcome."""
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcome that wins; of nothing at all: did not run."""
+    return max(outcomes, key=SEVERITY.__getitem__, default=Outcome.DID_NOT_RUN)
 
 
 class Environment(StrictModel):

@@ -40,7 +40,7 @@ def run_drift(drift: ResolvedDrift, out: Path) -> list[Check]:
         file.unlink(missing_ok=True)
         others = [other for other in files if other != "peer"] if which == "peer" else []
         given = [word for other in others for word in ("--given", f"{other}={files[other]}")]
-        command = [sys.executable, "-m", "hileval", "drift-side", drift.name, which, "--file", str(file), *given]
+        command = [sys.executable, "-m", "hileval.ask", "side", drift.name, which, "--file", str(file), *given]
         if status := subprocess.run(command, check=False).returncode:
             raise EngineError(f"{which} ended with status {status}", where=drift.name, remedy="read what it says above")
     return judge_sides(drift, out)

@@ -285,7 +285,7 @@ def resolve_task(path: Path, num_fewshot: int, key: Path | None = None) -> dict[
             raise TaskError(
                 f"no data file {file.name}",
                 where=str(path),
-                remedy="python -m hileval.pocket questions makes a pocket model's, hileval control a key.jsonl",
+                remedy="python -m hileval.pocket questions makes a pocket model's, baseline record a key.jsonl",
             )
     if num_fewshot and "train" not in files:
         raise TaskError(f"{num_fewshot} examples without data.train", where=str(path), remedy="name the training file")

@@ -9,7 +9,6 @@ from support.gates import resolved
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from hileval import cli
 from hileval.ask.drawn import write_key, write_tokenizer
 from hileval.ask.evaluation import read_evaluation
 from hileval.ask.harness import TaskQuestions, documents_of
@@ -83,11 +82,6 @@ def test_a_drift_gate_asks_the_real_questions_and_needs_no_key(folder):
     assert not gate.key.exists()
     text = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(sequences[0])
     assert text == f"Question: {(row := documents_of(gate)[0])['question']}\nAnswer: {row['answer']}\n\n"
-
-
-def test_only_drawn_weights_have_a_control():
-    with pytest.raises(HilgateError, match="its weights are not drawn"):
-        cli.control("pocket-hybrid", "me")
 
 
 @pytest.fixture

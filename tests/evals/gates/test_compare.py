@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binomtest
 
 from hileval import cli
-from hileval.gates.compare import compare, read_answers
+from hileval.gates.analysis import compare, read_answers
 from hilgate.errors import Exit, RecordsError
 from hilgate.model.record import Outcome
 
