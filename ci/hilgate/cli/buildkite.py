@@ -273,7 +273,7 @@ def publish(
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.report.check import check_of, comment_of
     from hilgate.report.merge_base import find
-    from hilgate.report.view import View
+    from hilgate.report.view import ReportView
     from hilgate.run.results import read_all
 
     folder = results or repository(ctx) / "results"
@@ -284,7 +284,7 @@ def publish(
         )
     recorded = read_all(folder, jobs, plan, plan_digest(plan))
     facts = find(plan, history=history if history and history.is_dir() else None)
-    view = View(plan, recorded, verdict, facts)
+    view = ReportView(plan, recorded, verdict, facts)
     check, comment = check_of(view), comment_of(view)
     url = github.repository_url(forge)
     if dry_run:

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from hilgate.model.record import Check
     from hilgate.model.verdict import Verdict
     from hilgate.report.tables import Table
-    from hilgate.report.view import CheckFinding, Detail, StepProblem, View
+    from hilgate.report.view import CheckFinding, Detail, ReportView, StepProblem
     from hilgate.run.results import Recorded
 
 ANNOTATION_FILE = "annotation.md"
 JUNIT_FILE = "junit.xml"
 
 
-def render(view: View, limit: int = LIMIT_BYTES) -> str:
+def render(view: ReportView, limit: int = LIMIT_BYTES) -> str:
     """The first screen as CommonMark, by default below Buildkite's limit of 1 MiB."""
     return fit(lambda detail: _render(view, detail), limit)
 
 
-def _render(view: View, detail: Detail) -> str:
+def _render(view: ReportView, detail: Detail) -> str:
     plan, verdict = view.plan, view.verdict
     files = ", ".join(markdown(file) for file in plan.changed_files[:8])
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""
@@ -74,7 +74,7 @@ def _bullets(lines: Iterable[str], limit: int) -> str:
     return "\n".join(f"- {markdown(shorten(line, limit))}" for line in lines)
 
 
-def _loosened(view: View, detail: Detail) -> list[str]:
+def _loosened(view: ReportView, detail: Detail) -> list[str]:
     approved = view.approval
     if not approved:
         return []

@@ -17,7 +17,7 @@ from hilgate.text import shorten, visible
 
 if TYPE_CHECKING:
     from hilgate.report.causes import Cause
-    from hilgate.report.view import View
+    from hilgate.report.view import ReportView
 
 CHECK = "hilgate"
 """Name of the check; not that of the required status, which Buildkite posts."""
@@ -29,7 +29,7 @@ MOST_CHARACTERS = 60_000
 _PLACE = re.compile(r"([\w./-]+\.py):(\d+)")
 
 
-def check_of(view: View) -> dict[str, Any]:
+def check_of(view: ReportView) -> dict[str, Any]:
     """The body of "Create a check run" for a verdict: an annotation for each cause that has a line in the repository.
 
     Raises:
@@ -70,6 +70,6 @@ def _annotation(cause: Cause) -> dict[str, Any] | None:
     }
 
 
-def comment_of(view: View) -> str:
+def comment_of(view: ReportView) -> str:
     """What the annotation in Buildkite says, short enough for a comment."""
     return annotation.render(view, MOST_CHARACTERS)

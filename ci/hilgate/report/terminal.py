@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hilgate.model.verdict import Verdict
     from hilgate.plan.estimate import Estimate
     from hilgate.plan.expand import Diagnosis, Readiness
-    from hilgate.report.view import CheckFinding, StepProblem, View
+    from hilgate.report.view import CheckFinding, ReportView, StepProblem
     from hilgate.report.write import Judged
     from hilgate.run.results import Recorded
 
@@ -259,7 +259,7 @@ def _wrapped(line: str, width: int, first: str = "", then: str = "") -> list[str
     )
 
 
-def _print_tables(console: Console, view: View, report: Path, *, every: bool) -> None:
+def _print_tables(console: Console, view: ReportView, report: Path, *, every: bool) -> None:
     width = max(NARROWEST, console.width)
     for table in view.tables:
         whole = every or table.verdict.outcome is not Outcome.PASS

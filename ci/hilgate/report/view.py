@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What any report says of a verdict: for each step that is not green what broke, by how much, and whether before.
 
-`View` is made once of a verdict; the page, the annotation and the terminal show parts of it.
+`ReportView` is made once of a verdict; the page, the annotation and the terminal show parts of it.
 Tests record numbers and labels (`record_property`), findings carry them; what a check did not record is read from the
 parameters in its id, or left out. Nothing is computed here: a figure that is shown is one that was recorded.
 """
@@ -75,7 +75,7 @@ def at_most(lines: Sequence[str], limit: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class View:
+class ReportView:
     """A verdict as every report shows it."""
 
     plan: Plan

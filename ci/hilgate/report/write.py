@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hilgate.model.plan import Plan
     from hilgate.model.verdict import Verdict
     from hilgate.report.merge_base import MergeBase
-    from hilgate.report.view import View
+    from hilgate.report.view import ReportView
     from hilgate.run.results import Recorded
 
 REPORT_FILE = "report.html"
@@ -45,12 +45,12 @@ class Judged:
     refused: HilgateError | None = None
 
     @property
-    def view(self) -> View:
+    def view(self) -> ReportView:
         """The verdict as every report shows it."""
         from hilgate.report.merge_base import NOTHING
-        from hilgate.report.view import View
+        from hilgate.report.view import ReportView
 
-        return View(self.plan, self.recorded, self.verdict, self.facts or NOTHING)
+        return ReportView(self.plan, self.recorded, self.verdict, self.facts or NOTHING)
 
 
 def judge_and_report(
@@ -91,7 +91,7 @@ def judge_and_report(
     from hilgate.plan.make import plan_digest
     from hilgate.report import annotation, tables
     from hilgate.report.merge_base import find
-    from hilgate.report.view import View
+    from hilgate.report.view import ReportView
     from hilgate.run import results
 
     digest = plan_digest(plan)
@@ -130,7 +130,7 @@ def judge_and_report(
         tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
     facts = find(judged, history=history if history and history.is_dir() else None, against=against)
-    view = View(judged, recorded, verdict, facts)
+    view = ReportView(judged, recorded, verdict, facts)
     path = folder / REPORT_FILE
     with writing(folder):
         annotation.write_junit(recorded, verdict, folder)
@@ -139,7 +139,7 @@ def judge_and_report(
     return Judged(judged, recorded, verdict, path, facts, refused)
 
 
-def report_page(view: View, logs: dict[str, str] | None = None) -> str:
+def report_page(view: ReportView, logs: dict[str, str] | None = None) -> str:
     """The report: one HTML file without script or network, below 1 MiB, light and dark, printable.
 
     `logs` has the address of a step's log, relative to the report.

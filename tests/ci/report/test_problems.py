@@ -18,7 +18,7 @@ from hilgate.model.record import Check, Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.report import annotation, causes, terminal, view
 from hilgate.report.merge_base import MergeBase
-from hilgate.report.view import View
+from hilgate.report.view import ReportView
 from hilgate.report.write import Judged, report_page
 from hilgate.text import MARKS, STYLES
 
@@ -52,12 +52,12 @@ def red(facts=FACTS, **changes):
 
 def page(*parts):
     *build, facts = parts
-    return " ".join(Outline(report_page(View(*build, facts=facts))).text.split())
+    return " ".join(Outline(report_page(ReportView(*build, facts=facts))).text.split())
 
 
 def note(*parts):
     *build, facts = parts
-    return annotation.render(View(*build, facts=facts))
+    return annotation.render(ReportView(*build, facts=facts))
 
 
 def below_the_headline(text):
@@ -206,7 +206,7 @@ def test_the_annotation_is_commonmark_of_which_each_block_closes():
 
 def test_a_page_works_in_both_colour_schemes_on_a_phone_and_on_paper():
     *build, facts = red()
-    html = report_page(View(*build, facts=facts))
+    html = report_page(ReportView(*build, facts=facts))
     for words in ("(prefers-color-scheme: dark)", "@media print", "(max-width: 40rem)", 'name="viewport"', 'lang="en"'):
         assert words in html
     assert not re.search(r"<script|https?:|@import", html)
