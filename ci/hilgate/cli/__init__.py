@@ -143,7 +143,7 @@ def choice_of(
     """
     from hilgate.git import default_base
     from hilgate.plan.make import PlanChoice, choose
-    from hilgate.report.problems import gate_command
+    from hilgate.report.view import gate_command
 
     source = ctx.get_parameter_source("base")
     typed = source is not None and source.name == "COMMANDLINE"

@@ -273,6 +273,7 @@ def publish(
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.report.check import check_of, comment_of
     from hilgate.report.merge_base import find
+    from hilgate.report.view import ReportView
     from hilgate.run.results import read_all
 
     folder = results or repository(ctx) / "results"
@@ -283,8 +284,8 @@ def publish(
         )
     recorded = read_all(folder, jobs, plan, plan_digest(plan))
     facts = find(plan, history=history if history and history.is_dir() else None)
-    check = check_of(plan, recorded, verdict, facts)
-    comment = comment_of(plan, recorded, verdict, facts)
+    view = ReportView(plan, recorded, verdict, facts)
+    check, comment = check_of(view), comment_of(view)
     url = github.repository_url(forge)
     if dry_run:
         sys.stdout.write(f"POST {url}/check-runs\n{json.dumps(check, indent=1)}\n")

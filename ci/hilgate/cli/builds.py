@@ -127,7 +127,7 @@ def report(
 ) -> None:
     """Write the history as one HTML page with small plots."""
     from hilgate.history import queries, store
-    from hilgate.report.html import render_history
+    from hilgate.report.history import render_history
 
     folder = history or store.folder_of(repository(ctx))
     page = render_history(queries.ask(folder, step=step, since=since), step=step)
@@ -239,7 +239,7 @@ def _case(row: Row) -> str:
 
 
 def _time(value: float) -> str:
-    from hilgate.report.problems import shortest
+    from hilgate.report.view import shortest
 
     return shortest(float(value)) if value < 1000 else f"{value:.0f}"
 

@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 from hilgate.cli import Base, Everything, JobsFolder, Json, Results, choice_of, declared, program, repository
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
-from hilgate.report.write import decide, read_plan_or_say_so, status_of
+from hilgate.report.write import judge_and_report, read_plan_or_say_so, status_of
 from hilgate.text import count, suggest
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def gate(
 
         reusable = None if fresh else frozenset[str]()
         size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, fresh=reusable, announce=announce)
-        judged = decide(folder, plan, root=root, approved_by=approved_by)
+        judged = judge_and_report(folder, plan, root=root, approved_by=approved_by)
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(judged)
     budget = None if steps or earlier else budget_of(plan, declarations)
@@ -239,7 +239,7 @@ def run(
         )
         if arguments:
             only = _selected(plan, folder)
-        judged = decide(folder, plan, only=only, job=job, root=root)
+        judged = judge_and_report(folder, plan, only=only, job=job, root=root)
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     print_verdict(judged, every=True)
     print_slowest(judged.recorded, slowest)
@@ -266,7 +266,7 @@ def judge(
     root = repository(ctx)
     folder = results or root / "results"
     plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder, whole=jobs is not None)
-    judged = decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
+    judged = judge_and_report(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
@@ -657,10 +657,9 @@ def recheck(
 
     Exit status 0 when all of them pass. The step itself does not pass by that.
     """
-    from hilgate.model.record import Outcome
+    from hilgate.model.record import Outcome, worst
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest, read_plan
-    from hilgate.run.outcome import worst
     from hilgate.run.recheck import pending
     from hilgate.run.results import RESULTS_FILE, read, read_all
     from hilgate.run.runner import locked

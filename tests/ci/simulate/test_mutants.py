@@ -16,8 +16,8 @@ from support.simulate.job import EPOCH, write_health
 from support.simulate.scenarios import FaultKind
 
 from hilgate.agent import collect
-from hilgate.judge import step as judge_step
 from hilgate.judge import verdict
+from hilgate.judge import verdict as judge_verdict
 from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
@@ -193,7 +193,7 @@ MUTANTS = {
         (collect, "_misnamed", lambda _: ""),
         {FaultKind.NAMES_OF_OTHERS, FaultKind.REGRESSION},
     ),
-    "agents may reuse": ((judge_step, "LOCAL", {"pr"}), {FaultKind.REUSED_BY_AGENT}),
+    "agents may reuse": ((judge_verdict, "LOCAL", {"pr"}), {FaultKind.REUSED_BY_AGENT}),
     "no minimum holds": (without_rule("fewer checks than the step promises"), {FaultKind.BELOW_MINIMUM}),
     "every excuse is true": (without_rule("a check did not run, without a true excuse"), {FaultKind.SKIPPED_TEST}),
     "what needs nothing may say so": (
@@ -201,7 +201,7 @@ MUTANTS = {
         {FaultKind.RAN_WITHOUT},
     ),
     "a record is believed about its device": (
-        (judge_step, "not_lacking", lambda _: frozenset()),
+        (judge_verdict, "not_lacking", lambda _: frozenset()),
         {FaultKind.SKIPPED_TEST},
     ),
 }
