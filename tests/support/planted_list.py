@@ -109,6 +109,8 @@ def _rows(table: ast.expr | None) -> list[str]:
 
 def _text(row: ast.expr | None) -> str:
     assert row is not None, "a table is written out, row by row"
+    if isinstance(row, ast.Tuple) and isinstance(row.elts[0], ast.Name):
+        row = row.elts[0]
     return str(row.value) if isinstance(row, ast.Constant) else " ".join(ast.unparse(row).split())
 
 
