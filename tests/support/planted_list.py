@@ -109,7 +109,7 @@ def _rows(table: ast.expr | None) -> list[str]:
 
 def _text(row: ast.expr | None) -> str:
     assert row is not None, "a table is written out, row by row"
-    if isinstance(row, ast.Tuple) and isinstance(row.elts[0], ast.Name):
+    if isinstance(row, ast.Tuple) and isinstance(row.elts[0], ast.Name) and len(row.elts) == 2:
         row = row.elts[0]
     return str(row.value) if isinstance(row, ast.Constant) else " ".join(ast.unparse(row).split())
 
