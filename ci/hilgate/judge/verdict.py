@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NO_QUARANTINE = Quarantine()
 
 UNCOMPARED = "compared with no merge base: its own quarantine counts, and no change of the gate itself was looked for"
-"""Note of a verdict about files of which nothing says what is new."""
+"""Note of a verdict about a tree without a merge base, of which nobody knows what is new."""
 
 
 def judge(
@@ -92,7 +92,7 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
 
 
 def words_of_part(counts: Counts, plan: Plan) -> str:
-    """`smoke: 412 of at least 4,210 checks`: what passed of what the whole steps promise on this machine."""
+    """Say how much of the whole steps passed on this machine: `smoke: 412 of at least 4,210 checks`."""
     what = "smoke" if plan.profile == "smoke" else f"a subset of {', '.join(s.key for s in plan.steps if s.arguments)}"
     # Whole steps have more checks than they promise, and may make up for the subsets.
     of = f" of at least {plan.promised:,}" if counts.passed < plan.promised else ""

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 MODULE = "vllm.model_executor.layers.mamba.ops.ssd_combined"
 
 calls = 0
-"""Of our kernel's launcher in this process."""
+"""Calls of our kernel's launcher in this process."""
 
 
 def claim() -> Callable[[], None]:
-    """Put ours in vLLM's module, if what stands there takes the arguments that we know. Again changes nothing.
+    """Put our function in vLLM's module, if vLLM's takes the arguments that we know. A second call changes nothing.
 
     Returns:
         A function that puts back what stood there.
@@ -55,7 +55,7 @@ def claim() -> Callable[[], None]:
 
 @contextmanager
 def claimed() -> Iterator[None]:
-    """Ours in the block, and what stood there before behind it; raises as `claim`."""
+    """Use our function inside the block and the earlier one behind it; raises as `claim`."""
     put_back = claim()
     try:
         yield
@@ -77,7 +77,7 @@ def scan(
     z: Tensor | None = None,
     initial_states: Tensor | None = None,
 ) -> None:
-    """`pagedkv.ssd.scan.chunk_scan` in vLLM's words."""
+    """Call `pagedkv.ssd.scan.chunk_scan` with the arguments of vLLM's function."""
     global calls  # noqa: PLW0603 - the workers' report reads it
     chunk_scan(
         cb,
