@@ -34,7 +34,7 @@ Step = Annotated[
         "--step",
         metavar="KEY",
         autocompletion=declared("steps"),
-        help="Only this step: its name, or its key on one device.",
+        help="Only this step: its name, or its key with the device (kernels-cache-cpu).",
     ),
 ]
 Since = Annotated[
@@ -404,8 +404,8 @@ def attest(
 ) -> None:
     """Write the statement that a release signs.
 
-    Of a bundle that is verified first: an in-toto statement with SLSA provenance, of commit, plan, wheels and images.
-    `ssh-keygen -Y sign` signs it.
+    The bundle is verified first. The statement is in-toto with SLSA provenance and names commit, plan, wheels and
+    images; `ssh-keygen -Y sign` signs it.
     """
     from hilgate.model.record import Outcome
     from hilgate.release.provenance import built_by

@@ -192,8 +192,8 @@ def run(
 ) -> None:
     """Run steps by name. Arguments after -- go to their commands: hilgate run kernels-cache -- -k hnd.
 
-    Labels run a part of a table: hilgate run models-families -- --family jamba. A named step always runs; passes of the
-    steps that it needs are reused where nothing has changed.
+    A step that fills a table has options for a part of it: hilgate run models-families -- --family jamba. A named step
+    always runs; passes of the steps that it needs are reused where nothing has changed.
     """
     from hilgate.git import default_base
     from hilgate.model import PLAN_FILE
@@ -588,16 +588,16 @@ def require_known(names: tuple[str, ...], known: frozenset[str], where: str) -> 
 @program.command()
 def order(
     ctx: typer.Context,
-    key: Annotated[str, typer.Argument(metavar="STEP", help="Planned key of a step of the last run.")],
-    test: Annotated[str, typer.Argument(metavar="TEST", help="Id of a test that failed in it.")],
+    key: Annotated[str, typer.Argument(metavar="STEP", help="Key of a step of the last run, with its device.")],
+    test: Annotated[str, typer.Argument(metavar="TEST", help="Id of a test that failed in that step.")],
     flake_rate: Annotated[
-        float, typer.Option(min=0.0, max=0.9, metavar="P", help="How often the test fails for nothing.")
+        float, typer.Option(min=0.0, max=0.9, metavar="P", help="Share of runs in which the test fails by chance.")
     ] = 0.02,
     results: Results = None,
 ) -> None:
     """Find the test that makes a later one fail.
 
-    Runs the tests before it in parts, and the test behind them. Exit status 6 when none of them does.
+    Runs TEST after parts of the tests that ran before it, until one is left. Exit status 6 when none makes it fail.
     """
     from hilgate.history.culprit import SURE, Search, find
     from hilgate.model import PLAN_FILE
@@ -655,7 +655,7 @@ def recheck(
 ) -> None:
     """Run the failed tests of a step once more, on another node.
 
-    Exit status 0 when all of them pass. The step itself does not pass by that.
+    Exit status 0 when all of them pass. A passed recheck does not make the step pass.
     """
     from hilgate.model.record import Outcome, worst
     from hilgate.plan.machine import detect, environment

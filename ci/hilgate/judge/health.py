@@ -19,12 +19,12 @@ SHOWN_LINES = 5
 
 
 def is_demanded(step: PlannedStep, plan: Plan) -> bool:
-    """Whether a result of this step counts only with both records: on a GPU of an agent. A local run has no hooks."""
+    """Return whether a result counts only with both health records: on an agent's GPU. A local run has no hooks."""
     return not plan.local and step.queue is not None and step.device != CPU
 
 
 def missing(health: Sequence[Health]) -> str:
-    """Which of the two records is not there; empty when both are."""
+    """Say which of the two health records is not there; empty when both are."""
     moments = {one.moment for one in health}
     return ", ".join(moment for moment in MOMENTS if moment not in moments)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 NO_QUARANTINE = Quarantine()
 
 UNCOMPARED = "compared with no merge base: its own quarantine counts, and no change of the gate itself was looked for"
-"""Note of a verdict about files of which nothing says what is new."""
+"""Note of a verdict about a tree without a merge base, of which nobody knows what is new."""
 
 
 def judge(
@@ -101,7 +101,7 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
 
 
 def words_of_part(counts: Counts, plan: Plan) -> str:
-    """`smoke: 412 of at least 4,210 checks`: what passed of what the whole steps promise on this machine."""
+    """Say how much of the whole steps passed on this machine: `smoke: 412 of at least 4,210 checks`."""
     what = "smoke" if plan.profile == "smoke" else f"a subset of {', '.join(s.key for s in plan.steps if s.arguments)}"
     # Whole steps have more checks than they promise, and may make up for the subsets.
     of = f" of at least {plan.promised:,}" if counts.passed < plan.promised else ""
@@ -163,7 +163,7 @@ class StepResult:
 
     @cached_property
     def not_reusable(self) -> str:
-        """Why a pass of an earlier build must not stand for it; empty where none does, or it may."""
+        """Why a pass of an earlier build must not count for it; empty where none is reused, or it may be."""
         found = self.attempt.record if self.attempt else None
         if not (found and found.reused):
             return ""
@@ -192,7 +192,7 @@ class StepResult:
 
     @cached_property
     def stray(self) -> str:
-        """A test among its checks that its own command does not run and another step's does."""
+        """One of its checks whose test another step runs and its own command does not."""
         reaches = kind_of(self.step).reaches
         for check in self.attempt.checks if self.attempt else ():
             if not reaches(self.step.step.command, check.id):
@@ -216,12 +216,12 @@ class StepResult:
 
     @property
     def of_a_fork(self) -> str:
-        """Why agents do not start it, and who may; empty for what runs in an image, or is no fork's."""
+        """Why agents do not start it, and who may; empty for a step in an image, and where no fork is planned."""
         return self.step.reason if self.plan.fork and not (self.plan.local or self.step.image) else ""
 
     @property
     def not_taken(self) -> str:
-        """That no agent noted that it took the job, and what to do; empty where one did, and locally."""
+        """That no agent noted that it took the job, with what to do; empty where one did, and in a local run."""
         if self.plan.local or self.step.queue is None or self.health or self.attempt:
             return ""
         do = "look at the queue (`hilgate watch`), then start the build again"
@@ -240,7 +240,7 @@ class StepResult:
 
     @cached_property
     def node_in_doubt(self) -> str:
-        """The first thing that stands against its node."""
+        """The first reason to doubt its node, if any."""
         return f"its node is in doubt ({self.trouble[0]})" if self.trouble else ""
 
     @cached_property
@@ -251,7 +251,7 @@ class StepResult:
 
     @cached_property
     def believed(self) -> bool:
-        """Whether what arrived answers what was asked."""
+        """Whether the results are whole and those of the planned command, image and packages."""
         elsewhere = self.damaged or self.other_command or self.not_reusable or self.other_image or self.other_packages
         return self.attempt is not None and not elsewhere
 
@@ -298,7 +298,7 @@ class StepResult:
 
     @cached_property
     def confirmed(self) -> bool:
-        """Whether such a check failed on another node too, one whose own health says nothing against that."""
+        """Whether such a check failed on another node too, whose health records show no trouble."""
         here = self.attempt.record.environment.host if self.attempt else ""
         failed = {check.id for check in self.failed} - {check.id for check in self.flaky}
         health = self.recorded.health.get(self.step.key + RECHECK_SUFFIX, ())
@@ -356,12 +356,12 @@ class StepResult:
         return tuple(dict.fromkeys(name for name in failed if name in now))
 
     def had(self, outcome: Outcome) -> bool:
-        """Whether an earlier attempt ended so: only one that did not run is made good by a later one."""
+        """Whether an earlier attempt had this outcome; a later attempt makes up only for one that did not run."""
         return any(decide(facts_of(self.step, one, self.excusable)).outcome is outcome for one in self.earlier)
 
     @property
     def failed_before(self) -> str:
-        """When it failed over the same files, in an earlier run; empty where it did not, or in quarantine alone."""
+        """When it failed over the same files in an earlier run; empty where only quarantined tests did, or none."""
         found = self.attempt.record.failed_before if self.attempt else None
         if found is None or (found.checks and self.excusable.issuperset(found.checks)):
             return ""
@@ -414,10 +414,10 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
 def facts_of(
     step: PlannedStep, attempt: Attempt | None, excused: frozenset[str], flaky: frozenset[str] = frozenset()
 ) -> Facts:
-    """The facts of an attempt (None: none arrived) where some failures do not count as such.
+    """Return the facts of an attempt (None: nothing arrived), without the failures that are excused.
 
-    A failure that is excused is left out, so it counts for no minimum either; a flaky one is inconclusive. Exit status
-    1 says that checks failed: it goes with them, and no other status does.
+    An excused failure counts for no minimum either, and a flaky one is inconclusive. Exit status 1 only says that
+    checks failed, so it goes with them; any other status stays.
     """
     if attempt is None:
         return Facts(kind_of(step), step.step.minimum, None, ())
@@ -444,13 +444,13 @@ def facts_of(
 
 
 def not_lacking(step: PlannedStep) -> frozenset[str]:
-    """Conditions that its device meets: whatever a record says, it does not lack them."""
+    """Return the conditions that the device of a step meets; a record that says it lacks them is not believed."""
     here = Where(step.device)
     return frozenset(one for one in step.step.may_lack if of_the_device(one) and holds(one, here))
 
 
 LONGEST_SELECTOR = 1000
-"""Characters: names of a change can be of any length, and a report holds the line whole."""
+"""Most characters of the line: names in a change can have any length, and a report shows the whole line."""
 
 
 def reproduce_line(step: PlannedStep, failed: Check | None) -> str:
@@ -462,7 +462,7 @@ def reproduce_line(step: PlannedStep, failed: Check | None) -> str:
 
 
 def _evidence(s: StepResult) -> tuple[str, ...]:
-    """Where it ran and over which files, what the hooks saw, what has expired, and how reruns ended."""
+    """List where a step ran and over which files, what the hooks saw, what has expired, and how reruns ended."""
     if s.attempt is None:
         where = [f"node {host}" for host in sorted({one.host for one in s.health})]
     else:

@@ -462,7 +462,7 @@ def headline(plan: Plan, verdict: Verdict, recorded: Recorded) -> str:
     to run that.
     """
     if verdict.outcome is Outcome.PASS and plan.promised:
-        return f"{verdict.why}; `{gate_command('--all')}` runs everything"
+        return f"{verdict.why}; `{whole_gate()}` runs everything"
     return f"{'smoke: ' if plan.profile == 'smoke' else ''}{_counted(verdict, recorded)}"
 
 
@@ -470,9 +470,9 @@ HEADLINE = 200
 """Characters of what decided; the paragraph of its step has the rest."""
 
 
-def gate_command(options: str) -> str:
-    """How whoever reads this started the gate, with these options: `make gate` says so in HILGATE_GATE."""
-    return f"{os.environ.get('HILGATE_GATE', 'hilgate gate ')}{options}"
+def whole_gate() -> str:
+    """The command that runs every step, as the reader starts the gate: `make gate` says how in HILGATE_GATE."""
+    return f"{os.environ.get('HILGATE_GATE', 'hilgate gate ')}--all"
 
 
 def _counted(verdict: Verdict, recorded: Recorded) -> str:
