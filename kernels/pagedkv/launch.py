@@ -96,6 +96,12 @@ class Where:
     programs_per_unit: int = 0
     waves_per_eu: int = 0
     """AMD: waves of a SIMD that registers shall suffice for; 0 leaves it to the compiler."""
+    registers: int = 0
+    """NVIDIA: most registers of a thread, so that more programs fit a multiprocessor; 0 leaves it to the compiler."""
+    values_first: int = 0
+    """1 loads and decodes V before the scores of a tile; 0 leaves it for after them."""
+    key_rows: int = 0
+    """1 loads a packed K token by token; 0 channel by channel."""
 
     def holds(
         self,

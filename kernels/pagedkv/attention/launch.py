@@ -52,6 +52,10 @@ class AttentionLaunch:
     """AMD: waves of a SIMD that registers shall suffice for; 0 leaves it to the compiler."""
     xcds: int = 0
     """As in `pagedkv.launch.Attention`."""
+    registers: int = 0
+    """As in `pagedkv.launch.Where`, as are the next two."""
+    values_first: bool = False
+    key_rows: bool = False
 
 
 def reading_waves(arch: Arch, *, tile: int, head_size: int, element_bytes: int, most: int) -> int:
@@ -340,7 +344,8 @@ def choose(
         num_splits = -(-(max_kv_len + (tile - 1 if windowed else 0)) // (split_tiles * tile))
         num_splits = min(num_splits, FIXED_SPLITS)
     elif num_splits is None:
-        programs = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode) * (num_kv_heads // heads) * parts
+        tiles = live_tiles(num_tokens, num_seqs, max_query_len, tokens, seqs, decode=decode)
+        programs = tiles * (num_kv_heads // heads) * parts
         num_splits = choose_splits(
             programs,
             -(-max_kv_len // tile),
@@ -351,8 +356,14 @@ def choose(
         )
     waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=program.waves)
     eu = data.waves_per_eu if tile * next_power_of_two(head_size) <= 4096 * waves and element_bytes == 2 else 0
+    chosen: dict[str, Any] = {"waves_per_eu": eu}
     if measured is not None:
-        eu = measured.waves_per_eu
+        chosen = {
+            "waves_per_eu": measured.waves_per_eu,
+            "registers": measured.registers,
+            "values_first": bool(measured.values_first),
+            "key_rows": bool(measured.key_rows),
+        }
     return AttentionLaunch(
         tile,
         program.rows,
@@ -365,21 +376,22 @@ def choose(
         program.stages,
         num_splits,
         split_tiles,
-        waves_per_eu=eu,
         xcds=data.xcds,
+        **chosen,
     )
 
 
 def options(arch: Arch, launch: AttentionLaunch, *, decode: bool) -> dict[str, int]:
-    """Return the options of the AMD compiler beyond waves and stages; none on other devices.
+    """Return the options of the compiler beyond waves and stages.
 
-    MFMA of 16 rows whatever the tile: of 64 rows those of 32 make two blocks for four waves, which compute Q.K twice.
-    With registers bounded to those of two waves a SIMD products stay out of accumulation registers, to which and from
-    which 72 of 470 instructions moved them in a loop. Where a tile of K is more than 8 KiB for a wave, or elements have
-    four bytes, they would spill, and `choose` leaves the bound to the compiler.
+    On NVIDIA a measured launch may bound the registers. On AMD, MFMA of 16 rows whatever the tile: of 64 rows those of
+    32 make two blocks for four waves, which compute Q.K twice. With registers bounded to those of two waves a SIMD
+    products stay out of accumulation registers, to which and from which 72 of 470 instructions moved them in a loop.
+    Where a tile of K is more than 8 KiB for a wave, or elements have four bytes, they would spill, and `choose` leaves
+    the bound to the compiler.
     """
     if arch.operand_from_lds_rows != NEVER:
-        return {}
+        return {"maxnreg": launch.registers} if launch.registers else {}
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
     return {"matrix_instr_nonkdim": 16, "kpack": data.kpack, "waves_per_eu": launch.waves_per_eu}
 
@@ -392,6 +404,12 @@ def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decod
     `num_tokens // tokens + num_seqs` in all.
     """
     return -(-num_seqs // seqs) if decode else num_tokens // tokens + num_seqs
+
+
+def live_tiles(num_tokens: int, num_seqs: int, max_query_len: int, tokens: int, seqs: int, *, decode: bool) -> int:
+    """Return how many of the `query_tiles` can have a query; the programs of the others end at once."""
+    tiles = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode)
+    return tiles if decode else min(tiles, num_seqs * -(-max_query_len // tokens))
 
 
 def bound(length: int) -> int:

@@ -252,6 +252,8 @@ def paged_attention(
             RUN=run_length,
             SHIFT=WEIGHT_SHIFT.value if pairs or query.dtype == torch.float16 else 0.0,
             KEPT=query_stays(arch, launch.rows) and scales.kind == 0 and scale >= 0,
+            VALUES_FIRST=launch.values_first,
+            KEY_ROWS=cache.packing == "rows" or (launch.key_rows and not keys_matched),
         )
         attend = Launch(
             attention_kernel,

@@ -139,14 +139,14 @@ def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, 
         ({}, 128, 128, 8, 3),
         ({"block_size": 16}, 64, 64, 4, 3),
         ({"packing": "shuffle"}, 64, 64, 4, 2),
-        ({"packing": "native"}, 128, 128, 8, 1),
+        ({"packing": "native"}, 128, 128, 8, 2),
         ({"cache_bytes": 1}, 128, 128, 8, 2),
         ({"element_bytes": 4}, 32, 64, 4, 3),  # nothing is measured with elements of four bytes
         ({"head_size": 96}, 128, 128, 8, 3),  # padded to 128 channels
         ({"head_size": 192}, 64, 128, 8, 2),
         ({"head_size": 256, "block_size": 16}, 64, 128, 8, 2),
         ({"head_size": 64}, 64, 128, 4, 3),
-        ({"max_kv_len": 2048}, 32, 128, 4, 3),
+        ({"max_kv_len": 2048}, 32, 128, 8, 3),
         ({"max_kv_len": 1024, "num_tokens": 1024, "num_seqs": 1}, 128, 128, 8, 3),
         ({"max_kv_len": 2048, "batch_invariant": True}, 128, 128, 8, 3),  # what a sequence gets follows from no bound
         ({"max_query_len": 8}, 64, 32, 4, 3),
@@ -168,6 +168,28 @@ def test_a_measured_launch_is_taken_where_its_conditions_hold(changes, tile, row
     chosen = launch.choose(limits("sm_90"), **(heads | shape | changes))
     assert (chosen.tile, chosen.rows, chosen.waves, chosen.stages) == (tile, rows, waves, stages)
     assert (chosen.heads, chosen.seqs, chosen.parts) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "registers", "values_first", "key_rows"),
+    [
+        ({"max_kv_len": 512, "max_query_len": 512, "num_tokens": 8192, "num_seqs": 16}, 128, False, False),
+        ({"cache_bytes": 1}, 0, True, False),
+        ({"packing": "native", "block_size": 784}, 0, False, True),
+        ({"packing": "shuffle", "block_size": 784}, 0, False, False),
+        ({}, 0, False, False),
+    ],
+    ids=str,
+)
+def test_a_measured_launch_says_how_tiles_are_loaded_and_how_many_registers_there_are(
+    changes, registers, values_first, key_rows
+):
+    shape = {"head_size": 128, "element_bytes": 2, "block_size": 16, "max_query_len": 4096, "max_kv_len": 4096}
+    heads = {"num_q_heads": 32, "num_kv_heads": 8, "num_tokens": 16384, "num_seqs": 4, "num_splits": None}
+    arch = limits("sm_90")
+    chosen = launch.choose(arch, **(heads | shape | changes))
+    assert (chosen.registers, chosen.values_first, chosen.key_rows) == (registers, values_first, key_rows)
+    assert launch.options(arch, chosen, decode=False) == ({"maxnreg": registers} if registers else {})
 
 
 LAYERS = [
@@ -278,6 +300,21 @@ def test_query_tiles_cover_every_query_once(query_lens, tokens, padding):
         assert first[seq + 1] - first[seq] >= -(-query_len // tokens)
 
 
+@given(st.lists(st.integers(0, 70), min_size=1, max_size=30), st.sampled_from([1, 2, 4, 16]), st.integers(0, 70))
+def test_no_more_tiles_than_are_live_have_a_query(query_lens, tokens, loose):
+    live = launch.live_tiles(sum(query_lens), len(query_lens), max(query_lens) + loose, tokens, 1, decode=False)
+    assert sum(-(-each // tokens) for each in query_lens) <= live
+    assert live <= launch.query_tiles(sum(query_lens), len(query_lens), tokens, 1, decode=False)
+
+
+@pytest.mark.parametrize(("arch", "splits"), [("sm_90", 2), ("gfx90a", 2), ("gfx942", 4), ("gfx950", 4)])
+def test_programs_without_a_query_do_not_count_as_filling_the_device(arch, splits):
+    """Two tokens of each sequence are one tile, of two that the grid has for it (a tile may begin anywhere)."""
+    shape = {"head_size": 256, "element_bytes": 2, "block_size": 784, "max_query_len": 2, "max_kv_len": 8192}
+    heads = {"num_q_heads": 16, "num_kv_heads": 2, "num_tokens": 64, "num_seqs": 32, "num_splits": None}
+    assert launch.choose(limits(arch), **shape, **heads).splits == splits
+
+
 @given(st.integers(1, 10_000), st.integers(1, 5_000), st.integers(1, 304), st.integers(1, 8), st.integers(1, 16))
 def test_splits_never_exceed_what_there_is_to_split(programs, max_tiles, units, per_unit, fewest):
     splits = launch.choose_splits(programs, max_tiles, units=units, per_unit=per_unit, fewest_tiles=fewest)
@@ -317,7 +354,7 @@ def test_an_arch_without_data():
         tuning("gfx1100")
 
 
-REST = "gather reduce decode prefill mla mla_narrow mla_reduce scan"
+REST = "gather reduce decode prefill mla mla_narrow mla_reduce scan_64 scan_128 scan_256"
 TABLES = "".join(f"[{table}]\n" for table in REST.split())
 
 
