@@ -56,9 +56,13 @@ class Bench:
 
     def request(self, length: int, answers: int, *, seed: int = 1, arrives: int = 0) -> ScheduledRequest:
         """A request of the text `seed`."""
+        return self.asked(prompt(length, seed, self.vocabulary), answers, seed=seed, arrives=arrives)
+
+    def asked(self, text: tuple[int, ...], answers: int, *, seed: int, arrives: int = 0) -> ScheduledRequest:
+        """A request of this text; of an encoder-decoder beside the sound `seed`."""
         if self.family.attention == "cross":
-            return spoken(ScheduledRequest(prompt(length, seed, self.vocabulary), answers, arrives, speech=seed))
-        return ScheduledRequest(prompt(length, seed, self.vocabulary), answers, arrives)
+            return spoken(ScheduledRequest(text, answers, arrives, speech=seed))
+        return ScheduledRequest(text, answers, arrives)
 
     def right(self, schedule: Schedule, *, prompt_rows: bool = False, preempt_at: int | None = None) -> Numbers:
         """Ask, and compare with the oracle."""
@@ -251,9 +255,9 @@ def long_blocks(bench: Bench) -> Numbers:
 def drafted(bench: Bench) -> Numbers:
     """N-gram speculative decoding: drafts are taken or thrown away, and states go back to the last accepted token."""
     words = prompt(6, 1, bench.vocabulary)
-    request = ScheduledRequest((words * 8)[: bench.longest - 24], 20)
-    other = ScheduledRequest(prompt(23, 2, bench.vocabulary), 12, arrives=2)
-    numbers = bench.right((request, other))
+    numbers = bench.right(
+        (bench.asked((words * 8)[: bench.longest - 24], 20, seed=1), bench.request(23, 12, seed=2, arrives=2))
+    )
     seen = bench.engine.probe.counts
     require(seen.drafted > 0, "nothing was drafted")
     taken = sum(one.taken for one in seen.verified)
@@ -404,7 +408,11 @@ def graphs(bench: Bench) -> Numbers:
     compilation = bench.engine.config.compilation_config
     mode = compilation.cudagraph_mode
     require(compilation.mode == CompilationMode.VLLM_COMPILE, f"compiled as {compilation.mode}")
-    require(mode == CUDAGraphMode.FULL_AND_PIECEWISE, f"vLLM resolved its graphs to {mode}, not FULL_AND_PIECEWISE")
+    # Of an encoder-decoder vLLM 0.32 captures decode steps alone, whatever it is asked for (config/vllm.py: "do not
+    # support FULL_AND_PIECEWISE"). Any other mode there, or here, is a choice that was lost.
+    whole = bench.family.attention == "cross"
+    wanted = CUDAGraphMode.FULL_DECODE_ONLY if whole else CUDAGraphMode.FULL_AND_PIECEWISE
+    require(mode == wanted, f"vLLM resolved its graphs to {mode}, not {wanted.name}")
     return mixed(bench) | {"captured": len(compilation.cudagraph_capture_sizes)} | compiled_late(bench)
 
 
