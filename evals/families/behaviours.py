@@ -356,18 +356,19 @@ def production(bench: Bench) -> Numbers:
     cached = config.cache_config.enable_prefix_caching
     if cached and bench.family.states:
         require(config.cache_config.mamba_cache_mode == "align", f"states: {config.cache_config.mamba_cache_mode}")
-    numbers: Numbers = {"max_abs_err": 0.0, "hits": 0, "compiled": compiled}
+    numbers: Numbers = {"hits": 0, "compiled": compiled}
     if bench.family.attention == "cross":
         # vLLM traces a decoder beside an encoder at its first decode step, and of a step of one token torch makes a
         # graph for one token. vLLM 0.32 then gives it larger steps too: with its own attention a CPU never answers.
         bench.right(tuple(bench.request(12, 6, seed=seed) for seed in (51, 52, 53)))
+    asked: list[ScheduledRequest] = []
+    came: list[FamilyAnswer] = []
     lengths = sorted({block, 2 * block, 3 * block, 3 * block + 1, chunk, 2 * chunk})
     for seed, length in enumerate((n for n in lengths if n + 3 <= bench.longest), start=11):
         for turn in range(2):
-            request = bench.request(length, 3, seed=seed)
-            answers = bench.engine.ask((request,))
-            one = judge.compare((request,), answers, bench.oracle).numbers
-            numbers |= one | {"max_abs_err": max(numbers["max_abs_err"], one["max_abs_err"])}
+            asked.append(bench.request(length, 3, seed=seed))
+            answers = bench.engine.ask(asked[-1:])
+            came += answers
             if cached:
                 expected = (length - 1) // block * block * turn
                 require(
@@ -375,6 +376,8 @@ def production(bench: Bench) -> Numbers:
                     f"turn {turn} of {length} tokens in blocks of {block} hit {answers[0].cached}; expected {expected}",
                 )
                 numbers["hits"] += expected
+    # Together: three rows of one request are too few for their median, which no router's choice moves.
+    numbers |= judge.compare(tuple(asked), came, bench.oracle).numbers
     return numbers | preempted_under_way(bench) | compiled_late(bench)
 
 
