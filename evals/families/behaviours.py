@@ -367,7 +367,7 @@ def production(bench: Bench) -> Numbers:
     for seed, length in enumerate((n for n in lengths if n + 3 <= bench.longest), start=11):
         for turn in range(2):
             asked.append(bench.request(length, 3, seed=seed))
-            answers = bench.engine.ask(asked[-1:])
+            answers = bench.engine.ask((asked[-1],))
             came += answers
             if cached:
                 expected = (length - 1) // block * block * turn

@@ -126,7 +126,7 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
 def _watch(model: torch.nn.Module, *, summed: bool) -> list[str]:
     """Begin to note the stream in a worker; returns the kind of each layer.
 
-    A compiled model calls no layer, so vLLM is told to run it as it is written (`do_not_compile`).
+    Compiled code calls no hook. Until `_unwatch`, vLLM runs the module uncompiled (`do_not_compile`).
     """
     compiled = [part for part in model.modules() if getattr(part, "do_not_compile", True) is False]
     for part in compiled:
