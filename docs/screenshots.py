@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MADE = ROOT / "docs/pictures/made.json"
 TEMPLATES = "ci/hilgate/report/templates"
 PICTURES = {
-    "ci/report.png": (f"{TEMPLATES}/report.html.j2", f"{TEMPLATES}/report.css", "ci/hilgate/report/html.py"),
+    "ci/report.png": (f"{TEMPLATES}/report.html.j2", f"{TEMPLATES}/report.css", "ci/hilgate/report/view.py"),
     "ci/history.png": (
         f"{TEMPLATES}/history.html.j2",
         f"{TEMPLATES}/plot.svg.j2",

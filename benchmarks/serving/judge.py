@@ -8,7 +8,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hileval.gates.drift import ASKED, EXACT, SLACK, Distances, UnmeasuredError, distance
+from hileval.distances import ASKED, EXACT, SLACK, Distances, UnmeasuredError, distance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

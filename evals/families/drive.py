@@ -70,7 +70,7 @@ def main(spec_file: Path, folder: Path, asked: Connection) -> None:
         name, _, plant = line.partition("+")
         if plant:
             fault = plants[plant]
-            chosen, planted = (*fault.leaves_green, fault.turns_red), fault.planted
+            chosen, planted = (*fault.passes, fault.fails), fault.change
         else:
             chosen, planted = tuple(spec["behaviours"]), lambda _: nullcontext()
         published = spec.get("published", {}).get(name)

@@ -8,39 +8,36 @@ Its exit status is that of the worst check.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, cast, get_args
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 from pydantic import Field
 from rich.console import Console
 
-from hileval.ask.drift import Side, SideName, ask_side, judge_sides, run_drift
+from hileval import statistics
 from hileval.ask.evaluation import read_evaluation
-from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, batches, code_fingerprint, questions_of
+from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, questions_of
+from hileval.ask.recording import JOURNALS, fingerprint, recorded_path
+from hileval.command import stderr
 from hileval.engines import EngineError
-from hileval.gates import statistics
-from hileval.gates.compare import compare
-from hileval.gates.declare import EVALS, EngineName, Occasion, find_gate, load_gates
+from hileval.gates.analysis import YEAR, alarms, compare, judge_nights, read_findings, read_nights, render
+from hileval.gates.declare import EngineName, Occasion, load_gates
+from hileval.gates.drift import judge_sides, run_drift
 from hileval.gates.foreign import as_yaml, read_foreign
 from hileval.gates.judge import check_backend, diff_answers, judge, side_by_side
 from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
-from hileval.gates.resolve import resolve, without_baseline
-from hileval.gates.rule import shared
+from hileval.gates.resolve import ResolvedDrift, find_gate, resolve
 from hileval.gates.steps import AREA, area_of
-from hileval.gates.trend import YEAR, alarms, judge_nights, read_nights
-from hileval.gates.view import read_findings, render
-from hileval.records.baseline import Baseline, environment, make_baseline
-from hileval.records.records import Filter, Run, Setting
+from hileval.records.baseline import Baseline, make_baseline
+from hileval.records.records import Filter  # noqa: TC001 - typer evaluates the annotations
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
-from hilgate.model.record import Check, Outcome
+from hilgate.model.record import EXIT_STATUS, Check, Outcome, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,18 +45,14 @@ if TYPE_CHECKING:
     from hileval.gates.declare import Gate, Gates
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule
-    from hileval.records.records import Evaluation, Sample
 
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 console = Console()
-stderr = Console(stderr=True)
 
 COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow", Outcome.DID_NOT_RUN: "yellow"}
-JOURNALS = Path("results/journals")
-"""Where answers are kept until their gate has spoken."""
 When = Annotated[
     Occasion | None, typer.Option("--when", help="Apply the rule of this occasion (default: that of the current plan).")
 ]
@@ -124,41 +117,33 @@ def run_gate(
     out: Out = Path("results/evals"),
 ) -> None:
     """Run a gate and judge it against its baseline."""
-    declared = load_gates()
-    if name in declared.drifts:
-        if when is not None or limit is not None or engine is not None:
-            raise MisuseError(
-                "a drift gate has one rule and its own sequences",
-                where=name,
-                remedy="leave --when, --limit, --engine out",
-            )
-        with findings(name, out):
-            checks = run_drift(name, declared.drifts[name], out)
-    else:
-        gate = resolve(name, declared, when=when, of=of, engine=engine)
-        with findings(gate.name, out):
-            checks = run_answers(gate, limit, out)
+    gate = resolve(name, load_gates(), when=when, of=of, engine=engine)
+    if isinstance(gate, ResolvedDrift):
+        refuse_options(gate, when, limit, engine)
+    with findings(gate.name, out):
+        checks = run_drift(gate, out) if isinstance(gate, ResolvedDrift) else run_answers(gate, limit, out)
     report(checks, out)
 
 
-def run_answers(gate: ResolvedGate, limit: int | None, out: Path) -> list[Check]:
-    """The checks of a gate on answers; `out` gets the answers, and what flipped."""
-    asked, served = measure(gate, limit)
-    checks = judge(gate, asked, served)
-    out.mkdir(parents=True, exist_ok=True)
-    samples = "".join(f"{sample.model_dump_json()}\n" for sample in asked.samples)
-    (out / "samples.jsonl").write_text(samples, encoding="utf-8")
-    if gate.baseline is not None:
-        flips = side_by_side(diff_answers(asked, gate.baseline, gate.declared.filter), 10**6)
-        (out / "flips.md").write_text(flips, encoding="utf-8")
-    return checks
-
-
-def measure(gate: ResolvedGate, limit: int | None) -> tuple[Evaluation, Check | None]:
-    """Ask a gate's questions and who served them.
+def refuse_options(gate: ResolvedDrift, *options: object) -> None:
+    """Refuse options that mean something to a gate on answers alone.
 
     Raises:
-        HilgateError: the declaration, the model, the engine or lm-eval stopped it; nothing was measured.
+        MisuseError: One of them is given.
+    """
+    if any(option is not None for option in options):
+        raise MisuseError(
+            "a drift gate has one rule and its own sequences",
+            where=gate.name,
+            remedy="leave --when, --limit, --engine out",
+        )
+
+
+def run_answers(gate: ResolvedGate, limit: int | None, out: Path) -> list[Check]:
+    """Ask the questions of a gate and judge the answers; `out` gets the answers, and what flipped.
+
+    Raises:
+        HilgateError: The declaration, the model, the engine or lm-eval stopped it; nothing was measured.
     """
     questions = questions_of(gate)
     heading = Heading.of(gate, questions.identity, fingerprint())
@@ -167,15 +152,20 @@ def measure(gate: ResolvedGate, limit: int | None) -> tuple[Evaluation, Check | 
         stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
     try:
         asked = ask_until_decided(gate, journal, ProgressPrinter(), limit)
-        if gate.baseline is not None and questions.engine is not None:
-            changed = gate.baseline.changes(questions.engine.name, gate.declared.engine_args)
-            asked = dataclasses.replace(asked, changed=changed)
         served = check_backend(gate, questions.engine)
+        changed = gate.changes(questions.engine.name) if questions.engine is not None else ()
     finally:
         if questions.engine is not None:
             questions.engine.close()
     journal.finish()
-    return asked, served
+    checks = judge(gate, asked, served, changed)
+    out.mkdir(parents=True, exist_ok=True)
+    samples = "".join(f"{sample.model_dump_json()}\n" for sample in asked.samples)
+    (out / "samples.jsonl").write_text(samples, encoding="utf-8")
+    if gate.baseline is not None:
+        flips = side_by_side(diff_answers(asked, gate.baseline, gate.declared.filter), 10**6)
+        (out / "flips.md").write_text(flips, encoding="utf-8")
+    return checks
 
 
 @app.command("judge")
@@ -187,13 +177,11 @@ def judge_again(
     of: Of = 1,
 ) -> None:
     """Judge the stored answers of a gate again. Starts no engine and writes nothing."""
-    declared = load_gates()
-    if name in declared.drifts:
-        if when is not None or limit is not None:
-            raise MisuseError("a drift gate has one rule", where=name, remedy="leave --when and --limit out")
-        checks = judge_sides(name, declared.drifts[name], folder)
+    gate = resolve(name, load_gates(), when=when, of=of)
+    if isinstance(gate, ResolvedDrift):
+        refuse_options(gate, when, limit)
+        checks = judge_sides(gate, folder)
     else:
-        gate = resolve(name, declared, when=when, of=of)
         asked, served = read_evaluation(folder, gate, limit)
         checks = judge(gate, asked, served)
     show(checks, folder)
@@ -289,23 +277,6 @@ def report(checks: Sequence[Check], out: Path) -> NoReturn:
     raise typer.Exit(exit_status(checks))
 
 
-@app.command("drift-side", hidden=True)
-def drift_side(
-    name: Annotated[str, typer.Argument(help="Drift gate.")],
-    which: Annotated[SideName, typer.Argument(help="Engine to ask.")],
-    file: Annotated[Path, typer.Option(help="File for the answers.")],
-    given: Annotated[
-        list[str] | None, typer.Option(help="SIDE=FILE: answers of another engine, which the peer reads.")
-    ] = None,
-) -> None:
-    """Run one of the engines of a drift gate (internal)."""
-    declared = load_gates()
-    drift = declared.drifts[name]
-    sides = {side: Side.unpack(Path(path)) for side, _, path in (one.partition("=") for one in given or ())}
-    gate = dataclasses.replace(without_baseline(drift.of, declared), name=name)
-    ask_side(which, gate, drift, cast("dict[SideName, Side]", sides)).pack(file)
-
-
 class ProgressPrinter:
     """A line per batch on stderr: how far, how right, how long still."""
 
@@ -339,15 +310,7 @@ def exit_status(checks: Sequence[Check]) -> Exit:
     """
     if not checks:
         raise NothingSelectedError("a gate without checks", remedy="this is a bug in hileval")
-    outcomes = {check.outcome for check in checks}
-    for outcome, status in (
-        (Outcome.FAIL, Exit.FAIL),
-        (Outcome.DID_NOT_RUN, Exit.NOTHING_RAN),
-        (Outcome.INCONCLUSIVE, Exit.INCONCLUSIVE),
-    ):
-        if outcome in outcomes:
-            return status
-    return Exit.PASS
+    return EXIT_STATUS[worst(check.outcome for check in checks)]
 
 
 def show(checks: Sequence[Check], out: Path) -> None:
@@ -358,21 +321,6 @@ def show(checks: Sequence[Check], out: Path) -> None:
         console.print(check.message, markup=False, highlight=False, soft_wrap=True)
     written = [*sorted(out.glob("*.jsonl")), *sorted(out.glob("*.json.gz"))]
     console.print(", ".join(map(str, written)) or f"nothing in {out}", highlight=False, soft_wrap=True)
-
-
-def run(command: typer.Typer) -> NoReturn:
-    """Run a command line; every mistake is a few lines and an exit status, never a traceback."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    try:
-        command()
-    except HilgateError as error:
-        stderr.print(f"[red]{type(error).__name__}[/]: ", end="", highlight=False)
-        stderr.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(error.exit_status)
-    except KeyboardInterrupt:
-        stderr.print("interrupted; the answers so far are kept, and the same command goes on from them")
-        sys.exit(Exit.INTERRUPTED)
-    sys.exit(Exit.PASS)
 
 
 baseline_app = typer.Typer(
@@ -405,22 +353,20 @@ def record(
     """Ask all questions of a gate K times on a trusted attention backend, and write a proposal.
 
     Each run has its own process, order and batches: K runs of one process would only repeat one run. Finished runs and
-    answers are kept, so the same command continues after a crash.
+    answers are kept, so the same command continues after a crash. Where the weights are drawn, the answer key is made
+    first, on the same attention backend.
     """
     gate = find_gate(name, load_gates())
+    if gate.weights == "drawn":
+        part("the key", "key", name, "--attention-backend", attention_backend)
     if second is not None and runs < 2:
         raise MisuseError("--second is the last of several runs", where=name, remedy="record at least two")
     recorded = []
     for number in range(runs):
         backend = second if second is not None and number == runs - 1 else attention_backend
         options = [] if engine is None else ["--engine", engine]
-        command = [sys.executable, "-m", "hileval", "baseline", "ask", name, "--number", str(number)]
-        if status := subprocess.run([*command, "--attention-backend", backend, *options], check=False).returncode:
-            raise EngineError(
-                f"run {number + 1} of {runs} ended with status {status}",
-                where=name,
-                remedy="read what it says above, then repeat the command: what is finished is kept",
-            )
+        words = ("run", name, "--number", str(number), "--attention-backend", backend, *options)
+        part(f"run {number + 1} of {runs}", *words)
         recorded.append(RecordedRuns.model_validate_json(recorded_path(name, number).read_bytes()))
         share = f"{recorded[-1].run.correct(gate.filter)}/{len(recorded[-1].run.samples)}"
         typer.echo(f"run {number + 1} of {runs}: {share} right on {recorded[-1].setting.attention_backend}", err=True)
@@ -443,91 +389,19 @@ def record(
     )
 
 
-@baseline_app.command("ask", hidden=True)
-def ask_once(
-    name: Name,
-    number: Annotated[int, typer.Option(min=0, help="Number of the run, from 0 to K - 1.")],
-    attention_backend: Trusted = "vllm",
-    engine: Alternative = None,
-) -> None:
-    """Make one run of `record`; a finished run is reused if the same model and setting answer (internal)."""
-    gate = without_baseline(name, load_gates(), engine)
-    gate = gate.using(attention_backend=None if gate.engine == "transformers" else attention_backend)
-    questions = questions_of(gate)
-    heading = Heading.of(gate, questions.identity, fingerprint(), f"run {number}")
-    path = recorded_path(name, number)
-    if path.is_file() and RecordedRuns.model_validate_json(path.read_bytes()).heading == heading:
-        return
-    journal = Journal(questions, path.with_suffix(".jsonl"), heading)
-    began = time.monotonic()
-    found: dict[int, Sample] = {}
-    try:
-        for batch in batches(gate.rule, questions.available, number):
-            found |= zip(batch, journal.ask(batch, number), strict=True)
-        if questions.engine is None:  # all of it was in the journal, but nobody to ask who served it
-            questions.ask(batch, number)
-        served = check_backend(gate, questions.engine)
-    finally:
-        if questions.engine is not None:
-            questions.engine.close()
-    assert questions.engine is not None
-    if served is not None and served.outcome is not Outcome.PASS:
-        raise MisuseError(
-            f"not recorded: {served.message}", where=name, remedy="name the --attention-backend that is to serve it"
-        )
-    run = Run(
-        identity=questions.identity,
-        samples=tuple(found[one] for one in range(questions.available)),
-        seconds=time.monotonic() - began,
-    )
-    setting = Setting(
-        engine=questions.engine.name,
-        attention_backend=served.labels["backend"] if served else gate.engine,
-        arguments=dict(gate.declared.engine_args),
-    )
-    recorded = RecordedRuns(heading=heading, run=run, setting=setting, environment=environment())
-    path.write_text(recorded.model_dump_json(), encoding="utf-8")
-    journal.finish()
+def part(what: str, command: str, name: str, *options: str) -> None:
+    """Have a part of a recording done in a process of its own (`python -m hileval.ask`).
 
-
-def recorded_path(name: str, number: int) -> Path:
-    """Where a finished run waits for the others."""
-    return JOURNALS / f"{name}.run-{number + 1}.json"
-
-
-def fingerprint() -> str:
-    """Of the code that answers depend on."""
-    return code_fingerprint(EVALS.parent / "kernels/pagedkv", EVALS / "hileval")
-
-
-@app.command("control")
-def control(
-    name: Name,
-    by: Annotated[str, typer.Option(help="Person who runs this job and answers for it.")],
-    attention_backend: Trusted = "vllm",
-    runs: Annotated[int, typer.Option(min=1, help="K: number of times that all questions are asked.")] = 3,
-) -> None:
-    """Record what a gate with random weights is compared with.
-
-    That is its answer key and K runs on the trusted attention, made in this job.
+    Raises:
+        EngineError: It ended without its answer.
     """
-    gate = find_gate(name, load_gates())
-    if gate.weights != "drawn":
-        raise MisuseError("its weights are not drawn", where=name, remedy="use baseline record")
-    command = [sys.executable, "-m", "hileval", "drawn-key", name, "--attention-backend", attention_backend]
-    if status := subprocess.run(command, check=False).returncode:
-        raise EngineError(f"the key ended with status {status}", where=name, remedy="read what it says above")
-    record(name, "control of the same job", runs, attention_backend, None, None)
-    accept(name, by)
-
-
-@app.command("drawn-key", hidden=True)
-def make_key(name: Name, attention_backend: Trusted = "vllm") -> None:
-    """Record the answer key of a gate with random weights (internal)."""
-    from hileval.ask.drawn import write_key
-
-    gate = without_baseline(name, load_gates()).using(attention_backend=attention_backend)
-    typer.echo(f"key of {write_key(gate)} questions", err=True)
+    words = [sys.executable, "-m", "hileval.ask", command, name, *options]
+    if status := subprocess.run(words, check=False).returncode:
+        raise EngineError(
+            f"{what} ended with status {status}",
+            where=name,
+            remedy="read what it says above, then repeat the command: what is finished is kept",
+        )
 
 
 @baseline_app.command("accept")
@@ -739,7 +613,7 @@ def _row(
 ) -> PowerRow:
     last = rule.plan(n)[-1]
     new_runs = rule.noisy_runs if rule.noisy_d is not None and noise.d > rule.noisy_d else 1
-    power = simulate(shared(rule, of), n, noise, drop=drop, base_runs=runs, replays=replays, seed=seed)
+    power = simulate(rule.shared(of), n, noise, drop=drop, base_runs=runs, replays=replays, seed=seed)
     return PowerRow(
         **power.model_dump(),
         gate=gate,
@@ -763,7 +637,7 @@ def power_of_rule(
     Raises:
         RecordsError: There is no baseline, and no d was given.
     """
-    rule = declared.rule(gate, when)
+    rule = declared.rules[gate.rule_at(when)]
     try:
         baseline = Baseline.read(gate.path(gate.baseline))
     except RecordsError:

@@ -70,7 +70,6 @@ class Session:
     """What a `with amdgcn(...)` block asks for and has done."""
 
     arch: str
-    twins: int
     races: bool
     outputs: Mapping[str, Collection[str]]
     mutate: Callable[[str, str], str] | None
@@ -226,13 +225,13 @@ def execute(
             segment[offset : offset + size] = extents[what][axis].to_bytes(size, "little")
     kernarg = memory.add("kernel arguments", np.frombuffer(bytes(segment), np.uint8), readonly=True)
     known = session.known if session.mutate is None else None
-    settings = (grid, metadata.num_warps, metadata.shared, session.twins, session.races)
+    settings = (grid, metadata.num_warps, metadata.shared, session.races)
     key = known.key(program, memory, settings) if known else ""
     about = known.replay(key, memory) if known and key else None
     if about is None:
         before = [None if region.readonly else region.views[1].copy() for region in memory.regions] if key else []
         banks = GPUS[program.arch].lds_banks
-        machine = Machine(translated(), memory, metadata.shared, twins=session.twins, races=session.races, banks=banks)
+        machine = Machine(translated(), memory, metadata.shared, twins=2, races=session.races, banks=banks)
         started = time.perf_counter()
         machine.run(grid, metadata.num_warps, kernarg)
         session.ran.setdefault(metadata.name, set()).update(machine.executed)
@@ -280,7 +279,6 @@ def _driver(arch: str) -> Driver:
 def amdgcn(
     arch: str,
     *,
-    twins: bool = True,
     races: bool = True,
     outputs: Mapping[str, Collection[str]] | None = None,
     mutate: Callable[[str, str], str] | None = None,
@@ -290,7 +288,6 @@ def amdgcn(
 
     Args:
         arch: gfx942 or gfx950.
-        twins: Whether to look for undefined values and missing waits.
         races: Whether to look for races in LDS and in memory.
         outputs: Kernel -> arguments that it may write; of a kernel named here, a write to any other is a fault.
         mutate: (kernel, text) -> text to run instead; it is not checked statically.
@@ -305,7 +302,7 @@ def amdgcn(
         raise LaunchError("Triton interprets kernels in this process\n  to do: set TRITON_INTERPRET=0")
     driver, load = _driver(arch), triton_compiler.CompiledKernel._init_handles  # noqa: SLF001
     outer = driver.session
-    driver.session = Session(arch, 1 + twins, races, outputs or {}, mutate, Known(known) if known else None)
+    driver.session = Session(arch, races, outputs or {}, mutate, Known(known) if known else None)
 
     def load_with_text(kernel: Any) -> None:
         driver.text = kernel.asm["amdgcn"]

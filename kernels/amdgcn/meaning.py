@@ -4,7 +4,7 @@
 Types: u i f are uint32, int32, float32; Q L uint64, int64; h float16; w k uint16, int16. CDNA3 ISA, sections "SALU",
 "VALU"; a 16-bit result clears the upper half of its register, but for `v_mad_u16`. Instructions that are more than an
 expression are in translate.py. `MNEMONICS` lists every instruction that is known; each has an oracle
-(tests/amdgcn/test_oracles.py).
+(tests/amdgcn).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from support.machine_code import declared
+from support.planted import complaint, instead, must_be_noticed, planted
 from support.wave import machine, program
 
 from amdgcn.errors import LaunchError, ProgramFault, UnknownInstructionError
@@ -43,52 +44,6 @@ def changed(lines, old, new):
 
 def test_a_copy_copies():
     assert launch(COPY).view(np.uint16).tolist() == list(range(512))
-
-
-STORE = "wave 0 of workgroup (0, 0, 0) lane 0; global_store_dwordx4 v1, v[2:5], s[6:7]  (kernel.py:6)"
-LOAD = "global_load_dwordx4 v[2:5], v1, s[4:5]  (kernel.py:4)"
-UNDEFINED = "undefined value (never written, or its load not waited for) used as"
-BRANCH = """
-    v_mov_b32_e32 v1, 0
-    v_cmp_gt_i32_e32 vcc, v7, v1
-    s_cbranch_vccz .LBB0_1
-    .LBB0_1:
-    s_nop 0
-    """
-FAULTS = [
-    (
-        COPY,
-        {"size": 1008},
-        f"read of 16 bytes at offset 1008 of key_cache (1008 bytes): wave 0 of workgroup (0, 0, 0) lane 63; {LOAD}",
-    ),
-    (COPY, {"readonly": True}, f"write of 16 bytes at offset 0 of out (1024 bytes, read-only): {STORE}"),
-    (changed(COPY, "s_waitcnt vmcnt(0)", "s_nop 0"), {}, f"{UNDEFINED} stored data: {STORE}"),
-    (
-        changed(COPY, "s_waitcnt lgkmcnt(0)", "s_nop 0"),
-        {},
-        f"{UNDEFINED} address: wave 0 of workgroup (0, 0, 0) lane 0; {LOAD}",
-    ),
-    (changed(COPY, "v[2:5], s[6:7]", "v[3:6], s[6:7]"), {}, f"{UNDEFINED} stored data"),
-    (changed(COPY, "v1, s[4:5]", "v1, s[4:5] offset:2"), {}, "not its own bytes, or unaligned"),
-    (changed(COPY, "v_lshlrev_b32_e32 v1, 4, v0", "v_lshlrev_b32_e32 v1, 4, v9"), {}, f"{UNDEFINED} address"),
-    (
-        "v_mov_b32_e32 v1, 0\nv_mov_b32_e32 v2, 0\nglobal_load_dword v3, v[1:2], off",
-        {},
-        "read of 4 bytes at no tensor's address",
-    ),
-    (BRANCH, {}, f"{UNDEFINED} branch condition: wave 0 of workgroup (0, 0, 0); s_cbranch_vccz .LBB0_1  (kernel.py:3)"),
-    ("s_mov_b64 exec, s[8:9]", {}, f"{UNDEFINED} exec"),
-    ("ds_read_b32 v1, v7", {}, f"{UNDEFINED} LDS address"),
-    ("v_mov_b32_e32 v1, 0x1000\nds_write_b32 v1, v0", {}, "LDS access of 4 bytes at 4096 outside 4096 bytes"),
-    (".LBB0_1:\ns_branch .LBB0_1", {}, "kernel does not end"),
-]
-
-
-@pytest.mark.parametrize(("lines", "options", "message"), FAULTS)
-def test_a_fault_is_named(lines, options, message, monkeypatch):
-    monkeypatch.setattr("amdgcn.machine.LIMIT", 10_000)
-    with pytest.raises(ProgramFault, match=re.escape(message)):
-        launch(lines, **options)
 
 
 def test_without_twins_undefined_values_pass():
@@ -200,29 +155,6 @@ def test_two_waves_exchange_words():
     assert got[:128].tolist() == [k ^ 64 for k in range(128)]
 
 
-WRITE_AFTER = "ds_write_b32 v1, v0 offset:8\n    s_waitcnt lgkmcnt(0)\n    s_load"
-SHARED_WORD = "v_lshlrev_b32_e32 v1, 2, v0\n    v_and_b32_e32 v1, 0xfc, v1"
-RACES = {
-    "no barrier": changed(EXCHANGE, "s_barrier", "s_nop 0"),
-    "no wait before the barrier": changed(EXCHANGE, "s_waitcnt lgkmcnt(0)\n    s_barrier", "s_barrier"),
-    "a write after the barrier": changed(EXCHANGE, "s_waitcnt lgkmcnt(0)\n    s_load", WRITE_AFTER),
-    "two lanes of two waves, one word": changed(EXCHANGE, "v_lshlrev_b32_e32 v1, 2, v0", SHARED_WORD),
-}
-
-
-@pytest.mark.parametrize("lines", RACES.values(), ids=RACES)
-def test_an_lds_race_is_found(lines):
-    with pytest.raises(ProgramFault, match=r"LDS race: (read|write) of byte \d+ .*kernel.py:\d+"):
-        launch(lines, waves=2)
-
-
-def test_two_waves_that_write_one_word_at_once_are_told_from_a_read_long_before():
-    late = f"{SHARED_WORD}\n    s_barrier\n    ds_write_b32 v1, v0\n    s_waitcnt lgkmcnt(0)\n    s_load"
-    message = r"LDS race: write of byte 0 .*since wave \d's access in this very instruction"
-    with pytest.raises(ProgramFault, match=message):
-        launch(changed(EXCHANGE, "s_waitcnt lgkmcnt(0)\n    s_load", f"s_waitcnt lgkmcnt(0)\n    {late}"), waves=2)
-
-
 def test_an_equal_value_written_twice_is_no_race():
     equal = "v_mov_b32_e32 v4, 7\n    v_and_b32_e32 v5, 0xfc, v1\n    ds_write_b32 v5, v4\n    ds_write_b32 v5, v4"
     launch(changed(EXCHANGE, "ds_write_b32 v1, v0", equal), waves=2, twins=1)
@@ -236,11 +168,6 @@ def test_calling_an_equal_value_a_race_would_be_seen(monkeypatch):
     monkeypatch.setattr(Lds, "race", strict)
     with pytest.raises(ProgramFault, match="LDS race"):
         test_an_equal_value_written_twice_is_no_race()
-
-
-def test_undefined_lds_is_found():
-    with pytest.raises(ProgramFault, match="undefined value"):
-        launch(changed(EXCHANGE, "ds_write_b32 v1, v0", "ds_write_b16 v1, v0"), waves=2)
 
 
 def test_lanes_that_diverge_meet_again():
@@ -286,18 +213,6 @@ INTO_LDS = """
 
 def test_a_load_goes_to_lds_side_by_side():
     assert launch(INTO_LDS).view(np.uint16).tolist() == list(range(512))
-
-
-def test_a_load_into_lds_that_is_not_waited_for_is_found():
-    with pytest.raises(ProgramFault, match="undefined value"):
-        launch(changed(INTO_LDS, "s_waitcnt vmcnt(0)", "s_nop 0"))
-
-
-def test_a_descriptor_of_another_kind_is_found():
-    with pytest.raises(ProgramFault, match="descriptor that is not of plain bytes"):
-        launch(changed(INTO_LDS, "0x27000", "0x7000"))
-    with pytest.raises(ProgramFault, match=re.escape(f"{UNDEFINED} descriptor")):
-        launch(changed(INTO_LDS, "s_mov_b32 s10, 0x400", "s_nop 0"))
 
 
 def grid(lines, workgroups, size=1 << 15):
@@ -420,11 +335,6 @@ def test_waves_exchange_words_in_memory_across_a_barrier():
 
 
 BARRIER = "s_waitcnt vmcnt(0)\n    s_barrier"
-ONE_WORD = "v_mov_b32_e32 v5, 0\n    global_store_dword v5, v4, s[6:7] offset:768"
-MEMORY_RACES = {
-    "no barrier": (BARRIER, "s_waitcnt vmcnt(0)"),
-    "two values for one word": (BARRIER, f"{BARRIER}\n    {ONE_WORD}"),
-}
 OUTSTANDING = {
     "a write": (BARRIER, "s_barrier"),
     "a read, and a write": (
@@ -436,14 +346,6 @@ BY_SCALAR = (
     "global_load_dword v3, v2, s[6:7]\n    s_waitcnt vmcnt(0)",
     "s_load_dword s8, s[6:7], 0x0\n    s_waitcnt lgkmcnt(0)\n    v_mov_b32_e32 v3, s8",
 )
-
-
-@pytest.mark.parametrize(("old", "new"), MEMORY_RACES.values(), ids=MEMORY_RACES)
-def test_a_race_between_waves_of_a_workgroup_is_found(old, new):
-    with pytest.raises(ProgramFault, match=RACE) as error:
-        launch(changed(IN_MEMORY, old, new), waves=2)
-    assert error.value.where["buffer"] == "out"
-    assert error.value.where["line"].startswith("kernel.py:")
 
 
 @pytest.mark.parametrize(("old", "new"), OUTSTANDING.values(), ids=OUTSTANDING)
@@ -460,6 +362,86 @@ def test_the_scalar_cache_is_another_one():
         launch(changed(one, BARRIER, "s_barrier"), waves=2)
 
 
+# Each of the programs above with one thing wrong
+
+STORE = "wave 0 of workgroup (0, 0, 0) lane 0; global_store_dwordx4 v1, v[2:5], s[6:7]  (kernel.py:6)"
+LOAD = "global_load_dwordx4 v[2:5], v1, s[4:5]  (kernel.py:4)"
+UNDEFINED = "undefined value (never written, or its load not waited for) used as"
+BRANCH = """
+    v_mov_b32_e32 v1, 0
+    v_cmp_gt_i32_e32 vcc, v7, v1
+    s_cbranch_vccz .LBB0_1
+    .LBB0_1:
+    s_nop 0
+    """
+WRITE_AFTER = "ds_write_b32 v1, v0 offset:8\n    s_waitcnt lgkmcnt(0)\n    s_load"
+SHARED_WORD = "v_lshlrev_b32_e32 v1, 2, v0\n    v_and_b32_e32 v1, 0xfc, v1"
+ONE_WORD = "v_mov_b32_e32 v5, 0\n    global_store_dword v5, v4, s[6:7] offset:768"
+LDS_RACE = re.compile(r"LDS race: (read|write) of byte \d+ .*kernel.py:\d+")
+AT_ONCE = re.compile(r"LDS race: write of byte 0 .*since wave \d's access in this very instruction")
+LATE = f"{SHARED_WORD}\n    s_barrier\n    ds_write_b32 v1, v0\n    s_waitcnt lgkmcnt(0)\n    s_load"
+MEMORY_RACE = re.compile(rf"{RACE} at offset \d+ of out .*kernel.py:\d+")
+NOWHERE = "v_mov_b32_e32 v1, 0\nv_mov_b32_e32 v2, 0\nglobal_load_dword v3, v[1:2], off"
+OFF = "v_mov_b32_e32 v1, v0\nv_mov_b32_e32 v2, v0\ns_mov_b64 exec, 7\nv_permlane32_swap_b32_e32 v1, v2"
+BEYOND = "read of 16 bytes at offset 1008 of key_cache (1008 bytes): wave 0 of workgroup (0, 0, 0) lane 63"
+EARLY = f"{UNDEFINED} address: wave 0 of workgroup (0, 0, 0) lane 0; {LOAD}"
+FAULTS = {
+    "a tensor that is shorter": ((COPY, "", "", {"size": 1008}), f"{BEYOND}; {LOAD}"),
+    "a write to an input": (
+        (COPY, "", "", {"readonly": True}),
+        f"write of 16 bytes at offset 0 of out (1024 bytes, read-only): {STORE}",
+    ),
+    "a load is not waited for": ((COPY, "s_waitcnt vmcnt(0)", "s_nop 0"), f"{UNDEFINED} stored data: {STORE}"),
+    "a scalar load is not waited for": ((COPY, "s_waitcnt lgkmcnt(0)", "s_nop 0"), EARLY),
+    "a register too far": ((COPY, "v[2:5], s[6:7]", "v[3:6], s[6:7]"), f"{UNDEFINED} stored data"),
+    "an offset that is unaligned": ((COPY, "v1, s[4:5]", "v1, s[4:5] offset:2"), "not its own bytes, or unaligned"),
+    "an address of another register": (
+        (COPY, "v_lshlrev_b32_e32 v1, 4, v0", "v_lshlrev_b32_e32 v1, 4, v9"),
+        f"{UNDEFINED} address",
+    ),
+    "an address of no tensor": (("", "", NOWHERE), "read of 4 bytes at no tensor's address"),
+    "a branch on nothing": (
+        ("", "", BRANCH),
+        f"{UNDEFINED} branch condition: wave 0 of workgroup (0, 0, 0); s_cbranch_vccz .LBB0_1  (kernel.py:3)",
+    ),
+    "a mask of nothing": (("", "", "s_mov_b64 exec, s[8:9]"), f"{UNDEFINED} exec"),
+    "an LDS address of nothing": (("", "", "ds_read_b32 v1, v7"), f"{UNDEFINED} LDS address"),
+    "an address outside LDS": (
+        ("", "", "v_mov_b32_e32 v1, 0x1000\nds_write_b32 v1, v0"),
+        "LDS access of 4 bytes at 4096 outside 4096 bytes",
+    ),
+    "a loop without an end": (("", "", ".LBB0_1:\ns_branch .LBB0_1"), "kernel does not end"),
+    "lanes that are off": (("", "", OFF), "lanes change places with lanes that are off"),
+    "no barrier": ((EXCHANGE, "s_barrier", "s_nop 0"), LDS_RACE),
+    "no wait before the barrier": ((EXCHANGE, "s_waitcnt lgkmcnt(0)\n    s_barrier", "s_barrier"), LDS_RACE),
+    "a write after the barrier": ((EXCHANGE, "s_waitcnt lgkmcnt(0)\n    s_load", WRITE_AFTER), LDS_RACE),
+    "two lanes of two waves, one word": ((EXCHANGE, "v_lshlrev_b32_e32 v1, 2, v0", SHARED_WORD), LDS_RACE),
+    "two waves write one word at once": (
+        (EXCHANGE, "s_waitcnt lgkmcnt(0)\n    s_load", f"s_waitcnt lgkmcnt(0)\n    {LATE}"),
+        AT_ONCE,
+    ),
+    "LDS that is half written": ((EXCHANGE, "ds_write_b32 v1, v0", "ds_write_b16 v1, v0"), "undefined value"),
+    "a load into LDS is not waited for": ((INTO_LDS, "s_waitcnt vmcnt(0)", "s_nop 0"), "undefined value"),
+    "a descriptor of another kind": ((INTO_LDS, "0x27000", "0x7000"), "descriptor that is not of plain bytes"),
+    "a descriptor of nothing": ((INTO_LDS, "s_mov_b32 s10, 0x400", "s_nop 0"), f"{UNDEFINED} descriptor"),
+    "no barrier in memory": ((IN_MEMORY, BARRIER, "s_waitcnt vmcnt(0)"), MEMORY_RACE),
+    "two values for one word in memory": ((IN_MEMORY, BARRIER, f"{BARRIER}\n    {ONE_WORD}"), MEMORY_RACE),
+}
+"""Program, what in it becomes what, and how else it is launched."""
+
+
+@planted(FAULTS)
+def test_a_fault_is_named(fault, monkeypatch):
+    monkeypatch.setattr("amdgcn.machine.LIMIT", 10_000)
+    lines, old, new, *options = fault.change
+    waves = 2 if lines in {EXCHANGE, IN_MEMORY} else 1
+
+    def look(site):
+        return complaint(ProgramFault, launch, site[0], waves=waves, **site[1])
+
+    must_be_noticed(fault, look, instead((changed(lines, old, new), dict(*options))), (lines, {}))
+
+
 REPLICATED = """
     s_load_dwordx4 s[4:7], s[0:1], 0x0
     v_and_b32_e32 v1, 63, v0
@@ -474,12 +456,6 @@ REPLICATED = """
 
 def test_waves_that_write_an_equal_value_and_read_their_own_do_not_race():
     assert launch(REPLICATED, waves=2).view(np.uint32)[64:128].tolist() == list(range(0, 256, 4))
-
-
-def test_lanes_that_are_off_do_not_change_places():
-    lines = "v_mov_b32_e32 v1, v0\nv_mov_b32_e32 v2, v0\ns_mov_b64 exec, 7\nv_permlane32_swap_b32_e32 v1, v2"
-    with pytest.raises(ProgramFault, match="lanes change places with lanes that are off"):
-        launch(lines)
 
 
 def test_a_descriptor_hides_what_is_beyond_its_range():

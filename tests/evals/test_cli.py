@@ -8,8 +8,11 @@ from unittest import mock
 import pytest
 
 from hileval import cli
+from hileval.ask import recording
+from hileval.command import run as ending
 from hileval.engines import EngineError
 from hileval.gates import declare
+from hileval.gates.resolve import without_baseline
 from hileval.records.baseline import BaselineError, stored_outcomes
 from hilgate.model.record import Check, Outcome
 
@@ -20,7 +23,7 @@ def run(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(sys, "argv", ["hileval", *arguments])
         monkeypatch.setenv("HILGATE_OUT", str(tmp_path))
         with pytest.raises(SystemExit) as exited:
-            cli.run(cli.app)
+            ending(cli.app)
         findings = tmp_path / "findings.jsonl"
         lines = findings.read_text().splitlines() if findings.exists() else []
         return exited.value.code, capsys.readouterr(), [Check.model_validate(json.loads(line)) for line in lines]
@@ -29,13 +32,17 @@ def run(monkeypatch, tmp_path, capsys):
 
 
 @pytest.fixture
-def planted(monkeypatch, plant):
+def planted(monkeypatch, plant, tmp_path):
     """Replace the measurement and the baseline with planted ones."""
     good = [True] * 200
 
     def use(correct, served=Outcome.PASS):
         check = Check(id="pocket-hybrid/served-by-pagedkv", outcome=served, message="planted")
-        monkeypatch.setattr(cli, "measure", lambda *_: (plant.asked(plant.baseline(good), plant.run(correct)), check))
+        monkeypatch.setattr(cli, "questions_of", lambda _: mock.Mock(identity=plant.identity, engine=None))
+        monkeypatch.setattr(cli, "JOURNALS", tmp_path / "journals")
+        asked = plant.asked(plant.baseline(good), plant.run(correct))
+        monkeypatch.setattr(cli, "ask_until_decided", lambda *_: asked)
+        monkeypatch.setattr(cli, "check_backend", lambda *_: check)
         monkeypatch.setattr(cli.Baseline, "read", lambda _: plant.baseline(good))
 
     return use
@@ -66,7 +73,7 @@ def test_a_dead_engine_leaves_a_finding_and_no_traceback(run, planted, monkeypat
     def die(*_):
         raise EngineError("starting vLLM failed: OSError: boom", where="pocket/hybrid", remedy="read the log")
 
-    monkeypatch.setattr(cli, "measure", die)
+    monkeypatch.setattr(cli, "ask_until_decided", die)
     code, output, findings = run("gate", "pocket-hybrid")
     assert code == 4
     assert "Traceback" not in output.err
@@ -100,7 +107,7 @@ def use_gate(monkeypatch, **changes):
 def test_runs_of_a_baseline_have_a_process_order_and_size_each_and_resume(monkeypatch, plant, run, tmp_path):
     """Five processes are asked for; the second one dies once, and the first is not asked again."""
     use_gate(monkeypatch, baseline=str(tmp_path / "made.json"), deterministic=False, floor=0.1)
-    monkeypatch.setattr(cli, "JOURNALS", tmp_path)
+    monkeypatch.setattr(recording, "JOURNALS", tmp_path)
     asked, started = [], []
 
     class Questions:
@@ -114,18 +121,20 @@ def test_runs_of_a_baseline_have_a_process_order_and_size_each_and_resume(monkey
             return [answers[i] for i in ids]
 
     def process(command, check):
-        assert (command[:4], check) == ([sys.executable, "-m", "hileval", "baseline"], False)
+        assert (command[:4], check) == ([sys.executable, "-m", "hileval.ask", "run"], False)
         started.append(command[command.index("--attention-backend") + 1])
         if len(started) == 2:
             return mock.Mock(returncode=1)
-        options = {command[i]: command[i + 1] for i in range(6, len(command), 2)}
-        cli.ask_once(command[5], int(options["--number"]), options["--attention-backend"], None)
+        options = {command[i]: command[i + 1] for i in range(5, len(command), 2)}
+        gate = without_baseline(command[4], cli.load_gates())
+        backend = options["--attention-backend"]
+        recording.record_run(gate.using(attention_backend=backend), int(options["--number"]))
         return mock.Mock(returncode=0)
 
-    monkeypatch.setattr(cli, "questions_of", lambda *_: Questions())
+    monkeypatch.setattr(recording, "questions_of", lambda *_: Questions())
     served = Check(id="g/served", outcome=Outcome.PASS, message="", labels={"backend": "OWN"})
-    monkeypatch.setattr(cli, "check_backend", lambda *_: served)
-    monkeypatch.setattr(cli, "environment", lambda: plant.baseline([True]).environment)
+    monkeypatch.setattr(recording, "check_backend", lambda *_: served)
+    monkeypatch.setattr(recording, "environment", lambda: plant.baseline([True]).environment)
     monkeypatch.setattr(cli.subprocess, "run", process)
     command = ("baseline", "record", "pocket-hybrid", "--reason", "x", "--second", "TRITON_ATTN")
     code, output, _ = run(*command)

@@ -248,8 +248,8 @@ def test_plants_name_behaviours_that_exist():
     assert len(PLANTS) == 8
     for plant in PLANTS.values():
         assert plant.family in FAMILIES
-        assert {plant.turns_red, *plant.leaves_green} <= set(family.BEHAVIOURS)
-        assert plant.turns_red not in plant.leaves_green
+        assert {plant.fails, *plant.passes} <= set(family.BEHAVIOURS)
+        assert plant.fails not in plant.passes
 
 
 def test_vllm_has_no_cache_mode_of_all_states():

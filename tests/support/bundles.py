@@ -13,7 +13,7 @@ from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.model.record import Outcome
 from hilgate.release import bundle, verify
-from hilgate.report.write import decide
+from hilgate.report.write import judge_and_report
 from hilgate.run import results
 from hilgate.run.results import with_digest
 
@@ -54,7 +54,7 @@ def built(folder, *, checks=None, image=DIGEST, reused=None, **changes):
         (MLA, records(MLA, *checks, image=image, reused=reused)),
     ):
         results.write(results.step_folder(out, one.key), opening(a_plan, environment=ENVIRONMENT), lines)
-    decide(out, a_plan)
+    judge_and_report(out, a_plan)
     return root, out
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import http.server
 import json
 import os
 import re
@@ -18,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from pathlib import Path
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.agent import planned
 from support.executor import REAL_AGENT
+from support.loopback import Asked, served
 from support.nodes import ROOT
 from support.plans import git
 
@@ -79,26 +78,6 @@ if words[0] in ("stop", "rm"):
 """
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    """Enough of the agent API: jobs are offered in order, and everything that is sent is kept."""
-
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        status, answer = self.server.buildkite.answer(self.command, self.path, body)  # type: ignore[attr-defined]
-        text = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(text)
-
-    do_GET = do_POST = do_PUT = do_PATCH = _answer  # noqa: N815 - the names that http.server calls
-
-    def log_message(self, *_: object) -> None:
-        """Write nothing."""
-
-
 class Buildkite:
     """Offers jobs to one agent, and keeps what it hears of them."""
 
@@ -111,18 +90,15 @@ class Buildkite:
         self.log: dict[str, bytes] = {}
         self.uploaded: dict[str, list[str]] = {}
         self.pauses: list[str] = []
-        self.asked: list[str] = []
         self.refused = ""
         """Calls whose path holds it are answered with 422."""
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self.server.buildkite = self  # type: ignore[attr-defined]
-        self.address = f"http://127.0.0.1:{self.server.server_port}/"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.server = contextlib.ExitStack()
+        self.address = f"{self.server.enter_context(served(self.answer))}/"
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:  # noqa: C901 - a call after the other
-        self.asked.append(f"{method} {path}")
+    def answer(self, asked: Asked) -> tuple[int, object, dict[str, str]]:  # noqa: C901 - a call after the other
+        method, path, _, body, _ = asked
         if self.refused and self.refused in path:
-            return 422, {"message": "refused"}
+            return 422, {"message": "refused"}, {}
         times = dict.fromkeys(("ping_interval", "heartbeat_interval", "job_status_interval"), 1)
         answer: dict[str, Any] = {"id": "a", "uuid": "a", "exists": True, "access_token": "of-the-agent"} | times
         found = re.search(r"/jobs/([^/?]+)", path)
@@ -160,7 +136,7 @@ class Buildkite:
             }
         elif job and method == "GET":
             answer = {"id": job, "state": "canceled" if job in self.cancelled else "running"}
-        return 200, answer
+        return 200, answer, {}
 
 
 class Night:
@@ -354,7 +330,7 @@ class Night:
         for path in self.containers.iterdir():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(json.loads(path.read_text())["pid"], signal.SIGKILL)
-        self.buildkite.server.shutdown()
+        self.buildkite.server.close()
         shutil.rmtree(self.home, ignore_errors=True)
 
 

@@ -7,17 +7,17 @@ buildkite-agent 4 that the table is compared with; it knows both orders.
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import queue
 import re
 import subprocess
 import tempfile
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from support.loopback import Asked, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,38 +69,23 @@ def executed(version: str, hooks: set[Hook], *, failing: frozenset[Hook] = froze
     return ran
 
 
-class _Api(http.server.BaseHTTPRequestHandler):
-    """Enough of the agent API for one job: `server.job` is offered, a path with `server.refused` in it is refused."""
-
-    def _answer(self) -> None:
-        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        refused, job = self.server.refused, self.server.job  # type: ignore[attr-defined]
-        answer = {"id": "a", "uuid": "a", "exists": True, "access_token": "of-the-agent"}
-        answer |= dict.fromkeys(("ping_interval", "heartbeat_interval", "job_status_interval"), 1)
-        if self.path.endswith("/finish"):
-            self.server.ended.put(json.loads(sent))  # type: ignore[attr-defined]
-        elif self.path.endswith(("/ping", "/accept")):
-            answer = job if self.path.endswith("/accept") else {"job": job}
-        body = json.dumps(answer).encode()
-        self.send_response(422 if refused and refused in self.path else 200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST = do_PUT = do_PATCH = _answer  # noqa: N815 - the names that http.server calls
-
-    def log_message(self, *_: object) -> None:
-        """Write nothing."""
-
-
 @contextmanager
 def _api(refused: str = "", job: object = None) -> Iterator[tuple[str, queue.Queue[dict[str, str]]]]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Api)
-    server.refused, server.job, server.ended = refused, job, queue.Queue()  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/", server.ended  # type: ignore[attr-defined]
-    server.shutdown()
+    """Enough of the agent API for one job, which is offered; a path with `refused` in it is refused."""
+    ended: queue.Queue[dict[str, str]] = queue.Queue()
+
+    def answer(asked: Asked) -> tuple[int, object, dict[str, str]]:
+        said: object = {"id": "a", "uuid": "a", "exists": True, "access_token": "of-the-agent"} | dict.fromkeys(
+            ("ping_interval", "heartbeat_interval", "job_status_interval"), 1
+        )
+        if asked.path.endswith("/finish"):
+            ended.put(json.loads(asked.body))
+        elif asked.path.endswith(("/ping", "/accept")):
+            said = job if asked.path.endswith("/accept") else {"job": job}
+        return 422 if refused and refused in asked.path else 200, said, {}
+
+    with served(answer) as address:
+        yield f"{address}/", ended
 
 
 def offered(folder: Path, configuration: str, **variables: str) -> dict[str, str]:

@@ -53,8 +53,8 @@ def resolved(
     folder: Path | None = None,
 ) -> ResolvedGate:
     """A declared gate as `hileval.gates.resolve` gives it; without a rule with the first that it names."""
-    found = rule or load_gates().rule(gate, next(iter(gate.rules)))
-    made = PlantedGate(name, gate, found, gate.engine, baseline, make)
+    found = rule or load_gates().rules[next(iter(gate.rules.values()))]
+    made = PlantedGate(name, gate, found, gate.engine, baseline, make=make)
     if folder is not None:
         made.__dict__["folder"] = folder
     return made

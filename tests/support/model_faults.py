@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
+from support.planted import PlantedFault
 from triton import knobs
 from vllm.model_executor.layers.mamba import mamba_mixer2
 from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder
@@ -19,38 +20,33 @@ from pagedkv.vllm_plugin import impl
 from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator
 
     from families.engine import FamilyEngine
 
 
-Fault = Callable[["FamilyEngine"], "AbstractContextManager[None]"]
+SAID = re.compile(
+    "log-probabilities are|NaN or infinite|the draft of token|"
+    "compiled while serving: pagedkv.attention.kernel.attention_kernel"
+)
 
 
 @dataclass(frozen=True)
-class Plant:
-    """A fault of one family."""
+class ModelFault(PlantedFault):
+    """A fault of one family: `fails` and `passes` are behaviours, `change` is around what is driven."""
 
-    turns_red: str
-    """The behaviour that must fail."""
-    leaves_green: tuple[str, ...]
-    """Behaviours that do not meet it: the cell says where the fault is, not only that there is one."""
-    family: str
-    planted: Fault
-    """Around what is driven."""
+    family: str = ""
 
 
-PLANTS: dict[str, Plant] = {}
+PLANTS: dict[str, ModelFault] = {}
 """By name, as `fleet.py` takes it behind a family's: `granite-4.0-h+freed-block`."""
 
 
-def plant(name: str, turns_red: str, *leaves_green: str, family: str = "granite-4.0-h") -> Callable[[Any], Fault]:
+def plant(name: str, fails: str, *passes: str, family: str = "granite-4.0-h") -> Callable[[Any], None]:
     """Declare a fault; of no named family it is one of a Mamba-2 hybrid."""
 
-    def declare(function: Any) -> Fault:
-        PLANTS[name] = Plant(turns_red, leaves_green, family, contextmanager(function))
-        return PLANTS[name].planted
+    def declare(function: Any) -> None:
+        PLANTS[name] = ModelFault(name, contextmanager(function), SAID, fails, passes, family)
 
     return declare
 

@@ -2,7 +2,8 @@
 """Evaluate the pseudo-code in which AMD's ISA documents write what an instruction does, on Python integers.
 
 The text is that of the CDNA ISA's PDF as the wheel of tinygrad carries it (`str_pcode.py`, MIT); tinygrad itself does
-not evaluate it. Nothing here is shared with the executor, and nobody of this project has written the meanings.
+not evaluate it. Nothing but the names of instructions is shared with the executor, and nobody of this project has
+written the meanings.
 
 Where the text leaves something open it is read so: integers are unbounded until they are stored; an operation on floats
 is rounded once, to the wider of its operands; `+0.0` and `-0.0` with a sign compare with that sign, `0.0` with both;
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE
+
+from amdgcn.meaning import MNEMONICS
 
 _FORMATS = {16: ("<e", 5, 10), 32: ("<f", 8, 23), 64: ("<d", 11, 52)}
 _TOKEN = re.compile(
@@ -40,11 +43,30 @@ _LEVELS = (
 )
 _ENDS = {"endif", "elsif", "else", "endfor", ")"}
 
+LEFT_OUT = {
+    # Pattern -> why AMD's text does not say what the instruction computes.
+    r"(global|buffer)_atomic_.*": "its text names an address; test_an_atomic_is_its_text",
+    r"ds_(read|write|swizzle).*|(global|buffer|scratch)_.*|s_load_.*": "an access to memory: its text names an address",
+    r"s_(nop|sleep|setprio|waitcnt|barrier|endpgm|branch)|s_cbranch_.*": "no result: what runs next, and when",
+    r"v_mfma_.*": "its text is the formula, without layout and rounding",
+    r"v_accvgpr_.*|v_fma_mix.*": "the document has no text of it",
+    r"v_cvt_(scalef32_)?pk_f32_(fp8|bf8)": "its text names a conversion; test_every_8_bit_float has the tables",
+    r"v_div_(scale|fmas)_f32": "its text gives wrong quotients at extreme exponents; test_quotients",
+    r"ds_b?permute_b32|v_(readlane|readfirstlane|writelane)_b32|v_permlane\d+_swap_b32": "lanes of other lanes",
+    r"v_pk_mov_b32|v_bitop3_b\d+": "its operation is a modifier of the line; below",
+    r"s_(and|or|andn2)_saveexec_b64": "exec; test_saveexec",
+}
+
 
 @functools.cache
 def texts() -> dict[str, str]:
     """Mnemonic -> pseudo-code; of several encodings the last."""
     return {re.sub(r"_e(32|64)$", "", each.name.lower()): text for each, text in PCODE.items()}
+
+
+def described() -> frozenset[str]:
+    """The executor's instructions of which the text says what they compute."""
+    return frozenset(name for name in MNEMONICS if not any(re.fullmatch(pattern, name) for pattern in LEFT_OUT))
 
 
 @dataclass(frozen=True)

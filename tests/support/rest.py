@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
+
+from support.loopback import Asked, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,13 +33,12 @@ def build(number, pull="7", **changes):
     return values | changes
 
 
-class Server(ThreadingHTTPServer):
+class Server:
     """Plays back answers in order, the last one for ever, and remembers what it was asked."""
 
-    daemon_threads = True
+    address: str
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
         self.answers, self.asked = [], []
         self.silence = threading.Event()
 
@@ -48,43 +47,19 @@ class Server(ThreadingHTTPServer):
         self.answers.append((status, text, {name.replace("_", "-"): value for name, value in headers.items()}))
         return self
 
-
-class Handler(BaseHTTPRequestHandler):
-    def _play(self):
-        length = int(self.headers.get("Content-Length") or 0)
-        url = urlsplit(self.path)
-        self.server.asked.append(
-            (self.command, url.path, parse_qs(url.query), self.rfile.read(length).decode(), dict(self.headers))
-        )
-        answers = self.server.answers
-        status, text, headers = answers.pop(0) if len(answers) > 1 else answers[0]
-        if status == "silence":
-            self.server.silence.wait(5)
-            return
-        if status == "hang up":
-            self.close_connection = True
-            return
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(text)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    do_GET = do_POST = do_PUT = do_PATCH = _play  # noqa: N815 - names that http.server calls
-
-    def log_message(self, *_):
-        pass
+    def play(self, asked: Asked):
+        self.asked.append((asked.method, asked.path, asked.query, asked.body.decode(), asked.headers))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer[0] == "silence":
+            self.silence.wait(5)
+        return None if answer[0] in {"silence", "hang up"} else answer
 
 
 @contextlib.contextmanager
 def serving() -> Iterator[Server]:
     played = Server()
-    thread = threading.Thread(target=played.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield played
-    finally:
-        played.silence.set()
-        played.shutdown()
-        thread.join()
-        played.server_close()
+    with served(played.play) as played.address:
+        try:
+            yield played
+        finally:
+            played.silence.set()

@@ -8,16 +8,14 @@ Both do what buildkite-agent does on Linux with a path that an agent on Windows 
 from __future__ import annotations
 
 import hashlib
-import http.server
-import json
 import os
 import sys
-import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import parse_qs, urlparse
 
 from support.executor import REAL_AGENT
+from support.loopback import Asked, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,59 +71,39 @@ def _matches(path: str, query: str) -> bool:
     return path == query if folder == query else path.startswith(f"{folder}/")
 
 
-class _Api(http.server.BaseHTTPRequestHandler):
+def _found(uploads: Sequence[Upload], asked: Asked) -> tuple[int, object, dict[str, str]]:
     """The search for artifacts, and their contents."""
-
-    def do_GET(self) -> None:
-        uploads: Sequence[Upload] = self.server.uploads  # type: ignore[attr-defined]
-        asked, where = urlparse(self.path), f"http://{self.headers['Host']}"
-        if asked.path.endswith("/artifacts/search"):
-            query = {name: values[0] for name, values in parse_qs(asked.query).items()}
-            body = json.dumps(
-                [
-                    {
-                        "id": str(number),
-                        "path": one.path,
-                        "absolute_path": f"/a/{one.path}",
-                        "glob_path": "**/*",
-                        "file_size": len(one.text.encode()),
-                        "sha1sum": hashlib.sha1(one.text.encode()).hexdigest(),
-                        "sha256sum": hashlib.sha256(one.text.encode()).hexdigest(),
-                        "url": f"{where}/file/{number}",
-                    }
-                    for number, one in enumerate(uploads)
-                    if query.get("scope") in (None, one.step) and _matches(one.path, query["query"])
-                ]
-            ).encode()
-        else:
-            body = uploads[int(asked.path.rpartition("/")[2])].text.encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Write nothing."""
+    if not asked.path.endswith("/artifacts/search"):
+        return 200, uploads[int(asked.path.rpartition("/")[2])].text, {}
+    query = {name: values[0] for name, values in asked.query.items()}
+    found = [
+        {
+            "id": str(number),
+            "path": one.path,
+            "absolute_path": f"/a/{one.path}",
+            "glob_path": "**/*",
+            "file_size": len(one.text.encode()),
+            "sha1sum": hashlib.sha1(one.text.encode()).hexdigest(),
+            "sha256sum": hashlib.sha256(one.text.encode()).hexdigest(),
+            "url": f"http://{asked.headers['Host']}/file/{number}",
+        }
+        for number, one in enumerate(uploads)
+        if query.get("scope") in (None, one.step) and _matches(one.path, query["query"])
+    ]
+    return 200, found, {}
 
 
 @contextmanager
 def serving(folder: Path, uploads: Sequence[Upload], agent: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put a buildkite-agent (`real` or `stand-in`) that downloads these on the path, while this lasts."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Api)
-    server.uploads = uploads  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     program = folder / "agent-bin/buildkite-agent"
     program.parent.mkdir()
     real = f'#!/bin/sh\nexec {REAL_AGENT} "$@"\n'
     program.write_text(real if agent == "real" else STAND_IN)
     program.chmod(0o755)
-    with patch.context() as with_agent:
+    with served(partial(_found, uploads)) as address, patch.context() as with_agent:
         with_agent.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-        for name, value in (("ENDPOINT", f"http://127.0.0.1:{server.server_port}/"), ("ACCESS_TOKEN", "of-this-job")):
+        for name, value in (("ENDPOINT", f"{address}/"), ("ACCESS_TOKEN", "of-this-job")):
             with_agent.setenv(f"BUILDKITE_AGENT_{name}", value)
         with_agent.setenv("BUILDKITE_BUILD_ID", "b")
-        try:
-            yield
-        finally:
-            server.shutdown()
-            server.server_close()
+        yield

@@ -186,7 +186,7 @@ def _sent(method: str, where: str, **arguments: Any) -> httpx.Response:
     return httpx.request(method, where, timeout=TIMEOUT_SECONDS, **arguments)
 
 
-def repository_url(address: str, *, api: str = "") -> str:
+def repository_url(address: str) -> str:
     """Where GitHub answers for a repository, from its address or as OWNER/NAME.
 
     Raises:
@@ -201,7 +201,7 @@ def repository_url(address: str, *, api: str = "") -> str:
             remedy="give --repository OWNER/NAME",
         )
     host, _, name = found.partition("/")
-    return f"{api or (API if host == 'github.com' else f'https://{host}/api/v3')}/repos/{name}"
+    return f"{API if host == 'github.com' else f'https://{host}/api/v3'}/repos/{name}"
 
 
 def compare(declared: Mapping[str, DeclaredSettings], client: Forge, default: str) -> Findings:

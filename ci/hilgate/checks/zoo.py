@@ -24,18 +24,17 @@ from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.judge.verdict import judge
 from hilgate.model import Key, StrictModel
-from hilgate.model.record import Check, Outcome
+from hilgate.model.record import EXIT_STATUS, Check, Outcome, worst
 from hilgate.plan.make import plan_alone, plan_digest
 from hilgate.report.causes import causes
 from hilgate.report.terminal import first_screen
 from hilgate.report.write import Judged
-from hilgate.run.outcome import first_line, worst
+from hilgate.run.outcome import first_line
 from hilgate.run.runner import run_plan
 from hilgate.text import suggest
 
 ZOO = Path("tests/bugs")
 UNDER_TEST = "kernels"
-_STATUS = {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL, Outcome.DID_NOT_RUN: Exit.NOTHING_RAN}
 
 
 def _is_pattern(text: str) -> str:
@@ -113,7 +112,7 @@ def run_bugs(root: Path, bugs: tuple[Bug, ...], folder: Path, *, keep: bool = Fa
 
 def status_of(checks: tuple[Check, ...]) -> Exit:
     """0 when every bug was caught and every control passed."""
-    return _STATUS[worst(check.outcome for check in checks)]
+    return EXIT_STATUS[worst(check.outcome for check in checks)]
 
 
 def _check(root: Path, bug: Bug, folder: Path, control: Check | None, *, keep: bool = False) -> Check:

@@ -143,7 +143,7 @@ def choice_of(
     """
     from hilgate.git import default_base
     from hilgate.plan.make import PlanChoice, choose
-    from hilgate.report.problems import gate_command
+    from hilgate.report.view import whole_gate
 
     source = ctx.get_parameter_source("base")
     typed = source is not None and source.name == "COMMANDLINE"
@@ -156,7 +156,7 @@ def choice_of(
     if everything or smoke:
         words = f"{'smoke' if smoke else 'everything'}, as asked"
         return PlanChoice("smoke" if smoke else "gate", base or default_base(root)[0] or None, words, whole=everything)
-    return choose(root, base=base, whole=gate_command("--all"))
+    return choose(root, base=base, whole=whole_gate())
 
 
 def repository(ctx: typer.Context) -> Path:

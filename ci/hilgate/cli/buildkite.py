@@ -42,7 +42,7 @@ def pipeline(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Print the step that posts the verdict if --plan contains all steps of this plan; else print nothing.",
+            help="Print the step that posts the verdict, but only if --plan has every step of the plan in FILE.",
         ),
     ] = None,
 ) -> None:
@@ -117,7 +117,7 @@ Author = Annotated[
     typer.Option(
         metavar="LOGIN",
         envvar="HILGATE_GITHUB_LOGIN",
-        help="Who the token is; only a comment of this user is ever changed.",
+        help="GitHub user of the token; only comments of this user are ever changed.",
     ),
 ]
 
@@ -197,7 +197,9 @@ def rerun(
     ctx: typer.Context,
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL", autocompletion=declared("models"), help="Models that steps run, or `all`."),
+        typer.Argument(
+            metavar="MODEL", autocompletion=declared("models"), help="Models as the steps declare them, or `all`."
+        ),
     ],
     *,
     pull_request: Annotated[int, typer.Option("--pr", min=1, metavar="N", help="Number of the pull request.")],
@@ -261,10 +263,10 @@ def publish(
 ) -> None:
     """Show a judged build on GitHub, as a check and one comment.
 
-    The check has annotations at the lines.
+    The check annotates the lines of failures.
 
-    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. GitHub takes checks from apps alone, so
-    it may be the private key of an app that HILGATE_GITHUB_APP names. Neither of the two decides a merge.
+    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. GitHub takes checks from apps alone:
+    HILGATE_GITHUB_APP names the app, and the token is then its private key. Neither check nor comment decides a merge.
     """
     from hilgate.buildkite import app, github
     from hilgate.buildkite import publish as sending
@@ -273,6 +275,7 @@ def publish(
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.report.check import check_of, comment_of
     from hilgate.report.merge_base import find
+    from hilgate.report.view import ReportView
     from hilgate.run.results import read_all
 
     folder = results or repository(ctx) / "results"
@@ -283,8 +286,8 @@ def publish(
         )
     recorded = read_all(folder, jobs, plan, plan_digest(plan))
     facts = find(plan, history=history if history and history.is_dir() else None)
-    check = check_of(plan, recorded, verdict, facts)
-    comment = comment_of(plan, recorded, verdict, facts)
+    view = ReportView(plan, recorded, verdict, facts)
+    check, comment = check_of(view), comment_of(view)
     url = github.repository_url(forge)
     if dry_run:
         sys.stdout.write(f"POST {url}/check-runs\n{json.dumps(check, indent=1)}\n")
@@ -315,9 +318,9 @@ def answer(
 ) -> None:
     """Do what comments on pull requests ask for.
 
-    A comment is one line: /hilgate run STEP|MODEL ..., retry, cancel or explain. Who may ask stands in
-    ci/agent/commands.json of the default branch. Run it from a checkout of the default branch. Without ID it takes the
-    comments of the last six hours; then a refused one is a line on standard error and no failure.
+    A comment is one line: /hilgate run STEP|MODEL ..., retry, cancel or explain. ci/agent/commands.json of
+    the default branch says who may ask. Run it from a checkout of the default branch. Without ID it answers the
+    comments of the last six hours; it then reports a refused comment on standard error and does not fail.
     """
     from hilgate.buildkite import app, commands, github
 

@@ -34,7 +34,7 @@ Step = Annotated[
         "--step",
         metavar="KEY",
         autocompletion=declared("steps"),
-        help="Only this step: its name, or its key on one device.",
+        help="Only this step: its name, or its key with the device (kernels-cache-cpu).",
     ),
 ]
 Since = Annotated[
@@ -127,7 +127,7 @@ def report(
 ) -> None:
     """Write the history as one HTML page with small plots."""
     from hilgate.history import queries, store
-    from hilgate.report.html import render_history
+    from hilgate.report.history import render_history
 
     folder = history or store.folder_of(repository(ctx))
     page = render_history(queries.ask(folder, step=step, since=since), step=step)
@@ -239,7 +239,7 @@ def _case(row: Row) -> str:
 
 
 def _time(value: float) -> str:
-    from hilgate.report.problems import shortest
+    from hilgate.report.view import shortest
 
     return shortest(float(value)) if value < 1000 else f"{value:.0f}"
 
@@ -404,8 +404,8 @@ def attest(
 ) -> None:
     """Write the statement that a release signs.
 
-    Of a bundle that is verified first: an in-toto statement with SLSA provenance, of commit, plan, wheels and images.
-    `ssh-keygen -Y sign` signs it.
+    The bundle is verified first. The statement is in-toto with SLSA provenance and names commit, plan, wheels and
+    images; `ssh-keygen -Y sign` signs it.
     """
     from hilgate.model.record import Outcome
     from hilgate.release.provenance import built_by

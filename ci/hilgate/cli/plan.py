@@ -125,7 +125,9 @@ def explain(
     step: Annotated[
         str,
         typer.Argument(
-            metavar="STEP", autocompletion=declared("steps"), help="Name of a step, or its key on one device."
+            metavar="STEP",
+            autocompletion=declared("steps"),
+            help="Name of a step, or its key with the device (kernels-cache-cpu).",
         ),
     ],
     base: Base = None,

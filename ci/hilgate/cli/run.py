@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 from hilgate.cli import Base, Everything, JobsFolder, Json, Results, choice_of, declared, program, repository
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
-from hilgate.report.write import decide, read_plan_or_say_so, status_of
+from hilgate.report.write import judge_and_report, read_plan_or_say_so, status_of
 from hilgate.text import count, suggest
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def gate(
 
         reusable = None if fresh else frozenset[str]()
         size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, fresh=reusable, announce=announce)
-        judged = decide(folder, plan, root=root, approved_by=approved_by)
+        judged = judge_and_report(folder, plan, root=root, approved_by=approved_by)
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(judged)
     budget = None if steps or earlier else budget_of(plan, declarations)
@@ -192,8 +192,8 @@ def run(
 ) -> None:
     """Run steps by name. Arguments after -- go to their commands: hilgate run kernels-cache -- -k hnd.
 
-    Labels run a part of a table: hilgate run models-families -- --family jamba. A named step always runs; passes of the
-    steps that it needs are reused where nothing has changed.
+    A step that fills a table has options for a part of it: hilgate run models-families -- --family jamba. A named step
+    always runs; passes of the steps that it needs are reused where nothing has changed.
     """
     from hilgate.git import default_base
     from hilgate.model import PLAN_FILE
@@ -239,7 +239,7 @@ def run(
         )
         if arguments:
             only = _selected(plan, folder)
-        judged = decide(folder, plan, only=only, job=job, root=root)
+        judged = judge_and_report(folder, plan, only=only, job=job, root=root)
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     print_verdict(judged, every=True)
     print_slowest(judged.recorded, slowest)
@@ -266,7 +266,7 @@ def judge(
     root = repository(ctx)
     folder = results or root / "results"
     plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder, whole=jobs is not None)
-    judged = decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
+    judged = judge_and_report(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
@@ -588,16 +588,16 @@ def require_known(names: tuple[str, ...], known: frozenset[str], where: str) -> 
 @program.command()
 def order(
     ctx: typer.Context,
-    key: Annotated[str, typer.Argument(metavar="STEP", help="Planned key of a step of the last run.")],
-    test: Annotated[str, typer.Argument(metavar="TEST", help="Id of a test that failed in it.")],
+    key: Annotated[str, typer.Argument(metavar="STEP", help="Key of a step of the last run, with its device.")],
+    test: Annotated[str, typer.Argument(metavar="TEST", help="Id of a test that failed in that step.")],
     flake_rate: Annotated[
-        float, typer.Option(min=0.0, max=0.9, metavar="P", help="How often the test fails for nothing.")
+        float, typer.Option(min=0.0, max=0.9, metavar="P", help="Share of runs in which the test fails by chance.")
     ] = 0.02,
     results: Results = None,
 ) -> None:
     """Find the test that makes a later one fail.
 
-    Runs the tests before it in parts, and the test behind them. Exit status 6 when none of them does.
+    Runs TEST after parts of the tests that ran before it, until one is left. Exit status 6 when none makes it fail.
     """
     from hilgate.history.culprit import SURE, Search, find
     from hilgate.model import PLAN_FILE
@@ -655,12 +655,11 @@ def recheck(
 ) -> None:
     """Run the failed tests of a step once more, on another node.
 
-    Exit status 0 when all of them pass. The step itself does not pass by that.
+    Exit status 0 when all of them pass. A passed recheck does not make the step pass.
     """
-    from hilgate.model.record import Outcome
+    from hilgate.model.record import Outcome, worst
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest, read_plan
-    from hilgate.run.outcome import worst
     from hilgate.run.recheck import pending
     from hilgate.run.results import RESULTS_FILE, read, read_all
     from hilgate.run.runner import locked

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was expected against what arrived: a verdict for each step and for the whole."""
+"""Compare what a plan expects with what arrived: a verdict for each step and for the whole."""

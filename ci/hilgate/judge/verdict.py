@@ -1,33 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verdict of a build: what the plan expected against what arrived. Pure; any folder of results can be judged again.
 
-`judge.step` decides on each step; here they become one answer.
+What arrived about each planned step becomes the facts that `run.rules` decides on, and the steps become one answer.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hilgate.agent.health import RECHECK_SUFFIX
+from hilgate.conditions import Where, holds, of_the_device
 from hilgate.declare.quarantine import Entries
 from hilgate.errors import Exit
 from hilgate.evidence import kind_of
-from hilgate.judge.step import judge_step
+from hilgate.judge.health import is_demanded, lines, missing, trouble
 from hilgate.model.declaration import Quarantine
-from hilgate.model.record import Counts, Outcome
+from hilgate.model.plan import LOCAL
+from hilgate.model.record import EXIT_STATUS, Counts, Outcome, worst
 from hilgate.model.verdict import StepVerdict, Verdict
-from hilgate.run.outcome import worst
+from hilgate.run.outcome import crashed, first, first_line, other_packages
+from hilgate.run.reuse import identity, reusable
+from hilgate.run.rules import PASSED_LATE, Facts, Surroundings, decide
 
 if TYPE_CHECKING:
     import datetime as dt
     from pathlib import Path
 
-    from hilgate.model.plan import Plan
-    from hilgate.run.results import Recorded
+    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import Check, Health, RerunRecord
+    from hilgate.run.results import Attempt, Recorded
 
 NO_QUARANTINE = Quarantine()
 
 UNCOMPARED = "compared with no merge base: its own quarantine counts, and no change of the gate itself was looked for"
-"""Note of a verdict about files of which nothing says what is new."""
+"""Note of a verdict about a tree without a merge base, of which nobody knows what is new."""
 
 
 def judge(
@@ -88,11 +97,11 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
         missing = [step for step in verdict.steps if step.outcome is Outcome.DID_NOT_RUN]
         environment = missing and all(kinds[step.key].cannot_run_here(step.exit_status) for step in missing)
         return Exit.CANNOT_RUN_HERE if environment else Exit.NOTHING_RAN
-    return {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL, Outcome.INCONCLUSIVE: Exit.INCONCLUSIVE}[verdict.outcome]
+    return EXIT_STATUS[verdict.outcome]
 
 
 def words_of_part(counts: Counts, plan: Plan) -> str:
-    """`smoke: 412 of at least 4,210 checks`: what passed of what the whole steps promise on this machine."""
+    """Say how much of the whole steps passed on this machine: `smoke: 412 of at least 4,210 checks`."""
     what = "smoke" if plan.profile == "smoke" else f"a subset of {', '.join(s.key for s in plan.steps if s.arguments)}"
     # Whole steps have more checks than they promise, and may make up for the subsets.
     of = f" of at least {plan.promised:,}" if counts.passed < plan.promised else ""
@@ -122,3 +131,355 @@ def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:
     same = sum(step.outcome is outcome for step in steps) - 1
     more = f" (and {same} more {'step' if same == 1 else 'steps'})" if same else ""
     return f"{first.key}: {first.why}{more}"
+
+
+FAIL, INCONCLUSIVE, PASS = Outcome.FAIL, Outcome.INCONCLUSIVE, Outcome.PASS
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A planned step and all that arrived about it."""
+
+    step: PlannedStep
+    plan: Plan
+    recorded: Recorded
+    entries: Entries
+
+    @cached_property
+    def attempt(self) -> Attempt | None:
+        """The attempt that counts; None when the step did not finish."""
+        return self.recorded.last(self.step.key)
+
+    @cached_property
+    def damaged(self) -> str:
+        """Why its results cannot be believed."""
+        return self.recorded.damaged.get(self.step.key, "")
+
+    @cached_property
+    def other_command(self) -> str:
+        """The command that was run in place of the planned one."""
+        command = self.attempt.record.command if self.attempt else ""
+        return command if command != self.step.step.command else ""
+
+    @cached_property
+    def not_reusable(self) -> str:
+        """Why a pass of an earlier build must not count for it; empty where none is reused, or it may be."""
+        found = self.attempt.record if self.attempt else None
+        if not (found and found.reused):
+            return ""
+        if self.plan.profile not in LOCAL:
+            return "a pass of an earlier build stands for it, and agents never reuse one"
+        if found.reused.of != identity(self.step, self.plan) or not reusable(self.step):
+            return "the pass that stands for it is of another command, device or setting"
+        whole = found.outcome is PASS and found.exit_status == Exit.PASS and not self.earlier
+        return "" if whole else "what stands for it is no clean pass"
+
+    @cached_property
+    def other_image(self) -> str:
+        """Why the image it ran in is not the planned one; empty when it is, and locally."""
+        name = self.step.image
+        if name is None or self.plan.local or self.attempt is None:
+            return ""
+        if name not in self.plan.digests and (problem := self.image_problem(name)):
+            return problem
+        ran, built = self.attempt.record.environment.image, self.recorded.digests(self.plan)[name]
+        return "" if ran == built else f"it ran in image {ran or '(none)'}, built was {built}"
+
+    @cached_property
+    def other_packages(self) -> str:
+        """Which package of the tree under test it imported from elsewhere."""
+        return other_packages(self.plan, self.attempt.record.imported) if self.attempt else ""
+
+    @cached_property
+    def stray(self) -> str:
+        """One of its checks whose test another step runs and its own command does not."""
+        reaches = kind_of(self.step).reaches
+        for check in self.attempt.checks if self.attempt else ():
+            if not reaches(self.step.step.command, check.id):
+                for other in self.plan.steps:
+                    if other.step.evidence == self.step.step.evidence and reaches(other.step.command, check.id):
+                        return f"it holds {check.id}, a test of {other.key} that its own command does not run"
+        return ""
+
+    @cached_property
+    def unbuilt(self) -> str:
+        """Why the image that it should build is not there."""
+        return self.image_problem(self.step.step.provides) if self.step.step.provides else ""
+
+    def image_problem(self, name: str) -> str:
+        """Why an image of this build is not the planned one."""
+        built = self.recorded.images.get(name)
+        if built is None:
+            return f"no record says which image {name!r} was built in this build"
+        planned = built.content == self.plan.images.get(name)
+        return "" if planned else f"the image {name!r} was built from other contents than the plan's"
+
+    @property
+    def of_a_fork(self) -> str:
+        """Why agents do not start it, and who may; empty for a step in an image, and where no fork is planned."""
+        return self.step.reason if self.plan.fork and not (self.plan.local or self.step.image) else ""
+
+    @property
+    def not_taken(self) -> str:
+        """That no agent noted that it took the job, with what to do; empty where one did, and in a local run."""
+        if self.plan.local or self.step.queue is None or self.health or self.attempt:
+            return ""
+        do = "look at the queue (`hilgate watch`), then start the build again"
+        return f"no agent of {self.step.queue} noted that it began: {do}"
+
+    @cached_property
+    def health(self) -> tuple[Health, ...]:
+        """What the hooks of its job saw."""
+        return self.recorded.health.get(self.step.key, ())
+
+    @cached_property
+    def trouble(self) -> tuple[str, ...]:
+        """What the hooks saw of its node that makes a result worthless."""
+        gpus = self.step.gpus if is_demanded(self.step, self.plan) else 0
+        return trouble(self.health, self.attempt.record.environment.host if self.attempt else "", gpus)
+
+    @cached_property
+    def node_in_doubt(self) -> str:
+        """The first reason to doubt its node, if any."""
+        return f"its node is in doubt ({self.trouble[0]})" if self.trouble else ""
+
+    @cached_property
+    def without_health(self) -> str:
+        """Which health record is demanded and not there."""
+        lacking = missing(self.health) if is_demanded(self.step, self.plan) else ""
+        return f"nothing is known of its node's health {lacking}" if lacking and self.attempt else ""
+
+    @cached_property
+    def believed(self) -> bool:
+        """Whether the results are whole and those of the planned command, image and packages."""
+        elsewhere = self.damaged or self.other_command or self.not_reusable or self.other_image or self.other_packages
+        return self.attempt is not None and not elsewhere
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """The checks that count."""
+        return self.attempt.checks if self.attempt and self.believed else ()
+
+    @property
+    def first_failure(self) -> Check | None:
+        """The first failing check that arrived, believed or not."""
+        return first(self.attempt.checks, FAIL) if self.attempt else None
+
+    @cached_property
+    def failed(self) -> tuple[Check, ...]:
+        """Failing checks that are not in quarantine."""
+        return tuple(one for one in self.checks if one.outcome is FAIL and one.id not in self.excusable)
+
+    @cached_property
+    def excusable(self) -> frozenset[str]:
+        """Ids in quarantine on this step and device."""
+        return self.entries.of(self.step)
+
+    @cached_property
+    def excused(self) -> tuple[str, ...]:
+        """Ids that failed in quarantine."""
+        return tuple(one.id for one in self.checks if one.outcome is FAIL and one.id in self.excusable)
+
+    @cached_property
+    def reruns(self) -> tuple[RerunRecord, ...]:
+        """Its failing checks that were run once more."""
+        return self.recorded.reruns.get(self.step.key, ())
+
+    @cached_property
+    def flaky(self) -> tuple[Check, ...]:
+        """Checks that failed and passed when run again."""
+        passed = {rerun.check for rerun in self.reruns if rerun.outcome is PASS}
+        return tuple(check for check in self.failed if check.id in passed)
+
+    @cached_property
+    def regressed(self) -> bool:
+        """Whether a check failed and nothing excuses it."""
+        return len(self.failed) > len(self.flaky)
+
+    @cached_property
+    def confirmed(self) -> bool:
+        """Whether such a check failed on another node too, whose health records show no trouble."""
+        here = self.attempt.record.environment.host if self.attempt else ""
+        failed = {check.id for check in self.failed} - {check.id for check in self.flaky}
+        health = self.recorded.health.get(self.step.key + RECHECK_SUFFIX, ())
+        return any(
+            (rerun.outcome, rerun.elsewhere, rerun.check in failed) == (FAIL, True, True)
+            and rerun.host != here
+            and not trouble(health, rerun.host, 0)
+            for rerun in self.reruns
+        )
+
+    @cached_property
+    def facts(self) -> Facts:
+        """All that the rules ask; failures that are excused are left out, and a flaky one is inconclusive."""
+        flaky = frozenset() if self.regressed else frozenset(check.id for check in self.flaky)
+        facts = facts_of(self.step, self.attempt, self.excusable, flaky)
+        return replace(facts, around=self.around)
+
+    @property
+    def around(self) -> Surroundings:
+        """What is known of it besides its own evidence."""
+        return Surroundings(
+            arrived=self.attempt is not None,
+            damaged=self.damaged,
+            of_a_fork=self.of_a_fork,
+            not_taken=self.not_taken,
+            other_command=self.other_command,
+            not_reusable=self.not_reusable,
+            other_image=self.other_image,
+            other_packages=self.other_packages,
+            local=self.plan.local,
+            watched=bool(self.health),
+            node_in_doubt=self.node_in_doubt,
+            without_health=self.without_health,
+            confirmed=self.confirmed,
+            flaky=self.flaky,
+            excused=self.excused,
+            expired=self.expired[0] if self.expired else "",
+            failed_earlier=self.had(FAIL) or bool(self.passed_late) or any(crashed(one.record) for one in self.earlier),
+            open_earlier=self.had(INCONCLUSIVE),
+            failed_before=self.failed_before,
+            unbuilt=self.unbuilt,
+            stray=self.stray,
+        )
+
+    @cached_property
+    def earlier(self) -> tuple[Attempt, ...]:
+        """Its attempts before the one that counts."""
+        return self.recorded.attempts.get(self.step.key, ())[:-1]
+
+    @cached_property
+    def passed_late(self) -> tuple[str, ...]:
+        """Ids that failed in an earlier attempt and passed in the last."""
+        now = {check.id for check in self.checks if check.outcome is PASS} - self.excusable
+        failed = [check.id for one in self.earlier for check in one.checks if check.outcome is FAIL]
+        return tuple(dict.fromkeys(name for name in failed if name in now))
+
+    def had(self, outcome: Outcome) -> bool:
+        """Whether an earlier attempt had this outcome; a later attempt makes up only for one that did not run."""
+        return any(decide(facts_of(self.step, one, self.excusable)).outcome is outcome for one in self.earlier)
+
+    @property
+    def failed_before(self) -> str:
+        """When it failed over the same files in an earlier run; empty where only quarantined tests did, or none."""
+        found = self.attempt.record.failed_before if self.attempt else None
+        if found is None or (found.checks and self.excusable.issuperset(found.checks)):
+            return ""
+        return f"{found.when.astimezone():%d %b %H:%M}"
+
+    @cached_property
+    def expired(self) -> tuple[str, ...]:
+        """A sentence for each entry of its quarantine that has expired."""
+        return self.entries.expired(self.step)
+
+    @property
+    def status(self) -> int | None:
+        """Exit status of the attempt that counts."""
+        return self.attempt.record.exit_status if self.attempt else None
+
+
+def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) -> StepVerdict:
+    """Decide on a step."""
+    s = StepResult(step, plan, recorded, entries)
+    decision = decide(s.facts)
+    why = decision.why
+    if s.earlier and s.believed:
+        before = ", ".join(attempt.record.outcome.value for attempt in s.earlier)
+        why += f" (attempt {len(s.earlier) + 1}; before: {before})"
+    record = s.attempt.record if s.attempt else None
+    image = record.environment.image if record else ""
+    line = reproduce_line(step, s.first_failure)
+    return StepVerdict(
+        key=step.key,
+        area=step.area,
+        label=step.label,
+        outcome=decision.outcome,
+        ruling=decision.ruling,
+        why=why,
+        evidence=_evidence(s),
+        node=record.environment.host if record else "",
+        image=image,
+        flaky=tuple(check.id for check in s.flaky) or (s.passed_late if decision.rule == PASSED_LATE else ()),
+        quarantined=s.excused,
+        unexpected_passes=tuple(c.id for c in s.checks if c.outcome is PASS and c.id in s.excusable),
+        counts=Counts.of(check.outcome for check in s.attempt.checks) if s.attempt else Counts(),
+        seconds=record.seconds or None if record else None,
+        reproduce=f"{line}  # in image {image}" if image else line,
+        exit_status=s.status,
+        attempts=len(recorded.attempts.get(step.key, ())),
+        reused=record.started if record and record.reused and s.believed else None,
+    )
+
+
+def facts_of(
+    step: PlannedStep, attempt: Attempt | None, excused: frozenset[str], flaky: frozenset[str] = frozenset()
+) -> Facts:
+    """Return the facts of an attempt (None: nothing arrived), without the failures that are excused.
+
+    An excused failure counts for no minimum either, and a flaky one is inconclusive. Exit status 1 only says that
+    checks failed, so it goes with them; any other status stays.
+    """
+    if attempt is None:
+        return Facts(kind_of(step), step.step.minimum, None, ())
+    record = attempt.record
+    facts = Facts(
+        kind_of(step),
+        step.step.minimum,
+        record.exit_status,
+        attempt.checks,
+        stopped=record.message,
+        may_lack=step.step.may_lack,
+        lacked=frozenset(record.lacked) - not_lacking(step),
+        recorded=record.outcome,
+    )
+    left = tuple(
+        check.model_copy(update={"outcome": INCONCLUSIVE}) if check.outcome is FAIL and check.id in flaky else check
+        for check in attempt.checks
+        if check.outcome is not FAIL or check.id not in excused
+    )
+    if left == attempt.checks or record.outcome is not FAIL:
+        return facts
+    status = Exit.PASS if record.exit_status == Exit.FAIL else record.exit_status
+    return replace(facts, exit_status=status, checks=left, stopped="it was ended before it was done", recorded=None)
+
+
+def not_lacking(step: PlannedStep) -> frozenset[str]:
+    """Return the conditions that the device of a step meets; a record that says it lacks them is not believed."""
+    here = Where(step.device)
+    return frozenset(one for one in step.step.may_lack if of_the_device(one) and holds(one, here))
+
+
+LONGEST_SELECTOR = 1000
+"""Most characters of the line: names in a change can have any length, and a report shows the whole line."""
+
+
+def reproduce_line(step: PlannedStep, failed: Check | None) -> str:
+    """The command that repeats a step, narrowed to its first failing check where that can be run alone."""
+    options = step.step.matrix.options(failed.labels) if failed and step.step.matrix else ""
+    selector = options or (kind_of(step).selector(failed.id) if failed else "") or step.arguments
+    narrowed = f" -- {selector}" if 0 < len(selector) <= LONGEST_SELECTOR else ""
+    return f"hilgate run {step.key}{narrowed}"
+
+
+def _evidence(s: StepResult) -> tuple[str, ...]:
+    """List where a step ran and over which files, what the hooks saw, what has expired, and how reruns ended."""
+    if s.attempt is None:
+        where = [f"node {host}" for host in sorted({one.host for one in s.health})]
+    else:
+        here = s.attempt.record.environment
+        where = [f"node {here.host}: {here.device}"] if not s.plan.local else []  # a local run is one node
+        if files := s.recorded.restored.get(s.step.key, ()):
+            where.append(f"with these files of the merge base: {', '.join(files)}")
+    again, same = [], defaultdict(list)
+    for rerun in s.reruns:
+        place = f"{'elsewhere' if rerun.elsewhere else 'on the same node'}, {rerun.host}"
+        same[f"again {place}", rerun.outcome.value].append(rerun)
+    for (place, ended), reruns in same.items():
+        said = first_line(reruns[0].message)
+        message = f": {said}" if said and all(first_line(check.message) != said for check in s.checks) else ""
+        one = f"{reruns[0].check}: {ended}{message}"
+        again.append(f"{place}: {one if len(reruns) == 1 else f'{len(reruns)} checks: {ended}'}")
+    if damaged := s.recorded.damaged.get(s.step.key + RECHECK_SUFFIX, ""):
+        again.append(f"its rerun elsewhere cannot be believed: {damaged}")
+    unknown = [s.without_health] if s.without_health else []
+    return (*where, *s.trouble, *unknown, *lines(s.health), *s.expired, *again)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from hilgate.errors import writing
+from hilgate.errors import Exit, writing
 from hilgate.model import FINDINGS_FILE, ImageDigest, Key, Number, StrictModel
 from hilgate.model.declaration import Condition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -35,6 +35,19 @@ SEVERITY: dict[Outcome, int] = {
     Outcome.FAIL: 3,
 }
 """The order in which outcomes win: fail over did not run over inconclusive over pass."""
+
+EXIT_STATUS: dict[Outcome, Exit] = {
+    Outcome.PASS: Exit.PASS,
+    Outcome.INCONCLUSIVE: Exit.INCONCLUSIVE,
+    Outcome.DID_NOT_RUN: Exit.NOTHING_RAN,
+    Outcome.FAIL: Exit.FAIL,
+}
+"""Status of a command that ends with an outcome."""
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcome that wins; of nothing at all: did not run."""
+    return max(outcomes, key=SEVERITY.__getitem__, default=Outcome.DID_NOT_RUN)
 
 
 class Environment(StrictModel):
@@ -81,6 +94,19 @@ class Check(StrictModel):
         with writing(folder):
             lines = [f"{check.model_dump_json()}\n" for check in checks]
             (folder / FINDINGS_FILE).write_text("".join(lines), "utf-8")
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a JSON Lines file with their numbers, blank ones left out.
+
+    Split at line feeds alone: answers may hold U+2028, U+2029 and U+0085, which end a line of text and none of JSON.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if line.strip():
+            yield number, line
 
 
 class BuildRecord(StrictModel):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate how long a plan takes: measured minutes, else declared ones, through the schedule in which steps are run."""
+"""Estimate how long a plan takes, from measured or else declared minutes and the order in which steps start."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ RECENT_BUILDS = 200
 """How many builds are looked at: about a month of a busy repository."""
 
 PASSES_FILE = "results/passes.json"
-"""What steps took on this machine, as `hilgate gate` and `run` leave it; it decides about nothing but forecasts."""
+"""File with the times of steps on this machine. `hilgate gate` and `run` write it; only forecasts read it."""
 
 RECENT_PASSES = 5
-"""How many are kept of each step: a forecast is of today's kernels on today's machine."""
+"""Times kept of each step: older ones say little about today's kernels."""
 
 UNIT_SECONDS = 0.11
-"""What `slowness` takes on an idle machine of those that the declared minutes were measured on."""
+"""Seconds that `slowness` measures on an idle machine of the kind on which declared minutes were measured."""
 
 
 class Passed(StrictModel):
-    """How long a step took that passed here."""
+    """The time of one step that passed on this machine."""
 
     key: Key
     command: str
-    """A part of a step takes another time than the whole."""
+    """Kept because a part of a step takes another time than the whole."""
     host: str
     cores: int
     declared: float = Field(gt=0)
-    """Minutes that were declared of it."""
+    """The step's declared minutes at that time."""
     minutes: float = Field(gt=0)
     ended: float
     """Seconds since 1970 (UTC); tells a pass that was read again from another one."""
@@ -81,9 +81,9 @@ class Passes(StrictModel):
 
 
 def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
-    """Keep what steps of a local plan took that passed, whole or as subsets.
+    """Store the times of the steps of a local plan that passed, whole or as smoke subsets.
 
-    Only forecasts read it, so no trouble with it stops a gate.
+    Only forecasts read them, so no trouble with the file stops a gate.
     """
     declared = {step.key: step.step.minutes for step in plan.steps if plan.local and step.as_declared}
     known = {(one.key, one.command, one.ended): one for one in Passes.read(root).passes}
@@ -109,12 +109,12 @@ def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
 
 
 SAMPLES = 3
-"""How often `slowness` measures; the least counts, for what else the machine does for a moment only adds to a time."""
+"""Measurements that `slowness` makes. The shortest counts: whatever else the machine does only adds time."""
 
 
 @cache
 def slowness() -> float:
-    """How many times longer than on the machine of the declared minutes a fixed piece of Python takes here and now."""
+    """Return how many times longer a fixed piece of Python takes here and now than `UNIT_SECONDS`."""
     took = []
     for _ in range(SAMPLES):
         began = time.perf_counter()
@@ -125,16 +125,16 @@ def slowness() -> float:
 
 
 def pace(root: Path, cores: int) -> float:
-    """How many times their declared minutes steps take here: as passes of this machine show, else `slowness`."""
+    """Return measured by declared minutes: the median of this machine's passes, or `slowness` where it has none."""
     passes = [one for one in Passes.read(root).passes if one.cores == cores]
     return statistics.median(one.minutes / one.declared for one in passes) if passes else slowness()
 
 
 def stretch(plan: Plan, root: Path, cores: int) -> float:
-    """By how much the timeouts of a plan's steps are longer than declared: 1 for agents and on a CI machine.
+    """Return the factor by which timeouts of a plan are longer than declared; 1 for agents and on a CI machine.
 
-    On a machine at hand it is what the forecast is made of, or `slowness` where that is more now: a machine that was
-    quick last week may be busy today. Never below 1.
+    Elsewhere it is the larger of `pace` and `slowness`, and at least 1: a machine that was quick last week may be busy
+    today.
     """
     return round(max(1.0, pace(root, cores), slowness()), 1) if plan.local and not on_ci() else 1.0
 
@@ -142,10 +142,10 @@ def stretch(plan: Plan, root: Path, cores: int) -> float:
 def expected(
     plan: Plan, root: Path, history: Mapping[Key, float], cores: int
 ) -> tuple[dict[Key, float], frozenset[Key]]:
-    """Planned key -> minutes that a step of a local plan will take, and of which steps they were measured.
+    """Return the expected minutes of each step of a local plan, and the keys of those that were measured.
 
-    Measured on this machine, else in the history. What was never measured takes its declared minutes times what the
-    others took of theirs on this machine; on its first run, times `slowness`.
+    A time of this machine comes first, then one of the history. A step with neither gets its declared minutes times
+    `pace`.
     """
     times: dict[tuple[Key, str], list[float]] = defaultdict(list)
     for one in (one for one in Passes.read(root).passes if one.cores == cores):
@@ -164,7 +164,7 @@ def expected(
 
 
 def measured(root: Path, given: Path | None = None) -> dict[Key, float]:
-    """Planned key -> minutes: the median of its last `PASSES` passes. `given` is another folder than the default.
+    """Return minutes by planned key, each the median of the last `PASSES` passes; `given` replaces the default folder.
 
     Raises:
         MisuseError: A folder was given and is not there.
@@ -191,9 +191,9 @@ def measured(root: Path, given: Path | None = None) -> dict[Key, float]:
 
 
 def in_order(steps: Sequence[PlannedStep]) -> list[Key]:
-    """The order in which steps start as cores are free: one quick step, then the longest chain of dependants first.
+    """Return the order in which steps start as cores become free: one quick step, then the longest chain of dependants.
 
-    Something is known soon then. By declared minutes, so that a plan runs in one order everywhere.
+    With a quick step first, something is known soon. The order follows declared minutes and is the same everywhere.
     """
     minutes = {step.key: step.step.minutes for step in steps}
     chains = longest_chains(steps, minutes)
@@ -205,7 +205,7 @@ def in_order(steps: Sequence[PlannedStep]) -> list[Key]:
 
 
 def fits(step: PlannedStep, running: Sequence[PlannedStep], cores: int) -> bool:
-    """Whether its cores are free (a step that wants more than there are runs alone) and so is its GPU."""
+    """Return whether a step's GPU and cores are free; a step that wants more cores than there are runs alone."""
     if step.device != CPU and any(other.device == step.device for other in running):
         return False
     busy = sum(min(other.step.cores, cores) for other in running)
@@ -253,7 +253,7 @@ class Estimate:
 def size_of(
     plan: Plan, root: Path, given: Path | None = None, *, keys: frozenset[Key] | None = None, cores: int | None = None
 ) -> Estimate:
-    """The estimate of a plan; of one for a local run by what this machine measured, with the time until all has ended.
+    """Return the estimate of a plan; that of a local run uses this machine's times and says when the last step ends.
 
     `given` is another history than the default. `keys` are what is to run (None is all), on at most `cores` (None is
     the machine's).
@@ -284,7 +284,7 @@ def budget_of(plan: Plan, declarations: Declarations) -> float | None:
 
 
 def estimate(plan: Plan, history: Mapping[Key, float] | None = None) -> Estimate:
-    """Sums and longest chain of a plan; `history` has measured minutes by planned key."""
+    """Return the sums and the longest chain of a plan; `history` has measured minutes by planned key."""
     known = history or {}
     minutes = {step.key: known.get(step.key, step.step.minutes) for step in plan.steps}
     chain_minutes, chain = max(longest_chains(plan.steps, minutes).values(), default=(0.0, ()))

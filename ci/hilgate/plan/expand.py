@@ -139,7 +139,7 @@ def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], target:
 def _in_order(
     declarations: Declarations, target: Target, places: Mapping[Key, Sequence[Key]]
 ) -> list[tuple[Area, Step]]:
-    """Declared steps that have a place, what they wait for first, else in declared order."""
+    """Sort the declared steps that have a place: behind what they wait for, else in declared order."""
     declared = {step.key: (area, step) for area, step in declarations.steps() if step.key in places}
     rank = {key: position for position, key in enumerate(declared)}
     graph = {
@@ -157,7 +157,7 @@ def _in_order(
 
 
 def _provider(declarations: Declarations, target: Target, step: Step, device: Key) -> Step | None:
-    """The step that builds the image of a step's job; None on the host, and for an image that is built."""
+    """Return the step that builds the image of a step's job; None on the host, and for an image that exists already."""
     image = _image(declarations, target, step, device)
     return declarations.provider(image) if image and image not in target.built else None
 
@@ -178,10 +178,10 @@ def _omission(area: Area, step: Step, key: Key, cause: OmissionCause, reason: st
 
 @dataclass(frozen=True)
 class Placement:
-    """Whether and where a step can run."""
+    """Where a step can run, and why not elsewhere."""
 
     devices: tuple[Key, ...]
-    """Where it is planned; on one machine at most one."""
+    """Devices on which it is planned; on one machine at most one."""
     left_out: Mapping[Key, str]
     """The other devices, each with the reason."""
     obstacle: str
@@ -230,7 +230,7 @@ def _gpus(step: Step, device: Key) -> str:
 
 
 class Readiness(StrictModel):
-    """What of one area can run somewhere."""
+    """Which steps of an area can run on a machine, or on the agents."""
 
     area: Key
     title: str

@@ -4,8 +4,8 @@
 What is planned was written by whoever sent the change: globs, YAML, and Python that is parsed for its imports. Some of
 that is read by compiled code, which no timer inside the process interrupts.
 
-The process is a fork, so the one that calls this has no threads: a fork lacks them, and would wait for them until it is
-ended (status 3, never a plan).
+The process is a fork, so the caller must have no threads: the fork would lack them and wait for them until it is ended
+(status 3, never a plan).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _plan(answer: bytes, status: int, root: Path) -> Plan:
 
 
 def _work(descriptor: int, work: Callable[[], Plan]) -> NoReturn:
-    """In the other process: do it, write the answer, and end without what this program does at its end."""
+    """Run in the other process: make the plan, write the answer, and end at once, without exit handlers."""
     answer = b"memory\n"
     try:
         os.setpgid(0, 0)

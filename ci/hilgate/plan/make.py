@@ -48,7 +48,7 @@ WHEN: dict[PlanProfile, str] = {
 """Profile -> when its plans are made, as in "runs nightly"."""
 
 WHOLE = ("nightly", "release", "smoke")
-"""Profiles that heed no change: all of their steps run."""
+"""Profiles that run all of their steps, whatever changed."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class PlanChoice:
     """What to compare with; None where nothing is known."""
     why: str
     whole: bool = False
-    """Whether everything runs, whatever changed. Its protected changes are compared all the same."""
+    """Whether everything runs, whatever changed. Protected changes are still looked for."""
 
 
 def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --all") -> PlanChoice:
@@ -120,7 +120,7 @@ Built = Callable[[Iterable[str]], Mapping[str, str]]
 
 
 def gather_facts(root: Path, change: Changes, built: Built | None = None) -> ChangeFacts:
-    """The facts of a checkout and its change; outside of a checkout there is no content to tell images by.
+    """Gather the facts of a checkout and its change; outside a checkout the contents of images are unknown.
 
     Raises:
         DeclarationError: The pins or the list of protected files are wrong.
@@ -153,7 +153,7 @@ def make_plan(
 
     `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
     planned, whatever changed and whichever profiles they belong to. `built` knows images that need no build; a release
-    builds each of its images, so that its evidence has how.
+    builds each of its images, so that its evidence tells how.
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
@@ -203,9 +203,9 @@ def make_plan(
 
 
 def plan_whole(root: Path, *, profile: PlanProfile, digests: Mapping[Key, str] | None = None) -> Plan:
-    """The plan for the agents of everything that a checkout declares, whichever hilgate runs and wherever it runs.
+    """Plan everything that a checkout declares, for the agents; the plan is the same wherever this runs.
 
-    `digests` are those of images that had been built already.
+    `digests` are those of images that exist already.
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
@@ -217,7 +217,7 @@ def plan_whole(root: Path, *, profile: PlanProfile, digests: Mapping[Key, str] |
 
 
 def find_packages(root: Path, folders: Iterable[str]) -> dict[str, str]:
-    """Import packages directly in these folders -> where each stands; of two of one name the first, as for Python."""
+    """Map the import packages of these folders to their paths; of two with one name the first counts, as in Python."""
     found: dict[str, str] = {}
     for folder in folders:
         for module in sorted((root / folder).glob("*/__init__.py")):
@@ -233,10 +233,10 @@ def place(path: Path, root: Path) -> str:
 
 
 def require_own_hilgate(root: Path, packages: Mapping[str, str]) -> None:
-    """Refuse to decide on a tree that has a hilgate of its own with another one, whose rules are not the tree's.
+    """Refuse to judge a tree that brings its own hilgate with the hilgate of another tree: their rules may differ.
 
     Raises:
-        CannotRunHereError: It is of another tree, as with an environment that several working trees share.
+        CannotRunHereError: This hilgate is of another tree, as where several working trees share one environment.
     """
     if sys.flags.isolated:  # on purpose: an agent decides with the code of the merge base (hilgate.agent.trusted)
         return
@@ -250,7 +250,7 @@ def require_own_hilgate(root: Path, packages: Mapping[str, str]) -> None:
 
 
 def plan_alone(root: Path, key: str, first: Path, *, arguments: str | None = None) -> Plan:
-    """A plan of one step on this machine without its needs, with `first` ahead of the rest of its import path.
+    """Plan one step on this machine, without the steps it needs; the folder `first` stands first on its import path.
 
     `arguments` are added to its command and narrow it to a few checks; None leaves it and its minimum as declared.
 
@@ -340,19 +340,19 @@ def assemble(
 
 
 def _thin(step: PlannedStep) -> PlannedStep:
-    """What a change runs of a step locally, where agents run all of it."""
+    """Reduce a step to the part that a local run of a change does; agents run all of it."""
     if step.step.smoke is None or not step.step.smoke.on_change:
         return step
     return step.subset().model_copy(update={"reason": f"{step.reason}; {_of_it(step.step.smoke)}"})
 
 
 def _of_it(smoke: Smoke) -> str:
-    """What runs of a step, in a few words; the arguments that choose it are shown by `hilgate explain`."""
+    """Say which part of a step runs, in a few words; `hilgate explain` shows the arguments that choose it."""
     return f"a subset (at least {count(smoke.minimum, 'check')})"
 
 
 def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]) -> None:
-    """Refuse a name of which no step is planned: what it needs would run and pass, and say nothing about it."""
+    """Refuse a name without a planned step: only what it needs would run, and that pass says nothing about it."""
     steps = {model: set(by_model(declarations, (model,))) for model in models}
     for name in (*select, *models):
         own = steps.get(name, set())
@@ -369,10 +369,10 @@ def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...
 def _overruled(
     selection: Selection, declarations: Declarations, profile: PlanProfile, built: Mapping[Key, str]
 ) -> tuple[dict[Key, Wanted], dict[Key, NotWanted]]:
-    """What the change selects, as the profile and the images that are built already leave it: wanted, and not wanted.
+    """Apply the profile and the images that exist already to what the change selects; return wanted and unwanted steps.
 
     A step belongs to its profiles alone. A smoke plan has every step with a smoke subset. Some profiles run everything.
-    An image of which a build of the default branch has built the same contents (`built`: image -> digest) is not built.
+    An image is not built where a build of the default branch has built the same contents (`built`: image -> digest).
     """
     wanted: dict[Key, Wanted] = {}
     otherwise: dict[Key, NotWanted] = {}
@@ -399,7 +399,7 @@ def _images(steps: Sequence[PlannedStep], facts: ChangeFacts) -> dict[Key, str]:
     """The images that planned steps use or build, with what each is built from.
 
     Raises:
-        DeclarationError: Nobody says what an image is built from, so no result could be held against it.
+        DeclarationError: Nothing says what an image is built from, so no result could be compared with it.
     """
     names = sorted({name for step in steps for name in (step.image, step.step.provides) if name})
     if unknown := [name for name in names if name not in facts.images]:

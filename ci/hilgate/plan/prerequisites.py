@@ -51,7 +51,7 @@ def demand(root: Path, project: Project) -> None:
     """Refuse to run anything where something is missing.
 
     Raises:
-        CannotRunHereError: It names everything that is missing, with the package that has it.
+        CannotRunHereError: Something is missing; the error names it all, with the packages that bring it.
     """
     missing = [check.message for check in ask(root, project) if check.outcome is not Outcome.PASS]
     if missing:

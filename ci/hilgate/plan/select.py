@@ -42,13 +42,13 @@ def select(
 ) -> Selection:
     """Select steps for the changed files (paths relative to the root, `/` between parts); None selects all.
 
-    A changed module selects a step with `imports` where one of these reaches it. A module that is new or gone selects
-    every step of the areas that claim it besides, and one that is gone every step that imports from its package; while
+    A changed module selects a step with `imports` where one of these reaches it. A module that is new or gone also
+    selects every step of the areas that claim it, and one that is gone every step that imports from its package. While
     the graph is not known, a module selects every step with `imports`. Any other file selects by the area's globs. The
     reason names the most telling cause: a changed file of the step, else an unclaimed file, else `always`.
 
-    `imports` is the graph of the files as they are now; None selects by globs alone. What the new files among those
-    that changed, `appeared`, hide or complete is not in the graph of what was.
+    `imports` is the graph of the files as they are now; None selects by globs alone. `appeared` are the new ones among
+    the changed files: no graph of the earlier files shows what they hide or complete.
     """
     if changed is None:
         return Selection({step.key: EVERYTHING for area in areas for step in area.steps}, {})
@@ -79,11 +79,11 @@ class Basis:
     contents: frozenset[str]
     """Files whose change selects it."""
     names: frozenset[str]
-    """Those, and the modules that select it by coming or going alone."""
+    """Those, and the modules that select it only when they come or go."""
 
 
 def basis_of(areas: Sequence[Area], files: Iterable[str], imports: Imports) -> dict[Key, Basis]:
-    """Declared step -> the files of a tree that select it: what `select` says of each of them, asked all at once."""
+    """Return the files of a tree that select each declared step, as `select` would say file by file."""
     names = sorted(files)
     claims = {area.area: frozenset(claimed_by(area, names)) for area in areas}
     everyone = frozenset(name for name in names if not any(name in claimed for claimed in claims.values()))

@@ -6,77 +6,62 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hilgate.model.record import Outcome
-from hilgate.report import problems, tables
-from hilgate.report.causes import causes
-from hilgate.report.merge_base import NOTHING, MergeBase, whose
-from hilgate.report.reservations import TITLE, reservations
+from hilgate.report.reservations import TITLE, time_of
+from hilgate.report.view import EVIDENCE_LINES, LIMIT_BYTES, NAMED_IDS, RULINGS, at_most, beside, fit, more, ruled
 from hilgate.text import MARKS, fenced, markdown, marked, shorten, xml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
     from junitparser import TestCase
 
-    from hilgate.model.plan import Plan
     from hilgate.model.record import Check
     from hilgate.model.verdict import Verdict
-    from hilgate.report.causes import Cause
-    from hilgate.report.problems import CheckFinding, Detail, StepProblem
+    from hilgate.report.tables import Table
+    from hilgate.report.view import CheckFinding, Detail, ReportView, StepProblem
     from hilgate.run.results import Recorded
 
 ANNOTATION_FILE = "annotation.md"
 JUNIT_FILE = "junit.xml"
 
 
-def render(
-    plan: Plan,
-    recorded: Recorded,
-    verdict: Verdict,
-    *,
-    facts: MergeBase = NOTHING,
-    limit: int = problems.LIMIT_BYTES,
-) -> str:
+def render(view: ReportView, limit: int = LIMIT_BYTES) -> str:
     """The first screen as CommonMark, by default below Buildkite's limit of 1 MiB."""
-    found = causes(plan, recorded, verdict)
-    return problems.fit(lambda detail: _render(plan, recorded, verdict, found, detail, facts), limit)
+    return fit(lambda detail: _render(view, detail), limit)
 
 
-def _render(
-    plan: Plan, recorded: Recorded, verdict: Verdict, found: Sequence[Cause], detail: Detail, facts: MergeBase
-) -> str:
+def _render(view: ReportView, detail: Detail) -> str:
+    plan, verdict = view.plan, view.verdict
     files = ", ".join(markdown(file) for file in plan.changed_files[:8])
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""
     commit = f"`{markdown(plan.commit[:12])}`" if plan.commit else "(not a git checkout)"
     dirty = " with uncommitted changes" if plan.dirty else ""
     against = f" against {markdown(plan.base)}" if plan.base else ", compared with nothing"
-    headline = problems.headline(plan, verdict, recorded)
-    first = whose(found, facts, recorded, local=plan.local)
     parts = [
-        f"## {marked(verdict.outcome)}: {markdown(first or headline)}",
-        *([markdown(headline)] if first else []),
-        f"{markdown(problems.step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
+        f"## {marked(verdict.outcome)}: {markdown(view.whose or view.headline)}",
+        *([markdown(view.headline)] if view.whose else []),
+        f"{markdown(view.step_counts)}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
         *(markdown(words) for words in (*verdict.doubts, *verdict.notes)),
-        *_loosened(verdict, detail),
+        *_loosened(view, detail),
     ]
-    for problem in problems.problems(plan, recorded, verdict, found, limit=detail.failures_per_step, facts=facts):
+    for problem in view.problems(detail.failures_per_step):
         parts += _problem(problem, detail)
-    parts += [line for table in tables.tables(plan, recorded, verdict) if (line := _first_failing_cell(table))]
-    found_beside = reservations(plan, recorded, verdict)
-    parts += [f"### {TITLE}"] if found_beside else []
-    for one in found_beside:
+    parts += [line for table in view.tables if (line := _first_failing_cell(table))]
+    parts += [f"### {TITLE}"] if view.reservations else []
+    for one in view.reservations:
         title = f"**{markdown(one.title)}** ({markdown(one.what)})"
-        parts.append(f"{title}\n\n{_bullets(problems.at_most(one.ids, problems.NAMED_IDS), 300)}")
+        parts.append(f"{title}\n\n{_bullets(at_most(one.ids, NAMED_IDS), 300)}")
     passed = [step for step in verdict.steps if step.outcome is Outcome.PASS]
     if passed:
-        rows = [f"| {markdown(s.key)} | {s.counts.passed} | {problems.time_of(s)} |" for s in passed]
+        rows = [f"| {markdown(s.key)} | {s.counts.passed} | {time_of(s)} |" for s in passed]
         parts.append("\n".join(["| passed | checks | time |", "|---|---:|---:|", *rows]))
     if verdict.omissions:
         parts.append("\n".join(f"- not selected: {markdown(o.key)}: {markdown(o.reason)}" for o in verdict.omissions))
     return "\n\n".join(parts) + "\n"
 
 
-def _first_failing_cell(table: tables.Table) -> str:
+def _first_failing_cell(table: Table) -> str:
     failed = [(", ".join(place), cell) for place, cell in table.grid.items() if cell.outcome is Outcome.FAIL]
     if not failed:
         return ""
@@ -89,23 +74,23 @@ def _bullets(lines: Iterable[str], limit: int) -> str:
     return "\n".join(f"- {markdown(shorten(line, limit))}" for line in lines)
 
 
-def _loosened(verdict: Verdict, detail: Detail) -> list[str]:
-    approved = problems.approval(verdict)
+def _loosened(view: ReportView, detail: Detail) -> list[str]:
+    approved = view.approval
     if not approved:
         return []
     changes = [
         f"{markdown(one.path)}: {markdown(one.what)}"
         + (f"\n\n{fenced(shorten(one.hunk, detail.message_characters))}" if one.hunk else "")
-        for one in verdict.loosened
+        for one in view.verdict.loosened
     ]
-    return [f"**Changes its own gate: {markdown(approved)}**", *problems.at_most(changes, problems.NAMED_IDS)]
+    return [f"**Changes its own gate: {markdown(approved)}**", *at_most(changes, NAMED_IDS)]
 
 
 def _problem(problem: StepProblem, detail: Detail) -> list[str]:
     step = problem.step
     parts = [
-        f"### {problems.ruled(step)}: {markdown(step.key)}, {markdown(step.label)}",
-        markdown(problems.RULINGS[step.ruling]),
+        f"### {ruled(step)}: {markdown(step.key)}, {markdown(step.label)}",
+        markdown(RULINGS[step.ruling]),
     ]
     about = _about(problem)
     for finding in problem.findings:
@@ -115,15 +100,15 @@ def _problem(problem: StepProblem, detail: Detail) -> list[str]:
         parts += [f"merge base: {markdown(problem.merge_base)}"] if problem.merge_base else []
         parts += about
     parts += [f"{MARKS[Outcome.DID_NOT_RUN]} {n} not run: {markdown(why)}" for why, n in problem.skips]
-    parts += [f"{name}: {markdown(', '.join(keys))}" for name, keys in problems.beside(problem) if keys]
+    parts += [f"{name}: {markdown(', '.join(keys))}" for name, keys in beside(problem) if keys]
     if problem.more:
-        parts.append(markdown(problems.more(problem)))
+        parts.append(markdown(more(problem)))
     return parts
 
 
 def _about(problem: StepProblem) -> list[str]:
     step = problem.step
-    lines = [*([f"node {step.node}"] if step.node else []), *problems.at_most(step.evidence, problems.EVIDENCE_LINES)]
+    lines = [*([f"node {step.node}"] if step.node else []), *at_most(step.evidence, EVIDENCE_LINES)]
     again = [step.reproduce, *([problem.container] if problem.container else [])]
     return [*([_bullets(lines, 300)] if lines else []), "reproduce:\n" + fenced("\n".join(again))]
 
@@ -136,7 +121,7 @@ def _finding(finding: CheckFinding, detail: Detail, about: list[str]) -> list[st
         "case": finding.case,
         "merge base": finding.merge_base,
         "where": finding.place,
-        **{name: ", ".join(keys) for name, keys in problems.beside(finding)},
+        **{name: ", ".join(keys) for name, keys in beside(finding)},
     }
     parts = [
         f"{MARKS[check.outcome]} {markdown(shorten(check.id, 300))}",
@@ -146,7 +131,7 @@ def _finding(finding: CheckFinding, detail: Detail, about: list[str]) -> list[st
         *about,
     ]
     if finding.others:
-        listed = problems.at_most(finding.others, detail.failures_per_step)
+        listed = at_most(finding.others, detail.failures_per_step)
         parts += [f"the others:\n\n{_bullets(listed, 300)}"]
     rest = "\n".join(check.message.strip().splitlines()[1:])
     if rest:

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hilgate.errors import MisuseError
 from hilgate.model.record import Outcome
-from hilgate.report import annotation, problems
-from hilgate.report.causes import causes
-from hilgate.report.merge_base import NOTHING, MergeBase, whose
+from hilgate.report import annotation
 from hilgate.text import shorten, visible
 
 if TYPE_CHECKING:
-    from hilgate.model.plan import Plan
-    from hilgate.model.verdict import Verdict
     from hilgate.report.causes import Cause
-    from hilgate.run.results import Recorded
+    from hilgate.report.view import ReportView
 
 CHECK = "hilgate"
 """Name of the check; not that of the required status, which Buildkite posts."""
@@ -33,26 +29,25 @@ MOST_CHARACTERS = 60_000
 _PLACE = re.compile(r"([\w./-]+\.py):(\d+)")
 
 
-def check_of(plan: Plan, recorded: Recorded, verdict: Verdict, facts: MergeBase = NOTHING) -> dict[str, Any]:
+def check_of(view: ReportView) -> dict[str, Any]:
     """The body of "Create a check run" for a verdict: an annotation for each cause that has a line in the repository.
 
     Raises:
         MisuseError: The plan is of no commit, or of a smoke run or a part of a step.
     """
+    plan, verdict = view.plan, view.verdict
     plan.require_whole("the plan")
     if not re.fullmatch(r"[0-9a-f]{40}", plan.commit) or plan.dirty:
         raise MisuseError("the results are of no commit", remedy="publish those of a build of agents")
-    found = causes(plan, recorded, verdict)
-    title = whose(found, facts, recorded) or problems.headline(plan, verdict, recorded)
     return {
         "name": CHECK,
         "head_sha": plan.commit,
         "status": "completed",
         "conclusion": "success" if verdict.outcome is Outcome.PASS else "failure",
         "output": {
-            "title": shorten(visible(title), 200),
-            "summary": annotation.render(plan, recorded, verdict, facts=facts, limit=MOST_CHARACTERS),
-            "annotations": [one for cause in found if (one := _annotation(cause))][:MOST_ANNOTATIONS],
+            "title": shorten(visible(view.whose or view.headline), 200),
+            "summary": annotation.render(view, MOST_CHARACTERS),
+            "annotations": [one for cause in view.causes if (one := _annotation(cause))][:MOST_ANNOTATIONS],
         },
     }
 
@@ -75,6 +70,6 @@ def _annotation(cause: Cause) -> dict[str, Any] | None:
     }
 
 
-def comment_of(plan: Plan, recorded: Recorded, verdict: Verdict, facts: MergeBase = NOTHING) -> str:
+def comment_of(view: ReportView) -> str:
     """What the annotation in Buildkite says, short enough for a comment."""
-    return annotation.render(plan, recorded, verdict, facts=facts, limit=MOST_CHARACTERS)
+    return annotation.render(view, MOST_CHARACTERS)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hilgate.report.problems import shortest
+from hilgate.report.view import shortest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

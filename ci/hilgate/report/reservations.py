@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.model.record import Outcome
-from hilgate.report.problems import time_of
 from hilgate.run.outcome import needs_of
-from hilgate.text import count
+from hilgate.text import count, duration
 
 if TYPE_CHECKING:
     from hilgate.model.plan import Plan, PlannedStep
@@ -115,3 +114,8 @@ def _again(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str: 
 def _put_back(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
     files = recorded.restored.get(step.key, ())
     return f": {', '.join(files)}" if files else ""
+
+
+def time_of(step: StepVerdict, at: str = "%d %b %H:%M") -> str:
+    """How long it took, or when it ran where an earlier pass stands for it: `reused, 21 Nov 14:02` (local time)."""
+    return f"reused, {step.reused.astimezone():{at}}" if step.reused else duration(step.seconds)

@@ -25,20 +25,8 @@ from hilgate.model.plan import planned_key
 from hilgate.model.record import Counts, Outcome
 from hilgate.plan.make import WHEN
 from hilgate.report import tables
-from hilgate.report.causes import causes
-from hilgate.report.merge_base import NOTHING, whose
-from hilgate.report.problems import (
-    approval,
-    at_most,
-    beside,
-    headline,
-    more,
-    problems,
-    ruled,
-    step_counts,
-    time_of,
-)
-from hilgate.report.reservations import TITLE, reservations
+from hilgate.report.reservations import TITLE, time_of
+from hilgate.report.view import at_most, beside, more, ruled
 from hilgate.text import count, shorten
 
 if TYPE_CHECKING:
@@ -52,7 +40,7 @@ if TYPE_CHECKING:
     from hilgate.model.verdict import Verdict
     from hilgate.plan.estimate import Estimate
     from hilgate.plan.expand import Diagnosis, Readiness
-    from hilgate.report.problems import CheckFinding, StepProblem
+    from hilgate.report.view import CheckFinding, ReportView, StepProblem
     from hilgate.report.write import Judged
     from hilgate.run.results import Recorded
 
@@ -163,34 +151,32 @@ def print_verdict(judged: Judged, *, every: bool = False, console: Console | Non
 
     With `every` all tables are printed whole; else those of steps that are not green, and a line for each other one.
     """
-    recorded, verdict = judged.recorded, judged.verdict
+    view, verdict = judged.view, judged.verdict
     console = console or stdout()
-    facts = judged.facts or NOTHING
-    found = causes(judged.plan, recorded, verdict)
-    if first := whose(found, facts, recorded, local=judged.plan.local):
-        say(console, f"{first[0].upper()}{first[1:]}.", "bold")
+    if view.whose:
+        say(console, f"{view.whose[0].upper()}{view.whose[1:]}.", "bold")
         console.print()
     _print_steps(console, verdict)
-    for problem in problems(judged.plan, recorded, verdict, found, limit=CAUSES, facts=facts):
+    for problem in view.problems(CAUSES):
         _print_problem(console, problem, local=judged.plan.local)
-    if beside_passes := reservations(judged.plan, recorded, verdict):
+    if view.reservations:
         console.print("", f"{TITLE}:", sep="\n")
-    for one in beside_passes:
+    for one in view.reservations:
         say(console, f"{one.title}: {', '.join(at_most(one.ids, RESERVED))}", indent="  ")
     console.print()
     mark = mark_of(verdict.outcome)
-    said = text.log(text.line(f"{mark.plain}: {headline(judged.plan, verdict, recorded)}"))
+    said = text.log(text.line(f"{mark.plain}: {view.headline}"))
     for number, part in enumerate(_wrapped(said, max(NARROWEST, console.width), "", "  ")):
         line = Text(part)
         line.stylize(mark.style, 0, len(mark.plain) if number == 0 else 0)
         console.print(line, soft_wrap=True)
-    say(console, step_counts(verdict), "dim")
+    say(console, view.step_counts, "dim")
     for words in (*verdict.doubts, *verdict.notes):
         say(console, words, "yellow" if words in verdict.doubts else "dim")
-    if approved := approval(verdict):
-        say(console, f"changes its own gate: {approved}", "bold")
+    if view.approval:
+        say(console, f"changes its own gate: {view.approval}", "bold")
     say(console, f"report: {short(judged.report)}", "dim", whole=True)
-    _print_tables(console, judged, every=every)
+    _print_tables(console, view, judged.report, every=every)
     for loosened in verdict.loosened:
         say(console, f"changes its own gate: {loosened.path}: {loosened.what}")
         for row in loosened.hunk.splitlines():
@@ -273,14 +259,14 @@ def _wrapped(line: str, width: int, first: str = "", then: str = "") -> list[str
     )
 
 
-def _print_tables(console: Console, judged: Judged, *, every: bool) -> None:
+def _print_tables(console: Console, view: ReportView, report: Path, *, every: bool) -> None:
     width = max(NARROWEST, console.width)
-    for table in tables.tables(judged.plan, judged.recorded, judged.verdict):
+    for table in view.tables:
         whole = every or table.verdict.outcome is not Outcome.PASS
         for line in lines(table, width) if whole else _title(table, width):
             console.print(line, soft_wrap=True)
         if table.step.step.matrix:
-            say(console, f"table: {short(judged.report.with_name(table.step.step.matrix.file))}", "dim", whole=True)
+            say(console, f"table: {short(report.with_name(table.step.step.matrix.file))}", "dim", whole=True)
 
 
 def _print_problem(console: Console, problem: StepProblem, *, local: bool) -> None:

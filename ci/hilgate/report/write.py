@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from hilgate.model.plan import Plan
     from hilgate.model.verdict import Verdict
     from hilgate.report.merge_base import MergeBase
+    from hilgate.report.view import ReportView
     from hilgate.run.results import Recorded
+
+REPORT_FILE = "report.html"
+TABLE_COLUMNS = 60
+"""Of a table; more would not fit a page, and the others are counted."""
+
+FOLDED_ROWS = 30
+"""A longer table would push what follows off the reader's screen."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,16 @@ class Judged:
     facts: MergeBase | None = None
     refused: HilgateError | None = None
 
+    @property
+    def view(self) -> ReportView:
+        """The verdict as every report shows it."""
+        from hilgate.report.merge_base import NOTHING
+        from hilgate.report.view import ReportView
 
-def decide(
+        return ReportView(self.plan, self.recorded, self.verdict, self.facts or NOTHING)
+
+
+def judge_and_report(
     folder: Path,
     plan: Plan,
     *,
@@ -73,8 +89,9 @@ def decide(
     from hilgate.model.declaration import Quarantine
     from hilgate.model.record import Outcome
     from hilgate.plan.make import plan_digest
-    from hilgate.report import annotation, html, tables
+    from hilgate.report import annotation, tables
     from hilgate.report.merge_base import find
+    from hilgate.report.view import ReportView
     from hilgate.run import results
 
     digest = plan_digest(plan)
@@ -113,15 +130,44 @@ def decide(
         tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
     facts = find(judged, history=history if history and history.is_dir() else None, against=against)
-    path = folder / html.REPORT_FILE
+    view = ReportView(judged, recorded, verdict, facts)
+    path = folder / REPORT_FILE
     with writing(folder):
         annotation.write_junit(recorded, verdict, folder)
-        for file, words in (
-            (folder / annotation.ANNOTATION_FILE, annotation.render(judged, recorded, verdict, facts=facts)),
-            (path, html.render(judged, recorded, verdict, find_logs(folder, jobs, judged), facts=facts)),
-        ):
-            file.write_text(words, encoding="utf-8")
+        (folder / annotation.ANNOTATION_FILE).write_text(annotation.render(view), encoding="utf-8")
+        path.write_text(report_page(view, find_logs(folder, jobs, judged)), encoding="utf-8")
     return Judged(judged, recorded, verdict, path, facts, refused)
+
+
+def report_page(view: ReportView, logs: dict[str, str] | None = None) -> str:
+    """The report: one HTML file without script or network, below 1 MiB, light and dark, printable.
+
+    `logs` has the address of a step's log, relative to the report.
+    """
+    from hilgate.report import view as shown
+    from hilgate.report.reservations import TITLE
+    from hilgate.report.tables import notes
+    from hilgate.report.templating import pages
+
+    template = pages().get_template("report.html.j2")
+    return shown.fit(
+        lambda detail: template.render(
+            view=view,
+            plan=view.plan,
+            verdict=view.verdict,
+            detail=detail,
+            logs=logs or {},
+            rulings=shown.RULINGS,
+            beside=shown.beside,
+            more=shown.more,
+            notes=notes,
+            reservations_title=TITLE,
+            named_limit=shown.NAMED_IDS,
+            evidence_limit=shown.EVIDENCE_LINES,
+            table_columns=TABLE_COLUMNS,
+            folded_rows=FOLDED_ROWS,
+        )
+    )
 
 
 OTHER_FILES = "the files are not those that its steps ran over: they changed since, or while they ran; run it again"

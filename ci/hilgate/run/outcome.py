@@ -8,13 +8,12 @@ import signal
 from typing import TYPE_CHECKING
 
 from hilgate.conditions import NEEDS
-from hilgate.model.record import SEVERITY, Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hilgate.model.plan import Plan
-    from hilgate.model.record import StepRecord
+    from hilgate.model.record import Check, Outcome, StepRecord
 
 OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 """Signals that a process brings upon itself; the others come from outside (SIGKILL: out of memory)."""
@@ -27,11 +26,6 @@ SLOW_MACHINE = "; this machine is slow: "
 SLOW = 3.0
 NOT_STARTED = "not started"
 """How it begins when another step stood in its way."""
-
-
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The outcome that wins; of nothing at all: did not run."""
-    return max(outcomes, key=SEVERITY.__getitem__, default=Outcome.DID_NOT_RUN)
 
 
 def first(checks: Iterable[Check], outcome: Outcome) -> Check | None:

@@ -20,57 +20,29 @@ import os
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from typing import TYPE_CHECKING, Any
 
 from hileval.engines import ModelFilesError, Prompt, bounded
-from hileval.gates.declare import EVALS, TaskError, first_problem
-from hileval.records.records import INVALID, Sample, ScoreError, flags_of, json_lines
+from hileval.gates.declare import EVALS
+from hileval.records.records import INVALID, Sample, ScoreError, flags_of
 from hilgate.errors import CannotRunHereError, RecordsError
-from hilgate.model import StrictModel
+from hilgate.model.record import json_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hileval.engines import Answer, Engine
+    from hileval.gates.declare import DocumentTask
     from hileval.gates.resolve import ResolvedGate
 
 
 IMAGES = (".png", ".jpg", ".jpeg")
 TEXT = ".md"
 REMEDY = "see docs/reference/accuracy-gates.md, Parsing models"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
-"""What turns sound, images and text into the model's input."""
 
 
 class DocumentError(RecordsError):
     """A document that cannot be asked: no partner, no text, two of one id, unreadable, or longer than the answer."""
-
-
-class DocumentTask(StrictModel):
-    """A task file of a gate of kind `documents`."""
-
-    task: str = Field(min_length=1)
-    modality: Literal["audio", "image"]
-    """What the encoder is shown."""
-    prompt: str = Field(min_length=1)
-    """What the decoder begins with."""
-    texts: str | None = None
-    """JSON lines (`id`, `text`), relative to evals/, which are spoken."""
-    data_folder: str | None = None
-    """Environment variable that names a folder of images and texts."""
-    repetition_penalty: float = Field(default=1.0, gt=0)
-    """The one that the model is published to be used with."""
-    scoring: Literal[1] = 1
-    """Version of `hileval.ask.documents`: scores of another one are not comparable."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> DocumentTask:
-        if (self.modality == "audio") != (self.texts is not None) or (self.texts is None) != bool(self.data_folder):
-            raise ValueError("audio needs `texts` alone, image needs `data_folder` alone")
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +64,6 @@ class TaskDocument:
         """sha256 of text and data."""
         text = self.text.encode()
         return hashlib.sha256(b"%d\n%b%b" % (len(text), text, self.data)).hexdigest()
-
-
-def read_task(path: Path) -> DocumentTask:
-    """Read a task file.
-
-    Raises:
-        TaskError: Missing, not YAML, or a key that is missing, unknown or out of range; names it.
-    """
-    try:
-        return DocumentTask.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        why = first_problem(error)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    raise TaskError(why, where=str(path), remedy="see evals/tasks/pocket_speech.yaml")
 
 
 def data_folder(variable: str, path: Path) -> Path:
@@ -285,7 +242,7 @@ class DocumentQuestions:
         engine: Started when the first document is asked.
     """
 
-    def __init__(self, resolved: ResolvedGate) -> None:
+    def __init__(self, gate: ResolvedGate) -> None:
         """Read and check every document; nothing expensive starts yet.
 
         Raises:
@@ -293,20 +250,12 @@ class DocumentQuestions:
             DocumentError: A document cannot be asked.
             CannotRunHereError: The documents or the model are not on this machine.
         """
-        gate, self._start = resolved.declared, resolved.start
-        self._task = read_task(resolved.task)
-        self._documents = read_documents(self._task, resolved.task)
-        _require_room(resolved, self._documents)
-        generation = {"repetition_penalty": self._task.repetition_penalty, "temperature": 0}
-        self.identity = resolved.identify(
-            task=self._task.model_dump(),
-            tokenizer=TOKENIZER_FILES,
-            generation=generation,
-            fewshot="none",
-            lm_eval="none",
-        )
+        self._gate, self._start = gate.declared, gate.start
+        self._task = gate.documents
+        self._documents = read_documents(self._task, gate.task_file)
+        _require_room(gate, self._documents)
+        self.identity = gate.identity
         self.available = len(self._documents)
-        self._gate = gate
         self.engine: Engine | None = None
 
     def ask(self, ids: Sequence[int], run: int) -> list[Sample]:  # noqa: ARG002
@@ -356,7 +305,7 @@ def _sample(number: int, document: TaskDocument, task: DocumentTask, answer: Ans
     )
 
 
-def _require_room(resolved: ResolvedGate, documents: Sequence[TaskDocument]) -> None:
+def _require_room(gate: ResolvedGate, documents: Sequence[TaskDocument]) -> None:
     """Refuse a document whose text does not fit into an answer: it could never be right.
 
     Raises:
@@ -365,18 +314,18 @@ def _require_room(resolved: ResolvedGate, documents: Sequence[TaskDocument]) -> 
     """
     from tokenizers import Tokenizer  # not transformers': it imports Triton before the engine has said how it runs
 
-    gate, file = resolved.declared, resolved.folder / "tokenizer.json"
+    declared, file = gate.declared, gate.folder / "tokenizer.json"
     if not file.is_file():
-        raise ModelFilesError("tokenizer.json is missing", where=gate.model, remedy="fetch the whole model")
+        raise ModelFilesError("tokenizer.json is missing", where=declared.model, remedy="fetch the whole model")
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     for document in documents:
         needed = len(tokenizer.encode(document.text, add_special_tokens=False).ids) + 1
-        if needed > gate.max_gen_toks:
+        if needed > declared.max_gen_toks:
             raise DocumentError(
                 f"text: that of {document.id!r} takes {needed} tokens with its end, and max_gen_toks is "
-                f"{gate.max_gen_toks}",
-                where=gate.title,
+                f"{declared.max_gen_toks}",
+                where=declared.title,
                 remedy="split the document, or raise max_gen_toks if the model can write as much",
             )

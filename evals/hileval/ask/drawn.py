@@ -11,10 +11,10 @@ wrong block does so never; rounding costs a right one some answers, as the store
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from hileval.gates.rule import order
 from hileval.records.records import INVALID
 from hilgate.errors import CannotRunHereError
 
@@ -55,9 +55,10 @@ def write_key(gate: ResolvedGate) -> int:
     from hileval.ask.harness import TaskQuestions
 
     write_tokenizer(gate.folder)
-    questions = TaskQuestions(gate.using(engine_args=gate.declared.engine_args | {"dtype": "float32"}), real=True)
+    exact = gate.using(engine_args=gate.declared.engine_args | {"dtype": "float32"})
+    questions = TaskQuestions(dataclasses.replace(exact, keyed=False))
     try:
-        samples = questions.ask(order(gate.rule, questions.available), 0)
+        samples = questions.ask(gate.rule.order(questions.available), 0)
     finally:
         if questions.engine is not None:
             questions.engine.close()

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hileval.gates.rule import order
 from hileval.records.baseline import require_same_prompts, stored_outcomes
-from hileval.records.records import Evaluation, Identity, Run, Sample, json_lines
+from hileval.records.records import Evaluation, Identity, Run, Sample
 from hilgate.errors import RecordsError
 from hilgate.model import FINDINGS_FILE
-from hilgate.model.record import Check
+from hilgate.model.record import Check, json_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +65,7 @@ def read_evaluation(folder: Path, gate: ResolvedGate, limit: int | None) -> tupl
     base = None
     if baseline is not None:
         require_same_prompts(baseline, samples)
-        ids = order(gate.rule, baseline.n)[:limit]
+        ids = gate.rule.order(baseline.n)[:limit]
         base = stored_outcomes(baseline, declared.filter, baseline.identity, ids)
     if any(tuple(one.doc_id for one in run) != ids[: len(run)] for run in runs):
         raise RecordsError(

@@ -6,25 +6,22 @@ Imported when questions are asked: lm-eval takes seconds.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import importlib.metadata
 import logging
 import os
 import tempfile
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from lm_eval.api.model import LM
 
 from hileval.engines import bounded
-from hileval.gates.declare import EVALS, TaskError
+from hileval.gates.declare import TaskError
 from hileval.records.records import INVALID, Sample, ScoreError, flags_of
 from hilgate.errors import HilgateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from hileval.engines import Answer, Engine
     from hileval.gates.declare import Gate
@@ -37,7 +34,7 @@ STRICT, FLEXIBLE = "strict-match", "flexible-extract"
 Messages = list[dict[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Chat:
     """How a model is talked to."""
 
@@ -110,57 +107,13 @@ def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def resolve_task(path: Path, num_fewshot: int, key: Path | None = None) -> dict[str, Any]:
-    """The task as one dict: lm-eval's stock file, overlaid with ours, with absolute data files; `key` is a test set.
-
-    Raises:
-        TaskError: unreadable file, no `include`/`task`/`data.test`, missing stock task or data, examples wanted without
-            training data.
-    """
-    try:
-        ours = yaml.safe_load(path.read_text(encoding="utf-8"))
-        include, name, data = ours.pop("include"), ours["task"], ours.pop("data")
-        stock = importlib.metadata.distribution("lm_eval").locate_file(f"lm_eval/tasks/{include}")
-        config: dict[str, Any] = yaml.safe_load(EVALS.joinpath(str(stock)).read_text(encoding="utf-8")) | ours
-        files = {split: EVALS / data[split] for split in ("test", *sorted(set(data) - {"test"}))}
-        files |= {} if key is None else {"test": key}
-    except (OSError, yaml.YAMLError, KeyError, AttributeError, TypeError) as error:
-        raise TaskError(
-            f"not a task: {type(error).__name__} {error}", where=str(path), remedy="see evals/tasks/pocket_gsm8k.yaml"
-        ) from error
-    for file in files.values():
-        if not file.is_file():
-            raise TaskError(
-                f"no data file {file.name}",
-                where=str(path),
-                remedy="python -m hileval.pocket questions makes a pocket model's, hileval control a key.jsonl",
-            )
-    if num_fewshot and "train" not in files:
-        raise TaskError(f"{num_fewshot} examples without data.train", where=str(path), remedy="name the training file")
-    if not num_fewshot:
-        config.pop("training_split", None)
-        config.pop("fewshot_split", None)
-    else:
-        # The stock sampler walks one random stream over the questions, so a subset gets other prompts than the whole.
-        config["fewshot_config"] = {"sampler": "first_n"}
-    config.pop("dataset_name", None)
-    config |= {"task": name, "dataset_path": "json", "num_fewshot": num_fewshot}
-    config["dataset_kwargs"] = {"data_files": {split: str(file) for split, file in files.items()}}
-    return config
-
-
 def documents_of(gate: ResolvedGate) -> Any:
     """The rows of the task's own test set, in their order, of drawn weights too.
 
     Raises:
         TaskError: The task or its data cannot be read.
     """
-    return _load(resolve_task(gate.task, gate.declared.num_fewshot)).eval_docs
-
-
-def _task_of(gate: ResolvedGate) -> dict[str, Any]:
-    key = gate.key if gate.declared.weights == "drawn" else None
-    return resolve_task(gate.task, gate.declared.num_fewshot, key)
+    return _load(dataclasses.replace(gate, keyed=False).questions).eval_docs
 
 
 def _load(config: dict[str, Any]) -> Any:
@@ -201,26 +154,19 @@ class TaskQuestions:
         engine: Started when the first question is asked.
     """
 
-    def __init__(self, resolved: ResolvedGate, *, real: bool = False) -> None:
-        """Read the task and its data; nothing expensive starts yet. With `real` of drawn weights too its own test set.
+    def __init__(self, gate: ResolvedGate) -> None:
+        """Read the task and its data; nothing expensive starts yet.
 
         Raises:
             DeclarationError: The task or its data cannot be read.
             ModelFilesError: The model folder lacks a file.
         """
-        gate = resolved.declared
-        self._gate = gate
-        self._config = resolve_task(resolved.task, gate.num_fewshot) if real else _task_of(resolved)
-        self.identity = resolved.identify(
-            task={key: value for key, value in self._config.items() if key != "dataset_kwargs"} | turns(gate),
-            tokenizer=("tokenizer.json", "tokenizer_config.json"),
-            generation=self._config["generation_kwargs"],
-            lm_eval=importlib.metadata.version("lm_eval"),
-        )
-        self._task = _load(self._config)
+        self._gate, self._start = gate.declared, gate.start
+        self.identity = gate.identity
+        self._name = gate.questions["task"]
+        self._task = _load(gate.questions)
         self.available = len(self._task.eval_docs)
-        self._start = resolved.start
-        self._chat = chat_of(resolved) if gate.protocol == "chat" else None
+        self._chat = chat_of(gate) if gate.declared.protocol == "chat" else None
         self.engine: Engine | None = None
 
     def ask(self, ids: Sequence[int], run: int) -> list[Sample]:  # noqa: ARG002
@@ -232,12 +178,12 @@ class TaskQuestions:
         """
         self.engine = self.engine or self._start()
         adapter = Adapter(self.engine, self._gate.max_gen_toks, self._chat)
-        records = _simple_evaluate(adapter, self._task, self._config["task"], ids, self._gate)
+        records = _simple_evaluate(adapter, self._task, self._name, ids, self._gate)
         by_id = {sample.doc_id: sample for sample in read_samples(records, adapter.answers, len(ids))}
         return [by_id[one] for one in ids]
 
 
-def chat_of(resolved: ResolvedGate) -> Chat:
+def chat_of(gate: ResolvedGate) -> Chat:
     """Turns a conversation into the prompt that the model was trained on.
 
     Raises:
@@ -246,20 +192,15 @@ def chat_of(resolved: ResolvedGate) -> Chat:
     """
     import transformers
 
-    gate = resolved.declared
-    trusted = bool(gate.engine_args.get("trust_remote_code", False))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(resolved.folder, trust_remote_code=trusted)
+    declared = gate.declared
+    trusted = bool(declared.engine_args.get("trust_remote_code", False))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gate.folder, trust_remote_code=trusted)
     if not tokenizer.chat_template:
-        raise TaskError("the model has no chat template", where=gate.model, remedy="use protocol: completions")
+        raise TaskError("the model has no chat template", where=declared.model, remedy="use protocol: completions")
     return Chat(
         lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)),
         lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"]),
     )
-
-
-def turns(gate: Gate) -> dict[str, bool]:
-    """How a chat model gets its examples: in one message with the question, as vLLM asks; else lm-eval makes turns."""
-    return {"fewshot_as_multiturn": False} if gate.protocol == "chat" else {}
 
 
 def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], gate: Gate) -> list[dict[str, Any]]:
@@ -273,7 +214,7 @@ def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], gat
             task_manager=TaskManager(include_defaults=False),  # else it reads its 13,000 stock files at each look
             gen_kwargs={"max_gen_toks": gate.max_gen_toks},
             apply_chat_template=gate.protocol == "chat",
-            **turns(gate),
+            **gate.turns,
             samples={name: sorted(ids)},
             log_samples=True,
             bootstrap_iters=0,

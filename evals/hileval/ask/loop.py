@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from pydantic import Field, ValidationError
 
-from hileval.gates.rule import broken, next_to_ask, order, outcomes_of
+from hileval.gates.rule import outcomes_of
 from hileval.records.baseline import require_same_prompts, stored_outcomes, versions
 from hileval.records.records import Evaluation, Identity, Run, Sample, Setting
 from hilgate.errors import NothingSelectedError
@@ -83,7 +83,7 @@ def ask_until_decided(
         HilgateError: Whatever the engine raises; nothing is scored then.
     """
     rule, baseline, which = gate.rule, gate.baseline, gate.declared.filter
-    ids = order(rule, questions.available)[:limit]
+    ids = rule.order(questions.available)[:limit]
     if not ids:
         raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
     base = stored_outcomes(baseline, which, questions.identity, ids) if baseline else None
@@ -104,9 +104,9 @@ def ask_until_decided(
             listener.asked(len(runs) - 1, stop, len(ids), sum(s.correct(which) for s in runs[-1]))
             samples = [sample for run in runs for sample in run]
             stored = baseline.flagged(samples) if baseline else None
-            so_far = broken("so far", gate.declared.broken, stored, samples, len(stops))
+            so_far = gate.declared.broken.check("so far", stored, samples, len(stops))
             outcomes = [outcomes_of(run, which) for run in runs]
-            wanted, more = next_to_ask(rule, base, outcomes, wrecked=so_far.outcome is Outcome.FAIL)
+            wanted, more = rule.next_to_ask(base, outcomes, wrecked=so_far.outcome is Outcome.FAIL)
             if not more:
                 break
         seconds.append(time.monotonic() - began)

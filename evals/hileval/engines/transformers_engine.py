@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from hileval.distances import ASKED
 from hileval.engines import (
     SAMPLING_RATE,
     Answer,
@@ -16,7 +17,6 @@ from hileval.engines import (
     require_model_files,
     require_text,
 )
-from hileval.gates.drift import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

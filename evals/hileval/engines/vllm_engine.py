@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hileval.distances import ASKED
 from hileval.engines import (
     BACKEND,
     REPORTER,
@@ -21,7 +22,6 @@ from hileval.engines import (
     as_engine_error,
     require_model_files,
 )
-from hileval.gates.drift import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

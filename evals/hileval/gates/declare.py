@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from hileval.gates.drift import FLOOR, Floor
+from hileval.distances import FLOOR, Floor
 from hileval.gates.rule import BrokenLimits, GateRule
 from hilgate.errors import DeclarationError, MisuseError
-from hilgate.model import Key, Scalar, StrictModel
+from hilgate.model import Key, Scalar, StrictModel, first_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,12 +36,32 @@ def occasion(environment: Mapping[str, str]) -> Occasion:
     return "release" if profile == "release" else "nightly" if profile == "nightly" else "pre-merge"
 
 
-class UnknownGateError(MisuseError):
-    """A gate name that gates.yaml does not declare."""
-
-
 class TaskError(DeclarationError):
     """A task file is unreadable or names what does not exist."""
+
+
+class DocumentTask(StrictModel):
+    """A task file of a gate of kind `documents`."""
+
+    task: str = Field(min_length=1)
+    modality: Literal["audio", "image"]
+    """What the encoder is shown."""
+    prompt: str = Field(min_length=1)
+    """What the decoder begins with."""
+    texts: str | None = None
+    """JSON lines (`id`, `text`), relative to evals/, which are spoken."""
+    data_folder: str | None = None
+    """Environment variable that names a folder of images and texts."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """The one that the model is published to be used with."""
+    scoring: Literal[1] = 1
+    """Version of `hileval.ask.documents`: scores of another one are not comparable."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DocumentTask:
+        if (self.modality == "audio") != (self.texts is not None) or (self.texts is None) != bool(self.data_folder):
+            raise ValueError("audio needs `texts` alone, image needs `data_folder` alone")
+        return self
 
 
 class Published(StrictModel):
@@ -148,6 +167,23 @@ class Gate(StrictModel):
             )
         return self
 
+    @property
+    def turns(self) -> dict[str, bool]:
+        """How a chat model gets its examples: in one message with the question, as vLLM asks; lm-eval makes turns."""
+        return {"fewshot_as_multiturn": False} if self.protocol == "chat" else {}
+
+    def rule_at(self, when: Occasion) -> Key:
+        """Which rule applies on an occasion.
+
+        Raises:
+            MisuseError: The gate is not for that occasion.
+        """
+        if when == "nightly" and when not in self.rules:
+            when = "pre-merge"
+        if when not in self.rules:
+            raise MisuseError(f"this gate has no rule for {when}", where=self.title, remedy="add it to its `rules`")
+        return self.rules[when]
+
     def path(self, relative: str) -> Path:
         """An absolute path for a path of the declaration."""
         return EVALS / relative
@@ -204,18 +240,6 @@ class Gates(StrictModel):
         """How many gates share alpha on agents: those of hub models."""
         return sum(gate.weights == "hub" for gate in self.gates.values())
 
-    def rule(self, gate: Gate, when: Occasion) -> GateRule:
-        """The rule of a gate.
-
-        Raises:
-            MisuseError: The gate is not for that occasion.
-        """
-        if when == "nightly" and when not in gate.rules:
-            when = "pre-merge"
-        if when not in gate.rules:
-            raise MisuseError(f"this gate has no rule for {when}", where=gate.title, remedy="add it to its `rules`")
-        return self.rules[gate.rules[when]]
-
 
 def load_gates(path: Path = EVALS / "gates.yaml") -> Gates:
     """Read gates.yaml.
@@ -236,29 +260,16 @@ def load_gates(path: Path = EVALS / "gates.yaml") -> Gates:
         raise DeclarationError(first_problem(error), where=str(path), remedy=remedy) from error
 
 
-def first_problem(error: ValidationError) -> str:
-    """What is wrong with a declaration or a record: its first key that is wrong, and how many more there are."""
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{place + ': ' if place else ''}{first['msg']}{more}"
-
-
-def find_gate(name: str, declared: Gates) -> Gate:
-    """The gate of that name, which asks questions or documents.
+def read_document_task(path: Path) -> DocumentTask:
+    """Read the task file of a gate of kind `documents`.
 
     Raises:
-        UnknownGateError: no such gate; the message offers the nearest name.
+        TaskError: Missing, not YAML, or a key that is missing, unknown or out of range; names it.
     """
-    if name in declared.gates:
-        return declared.gates[name]
-    if name in declared.drifts:
-        raise UnknownGateError(
-            f"{name!r} is a drift gate, which has no baseline and no rule",
-            where="evals/gates.yaml",
-            remedy=f"name {declared.drifts[name].of!r}, the gate whose model it is, or: python -m hileval gate {name}",
-        )
-    names = [*declared.gates, *declared.drifts]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(names))}"
-    raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
+    try:
+        return DocumentTask.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        why = first_problem(error)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    raise TaskError(why, where=str(path), remedy="see evals/tasks/pocket_speech.yaml")

@@ -1,194 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drift of log-probabilities: how far next-token distributions are from another engine's, and what rounding explains.
+"""The drift gate: ours beside the engine's own attention by their log-probabilities, each asked in its own process.
 
 Exact match sees a fault when an answer becomes wrong; the distributions behind it move long before that. Nothing is
 stored: the engine's own attention answers in the same job, and what it differs from itself is what rounding does.
 Reading all tokens at once and writing them one by one round differently, so each has a rounding of its own. The same
-rule must notice a block of tokens that was replaced, or a pass means nothing. Pure.
+rule must notice a block of tokens that was replaced, or a pass means nothing.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from hileval.ask.sides import Side, SideName
+from hileval.distances import Drift, Floor
+from hileval.engines import EngineError
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hileval.gates.declare import DriftGate
+    from hileval.gates.resolve import ResolvedDrift
     from hilgate.model import Number
 
-LIKELIEST = 5
-"""Next tokens whose log-probabilities `distance` compares."""
-ASKED = 20
-"""Next tokens that an engine is asked for, and that a divergence looks at."""
-SLACK = 2.0
-"""Of `Distances`: of two engines each may be off in its own direction."""
-EXACT = 1e-5
-"""Nats. A CPU in float32 often gives the same bits both ways: whatever is so near is rounding. In 16 bits none is."""
-EXACT_KL = 1e-8
-"""Nats of divergence, which is of second order: float32 on a CPU leaves 1e-10 at worst."""
 
-Floor = tuple[float, float, float]
-"""Nats of median, 90 % and worst."""
-FLOOR: Floor = (EXACT_KL, EXACT_KL, EXACT_KL)
-SLACKS = (6.0, 6.0, 32.0)
-"""Times rounding that a right attention may be off, in median, 90 % and worst. The worst of a thousand places says
-little of the worst of another thousand. `python -m hileval.pocket rounding` measures what these promise."""
+def run_drift(drift: ResolvedDrift, out: Path) -> list[Check]:
+    """Every side in a process of its own: a plugin cannot leave one that it has joined. `out` keeps their answers.
 
-Row = Mapping[int, float]
-"""Log-probability of each of the ASKED likeliest next tokens; vLLM adds the prompt's own token, however unlikely."""
-
-LEFT = 1e-6
-"""What a row may be off in float32 where its probabilities are added up."""
-
-
-class UnmeasuredError(ValueError):
-    """There is nothing to compare or to time; the message says what is missing."""
-
-
-def likeliest(row: Row, count: int = ASKED) -> dict[int, float]:
-    """The `count` likeliest tokens of a row, the likeliest first."""
-    return dict(sorted(row.items(), key=lambda entry: (-entry[1], entry[0]))[:count])
-
-
-def distance(got: Row, want: Row) -> float:
-    """How far the log-probabilities of the LIKELIEST tokens of `want` are off at most, in nats.
-
-    A token that is not among those of `got` counts as the last of them: it is at least so far off.
-
-    Returns:
-        Infinity where one of all these is NaN or infinite.
+    Raises:
+        EngineError: A side ended without an answer.
     """
-    if not all(map(math.isfinite, (*got.values(), *want.values()))):
-        return math.inf
-    got = likeliest(got)
-    floor = min(got.values())
-    return max(abs(value - got.get(token, floor)) for token, value in likeliest(want, LIKELIEST).items())
+    out.mkdir(parents=True, exist_ok=True)
+    files = side_files(drift.declared, out)
+    for which, file in files.items():
+        file.unlink(missing_ok=True)
+        others = [other for other in files if other != "peer"] if which == "peer" else []
+        given = [word for other in others for word in ("--given", f"{other}={files[other]}")]
+        command = [sys.executable, "-m", "hileval.ask", "side", drift.name, which, "--file", str(file), *given]
+        if status := subprocess.run(command, check=False).returncode:
+            raise EngineError(f"{which} ended with status {status}", where=drift.name, remedy="read what it says above")
+    return judge_sides(drift, out)
 
 
-def divergence(got: Row, want: Row) -> float:
-    """Kullback and Leibler's divergence of `got` from `want` in nats: the ASKED likeliest tokens, and the rest as one.
+def judge_sides(drift: ResolvedDrift, out: Path) -> list[Check]:
+    """The checks of a drift gate from the answers in a folder.
 
-    What a side does not name of the other's tokens is taken to be as near as its own row allows (`_completed`): two
-    tokens of one probability that swap the last place cost nothing.
-
-    Returns:
-        Infinity where one of all these is NaN or infinite.
+    Raises:
+        RecordsError: A side is missing or damaged.
     """
-    if not got or not want or not all(map(math.isfinite, (*got.values(), *want.values()))):
-        return math.inf
-    got, want = likeliest(got), likeliest(want)
-    p, q = _completed(want, got), _completed(got, want)
-    shares = [(p[token], q[token]) for token in p]
-    shares.append(tuple(max(1e-9, 1.0 - sum(side)) for side in zip(*shares, strict=True)))
-    totals = [sum(side) for side in zip(*shares, strict=True)]
-    return max(0.0, math.fsum(p / totals[0] * math.log(p / totals[0] / (q / totals[1])) for p, q in shares if p))
+    sides = {which: Side.unpack(file) for which, file in side_files(drift.declared, out).items()}
+    return compare_sides(drift.name, sides["ours"], sides["peer"], drift.declared.floor, sides.get("second"))
 
 
-def _completed(row: Row, other: Row) -> dict[int, float]:
-    """Probabilities of the tokens of both rows; of those that `other` alone names, what it says as far as that can be.
-
-    Each is at most as likely as the last token that `row` names, and all of them together at most what `row` leaves.
-    """
-    found = {token: math.exp(value) for token, value in row.items()}
-    last = min(found.values())
-    missing = {token: min(math.exp(value), last) for token, value in other.items() if token not in row}
-    left = max(0.0, 1.0 - sum(found.values())) + LEFT
-    fits = min(1.0, left / total) if (total := sum(missing.values())) else 1.0
-    return found | {token: max(1e-30, share * fits) for token, share in missing.items()}
+def side_files(drift: DriftGate, out: Path) -> dict[SideName, Path]:
+    """Where the answers of each side are, in the order of asking: the peer reads what the others wrote."""
+    names: tuple[SideName, ...] = ("ours", "second", "peer") if drift.second else ("ours", "peer")
+    return {which: out / f"{which}.json.gz" for which in names}
 
 
-@dataclass(frozen=True)
-class Distances:
-    """Of the answers of some sequences."""
-
-    half: float
-    """At most so far off in nats are half of them,"""
-    most: float
-    """and nine tenths of them."""
-    sequences: int
-
-    @classmethod
-    def between(cls, got: Sequence[Row | None], want: Sequence[Row]) -> Distances:
-        """Of what an engine says after some sequences from what another says; None is not compared.
-
-        Raises:
-            UnmeasuredError: Fewer than half are there to compare, or fewer than two.
-        """
-        distances = [distance(row, right) for row, right in zip(got, want, strict=True) if row is not None]
-        if len(distances) < max(2, len(want) / 2):
-            raise UnmeasuredError(f"only {len(distances)} of {len(want)} sequences can be compared")
-        return cls(statistics.median(distances), _nine_tenths(distances), len(distances))
-
-    def within(self, rounding: Distances) -> bool:
-        """Whether rounding explains both; NaN is not explained."""
-        pairs = (self.half, rounding.half), (self.most, rounding.most)
-        return all(value <= SLACK * max(explained, EXACT) for value, explained in pairs)
+def compare_sides(name: str, ours: Side, peer: Side, floor: Floor, second: Side | None = None) -> list[Check]:
+    """The checks of a drift gate, and who served it."""
+    reads = [Drift.rounding(peer.read_alone, peer.read)]
+    writes = [Drift.rounding(peer.wrote, peer.read_again["peer"])]
+    if second is not None:
+        reads.append(Drift.rounding(second.read, peer.read))
+        writes.append(Drift.rounding(second.wrote, peer.read_again["second"]))
+    behind = [row[-len(changed_rows) :] for row, changed_rows in zip(peer.read, peer.changed, strict=True)]
+    served = [side.served for side in (ours, peer, second) if side is not None and side.served is not None]
+    another = _second_is_another(name, peer, second)
+    checks = judge_drift(
+        name,
+        Compared(Drift.between(ours.read, peer.read), Drift.largest(*reads)),
+        Compared(Drift.between(ours.wrote, peer.read_again["ours"]), Drift.largest(*writes)),
+        Drift.between(peer.changed, behind),
+        floor,
+    )
+    if any(check.outcome is not Outcome.PASS for check in served):
+        checks = [check.model_copy(update={"outcome": Outcome.DID_NOT_RUN}) for check in checks]
+    return [*served, *another, *checks]
 
 
-@dataclass(frozen=True)
-class Drift:
-    """Divergences of the distributions of some sequences, at every place."""
-
-    half: float
-    most: float
-    worst: float
-    """The largest of all: a fault of one sequence in fifty moves neither of the others."""
-    places: int
-
-    @classmethod
-    def between(cls, got: Sequence[Sequence[Row]], want: Sequence[Sequence[Row]]) -> Drift:
-        """Of an engine's rows, sequence by sequence and place by place, from another's.
-
-        Raises:
-            UnmeasuredError: They are not of the same places, or there are none.
-        """
-        return cls.of(_divergences(got, want))
-
-    @classmethod
-    def rounding(cls, got: Sequence[Sequence[Row]], want: Sequence[Sequence[Row]]) -> Drift:
-        """Of an engine's rows from its own, at the places where they differ at all.
-
-        Equal bits say that the same was done twice, and not how far rounding goes: of Falcon-H1-7B in bfloat16 on a GPU
-        nine places in ten are the same in other batches, and the tenth is 0.06 nats off in the median.
-
-        Raises:
-            UnmeasuredError: They are not of the same places, or there are none.
-        """
-        return cls.changed(_divergences(got, want))
-
-    @classmethod
-    def changed(cls, found: Sequence[float]) -> Drift:
-        """Of those divergences that are not 0; of all where all are."""
-        return cls.of([value for value in found if value > 0] or found)
-
-    @classmethod
-    def of(cls, found: Sequence[float]) -> Drift:
-        """Of divergences in nats."""
-        return cls(statistics.median(found), _nine_tenths(found), max(found), len(found))
-
-    @classmethod
-    def largest(cls, *drifts: Drift) -> Drift:
-        """The largest of each figure: what rounding does at most."""
-        figures = zip(*((one.half, one.most, one.worst, one.places) for one in drifts), strict=True)
-        return cls(*map(max, figures))
-
-    def within(self, rounding: Drift, floor: Floor = FLOOR) -> bool:
-        """Whether rounding explains all three; NaN is not explained. `floor`: nats that are explained anyway."""
-        limit = rounding.limit(floor)
-        return self.half <= limit.half and self.most <= limit.most and self.worst <= limit.worst
-
-    def limit(self, floor: Floor = FLOOR) -> Drift:
-        """The largest figures that this rounding explains."""
-        figures = zip((self.half, self.most, self.worst), floor, SLACKS, strict=True)
-        half, most, worst = (slack * max(rounding, least) for rounding, least, slack in figures)
-        return Drift(half, most, worst, self.places)
-
-    def __str__(self) -> str:
-        return f"{self.half:.1e} / {self.most:.1e} / {self.worst:.1e}"
+def _second_is_another(name: str, peer: Side, second: Side | None) -> list[Check]:
+    """Whether the second trusted attention is not the peer's own: from itself it differs too little."""
+    if second is None or peer.served is None or second.served is None:
+        return []
+    backends = [side.served.labels.get("backend") for side in (peer, second) if side.served is not None]
+    if None in backends or backends[0] != backends[1]:
+        return []
+    message = (
+        f"the second trusted attention is the peer's own, {backends[0]}: what two attentions differ is not known here; "
+        "name two backends, `peer` and `second`, that this machine serves differently"
+    )
+    return [Check(id=f"{name}/second", outcome=Outcome.INCONCLUSIVE, message=message)]
 
 
 @dataclass(frozen=True)
@@ -240,16 +147,5 @@ def judge_drift(name: str, reading: Compared, writing: Compared, control: Drift,
     return checks
 
 
-def _divergences(got: Sequence[Sequence[Row]], want: Sequence[Sequence[Row]]) -> list[float]:
-    if [len(rows) for rows in got] != [len(rows) for rows in want] or not any(map(len, want)):
-        raise UnmeasuredError("distributions of other places, or none")
-    pairs = [(a, b) for rows, others in zip(got, want, strict=True) for a, b in zip(rows, others, strict=True)]
-    return [divergence(a, b) for a, b in pairs]
-
-
 def _numbers(drift: Drift) -> dict[str, Number]:
     return {key: value if math.isfinite(value) else 1e9 for key, value in asdict(drift).items()}
-
-
-def _nine_tenths(values: Sequence[float]) -> float:
-    return statistics.quantiles(values, n=10, method="inclusive")[-1] if len(values) > 1 else values[0]

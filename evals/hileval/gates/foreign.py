@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import Field, ValidationError
 
-from hileval.gates.declare import Gate, Published, first_problem
+from hileval.gates.declare import Gate, Published
 from hileval.gates.rule import BrokenLimits
 from hilgate.errors import DeclarationError
-from hilgate.model import Scalar, StrictModel
+from hilgate.model import Scalar, StrictModel, first_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

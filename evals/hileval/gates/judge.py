@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hileval.gates import statistics
-from hileval.gates.rule import RuleState, broken, outcomes_of, stand
+from hileval import statistics
+from hileval.gates.rule import RuleState, outcomes_of
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
@@ -46,21 +46,24 @@ SHOWN_FLIPS = 3
 """Flipped questions that a message quotes; all of them are in flips.md."""
 
 
-def judge(resolved: ResolvedGate, asked: Evaluation, served: Check | None) -> list[Check]:
+def judge(
+    resolved: ResolvedGate, asked: Evaluation, served: Check | None, changed: tuple[str, ...] = ()
+) -> list[Check]:
     """Every check of a gate.
 
     Args:
         resolved: The gate; without a baseline its floor alone is judged.
         asked: What was measured.
         served: The check of who served attention (`check_backend`), None where the engine has no choice.
+        changed: What else differs from the stored runs (`ResolvedGate.changes`).
     """
     name, gate, rule, baseline = resolved.name, resolved.declared, resolved.rule, resolved.baseline
     accuracy_id, samples = f"{name}/accuracy", asked.samples
     stored = None if baseline is None else baseline.flagged(samples)
     new = [outcomes_of(run.samples, gate.filter) for run in asked.runs]
     looks = len(rule.plan(len(asked.ids)))
-    broken_output = broken(f"{name}/broken-output", gate.broken, stored, samples, looks)
-    standing = None if asked.base is None else stand(rule, asked.base, new)
+    broken_output = gate.broken.check(f"{name}/broken-output", stored, samples, looks)
+    standing = None if asked.base is None else rule.stand(asked.base, new)
     share = counted = statistics.Share(new, rule.alpha)
     if standing is not None:
         counted = statistics.Share([run[: standing.n] for run in new[: standing.new_runs]], rule.alpha)
@@ -68,7 +71,7 @@ def judge(resolved: ResolvedGate, asked: Evaluation, served: Check | None) -> li
         broken_output,
         _without_baseline(accuracy_id, gate, rule, asked, share)
         if standing is None
-        else _accuracy(accuracy_id, resolved, asked, standing, counted, new[0]),
+        else _accuracy(accuracy_id, resolved, asked, standing, counted, new[0], changed),
     ]
     if gate.floor is not None:
         checks.append(_floor(f"{name}/floor", gate.floor, share, baseline))
@@ -114,11 +117,12 @@ def _accuracy(
     standing: Standing,
     share: statistics.Share,
     right: statistics.Outcomes,
+    changed: tuple[str, ...],
 ) -> Check:
     gate, rule, baseline = resolved.declared, resolved.rule, resolved.baseline
     assert baseline is not None
     assert asked.base is not None
-    distinct, d = baseline.distinct(gate.filter), baseline.d(gate.filter)
+    distinct, d = resolved.distinct, resolved.d
     outcome, verdict = _verdict(rule, gate, distinct, standing)
     churns = standing.churn_p <= rule.alpha and standing.state is not RuleState.FAIL
     if churns:
@@ -140,8 +144,8 @@ def _accuracy(
         f"lost {len(lost)}, gained {len(gained)}: {verdict}"
     )
     message += _unpinned(gate)
-    if asked.changed:
-        labels["changed"] = "; ".join(asked.changed)
+    if changed:
+        labels["changed"] = "; ".join(changed)
         message += f"; changed since the baseline: {labels['changed']}"
     if outcome is not Outcome.PASS and lost:
         message += "\n" + side_by_side(lost, SHOWN_FLIPS)

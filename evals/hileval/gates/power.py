@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field
 from scipy.stats import norm
 
-from hileval.gates import statistics
-from hileval.gates.rule import RuleState, decide
+from hileval import statistics
+from hileval.gates.rule import RuleState
 from hilgate.errors import MisuseError
 from hilgate.model import StrictModel
 
@@ -91,7 +91,7 @@ def simulate(
         base, new = _draw(rng, noise, drop, (min(CHUNK, replays - first), looks[-1]), base_runs, most)
         for i in np.flatnonzero(_suspects(rule, looks, base, new)) if only_failures else range(len(base)):
             runs = [new[i, 0]]
-            while (found := decide(rule, base[i], runs)).state in {RuleState.RUN_AGAIN, RuleState.ASK_MORE}:
+            while (found := rule.decide(base[i], runs)).state in {RuleState.RUN_AGAIN, RuleState.ASK_MORE}:
                 runs.append(new[i, len(runs)])
             endings[found.state] += 1
             questions += found.n * found.new_runs

@@ -4,31 +4,39 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from hileval.engines import require_model_files
-from hileval.gates.declare import EVALS, TaskError, find_gate, occasion
+from hileval.gates.declare import EVALS, TaskError, occasion, read_document_task
 from hileval.gates.foreign import read_foreign
-from hileval.gates.rule import shared
-from hileval.records.baseline import Baseline
+from hileval.records.baseline import Baseline, environment
 from hileval.records.records import Identity
-from hilgate.errors import CannotRunHereError
+from hilgate.errors import CannotRunHereError, MisuseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from hileval.engines import Engine
-    from hileval.gates.declare import EngineName, Gate, Gates, Occasion
+    from hileval.gates.declare import DocumentTask, DriftGate, EngineName, Gate, Gates, Occasion
     from hileval.gates.rule import GateRule
 
 WEIGHTS = ("*.safetensors", "config.json", "*.index.json")
+TEXT_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+DOCUMENT_TOKENIZER = (*TEXT_TOKENIZER, "preprocessor_config.json", "processor_config.json")
+"""What turns text, and with it sound and images, into the model's input."""
 ALSO = ("generation_config.json", "tokenizer.model", "tiktoken.model", "*.py")
 """What else may turn a question into tokens or end an answer, where a model has it: remote code is read too."""
+
+
+class UnknownGateError(MisuseError):
+    """A gate name that gates.yaml does not declare."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +49,7 @@ class ResolvedGate:
         rule: The rule that applies now; gates that decide together share its alpha.
         engine: The engine to ask, the declared one or another.
         baseline: The stored runs it is compared with; None judges the floor alone.
+        keyed: Whether a gate with drawn weights is asked its answer key; else the test set of its task.
     """
 
     name: str
@@ -48,6 +57,7 @@ class ResolvedGate:
     rule: GateRule
     engine: EngineName
     baseline: Baseline | None = None
+    keyed: bool = True
 
     @functools.cached_property
     def folder(self) -> Path:
@@ -66,8 +76,8 @@ class ResolvedGate:
         return gate.path(gate.model)
 
     @property
-    def task(self) -> Path:
-        """Its task file."""
+    def task_file(self) -> Path:
+        """Where its task is declared."""
         return self.declared.path(self.declared.task)
 
     @property
@@ -75,26 +85,45 @@ class ResolvedGate:
         """The test set of a gate with drawn weights: its questions with what the trusted attention answered."""
         return self.folder / "key.jsonl"
 
-    def identify(
-        self,
-        *,
-        task: dict[str, Any],
-        tokenizer: Iterable[str],
-        generation: dict[str, Any],
-        **of_harness: str,
-    ) -> Identity:
-        """What a run would have to share with a baseline.
-
-        Args:
-            task: The task without paths of this machine.
-            tokenizer: Names of the files that turn questions into the model's input.
-            generation: Arguments of generation.
-            of_harness: `lm_eval`, its version, and `fewshot` where it is not the default.
+    @functools.cached_property
+    def questions(self) -> dict[str, Any]:
+        """Its task of lm-eval, as one configuration.
 
         Raises:
-            TaskError: The tokenizer has code of its own, and the gate does not say whether that runs.
+            TaskError: The task file or its data cannot be read.
         """
-        gate, folder = self.declared, self.folder
+        key = self.key if self.declared.weights == "drawn" and self.keyed else None
+        return resolve_task(self.task_file, self.declared.num_fewshot, key)
+
+    @functools.cached_property
+    def documents(self) -> DocumentTask:
+        """Its task, of a gate of kind `documents`.
+
+        Raises:
+            TaskError: The task file is wrong.
+        """
+        return read_document_task(self.task_file)
+
+    @functools.cached_property
+    def identity(self) -> Identity:
+        """What a run must share with a baseline.
+
+        Raises:
+            TaskError: The task is wrong; or the tokenizer has code of its own, and the gate does not say whether that
+                runs.
+            CannotRunHereError: The model is not on this machine.
+        """
+        gate = self.declared
+        if gate.kind == "documents":
+            tokenizer: tuple[str, ...]
+            task: dict[str, Any] = self.documents.model_dump()
+            generation = {"repetition_penalty": self.documents.repetition_penalty, "temperature": 0}
+            tokenizer, harness = DOCUMENT_TOKENIZER, {"fewshot": "none", "lm_eval": "none"}
+        else:
+            task = {key: value for key, value in self.questions.items() if key != "dataset_kwargs"} | gate.turns
+            generation = self.questions["generation_kwargs"]
+            tokenizer, harness = TEXT_TOKENIZER, {"lm_eval": importlib.metadata.version("lm_eval")}
+        folder = self.folder
         if gate.weights == "hub":
             _require_decided(gate, folder)
         also = sorted(file for pattern in ALSO for file in folder.glob(pattern))
@@ -110,8 +139,34 @@ class ResolvedGate:
             task=hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest(),
             num_fewshot=gate.num_fewshot,
             generation=json.dumps(generation | {"max_gen_toks": gate.max_gen_toks}, sort_keys=True),
-            **of_harness,
+            **harness,
         )
+
+    @functools.cached_property
+    def distinct(self) -> int:
+        """How many different runs its baseline holds, under the gated filter; 0 without a baseline."""
+        return 0 if self.baseline is None else self.baseline.distinct(self.declared.filter)
+
+    @functools.cached_property
+    def d(self) -> float | None:
+        """Discordance of its stored runs, under the gated filter; None where there are fewer than two."""
+        return None if self.baseline is None else self.baseline.d(self.declared.filter)
+
+    def changes(self, engine: str) -> tuple[str, ...]:
+        """What else than the attention differs here from the stored runs: it may, and the report says so.
+
+        Args:
+            engine: Name and version of the engine that answered.
+        """
+        stored = self.baseline
+        if stored is None:
+            return ()
+        update = {"engine": engine, "arguments": dict(self.declared.engine_args)}
+        then, now = stored.environment, environment()
+        pairs = {"device": (then.device, now.device)}
+        pairs |= {name: (then.versions[name], now.versions[name]) for name in then.versions if name in now.versions}
+        found = [f"{name}: {before} -> {after}" for name, (before, after) in pairs.items() if before != after]
+        return (*stored.setting.model_copy(update=update).differences(stored.setting), *found)
 
     def using(self, **changes: object) -> ResolvedGate:
         """The same with other values in these fields of its declaration."""
@@ -133,34 +188,117 @@ class ResolvedGate:
         return (SpeechEngine if gate.kind == "documents" else TransformersEngine)(self.folder)
 
 
+@dataclasses.dataclass(frozen=True)
+class ResolvedDrift:
+    """A drift gate as one run asks it.
+
+    Attributes:
+        name: Its key in gates.yaml; ids of its checks begin with it.
+        declared: Its declaration.
+        gate: The gate whose model it is, under the name of the drift gate and beside no stored runs.
+    """
+
+    name: str
+    declared: DriftGate
+    gate: ResolvedGate
+
+
 def resolve(
     name: str, declared: Gates, *, when: Occasion | None = None, of: int = 1, engine: EngineName | None = None
-) -> ResolvedGate:
+) -> ResolvedGate | ResolvedDrift:
     """The gate of a name, or of an accuracy configuration of vLLM, as it is to be asked now.
 
     Args:
         name: Its key, or the path of the configuration.
         declared: What gates.yaml declares.
-        when: The occasion; None finds out what the plan that runs it is for.
+        when: The occasion; None finds out what the plan that runs it is for. A drift gate has one rule for all.
         of: How many gates decide together and share alpha.
-        engine: Another engine than the declared one.
+        engine: Another engine than the declared one; a drift gate has its own.
 
     Raises:
         UnknownGateError: No gate has this name.
         MisuseError: It is not for that occasion.
         BaselineError: It has no baseline, or a damaged one; only a gate of a hub's model may have none yet.
     """
+    if name in declared.drifts:
+        return resolve_drift(name, declared)
     name, gate = read_foreign(Path(name)) if name.endswith((".yaml", ".yml")) else (name, find_gate(name, declared))
     path = gate.path(gate.baseline)
-    rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
+    rule = declared.rules[gate.rule_at(when or occasion(os.environ))].shared(of)
     baseline = Baseline.read(path) if path.exists() or gate.weights != "hub" else None
     return ResolvedGate(name, gate, rule, engine or gate.engine, baseline)
+
+
+def resolve_drift(name: str, declared: Gates) -> ResolvedDrift:
+    """The drift gate of a name."""
+    drift = declared.drifts[name]
+    gate = without_baseline(drift.of, declared)
+    return ResolvedDrift(name, drift, dataclasses.replace(gate, name=name))
 
 
 def without_baseline(name: str, declared: Gates, engine: EngineName | None = None) -> ResolvedGate:
     """A gate whose answers are recorded and not judged: by its first rule, beside no stored runs."""
     gate = find_gate(name, declared)
-    return ResolvedGate(name, gate, declared.rule(gate, next(iter(gate.rules))), engine or gate.engine)
+    return ResolvedGate(name, gate, declared.rules[next(iter(gate.rules.values()))], engine or gate.engine)
+
+
+def find_gate(name: str, declared: Gates) -> Gate:
+    """The gate of that name, which asks questions or documents.
+
+    Raises:
+        UnknownGateError: no such gate; the message offers the nearest name.
+    """
+    if name in declared.gates:
+        return declared.gates[name]
+    if name in declared.drifts:
+        raise UnknownGateError(
+            f"{name!r} is a drift gate, which has no baseline and no rule",
+            where="evals/gates.yaml",
+            remedy=f"name {declared.drifts[name].of!r}, the gate whose model it is, or: python -m hileval gate {name}",
+        )
+    names = [*declared.gates, *declared.drifts]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(names))}"
+    raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
+
+
+def resolve_task(path: Path, num_fewshot: int, key: Path | None = None) -> dict[str, Any]:
+    """The task as one dict: lm-eval's stock file, overlaid with ours, with absolute data files; `key` is a test set.
+
+    Raises:
+        TaskError: unreadable file, no `include`/`task`/`data.test`, missing stock task or data, examples wanted without
+            training data.
+    """
+    try:
+        ours = yaml.safe_load(path.read_text(encoding="utf-8"))
+        include, name, data = ours.pop("include"), ours["task"], ours.pop("data")
+        stock = importlib.metadata.distribution("lm_eval").locate_file(f"lm_eval/tasks/{include}")
+        config: dict[str, Any] = yaml.safe_load(EVALS.joinpath(str(stock)).read_text(encoding="utf-8")) | ours
+        files = {split: EVALS / data[split] for split in ("test", *sorted(set(data) - {"test"}))}
+        files |= {} if key is None else {"test": key}
+    except (OSError, yaml.YAMLError, KeyError, AttributeError, TypeError) as error:
+        raise TaskError(
+            f"not a task: {type(error).__name__} {error}", where=str(path), remedy="see evals/tasks/pocket_gsm8k.yaml"
+        ) from error
+    for file in files.values():
+        if not file.is_file():
+            raise TaskError(
+                f"no data file {file.name}",
+                where=str(path),
+                remedy="python -m hileval.pocket questions makes a pocket model's, baseline record a key.jsonl",
+            )
+    if num_fewshot and "train" not in files:
+        raise TaskError(f"{num_fewshot} examples without data.train", where=str(path), remedy="name the training file")
+    if not num_fewshot:
+        config.pop("training_split", None)
+        config.pop("fewshot_split", None)
+    else:
+        # The stock sampler walks one random stream over the questions, so a subset gets other prompts than the whole.
+        config["fewshot_config"] = {"sampler": "first_n"}
+    config.pop("dataset_name", None)
+    config |= {"task": name, "dataset_path": "json", "num_fewshot": num_fewshot}
+    config["dataset_kwargs"] = {"data_files": {split: str(file) for split, file in files.items()}}
+    return config
 
 
 def snapshot(model: str, revision: str) -> Path:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from hileval.gates import statistics
+from hileval import statistics
 from hileval.records.records import Flag
 from hilgate.model import StrictModel
 from hilgate.model.record import Check, Outcome
@@ -32,68 +32,9 @@ if TYPE_CHECKING:
     from hilgate.model import Number
 
 
-class GateRule(StrictModel):
-    """`gates.yaml: rules`: how many questions, how sure, and what an undecided gate means."""
-
-    questions: int | None = Field(default=None, ge=1)
-    """How many of the task's questions, drawn at random with `seed`; None asks all of them."""
-    seed: int = 0
-    """Of the draw and of the order in which questions are asked (the first ones of GSM8K are easier)."""
-    look_every: int | None = Field(default=None, ge=1)
-    """Questions between two looks; None looks once, at the end."""
-    first_look: int = Field(default=1, ge=1)
-    alpha: float = Field(gt=0, lt=0.5)
-    """How often an unchanged model may fail, all looks and further runs together."""
-    margin: float = Field(gt=0, lt=1)
-    """A drop of exact match that a pass excludes, as a share."""
-    beta: float = Field(gt=0, lt=0.5)
-    """How often, at a look, a model that dropped by the margin may pass."""
-    baseline_runs: int = Field(default=1, ge=1)
-    """Distinct stored runs without which there is no pass: the luck of one run would be shared by every merge."""
-    extensions: int = Field(default=0, ge=0, le=2)
-    """Further runs of the same questions while undecided."""
-    extension_share: float = Field(default=0.1, gt=0, lt=0.4)
-    """Share of alpha for each of them, and for each run before the last one that the rule starts with."""
-    noisy_d: float | None = Field(default=None, gt=0, lt=1)
-    """A baseline with more discordance than this starts with `noisy_runs` runs."""
-    noisy_runs: int = Field(default=1, ge=1, le=5)
-    unresolved: Literal["block", "flag"]
-    """`flag` lets a merge pass with a warning; a release never does."""
-
-    @model_validator(mode="after")
-    def _looks_fit(self) -> GateRule:
-        if self.look_every is not None and self.questions is None:
-            raise ValueError("look_every needs a number of questions")
-        if self.questions is not None and self.first_look > self.questions:
-            raise ValueError(f"first_look {self.first_look} comes after the last of {self.questions} questions")
-        return self
-
-    def plan(self, available: int) -> tuple[int, ...]:
-        """Numbers of questions at which it is looked, when the task holds `available`."""
-        last = min(self.questions or available, available)
-        if self.look_every is None:
-            return (last,)
-        return (*range(min(self.first_look, last), last, self.look_every), last)
-
-
-def order(rule: GateRule, available: int) -> tuple[int, ...]:
-    """Ids of the questions to ask, in order: a seeded random draw, so that any first part of it is one too."""
-    drawn = np.random.default_rng(rule.seed).permutation(available)
-    return tuple(int(i) for i in drawn[: rule.questions or available])
-
-
 def outcomes_of(samples: Sequence[Sample], which: Filter) -> statistics.Outcomes:
     """Which answers of a run are right under a filter, in the order of asking."""
     return np.array([sample.correct(which) for sample in samples], dtype=bool)
-
-
-def shared(rule: GateRule, gates: int) -> GateRule:
-    """The rule of one of several gates that decide on the same change together.
-
-    Each takes its part of alpha (Bonferroni), because each decides on its own agent, before the others are done;
-    without that, ten gates at 1 % cry wolf at 10 % of all changes.
-    """
-    return rule.model_copy(update={"alpha": rule.alpha / gates})
 
 
 class RuleState(enum.StrEnum):
@@ -147,105 +88,163 @@ class Standing(GateDecision):
     looks: int
 
 
-def first_runs(rule: GateRule, base: statistics.Outcomes) -> int:
-    """How many runs to start with: more than one where the baseline disagrees with itself too often."""
-    noisy = rule.noisy_d is not None and len(base) > 1 and statistics.discordance(base) > rule.noisy_d
-    return rule.noisy_runs if noisy else 1
+class GateRule(StrictModel):
+    """`gates.yaml: rules`: how many questions, how sure, and what an undecided gate means."""
 
+    questions: int | None = Field(default=None, ge=1)
+    """How many of the task's questions, drawn at random with `seed`; None asks all of them."""
+    seed: int = 0
+    """Of the draw and of the order in which questions are asked (the first ones of GSM8K are easier)."""
+    look_every: int | None = Field(default=None, ge=1)
+    """Questions between two looks; None looks once, at the end."""
+    first_look: int = Field(default=1, ge=1)
+    alpha: float = Field(gt=0, lt=0.5)
+    """How often an unchanged model may fail, all looks and further runs together."""
+    margin: float = Field(gt=0, lt=1)
+    """A drop of exact match that a pass excludes, as a share."""
+    beta: float = Field(gt=0, lt=0.5)
+    """How often, at a look, a model that dropped by the margin may pass."""
+    baseline_runs: int = Field(default=1, ge=1)
+    """Distinct stored runs without which there is no pass: the luck of one run would be shared by every merge."""
+    extensions: int = Field(default=0, ge=0, le=2)
+    """Further runs of the same questions while undecided."""
+    extension_share: float = Field(default=0.1, gt=0, lt=0.4)
+    """Share of alpha for each of them, and for each run before the last one that the rule starts with."""
+    noisy_d: float | None = Field(default=None, gt=0, lt=1)
+    """A baseline with more discordance than this starts with `noisy_runs` runs."""
+    noisy_runs: int = Field(default=1, ge=1, le=5)
+    unresolved: Literal["block", "flag"]
+    """`flag` lets a merge pass with a warning; a release never does."""
 
-def decide(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> GateDecision:
-    """What to do next. A drop is called by the exact test and by the t test of the questions' differences together.
+    @model_validator(mode="after")
+    def _looks_fit(self) -> GateRule:
+        if self.look_every is not None and self.questions is None:
+            raise ValueError("look_every needs a number of questions")
+        if self.questions is not None and self.first_look > self.questions:
+            raise ValueError(f"first_look {self.first_look} comes after the last of {self.questions} questions")
+        return self
 
-    Args:
-        rule: The rule.
-        base: K stored runs of all questions the plan may ask, [K, n], in the order of asking.
-        runs: The new runs, each the outcomes of its first questions, [m]; all but the last are complete.
-    """
-    everything = base.shape[1]
-    start = first_runs(rule, base)
-    if len(runs) == 1 and start == 1:
-        return _by_looks(rule, base, np.atleast_2d(runs[0]))
-    complete = [run for run in runs if len(run) == everything]
-    if len(complete) < len(runs):
-        new = np.array(complete) if complete else np.atleast_2d(runs[0])
-        return GateDecision(RuleState.ASK_MORE, new.shape[1], len(new), 0.0)
-    new = np.array(runs)
-    level = rule.alpha * (first_share(rule, start) if len(runs) == start else rule.extension_share)
-    if statistics.difference_p(statistics.differences(base, new)) <= level and statistics.drop_p(base, new) <= level:
-        state = RuleState.FAIL
-    elif len(runs) < start:
-        state = RuleState.ASK_MORE
-    elif statistics.excludes(base, new, rule.margin, rule.beta):
-        state = RuleState.PASS
-    else:
-        state = RuleState.RUN_AGAIN if len(runs) < start + rule.extensions else RuleState.UNRESOLVED
-    return GateDecision(state, everything, len(new), level)
+    def plan(self, available: int) -> tuple[int, ...]:
+        """Numbers of questions at which it is looked, when the task holds `available`."""
+        last = min(self.questions or available, available)
+        if self.look_every is None:
+            return (last,)
+        return (*range(min(self.first_look, last), last, self.look_every), last)
 
+    def order(self, available: int) -> tuple[int, ...]:
+        """Ids of the questions to ask, in order: a seeded random draw, so that any first part of it is one too."""
+        drawn = np.random.default_rng(self.seed).permutation(available)
+        return tuple(int(i) for i in drawn[: self.questions or available])
 
-def next_to_ask(
-    rule: GateRule, base: statistics.Outcomes | None, runs: Sequence[statistics.Outcomes], *, wrecked: bool
-) -> tuple[bool, bool]:
-    """Whether another run is wanted, and whether this one has to go on; without stored runs one run is all.
+    def shared(self, gates: int) -> GateRule:
+        """The rule of one of several gates that decide on the same change together.
 
-    Where the output is `wrecked` (`broken` failed), asking more can no longer help.
-    """
-    if wrecked or base is None:
-        return False, not wrecked
-    start, state = first_runs(rule, base), decide(rule, base, runs).state
-    if state is RuleState.ASK_MORE:
-        return len(runs) < start, True
-    return state is RuleState.RUN_AGAIN, False
+        Each takes its part of alpha (Bonferroni), because each decides on its own agent, before the others are done;
+        without that, ten gates at 1 % cry wolf at 10 % of all changes.
+        """
+        return self.model_copy(update={"alpha": self.alpha / gates})
 
+    def first_runs(self, base: statistics.Outcomes) -> int:
+        """How many runs to start with: more than one where the baseline disagrees with itself too often."""
+        noisy = self.noisy_d is not None and len(base) > 1 and statistics.discordance(base) > self.noisy_d
+        return self.noisy_runs if noisy else 1
 
-def _by_looks(rule: GateRule, base: statistics.Outcomes, new: statistics.Outcomes) -> GateDecision:
-    """The first look that decides: it calls a drop, or excludes one of the margin.
+    def first_share(self, start: int) -> float:
+        """Share of alpha for the looks at the run (or runs) that the rule starts with."""
+        return 1.0 - (start - 1 + self.extensions) * self.extension_share
 
-    The exact test may have called it at an earlier look, at which the other did not yet.
-    """
-    plan, alpha = rule.plan(base.shape[1]), rule.alpha * first_share(rule, 1)
-    x = statistics.differences(base[:, : new.shape[1]], new)
-    for n, level in zip(plan, statistics.difference_levels(plan, alpha), strict=True):
-        if n > new.shape[1]:
-            return GateDecision(
-                RuleState.ASK_MORE, min(new.shape[1], max((p for p in plan if p < n), default=n)), 1, 0.0
-            )
-        allowed = alpha * n / plan[-1]
+    def decide(self, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> GateDecision:
+        """What to do next. A drop is called by the exact test and by the t test of the questions' differences together.
+
+        Args:
+            base: K stored runs of all questions the plan may ask, [K, n], in the order of asking.
+            runs: The new runs, each the outcomes of its first questions, [m]; all but the last are complete.
+        """
+        everything = base.shape[1]
+        start = self.first_runs(base)
+        if len(runs) == 1 and start == 1:
+            return self._by_looks(base, np.atleast_2d(runs[0]))
+        complete = [run for run in runs if len(run) == everything]
+        if len(complete) < len(runs):
+            new = np.array(complete) if complete else np.atleast_2d(runs[0])
+            return GateDecision(RuleState.ASK_MORE, new.shape[1], len(new), 0.0)
+        new = np.array(runs)
+        level = self.alpha * (self.first_share(start) if len(runs) == start else self.extension_share)
         if (
-            statistics.difference_p(x[:n]) <= level
-            and statistics.sequential_looks(base, new[:, :n], plan, alpha)[-1].dropped
+            statistics.difference_p(statistics.differences(base, new)) <= level
+            and statistics.drop_p(base, new) <= level
         ):
-            return GateDecision(RuleState.FAIL, n, 1, allowed)
-        if statistics.excludes(base[:, :n], new[:, :n], rule.margin, rule.beta):
-            return GateDecision(RuleState.PASS, n, 1, allowed)
-    return GateDecision(RuleState.RUN_AGAIN if rule.extensions else RuleState.UNRESOLVED, plan[-1], 1, alpha)
+            state = RuleState.FAIL
+        elif len(runs) < start:
+            state = RuleState.ASK_MORE
+        elif statistics.excludes(base, new, self.margin, self.beta):
+            state = RuleState.PASS
+        else:
+            state = RuleState.RUN_AGAIN if len(runs) < start + self.extensions else RuleState.UNRESOLVED
+        return GateDecision(state, everything, len(new), level)
+
+    def _by_looks(self, base: statistics.Outcomes, new: statistics.Outcomes) -> GateDecision:
+        """The first look that decides: it calls a drop, or excludes one of the margin.
+
+        The exact test may have called it at an earlier look, at which the other did not yet.
+        """
+        plan, alpha = self.plan(base.shape[1]), self.alpha * self.first_share(1)
+        x = statistics.differences(base[:, : new.shape[1]], new)
+        for n, level in zip(plan, statistics.difference_levels(plan, alpha), strict=True):
+            if n > new.shape[1]:
+                return GateDecision(
+                    RuleState.ASK_MORE, min(new.shape[1], max((p for p in plan if p < n), default=n)), 1, 0.0
+                )
+            allowed = alpha * n / plan[-1]
+            if (
+                statistics.difference_p(x[:n]) <= level
+                and statistics.sequential_looks(base, new[:, :n], plan, alpha)[-1].dropped
+            ):
+                return GateDecision(RuleState.FAIL, n, 1, allowed)
+            if statistics.excludes(base[:, :n], new[:, :n], self.margin, self.beta):
+                return GateDecision(RuleState.PASS, n, 1, allowed)
+        return GateDecision(RuleState.RUN_AGAIN if self.extensions else RuleState.UNRESOLVED, plan[-1], 1, alpha)
+
+    def next_to_ask(
+        self, base: statistics.Outcomes | None, runs: Sequence[statistics.Outcomes], *, wrecked: bool
+    ) -> tuple[bool, bool]:
+        """Whether another run is wanted, and whether this one has to go on; without stored runs one run is all.
+
+        Where the output is `wrecked` (`broken` failed), asking more can no longer help.
+        """
+        if wrecked or base is None:
+            return False, not wrecked
+        start, state = self.first_runs(base), self.decide(base, runs).state
+        if state is RuleState.ASK_MORE:
+            return len(runs) < start, True
+        return state is RuleState.RUN_AGAIN, False
+
+    def stand(self, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Standing:
+        """Where the gate stands: `decide`, with the figures of what counts."""
+        looks, found = len(self.plan(base.shape[1])), self.decide(base, runs)
+        new = np.array([run[: found.n] for run in runs[: found.new_runs]])
+        base = base[:, : found.n]
+        low, high = statistics.drop_interval(base, new, self.beta)
+        churned, _, churn_p = statistics.churn(base, new)
+        return Standing(
+            state=found.state,
+            n=found.n,
+            new_runs=found.new_runs,
+            level=found.level,
+            p_value=statistics.drop_p(base, new),
+            p_difference=float(statistics.difference_p(statistics.differences(base, new))),
+            drop=statistics.drop(base, new),
+            low=low,
+            high=high,
+            churned=churned,
+            churn_p=churn_p,
+            looks=looks,
+        )
 
 
-def first_share(rule: GateRule, start: int) -> float:
-    """Share of alpha for the looks at the run (or runs) that the rule starts with."""
-    return 1.0 - (start - 1 + rule.extensions) * rule.extension_share
-
-
-def stand(rule: GateRule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Standing:
-    """Where the gate stands: `decide`, with the figures of what counts."""
-    looks, found = len(rule.plan(base.shape[1])), decide(rule, base, runs)
-    new = np.array([run[: found.n] for run in runs[: found.new_runs]])
-    base = base[:, : found.n]
-    low, high = statistics.drop_interval(base, new, rule.beta)
-    churned, _, churn_p = statistics.churn(base, new)
-    return Standing(
-        state=found.state,
-        n=found.n,
-        new_runs=found.new_runs,
-        level=found.level,
-        p_value=statistics.drop_p(base, new),
-        p_difference=float(statistics.difference_p(statistics.differences(base, new))),
-        drop=statistics.drop(base, new),
-        low=low,
-        high=high,
-        churned=churned,
-        churn_p=churn_p,
-        looks=looks,
-    )
+HARD_RATE, ENOUGH = 0.2, 250
+"""Share of broken answers that fails at any look, and answers from which on the gate's own `max_rate` does: three
+of fifty are more than 5 %, and one healthy model in ten breaks so many at one of nine looks."""
 
 
 class BrokenLimits(StrictModel):
@@ -258,53 +257,45 @@ class BrokenLimits(StrictModel):
     min_count: int = Field(ge=1)
     """Fewest broken answers for the second rule."""
 
+    def check(self, check_id: str, stored: tuple[float, float] | None, samples: Sequence[Sample], looks: int) -> Check:
+        """Broken answers against what the stored runs broke of the same questions, at alpha shared among the looks.
 
-HARD_RATE, ENOUGH = 0.2, 250
-"""Share of broken answers that fails at any look, and answers from which on the gate's own `max_rate` does: three
-of fifty are more than 5 %, and one healthy model in ten breaks so many at one of nine looks."""
+        Answers that were only cut off are counted apart: a model that thinks aloud is cut off more often than it
+        babbles.
 
-
-def broken(
-    check_id: str, limits: BrokenLimits, stored: tuple[float, float] | None, samples: Sequence[Sample], looks: int
-) -> Check:
-    """Broken answers against what the stored runs broke of the same questions, at alpha shared among the looks.
-
-    Answers that were only cut off are counted apart: a model that thinks aloud is cut off more often than it babbles.
-
-    Args:
-        check_id: Of the check.
-        limits: Of the gate.
-        stored: Shares of stored answers that were broken, and only cut off; None without a baseline.
-        samples: The answers.
-        looks: How many looks share alpha.
-    """
-    n = len(samples)
-    kinds = Counter(flag for sample in samples for flag in sample.flags)
-    cut = sum(sample.flags == (Flag.TRUNCATED,) for sample in samples)
-    counts = {"broken": sum(bool(sample.flags) for sample in samples) - cut, "cut off": cut}
-    before = dict(zip(counts, stored or (0.0, 0.0), strict=True))
-    reasons = ["a log-probability was NaN or infinite"] if kinds[Flag.NON_FINITE] else []
-    p_values = {kind: statistics.excess(count, n, before[kind] + 1 / n) for kind, count in counts.items()}
-    hard = {"broken": limits.max_rate if n >= ENOUGH else HARD_RATE, "cut off": HARD_RATE}
-    allowed = {kind: max(hard[kind], 2 * before[kind]) for kind in counts}
-    for kind, count in counts.items():
-        if count / n > allowed[kind]:
-            reasons.append(f"more than {allowed[kind]:.1%} {kind}")
-        known_rate = kind == "broken" or stored is not None
-        if known_rate and count >= limits.min_count and p_values[kind] <= limits.alpha / looks:
-            reasons.append(f"{kind}: p={p_values[kind]:.1e} against the baseline's {before[kind]:.1%}")
-    found = {flag: kinds[flag] for flag in Flag if kinds[flag]}
-    listed = ", ".join(f"{times} {flag.value}" for flag, times in found.items()) or "none"
-    total = sum(counts.values())
-    message = f"{total}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}" if reasons else "")
-    if first := next((sample for sample in samples if sample.flags), None):
-        message += f"; first: question {first.doc_id}: {first.text[:60]!r}"
-    numbers: dict[str, Number] = {
-        "n": n,
-        "broken": total,
-        "baseline_broken_rate": sum(before.values()),
-        "p_value": min(p_values.values()),
-        "limit": allowed["broken"],
-    }
-    numbers |= {flag.value.replace(" ", "_").replace("-", "_"): times for flag, times in found.items()}
-    return Check(id=check_id, outcome=Outcome.FAIL if reasons else Outcome.PASS, message=message, numbers=numbers)
+        Args:
+            check_id: Of the check that is returned.
+            stored: Shares of stored answers that were broken, and only cut off; None without a baseline.
+            samples: The answers.
+            looks: How many looks share alpha.
+        """
+        n = len(samples)
+        kinds = Counter(flag for sample in samples for flag in sample.flags)
+        cut = sum(sample.flags == (Flag.TRUNCATED,) for sample in samples)
+        counts = {"broken": sum(bool(sample.flags) for sample in samples) - cut, "cut off": cut}
+        before = dict(zip(counts, stored or (0.0, 0.0), strict=True))
+        reasons = ["a log-probability was NaN or infinite"] if kinds[Flag.NON_FINITE] else []
+        p_values = {kind: statistics.excess(count, n, before[kind] + 1 / n) for kind, count in counts.items()}
+        hard = {"broken": self.max_rate if n >= ENOUGH else HARD_RATE, "cut off": HARD_RATE}
+        allowed = {kind: max(hard[kind], 2 * before[kind]) for kind in counts}
+        for kind, count in counts.items():
+            if count / n > allowed[kind]:
+                reasons.append(f"more than {allowed[kind]:.1%} {kind}")
+            known_rate = kind == "broken" or stored is not None
+            if known_rate and count >= self.min_count and p_values[kind] <= self.alpha / looks:
+                reasons.append(f"{kind}: p={p_values[kind]:.1e} against the baseline's {before[kind]:.1%}")
+        found = {flag: kinds[flag] for flag in Flag if kinds[flag]}
+        listed = ", ".join(f"{times} {flag.value}" for flag, times in found.items()) or "none"
+        total = sum(counts.values())
+        message = f"{total}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}" if reasons else "")
+        if first := next((sample for sample in samples if sample.flags), None):
+            message += f"; first: question {first.doc_id}: {first.text[:60]!r}"
+        numbers: dict[str, Number] = {
+            "n": n,
+            "broken": total,
+            "baseline_broken_rate": sum(before.values()),
+            "p_value": min(p_values.values()),
+            "limit": allowed["broken"],
+        }
+        numbers |= {flag.value.replace(" ", "_").replace("-", "_"): times for flag, times in found.items()}
+        return Check(id=check_id, outcome=Outcome.FAIL if reasons else Outcome.PASS, message=message, numbers=numbers)

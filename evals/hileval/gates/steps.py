@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from hileval.gates.declare import EVALS, first_problem
+from hileval.gates.declare import EVALS
 from hilgate.errors import DeclarationError
+from hilgate.model import first_problem
 from hilgate.model.declaration import CPU, Area, Smoke, Step
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hileval.pocket`."""
 
-from hileval.cli import run
+from hileval.command import run
 from hileval.pocket.cli import app
 
 run(app)

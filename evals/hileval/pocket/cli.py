@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hileval.ask.documents import read_documents, read_task, sound
+from hileval import statistics
+from hileval.ask.documents import read_documents, sound
 from hileval.engines import Prompt
-from hileval.gates import statistics
-from hileval.gates.declare import EVALS
+from hileval.gates.declare import EVALS, read_document_task
 from hileval.pocket.data import documents, problems, read_jsonl, speak, write_documents, write_jsonl
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def print_rounding(
     """Measure how often a drift gate fails a correct attention, by dtype, with six correct ones in all roles."""
     import numpy as np
 
-    from hileval.ask.drift import sequences_of
+    from hileval.ask.sides import sequences_of
     from hileval.gates.declare import load_gates
     from hileval.gates.resolve import without_baseline
     from hileval.pocket.rounding import DTYPES, ask, false_alarms
@@ -169,7 +169,7 @@ def record_vectors(
 
 def reserved_documents() -> frozenset[str]:
     """Texts of the test documents."""
-    return frozenset(document.text for document in read_documents(read_task(SPEECH_TASK), SPEECH_TASK))
+    return frozenset(document.text for document in read_documents(read_document_task(SPEECH_TASK), SPEECH_TASK))
 
 
 def transcribed(engine: Engine, texts: Sequence[str]) -> int:

@@ -19,8 +19,8 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hileval.distances import Drift, divergence
 from hileval.engines.transformers_engine import TransformersEngine, as_rows
-from hileval.gates.drift import Drift, divergence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

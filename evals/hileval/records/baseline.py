@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from hileval.gates import statistics
-from hileval.gates.declare import first_problem
+from hileval import statistics
 from hileval.records.records import Filter, Flag, Identity, Run, Setting, Sha, refuse_duplicates
 from hilgate.errors import RecordsError
-from hilgate.model import Key, Scalar, StrictModel
+from hilgate.model import Key, StrictModel, first_problem
 from hilgate.model.record import Environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from hileval.records.records import Sample
 
@@ -127,16 +126,6 @@ class Baseline(StrictModel):
         ends = {question.doc_hash for question in self.questions if question.flags == (Flag.TRUNCATED,)}
         cut = self.outcomes("broken", [one for one in asked if one in ends]).sum() / (self.runs * len(asked))
         return float(self.outcomes("broken", asked).mean() - cut), float(cut)
-
-    def changes(self, engine: str, arguments: Mapping[str, Scalar]) -> tuple[str, ...]:
-        """What else than the attention differs here from its runs: it may, and the report says so."""
-        then, now = self.environment, environment()
-        backend = self.setting.attention_backend
-        setting = Setting(engine=engine, attention_backend=backend, arguments=dict(arguments))
-        pairs = {"device": (then.device, now.device)}
-        pairs |= {name: (then.versions[name], now.versions[name]) for name in then.versions if name in now.versions}
-        found = [f"{name}: {before} -> {after}" for name, (before, after) in pairs.items() if before != after]
-        return (*setting.differences(self.setting), *found)
 
     def write(self, path: Path) -> None:
         """Write as JSON, one question per line so that a diff shows which ones changed."""

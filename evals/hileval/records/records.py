@@ -20,28 +20,14 @@ from hilgate.errors import RecordsError
 from hilgate.model import Scalar, StrictModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from hileval.gates.statistics import Outcomes
+    from hileval.statistics import Outcomes
 
 Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """64 hex digits."""
 Filter = Literal["strict", "flexible"]
 """Which of the two scores of an answer."""
-
-
-def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a JSON Lines file with their numbers, blank ones left out.
-
-    Split at line feeds alone: answers may hold U+2028, U+2029 and U+0085, which end a line of text and none of JSON.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if line.strip():
-            yield number, line
 
 
 INVALID = "[invalid]"
@@ -233,13 +219,11 @@ class Evaluation:
         ids: Questions of the plan, in the order of asking; each run holds answers to the first of them.
         runs: All but the last are complete.
         base: Stored outcomes [K, questions] of `ids`; None without a baseline.
-        changed: What else than the attention differs from the baseline's runs: engine, arguments, device, packages.
     """
 
     ids: tuple[int, ...]
     runs: tuple[Run, ...]
     base: Outcomes | None
-    changed: tuple[str, ...] = ()
 
     @property
     def samples(self) -> list[Sample]:

@@ -273,18 +273,19 @@ def _scan(
     tokens, sequences = 8192, 16
     pieces = sequences if piece is None else tokens // piece
     x = torch.empty(tokens, heads, head_size, dtype=dtype)
+    B, C = torch.empty(2, tokens, groups, state, dtype=dtype)
+    ends = torch.arange(1, sequences + 1, dtype=torch.int32) * (pieces // sequences)
     launch = partial(
         ssd_prefill,
         x,
         torch.empty(tokens, heads, dtype=dtype),
         torch.empty(heads),
-        *torch.empty(2, tokens, groups, state, dtype=dtype),
+        B,
+        C,
         torch.empty_like(x),
         torch.empty(pieces, heads, head_size, state),
         starts=torch.arange(pieces + 1, dtype=torch.int32) * (tokens // pieces),
-        last_pieces=None
-        if piece is None
-        else torch.arange(1, sequences + 1, dtype=torch.int32) * (pieces // sequences) - 1,
+        last_pieces=None if piece is None else ends - 1,
         D=torch.empty(heads),
         z=torch.empty_like(x) if gate else None,
         dt_bias=torch.empty(heads),

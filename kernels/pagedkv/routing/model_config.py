@@ -368,27 +368,26 @@ class State:
         return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True))
 
 
+BLOCK = 16
+"""Tokens of the smallest block of every attention kernel."""
 MLA_BLOCK = 128
 """A block of MLA beside recurrent layers is a multiple of so many tokens (vLLM 0.32, `platforms/interface.py:1079`)."""
 
 
-def hybrid_block_size(
-    state_bytes: int, token_bytes: int, *, asked: int, kernel_block: int = 16, latent: bool = False
-) -> int:
+def hybrid_block_size(state_bytes: int, token_bytes: int, *, asked: int, latent: bool = False) -> int:
     """Return the tokens of a block that holds a state.
 
-    `align = max(kernel_block, asked)`, `align * ceil(state / (align * token))`, rounded up to the kernels' block.
+    `align = max(BLOCK, asked)`, `align * ceil(state / (align * token))`, rounded up to the kernels' block.
 
     Args:
         state_bytes: Of one sequence in one recurrent layer.
         token_bytes: Of K and V of one token in one attention layer.
         asked: The engine's block size, in tokens.
-        kernel_block: Smallest block of every attention kernel, in tokens.
         latent: Whether the attention is MLA.
     """
-    align = max(kernel_block, asked, MLA_BLOCK if latent else 0)
+    align = max(BLOCK, asked, MLA_BLOCK if latent else 0)
     tokens = align * -(-state_bytes // (align * token_bytes))
-    return max(asked, kernel_block * -(-tokens // kernel_block))
+    return max(asked, BLOCK * -(-tokens // BLOCK))
 
 
 def recurrent_state(config: Config, *, tp: int, dtype: str, ssm_dtype: str | None, drafts: int = 0) -> State:

@@ -28,7 +28,7 @@ CPU_MLA_BACKEND = "pagedkv.vllm_plugin.mla_backend.PagedKVMLABackend"
 
 CPU_NAME = "CPU_ATTN"
 CPU_MLA_NAMES = ("CPU_MLA", "AMX_MLA")
-"""Which one vLLM's CPU platform selects depends on the processor."""
+"""vLLM's CPU platform selects one of these, depending on the processor."""
 
 GPU_MLA_BACKEND = "pagedkv.vllm_plugin.mla_backend.PagedKVGPUMLABackend"
 """The same on ROCm and CUDA."""
@@ -46,7 +46,7 @@ warnings only; the backend therefore speaks up once more when it is built."""
 
 
 _refused: dict[str, PluginError] = {}
-"""Members of vLLM's enum that somebody was asked to get from us and cannot, and why."""
+"""Member of vLLM's enum -> why a user who asked for our backend there cannot get it."""
 
 
 def register() -> None:
@@ -57,9 +57,10 @@ def register() -> None:
     `--attention-backend CUSTOM` asks for it; TRITON_MLA is ours only with PAGEDKV_MLA=1, and on every platform
     the prefill of Mamba-2 only with PAGEDKV_SSD=1. Calling it again changes nothing.
 
-    Raises nothing, because vLLM calls it for users who have not asked for us too, and would end. Whatever stops it is a
-    warning in the log; CUSTOM then stays as it was, and vLLM refuses whoever selects it unregistered. Who has set one
-    of our settings has asked for us: where it means nothing, selecting what would be ours is that error.
+    Raises nothing: vLLM also calls it for users who have not asked for us, and an error would end their engine. What
+    goes wrong is a warning in the log; CUSTOM then stays unregistered, and vLLM refuses to select it. Whoever has set
+    one of our settings has asked for us: if its value is invalid, selecting a backend that would be ours raises that
+    error.
     """
     try:
         _register()
@@ -111,7 +112,7 @@ def _register() -> None:
 def _claim(path: str, *names: str, asked: bool = False) -> None:
     """Point members of vLLM's enum at one of our backends; one that points at somebody else's stays theirs.
 
-    If our settings say that its user wants ours, selecting that one is an error instead: theirs would serve unnoticed.
+    Where a setting asks for ours, selecting such a member is an error instead: theirs would serve unnoticed.
     """
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -129,7 +130,7 @@ def _claim(path: str, *names: str, asked: bool = False) -> None:
 
 
 def _refuse(error: SettingError) -> None:
-    """Make it an error to select a backend that would be ours if the settings meant something."""
+    """Make it an error to select a backend that would be ours if the settings were valid."""
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -145,11 +146,11 @@ def _refuse(error: SettingError) -> None:
 
 
 def __getattr__(name: str) -> object:
-    """Resolve a class path that stands for what cannot be had from us.
+    """Resolve a class path that stands for a backend that we cannot provide.
 
     Raises:
         BackendTakenError: It has been selected, and is another plugin's.
-        SettingError: It has been selected, and a setting of ours means nothing.
+        SettingError: It has been selected, and a setting of ours is invalid.
     """
     if name in _refused:
         raise _refused[name]

@@ -33,7 +33,7 @@ ALTERNATIVE = (
     '\'{"backend_per_kind": {KIND: "TRITON_ATTN"}}\', where KIND is full_attention, sliding_window, cross_attention or '
     "encoder_only_attention"
 )
-"""What vLLM prints behind the reasons for which it does not select us."""
+"""Text that vLLM prints after its reasons not to select us."""
 
 
 class PagedKVBackend(AttentionBackend):
@@ -114,17 +114,17 @@ class PagedKVBackend(AttentionBackend):
 
     @classmethod
     def supports_kv_connector(cls) -> bool:
-        """Whether blocks may leave the engine: others take them for `rows`, of so many heads, and ask for no more."""
+        """Whether a KV connector may move blocks out of the engine: receivers assume the packing `rows`."""
         return packing() == "rows"
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """Not served: which sequences decode is read from the host's query lengths."""
+        """Not served: the query lengths on the host decide which sequences decode."""
         return False
 
     @classmethod
     def validate_configuration(cls, *asked: object, **features: object) -> list[str]:
-        """Why vLLM may not select this backend for a layer; and, if it may not, what to select."""
+        """Return why vLLM may not select this backend for a layer, and then what to select instead; empty if it may."""
         reasons = super().validate_configuration(*asked, **features)
         if features.get("use_non_causal") and features.get("has_sliding_window"):
             reasons.append("sliding window in non-causal attention not supported")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that Triton compiles in this process once an engine is ready: each makes a request wait.
+"""Count the kernels that Triton compiles in this process once an engine is ready: each makes a request wait.
 
-vLLM has a monitor of its own (`--jit-monitor-mode`), which warns, or ends the engine, whoever's kernel it is. Here they
-are counted by name, and whatever watches beside it is called as before.
+vLLM's own monitor (`--jit-monitor-mode`) warns or ends the engine for any kernel. Here kernels are counted by name, and
+a hook that was set before is still called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _hooked = False
 
 
 def begin() -> None:
-    """Count from here on. Triton is asked once in a process; who asks it after us calls us too."""
+    """Count from here on. The hook is set once in a process; one that is set later must call it."""
     global _hooked  # noqa: PLW0603 - a hook is one of the process
     names.clear()
     if _hooked:

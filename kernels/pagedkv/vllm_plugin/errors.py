@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class PluginError(RuntimeError):
-    """Base of what the plugin raises itself; its arguments are what its message leaves open."""
+    """Base of the plugin's own errors; the arguments fill the gaps of the class's message."""
 
     message: ClassVar[str]
 
@@ -31,13 +31,13 @@ class UnsupportedFeatureError(PluginError):
 
 
 class SettingError(PluginError):
-    """An environment variable of the plugin, with a value, which is not what is expected."""
+    """An environment variable of the plugin has a value that is not one of those expected."""
 
     message = "{}: got {!r}; expected {}. To do: set it to that, or unset it, before Python starts."
 
 
 class PageError(PluginError):
-    """vLLM has handed out a KV pool that is like this, and not arranged as the plugin has asked for, like that."""
+    """vLLM has handed out a KV pool in another arrangement than the plugin asked for; the message shows both."""
 
     message = (
         "KV pool: got {}; expected {}. To do: give all processes of one engine the same "
@@ -46,7 +46,7 @@ class PageError(PluginError):
 
 
 class BackendTakenError(PluginError):
-    """A member of vLLM's AttentionBackendEnum has been claimed first by another plugin, with a class path."""
+    """Another plugin has claimed a member of vLLM's AttentionBackendEnum first; the message has its class path."""
 
     message = (
         "attention backend {} is already registered as {}, so pagedkv does not serve it. To do: load only one of "
@@ -59,7 +59,7 @@ TESTED = ("0.32", "0.33")
 
 
 class VersionError(PluginError):
-    """The installed vLLM, of this version, is not one that we know, for a reason; some versions are."""
+    """The installed version of vLLM is not one that we know; the message says why, and which versions are."""
 
     message = (
         "vLLM {}: {}. pagedkv was tested with vLLM {}. To do: install one of these; or set PAGEDKV_VLLM to this "
@@ -95,7 +95,7 @@ class NotServedError(PluginError):
 
 
 class CompiledLateError(PluginError):
-    """Requests waited while Triton compiled kernels of ours, with so many variants each."""
+    """Requests waited while Triton compiled kernels of ours; the message counts the variants of each."""
 
     message = (
         "compiled while serving: {}. To do: let the warm-up of that kernel launch this variant (`warm_up.py` of its "
@@ -104,7 +104,7 @@ class CompiledLateError(PluginError):
 
 
 class PoisonUnsafeError(PluginError):
-    """Poisoning the KV pool now would destroy contents that somebody still means to read."""
+    """Poisoning the KV pool now would destroy contents that a request may still read."""
 
     message = (
         "the KV pool cannot be poisoned: {}. To do: call pagedkv_poison while no request is running, on an "

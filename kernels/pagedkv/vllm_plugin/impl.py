@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 WORTH_SAYING = 0.5
-"""Seconds of a warm-up that a log line is worth: later layers of a kind find everything compiled."""
+"""A warm-up of more seconds gets a line in the log; later layers of a kind find everything compiled."""
 
 
 class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
@@ -116,7 +116,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         self._rotation_is_warm = False
 
     def expect(self, service: ServiceBounds) -> None:
-        """Take what may be asked of the layer; it is compiled at the first step on a cache, which is one of vLLM's own.
+        """Take the bounds of the service; the layer compiles for them at its first step, which vLLM makes itself.
 
         Args:
             service: The bounds of vLLM's scheduler.
@@ -137,7 +137,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         self._set_route(routes.route_in_pool(request, block_size, sides(request.packing, order)))
 
     def _set_route(self, route: Route) -> None:
-        """The one decision for write and attention."""
+        """Ask the router for the route of the layer; both write and attention follow it."""
         asked = route.request
         quantised = None if asked.kv_cache_dtype == "auto" else asked.kv_cache_dtype
         self.route = route
@@ -169,7 +169,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         self.writes += 1
 
     def fused_rope_kvcache_supported(self) -> bool:
-        """Whether vLLM may rotate and write in one call: in self-attention, for cross attention does not rotate."""
+        """Whether vLLM may rotate and write in one call: only in self-attention, as cross attention does not rotate."""
         return self.route.request.attn_type == AttentionType.DECODER.value
 
     def do_rope_and_kv_cache_update(

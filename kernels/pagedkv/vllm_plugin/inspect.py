@@ -48,7 +48,7 @@ WORKER_EXTENSION = "pagedkv.vllm_plugin.inspect.WorkerReport"
 """Value of vLLM's `worker_extension_cls`."""
 
 NAN_BYTE = 0xFF
-"""Repeated, it is NaN as float64, float32, float16, bfloat16, float8_e4m3fn and float8_e5m2 alike."""
+"""A byte that, repeated, is NaN in float64, float32, float16, bfloat16, float8_e4m3fn and float8_e5m2."""
 
 FNUZ_NAN_BYTE = 0x80
 """The only NaN of float8_e4m3fnuz."""
@@ -72,7 +72,7 @@ class ServedLayer(TypedDict):
     fp8_format: str | None
     """Format of the codes of a quantised cache, likewise."""
     route: dict[str, str | None] | None
-    """Kernel of each task, None for a task that needs nobody, and the layout; None where the router is not asked."""
+    """Kernel of each task (None for a task that needs no kernel) and the layout; None where the router is not asked."""
     kv_shape: list[int]
     """vLLM's [blocks, head slots, tokens, content], of MLA [blocks, tokens, content]; empty before it is allocated."""
     kv_strides: list[int]
@@ -289,7 +289,7 @@ def _codes(layer: Any) -> torch.Tensor:
 
 
 def _nan(layer: Any) -> float:
-    """What to fill a layer's pages with."""
+    """Return what fills a layer's pages with NaN."""
     if layer.kv_cache.element_size() > 1:
         return float("nan")
     return FNUZ_NAN_BYTE if getattr(layer.impl, "page", None) and layer.impl.page.format == "e4m3fnuz" else NAN_BYTE

@@ -45,7 +45,7 @@ class Part(TypedDict):
     block_table: torch.Tensor
     """[S, M] int32."""
     batch_invariant: bool
-    """Whether a sequence shall get the same bits in any batch."""
+    """Whether a sequence must get the same bits whatever batch it is in."""
 
 
 @dataclass
@@ -196,7 +196,7 @@ def _refuse_late_surprises(vllm_config: VllmConfig) -> None:
     """Refuse at the start what `build` or vLLM would refuse in the midst of serving.
 
     Raises:
-        UnsupportedFeatureError: Such batches will come.
+        UnsupportedFeatureError: The configuration allows such batches.
     """
     drafts = vllm_config.speculative_config
     # There vLLM knows by name the metadata of which drafts are made, and looks at the second one of a step.

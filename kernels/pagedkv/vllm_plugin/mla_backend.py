@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pagedkv.fp8.formats import FormatName
 
 ALTERNATIVE = "to do: unset PAGEDKV_MLA, which leaves TRITON_MLA to vLLM"
-"""What vLLM prints behind the reasons for which it does not select us."""
+"""Text that vLLM prints after its reasons not to select us."""
 
 
 @dataclass
@@ -351,6 +351,6 @@ class PagedKVGPUMLABackend(_Served, MLACommonBackend):
 
     @classmethod
     def validate_configuration(cls, *asked: object, **features: object) -> list[str]:
-        """Why vLLM may not select this backend for a layer; and, if it may not, what to do."""
+        """Return why vLLM may not select this backend for a layer, and then what to do; empty if it may."""
         reasons = super().validate_configuration(*asked, **features)
         return [*reasons, ALTERNATIVE] if reasons else []

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pagedkv.routing.request import CacheLayout, Sides
 
 SCALE_BYTES = 4
-"""Of one fp32 scale of a token and head."""
+"""Bytes of one fp32 scale of a token and head."""
 
 
 def layouts(packing: Packing) -> tuple[KVCacheLayout, ...] | None:
@@ -46,7 +46,7 @@ def layouts(packing: Packing) -> tuple[KVCacheLayout, ...] | None:
 
 
 def sides(packing: Packing, order: KVCacheLayout) -> Sides:
-    """How the blocks of K and of V lie in a pool of this order: in planes where each head slot is one, and K a slot."""
+    """How the blocks of K and V lie in a pool of this order: in planes where K and V come before the blocks."""
     return "planes" if packing != "rows" and order is KVCacheLayout.LHBNC else "interleaved"
 
 

@@ -37,7 +37,9 @@ class CacheDtype(NamedTuple):
     kind: str
     """`auto`; `e4m3`, of which the device has one of two formats; or `e5m2`."""
     scales: KvScales
-    """`head` where vLLM may give one for the tensor or one for each KV head: who serves these serves that."""
+    """`head` where vLLM may give one for the tensor or one per KV head: a kernel that serves the second serves the
+    first.
+    """
 
 
 CACHE_DTYPES = {
@@ -81,7 +83,7 @@ def fp8_format(kv_cache_dtype: str) -> FormatName | None:
 
 
 def describe(*, kv_cache_dtype: str, attn_type: str, **layer: Any) -> Request:
-    """The request of one layer, asked while vLLM makes it.
+    """Return the router's request for one layer, while vLLM makes the layer.
 
     dtype, block size and bounds are those of vLLM's configuration. The block size of a hybrid and the layout of the
     pool are decided later: whoever learns them replaces these fields.

@@ -21,11 +21,11 @@ MODULE = "vllm.model_executor.layers.mamba.ops.ssd_combined"
 NAME = "_mamba_chunk_scan_combined_fwd"
 
 calls = 0
-"""Of our launcher in this process."""
+"""Calls of our launcher in this process."""
 
 
 def claim() -> Callable[[], None]:
-    """Put ours in vLLM's module, if what stands there takes the arguments that we know. Again changes nothing.
+    """Put our function in vLLM's module, if vLLM's takes the arguments that we know. A second call changes nothing.
 
     Returns:
         A function that puts back what stood there.
@@ -46,7 +46,7 @@ def claim() -> Callable[[], None]:
 
 @contextmanager
 def claimed() -> Iterator[None]:
-    """Ours in the block, and what stood there before behind it; raises as `claim`."""
+    """Use our function inside the block and the earlier one behind it; raises as `claim`."""
     put_back = claim()
     try:
         yield

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import http.server
 import socket
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from support.loopback import served
 
 from hilgate.agent import services
 
@@ -26,18 +25,8 @@ OFF = "echo 'fatal: unable to access: Could not resolve host' >&2; exit 128"
 def registry() -> Iterator[str]:
     """A registry that asks for a password."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(401 if self.path == "/v2/" else 404)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Write nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}/hilgate"
-        server.shutdown()
+    with served(lambda asked: (401 if asked.path == "/v2/" else 404, "", {})) as address:
+        yield f"{address.removeprefix('http://')}/hilgate"
 
 
 def closed() -> str:

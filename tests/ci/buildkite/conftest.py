@@ -20,7 +20,7 @@ def server():
 def client(server):
     """Of Buildkite; how long it would have waited stands in `waits`."""
     waits = []
-    url = builds_url("acme", "rocm", api=f"http://127.0.0.1:{server.server_address[1]}")
+    url = builds_url("acme", "rocm", api=server.address)
     made = Client(url, TOKEN, sleep=waits.append, timeout_seconds=10.0)
     made.waits = waits
     return made
@@ -29,4 +29,4 @@ def client(server):
 @pytest.fixture
 def forge(server):
     """Of GitHub."""
-    return Forge(f"http://127.0.0.1:{server.server_address[1]}/repos/acme/rocm", "token")
+    return Forge(f"{server.address}/repos/acme/rocm", "token")

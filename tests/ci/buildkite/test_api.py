@@ -170,7 +170,7 @@ def test_a_list_without_end_is_an_error_and_not_half_an_answer(server, client, m
 
 def test_a_heartbeat_is_heard_or_it_is_said(server, monkeypatch):
     monkeypatch.setattr(api, "BACKOFF_SECONDS", 0.0)
-    secret = f"http://127.0.0.1:{server.server_address[1]}/ping/0c3f-secret"
+    secret = f"{server.address}/ping/0c3f-secret"
     server.answer(200, "ok")
     assert api.beat(secret) == ""
     assert [path for _, path, *_ in server.asked] == ["/ping/0c3f-secret"]
@@ -449,7 +449,7 @@ def test_a_job_that_no_agent_took_in_time_is_ended(server, client):
     ((name, words),) = api.overdue(unfinished, QUEUES, NOW)
     assert name == "Sm9i"
     assert words.startswith("amd_mi300_1: no agent took a job within 60 minutes, so it was ended after 61: https://")
-    client.graphql = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    client.graphql = f"{server.address}/v1"
     server.answer(200, {"data": {"jobTypeCommandCancel": {"jobTypeCommand": {"state": "CANCELED"}}}})
     client.cancel_job(name)
     ((method, path, _, body, headers),) = server.asked
@@ -459,7 +459,7 @@ def test_a_job_that_no_agent_took_in_time_is_ended(server, client):
 
 
 def test_a_refusal_that_comes_with_200_is_one(server, client):
-    client.graphql = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    client.graphql = f"{server.address}/v1"
     server.answer(200, {"errors": [{"message": "No permission\nfor that"}]})
     with pytest.raises(RemoteError, match="refuses to end a job: No permission for that"):
         client.cancel_job("Sm9i")

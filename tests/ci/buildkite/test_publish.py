@@ -16,6 +16,7 @@ from hilgate.errors import MisuseError
 from hilgate.model.record import Outcome
 from hilgate.report.check import MOST_CHARACTERS, check_of, comment_of
 from hilgate.report.merge_base import MergeBase
+from hilgate.report.view import ReportView
 
 PLACE = "tests/t.py:50: AssertionError (tests/support/attending.py:80)"
 BOT = "rocm-gate[bot]"
@@ -44,7 +45,7 @@ MADE = {"id": 4, "html_url": "https://github.example.invalid/acme/rocm/runs/4"}
 def test_the_check_stands_at_the_line_that_failed():
     there = built((step("a", "x"), [passed(one.id) for one in TWO]))[1]
     facts = MergeBase(commit="b" * 40, recorded=there)
-    check = check_of(*a_build(), facts)
+    check = check_of(ReportView(*a_build(), facts))
     assert (check["name"], check["head_sha"], check["status"], check["conclusion"]) == (
         "hilgate",
         COMMIT,
@@ -66,27 +67,27 @@ def test_the_check_stands_at_the_line_that_failed():
 @pytest.mark.parametrize("checks", [[undecided()], [wrong("a")], None], ids=["inconclusive", "failed", "nothing"])
 def test_what_is_no_pass_is_a_failure_on_github(checks):
     build = a_build(*checks) if checks else built((step("a", "x"), None), profile="pr", commit=COMMIT)
-    assert check_of(*build)["conclusion"] == "failure"
-    assert check_of(*a_build(passed()))["conclusion"] == "success"
+    assert check_of(ReportView(*build))["conclusion"] == "failure"
+    assert check_of(ReportView(*a_build(passed())))["conclusion"] == "success"
 
 
 @pytest.mark.parametrize("place", ["/etc/passwd.py:3: E", "../x.py:3: E", "a/../../x.py:3: E", "nowhere", "a.c:3: E"])
 def test_a_place_outside_of_the_repository_gets_no_annotation(place):
-    assert check_of(*a_build(wrong("a", place)))["output"]["annotations"] == []
+    assert check_of(ReportView(*a_build(wrong("a", place))))["output"]["annotations"] == []
 
 
 def test_at_most_50_annotations_and_60000_characters_are_sent():
     names = "abcdefghijklmnopqrstuvwxyz"
     pairs = enumerate(a + b for a in names for b in "abcd")
     many = [failed(f"tests/t.py::test_{ab}", f"{ab} {'x' * 3000}\ntests/t.py:{n + 1}: E") for n, ab in pairs]
-    check = check_of(*a_build(*many))
+    check = check_of(ReportView(*a_build(*many)))
     assert len(check["output"]["annotations"]) == 50
-    for text in (check["output"]["summary"], comment_of(*a_build(*many))):
+    for text in (check["output"]["summary"], comment_of(ReportView(*a_build(*many)))):
         assert len(text.encode()) <= MOST_CHARACTERS
 
 
 def test_a_comment_mentions_nobody():
-    text = comment_of(*a_build())
+    text = comment_of(ReportView(*a_build()))
     outside = "".join(part for place, part in enumerate(text.split("```")) if place % 2 == 0)
     assert "@everyone" not in outside.replace("\\@everyone", "")
 
@@ -103,7 +104,7 @@ def test_a_comment_mentions_nobody():
 def test_one_comment_is_made_and_then_changed_and_nobody_elses(server, forge, there, last):
     server.answer(200, there).answer(200, MADE).answer(201, MADE)
     build = a_build()
-    addresses = publish(forge, 7, BOT, check_of(*build), comment_of(*build))
+    addresses = publish(forge, 7, BOT, check_of(ReportView(*build)), comment_of(ReportView(*build)))
     assert addresses == (MADE["html_url"], MADE["html_url"])
     assert [one[:2] for one in server.asked] == [
         ("GET", "/repos/acme/rocm/issues/7/comments"),
@@ -133,7 +134,7 @@ def test_a_refusal_says_which_permission_is_missing(server, forge):
 @pytest.mark.parametrize("changes", [{"commit": ""}, {"dirty": True}, {"profile": "smoke"}], ids=repr)
 def test_what_is_of_no_commit_or_of_a_part_is_not_published(changes):
     with pytest.raises(MisuseError):
-        check_of(*a_build(passed(), **changes))
+        check_of(ReportView(*a_build(passed(), **changes)))
 
 
 def test_the_outcomes_are_all_of_them():

@@ -4,6 +4,7 @@
 import subprocess
 
 import pytest
+from support.planted import instead, must_be_noticed, planted
 
 from hilgate.checks import hygiene
 from hilgate.checks.hygiene import RULES, Linter, lint
@@ -14,26 +15,29 @@ HOME = "/".join(("", "home", "someone", "project"))  # spelt so that this file k
 INDEX = "https://" + "pypi.example.org/simple"
 
 
-@pytest.mark.parametrize(
-    ("rule", "name", "text"),
-    [
-        ("class-names", "ci/hilgate/b.py", f"{hygiene.LICENSE}\nclass Same:\n    pass\n\nclass Same:\n    pass\n"),
-        ("licenses", "ci/hilgate/b.py", f'"""A module."""\n{hygiene.LICENSE}\n'),
-        ("licenses", "docker/scripts/b.sh", "#!/usr/bin/env bash\nset -e\n"),
-        ("licenses", ".ci/run", f"#!/usr/bin/env bash\n{hygiene.LICENSE} AND MIT\n"),
-        ("pipelines", ".buildkite/pipeline.yml", "steps: [wait]\n"),
-        ("no-local-hooks", ".buildkite/hooks/pre-exit", ""),
-        ("no-folder-package", "kernels/__init__.py", ""),
-        ("no-folder-package", "tests/ci/__init__.py", ""),
-        ("no-machine-path", "docs.md", f"see `{HOME}/notes`"),
-        ("no-package-index", "Makefile", f"pip install -i {INDEX} x"),
-        ("no-package-index", "Makefile", "pip install --extra-index" + "-url http://x/ y"),
-    ],
-)
-def test_planted_mistake_is_found_by_its_rule_alone(rule, name, text):
-    found = {key: check({name: text}) for key, check in RULES.items()}
-    assert [key for key, problems in found.items() if problems] == [rule]
-    assert any(problem.startswith((name, name.removeprefix(".buildkite/"))) for problem in found[rule])
+TWICE = f"{hygiene.LICENSE}\nclass Same:\n    pass\n\nclass Same:\n    pass\n"
+LATE = f'"""A module."""\n{hygiene.LICENSE}\n'
+FAULTS = {
+    "a class name twice": (TWICE, "ci/hilgate/b.py", "class-names"),
+    "a license that is late": (LATE, "ci/hilgate/b.py", "licenses"),
+    "a script without a license": ("#!/usr/bin/env bash\nset -e\n", "docker/scripts/b.sh", "licenses"),
+    "another license": (f"#!/usr/bin/env bash\n{hygiene.LICENSE} AND MIT\n", ".ci/run", "licenses"),
+    "a flow of one wait": ("steps: [wait]\n", "pipeline.yml", "pipelines"),
+    "a local hook": ("", ".buildkite/hooks/pre-exit", "no-local-hooks"),
+    "a folder that is a package": ("", "kernels/__init__.py", "no-folder-package"),
+    "a folder of tests that is a package": ("", "tests/ci/__init__.py", "no-folder-package"),
+    "a path of a machine": (f"see `{HOME}/notes`", "docs.md", "no-machine-path"),
+    "a package index": (f"pip install -i {INDEX} x", "Makefile", "no-package-index"),
+    "one package index more": ("pip install --extra-index" + "-url http://x/ y", "Makefile", "no-package-index"),
+}
+"""What a file says, the file, and the rule that names it."""
+
+
+@planted(FAULTS)
+def test_planted_mistake_is_found_by_its_rule_alone(fault):
+    name = f".buildkite/{fault.says}" if fault.fails == "pipelines" else fault.says
+    look = lambda files: {rule: "\n".join(check(files)) for rule, check in RULES.items()}  # noqa: E731
+    must_be_noticed(fault, look, instead({name: fault.change}), {})
 
 
 @pytest.mark.parametrize(

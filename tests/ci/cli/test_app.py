@@ -15,7 +15,7 @@ from support.plans import environ, git, hilgate, passing, write_repository, writ
 
 from hilgate.errors import Exit, MisuseError, of_system
 from hilgate.model.plan import Plan
-from hilgate.report import html
+from hilgate.report import write
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ASCII = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
@@ -57,7 +57,7 @@ def test_trouble_of_the_machine_is_no_bug_and_says_what_where_and_what_to_do(
     def full(*_, **__):
         raise OSError(number, os.strerror(number), "planted.html")
 
-    monkeypatch.setattr(html, "render", full)
+    monkeypatch.setattr(write, "report_page", full)
     done = hilgate(repository, "gate")
     assert done.returncode == status, done.stderr
     assert os.strerror(number) in done.stderr

@@ -28,7 +28,7 @@ def root(tmp_path):
 def buildkite(monkeypatch):
     """The command line talks to the server of this test, and does not wait."""
     with serving() as server:
-        monkeypatch.setattr(api, "API", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setattr(api, "API", server.address)
         monkeypatch.setattr(api, "BACKOFF_SECONDS", 0.0)
         yield server
 
@@ -231,7 +231,7 @@ def test_mistake_prints_no_pipeline(planned, arguments, status, words):
 @pytest.fixture
 def forge(buildkite, monkeypatch):
     """GitHub answers from the same server, in turn with Buildkite."""
-    monkeypatch.setattr(github, "API", f"http://127.0.0.1:{buildkite.server_address[1]}")
+    monkeypatch.setattr(github, "API", buildkite.address)
     return buildkite
 
 

@@ -9,10 +9,12 @@ import importlib.util
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.images import ROOT, instructions
+from support.planted import instead, must_be_noticed, planted
 
 from hilgate.errors import CannotRunHereError, DeclarationError
 from hilgate.images import engines, extensions
@@ -53,29 +55,30 @@ def _figures(text, count=1):
     return plant
 
 
-@pytest.mark.parametrize(
-    ("plant", "message"),
-    [
-        (lambda _units: None, None),
-        (_without("scan_bwd"), "scan_bwd is in the record and was not compiled"),
-        (lambda units: units.update(scan_new=units["scan_bwd"]), "scan_new is not in the record: a unit is new"),
-        (_without("scan_fwd", "archs", "gfx950"), "scan_fwd holds no kernel for gfx950"),
-        (lambda units: units["scan_fwd"]["archs"].update(gfx950={}), "scan_fwd holds no kernel for gfx950"),
-        (
-            _without("scan_fwd", "archs", "gfx950", "128 0 40 0 0 0 0"),
-            "scan_fwd has 2 kernels for gfx950, recorded are 3",
-        ),
-        (_figures("64 0 32 7 0 28 8192"), "scan_fwd for gfx950 spills 7 registers, recorded are 0"),
-        (_figures("64 0 32 0 3 0 8192"), "scan_fwd for gfx950 spills 3 registers, recorded are 0"),
-        (_figures("64 0 32 0 0 0 65536"), "scan_fwd for gfx950 has kernels of 64 0 32 0 0 0 65536, recorded were 64 0"),
-    ],
-    ids=["same", "unit-gone", "unit-new", "arch-gone", "arch-empty", "kernel-gone", "spill", "scalar-spill", "lds"],
-)
-def test_what_is_not_as_recorded_is_red(measured, plant, message):
+GFX950 = "scan_fwd for gfx950"
+FAULTS = {
+    "unit-gone": (_without("scan_bwd"), "scan_bwd is in the record and was not compiled"),
+    "unit-new": (
+        lambda units: units.update(scan_new=units["scan_bwd"]),
+        "scan_new is not in the record: a unit is new",
+    ),
+    "arch-gone": (_without("scan_fwd", "archs", "gfx950"), "scan_fwd holds no kernel for gfx950"),
+    "arch-empty": (lambda units: units["scan_fwd"]["archs"].update(gfx950={}), "scan_fwd holds no kernel for gfx950"),
+    "kernel-gone": (
+        _without("scan_fwd", "archs", "gfx950", "128 0 40 0 0 0 0"),
+        "2 kernels for gfx950, recorded are 3",
+    ),
+    "spill": (_figures("64 0 32 7 0 28 8192"), f"{GFX950} spills 7 registers, recorded are 0"),
+    "scalar-spill": (_figures("64 0 32 0 3 0 8192"), f"{GFX950} spills 3 registers, recorded are 0"),
+    "lds": (_figures("64 0 32 0 0 0 65536"), f"{GFX950} has kernels of 64 0 32 0 0 0 65536, recorded were 64 0"),
+}
+
+
+@planted(FAULTS)
+def test_what_is_not_as_recorded_is_red(measured, fault):
     found = copy.deepcopy(UNITS)
-    plant(found)
-    problems = measured.complaints(UNITS, found)
-    assert ([] if message is None else [message]) == [one[: len(message or "")] for one in problems]
+    fault.change(found)
+    must_be_noticed(fault, partial(measured.complaints, UNITS), instead(found), UNITS)
 
 
 def test_a_sample_is_one_unit_for_one_architecture(measured):

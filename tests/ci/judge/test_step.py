@@ -28,7 +28,8 @@ from support.jobs import (
 )
 from support.plans import plan
 
-from hilgate.judge import step
+from hilgate.judge import health as nodes
+from hilgate.judge.verdict import facts_of
 from hilgate.model.declaration import Quarantine, Quarantined
 from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
@@ -384,14 +385,14 @@ TROUBLE = {
 @pytest.mark.parametrize("name", TROUBLE)
 def test_trouble(name):
     records, found = TROUBLE[name]
-    assert step.trouble(records, NODE, 1) == found
+    assert nodes.trouble(records, NODE, 1) == found
 
 
 def test_the_lines_show_memory_and_what_was_left_running():
     other = gpu(bdf="0000:06:00.0", name="")
     after = {"gpus": (gpu(vram_used_mib=9000),), "ended": ("python 4711",)}
     records = pair(before={"gpus": (GPU, other)}, after=after)
-    assert step.lines(records) == (
+    assert nodes.lines(records) == (
         "GPU 0000:05:00.0 MI300X: 285 MiB before, 9,000 MiB after, of 196,592 MiB",
         "GPU 0000:06:00.0: 285 MiB before, not there after, of 196,592 MiB",
         "left running, and ended: python 4711",
@@ -411,12 +412,12 @@ def test_the_lines_show_memory_and_what_was_left_running():
     ids=["pr", "nightly", "local", "smoke", "no-queue", "cpu"],
 )
 def test_where_it_is_demanded(changes, profile, demanded):
-    assert step.is_demanded(GATHER.model_copy(update=changes), plan(profile=profile)) is demanded
+    assert nodes.is_demanded(GATHER.model_copy(update=changes), plan(profile=profile)) is demanded
 
 
 def test_a_missing_health_file_is_missing_and_not_wrong(tmp_path):
     assert results.read_health(tmp_path, GATHER.key) == ((), "")
-    assert step.missing(()) == "before, after"
+    assert nodes.missing(()) == "before, after"
     (tmp_path / "health-before.json").symlink_to(tmp_path / "nowhere")
     assert "health-before.json: not a health record" in results.read_health(tmp_path, GATHER.key)[1]
 
@@ -456,7 +457,7 @@ def test_a_record_excuses_no_more_than_the_plan_declares(needs, lacked, outcome,
     waits = skipped().model_copy(update={"labels": {"needs": needs}})
     *lines, record = finished(a_step, passed(), waits, lacked=lacked, outcome=P, message="")
     attempt = results.Attempt(record, tuple(line.check for line in lines))
-    decision = decide(step.facts_of(a_step, attempt, frozenset()))
+    decision = decide(facts_of(a_step, attempt, frozenset()))
     assert decision.outcome is outcome
     assert why in decision.why
 
@@ -466,6 +467,6 @@ def test_a_record_of_a_check_that_ran_without_what_it_needs_is_red():
     ran = passed().model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
     *lines, record = finished(a_step, ran, lacked=("cpu:amx_tile",), outcome=P)
     attempt = results.Attempt(record, tuple(line.check for line in lines))
-    decision = decide(step.facts_of(a_step, attempt, frozenset()))
+    decision = decide(facts_of(a_step, attempt, frozenset()))
     assert decision.outcome is F
     assert "remove the declaration" in decision.why

@@ -40,7 +40,7 @@ from hilgate.model.record import BuildRecord, Check, Outcome, Reused
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.release import bundle, verify
 from hilgate.report import tables
-from hilgate.report.write import decide
+from hilgate.report.write import judge_and_report
 from hilgate.run import results
 
 
@@ -154,7 +154,7 @@ def test_what_every_job_of_an_agent_left_is_in_it(tmp_path):
     for one in a_plan.steps:
         opening = BuildRecord(started=NOW, plan_digest=plan_digest(a_plan), commit=COMMIT, environment=ENVIRONMENT)
         results.write(out / "jobs" / one.key, opening, records(one, Check(id="p", outcome=Outcome.PASS)))
-    decide(out, a_plan, jobs=out / "jobs")
+    judge_and_report(out, a_plan, jobs=out / "jobs")
     bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
     assert {"results/jobs/a-cpu/results.jsonl", "results/jobs/b-cpu/results.jsonl"} <= set(
         members_of(tmp_path / "e.tar")

@@ -13,9 +13,10 @@ from support.plans import step
 
 from hilgate.model.record import Check, Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.report import annotation, html, terminal
+from hilgate.report import annotation, terminal
 from hilgate.report.causes import causes, shape_of
-from hilgate.report.write import Judged
+from hilgate.report.view import ReportView
+from hilgate.report.write import Judged, report_page
 
 FILE = "tests/kernels/test_paged.py"
 HELPER = "tests/support/attending.py:80"
@@ -159,7 +160,7 @@ def test_27_of_38_jobs_behind_one_hung_tool_are_one_entry(capsys):
     assert len(found.waiting) == 26
     terminal.print_verdict(Judged(*build, Path("report.html")))
     assert capsys.readouterr().out.count("hipInfo: device 0") == 1
-    assert annotation.render(*build).count("hipInfo: device 0") == 1
+    assert annotation.render(ReportView(*build)).count("hipInfo: device 0") == 1
 
 
 def test_27_jobs_that_each_hang_in_one_tool_are_one_entry():
@@ -232,5 +233,5 @@ def test_123_failures_of_one_bug_are_a_few_lines_at_80_columns(capsys, monkeypat
     out = capsys.readouterr().out.splitlines()
     assert len(out) <= 24
     assert any("123 failures look like this" in line for line in out)
-    for shown in (annotation.render(*build), html.render(*build)):
+    for shown in (annotation.render(ReportView(*build)), report_page(ReportView(*build))):
         assert shown.count("rows are off") <= 3

@@ -20,15 +20,14 @@ from support.tampering import ATTACKS, HOSTILE, MARKDOWN, SEEN
 
 from hilgate.cli import app
 from hilgate.errors import MisuseError
-from hilgate.judge.step import reproduce_line
-from hilgate.judge.verdict import judge
+from hilgate.judge.verdict import judge, reproduce_line
 from hilgate.model.plan import Omission
 from hilgate.model.record import Check, Outcome, StepRecord
 from hilgate.plan.estimate import estimate
 from hilgate.plan.make import plan_digest
-from hilgate.report import annotation, html, terminal
-from hilgate.report.problems import LIMIT_BYTES
-from hilgate.report.write import Judged
+from hilgate.report import annotation, terminal
+from hilgate.report.view import LIMIT_BYTES, ReportView
+from hilgate.report.write import Judged, report_page
 from hilgate.run import results
 from hilgate.run.progress import Lines
 from hilgate.text import finalize
@@ -96,12 +95,12 @@ def test_a_reproduce_line_is_one_command_with_one_word_more(text):
 @pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS)
 def test_no_report_obeys_it(text, tmp_path):
     build = evil_build(text, changed_files=(f"f{sound(text)}",), base=sound(text))
-    page = html.render(*build)
+    page = report_page(ReportView(*build))
     tags = Tags(page)
     assert not {"script", "img", "a"} & tags.tags
     assert not [name for name in tags.attributes if name.startswith("on")]
     assert SEEN.fullmatch(page)
-    text_of_annotation = annotation.render(*build)
+    text_of_annotation = annotation.render(ReportView(*build))
     assert SEEN.fullmatch(text_of_annotation)
     tokens = MARKDOWN.parse(text_of_annotation)
     assert not {"html_block", "html_inline", "image", "link_open", "hr"} & {
@@ -150,8 +149,8 @@ def test_markup_of_our_own_stays_markup():
 def test_huge_messages_and_names_end_in_small_reports():
     build = evil_build("`" * 200_000)
     assert build[2].steps[0].reproduce == "hilgate run bad-cpu"
-    assert len(annotation.render(*build).encode()) < LIMIT_BYTES
-    assert len(html.render(*build).encode()) < LIMIT_BYTES
+    assert len(annotation.render(ReportView(*build)).encode()) < LIMIT_BYTES
+    assert len(report_page(ReportView(*build)).encode()) < LIMIT_BYTES
 
 
 def test_an_error_that_quotes_a_file_name_obeys_nothing(capsys):

@@ -21,10 +21,10 @@ from hilgate.checks.zoo import ZOO, load_bugs
 from hilgate.declare.load import load
 from hilgate.evidence import FINDINGS_FILE
 from hilgate.model.record import Check, Outcome
-from hilgate.report import html
 from hilgate.report.causes import causes
 from hilgate.report.terminal import SCREEN, first_screen
-from hilgate.report.write import Judged
+from hilgate.report.view import ReportView
+from hilgate.report.write import Judged, report_page
 
 ROOT = Path(__file__).parents[3]
 BUGS = load_bugs(ROOT)
@@ -104,7 +104,7 @@ def tab():
 
 def phone(tab, tmp_path, build, *words):
     path = tmp_path / "report.html"
-    path.write_text(html.render(*build), encoding="utf-8")
+    path.write_text(report_page(ReportView(*build)), encoding="utf-8")
     tab.open(path.as_uri())
     assert tab.value("document.documentElement.scrollWidth") <= PHONE[0]
     return tab.value(VISIBLE % json.dumps(words))

@@ -11,8 +11,8 @@ from support.browser import chromium
 from support.builds import NOW, Outline
 
 from hilgate.history import queries
-from hilgate.report.html import LETTERS, MOST_COMMITS, MOST_STEPS, render_history
-from hilgate.report.problems import LIMIT_BYTES
+from hilgate.report.history import LETTERS, MOST_COMMITS, MOST_STEPS, render_history
+from hilgate.report.view import LIMIT_BYTES
 
 OUTCOMES = list(LETTERS)
 

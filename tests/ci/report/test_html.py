@@ -14,8 +14,9 @@ from support.plans import step
 
 from hilgate.history import queries
 from hilgate.report import annotation, plots
-from hilgate.report.html import render, render_history, timeline
-from hilgate.report.problems import LIMIT_BYTES
+from hilgate.report.history import render_history
+from hilgate.report.view import LIMIT_BYTES, ReportView, timeline
+from hilgate.report.write import report_page
 from hilgate.text import duration
 
 MIXED = built(
@@ -29,7 +30,7 @@ MIXED = built(
 
 
 def test_the_verdict_comes_first_then_what_broke_then_the_change():
-    text = " ".join(Outline(render(*MIXED)).text.split())
+    text = " ".join(Outline(report_page(ReportView(*MIXED))).text.split())
     order = [
         "✗ fail 2 passed, 1 failed, 30 not run; bad-cpu: max_abs_err 0.5 > 0.001",
         "1 step regressed, 1 step stopped by the machine, 1 not selected",
@@ -55,16 +56,16 @@ def test_the_verdict_comes_first_then_what_broke_then_the_change():
 
 
 def test_a_green_report_has_no_section_of_what_is_not():
-    text = Outline(render(*built((step("good", "x"), [passed()])))).text
+    text = Outline(report_page(ReportView(*built((step("good", "x"), [passed()]))))).text
     assert "What broke" not in text
     assert "✓" in text
 
 
 def test_nothing_runs_and_nothing_is_fetched():
-    outline = Outline(render(*MIXED, logs={"bad-cpu": "steps/bad-cpu/log.txt"}))
+    outline = Outline(report_page(ReportView(*MIXED), logs={"bad-cpu": "steps/bad-cpu/log.txt"}))
     assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
     assert outline.addresses == ["steps/bad-cpu/log.txt"]
-    assert not re.search(r"url\(|@import|https?:", render(*MIXED))
+    assert not re.search(r"url\(|@import|https?:", report_page(ReportView(*MIXED)))
 
 
 @pytest.mark.parametrize("number", [3, 20_000])
@@ -73,14 +74,14 @@ def test_the_report_and_the_annotation_stay_below_1_mib(number):
     build = built(
         *[(step(f"s{n}", "x", columns=("arch",)), checks[: number // (1 if n == 0 else 40)]) for n in range(30)]
     )
-    html, markdown = render(*build), annotation.render(*build)
+    html, markdown = report_page(ReportView(*build)), annotation.render(ReportView(*build))
     assert len(html.encode()) < LIMIT_BYTES
     assert len(markdown.encode()) < LIMIT_BYTES
     assert "more" in html
 
 
 def test_the_annotation_is_the_first_screen():
-    text = annotation.render(*MIXED)
+    text = annotation.render(ReportView(*MIXED))
     assert text.startswith("## ✗ fail: 2 passed, 1 failed, 30 not run; bad-cpu: max\\_abs\\_err 0.5 &gt; 0.001\n")
     assert "```text\nhilgate run bad-cpu\n```" in text
     assert "| good-cpu | 1 | 1 min 30 s |" in text
@@ -125,7 +126,9 @@ def test_durations_are_words(seconds, words):
 
 
 def test_the_page_has_the_table_with_what_each_cell_says_and_the_reasons():
-    html = render(*build(cell("fig", "a", "fail", numbers={"err": 0.5}), cell("fig", "b"), cell("kiwi", "b")))
+    html = report_page(
+        ReportView(*build(cell("fig", "a", "fail", numbers={"err": 0.5}), cell("fig", "b"), cell("kiwi", "b")))
+    )
     outline = Outline(html)
     words = " ".join(outline.text.split())
     assert "grid samples grid-cpu 2 passed, 1 failed, 1 not asked (blank) fruit a b fig ✗ ✓ kiwi ✓ ✗ a: fig:" in words
@@ -134,14 +137,14 @@ def test_the_page_has_the_table_with_what_each_cell_says_and_the_reasons():
 
 
 def test_the_page_says_that_a_table_is_not_whole():
-    words = " ".join(Outline(render(*build())).text.split())
+    words = " ".join(Outline(report_page(ReportView(*build()))).text.split())
     assert "0 passed, 0 failed; not the whole table" in words
     assert "○ not the whole table: no record of it arrived" in words
 
 
 def test_a_huge_table_stays_within_the_report():
     checks = [cell(f"{'r' * 80}{n}", f"{'c' * 80}{n % 300}", "fail", f"{'w' * 500}{n}") for n in range(6000)]
-    html = render(*build(*checks))
+    html = report_page(ReportView(*build(*checks)))
     assert len(html.encode()) < LIMIT_BYTES
     assert re.search(r"6000 x 300 cells, all of them in cells\.json", html)
 
@@ -219,7 +222,7 @@ def test_the_same_values_give_the_same_bytes(answers, history):
 
 
 def test_a_line_to_paste_breaks_between_its_words_only_and_a_phone_sees_every_column_that_counts():
-    html = render(*MIXED)
+    html = report_page(ReportView(*MIXED))
     assert '<code class="paste"><span>hilgate</span> <span>run</span> <span>bad-cpu</span>' in html
     assert ".paste span { display: inline-block; max-width: 100%; }" in html
     narrow = html[html.index("(max-width: 40rem)") :]

@@ -16,10 +16,10 @@ from support.plans import step
 from hilgate.model.plan import ProtectedChange
 from hilgate.model.record import Check, Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.report import annotation, causes, problems, terminal
-from hilgate.report.html import render
+from hilgate.report import annotation, causes, terminal, view
 from hilgate.report.merge_base import MergeBase
-from hilgate.report.write import Judged
+from hilgate.report.view import ReportView
+from hilgate.report.write import Judged, report_page
 from hilgate.text import MARKS, STYLES
 
 DIGEST = "sha256:" + "3f" * 32
@@ -52,12 +52,12 @@ def red(facts=FACTS, **changes):
 
 def page(*parts):
     *build, facts = parts
-    return " ".join(Outline(render(*build, facts=facts)).text.split())
+    return " ".join(Outline(report_page(ReportView(*build, facts=facts))).text.split())
 
 
 def note(*parts):
     *build, facts = parts
-    return annotation.render(*build, facts=facts)
+    return annotation.render(ReportView(*build, facts=facts))
 
 
 def below_the_headline(text):
@@ -132,7 +132,7 @@ def test_a_loosened_gate_is_said_before_what_broke(show, approved, words):
 
 def test_the_line_of_the_image_is_one_that_a_shell_understands():
     plan, _, verdict, _ = red()
-    line = problems.container_line(verdict.steps[0], plan.steps[0], plan.python_path)
+    line = view.container_line(verdict.steps[0], plan.steps[0], plan.python_path)
     words = shlex.split(line)
     at = words.index(f"$HILGATE_IMAGES/rocm@{DIGEST}")
     assert words[:3] == ["docker", "run", "--rm"]
@@ -154,7 +154,7 @@ def test_the_line_of_the_image_is_one_that_a_shell_understands():
 )
 def test_the_line_of_the_image_follows_the_step(image, planned, missing, present):
     verdict = red()[2].steps[0].model_copy(update={"image": image})
-    line = problems.container_line(verdict, step("bad", "x", **planned), ("src", "."))
+    line = view.container_line(verdict, step("bad", "x", **planned), ("src", "."))
     assert missing not in line
     assert present in line
 
@@ -187,13 +187,13 @@ def test_the_terminal_says_it_too(capsys):
 
 def test_a_ruling_that_repeats_the_outcome_is_said_once():
     verdict = red()[2].steps[0]
-    assert problems.ruled(verdict) == "✗ fail: regression"
+    assert view.ruled(verdict) == "✗ fail: regression"
     same = verdict.model_copy(update={"outcome": Outcome.INCONCLUSIVE, "ruling": Ruling.INCONCLUSIVE})
-    assert problems.ruled(same) == "? inconclusive"
+    assert view.ruled(same) == "? inconclusive"
 
 
 def test_every_ruling_and_outcome_has_words():
-    assert set(problems.RULINGS) == set(Ruling)
+    assert set(view.RULINGS) == set(Ruling)
     assert set(MARKS) == set(STYLES) == set(Outcome)
 
 
@@ -206,7 +206,7 @@ def test_the_annotation_is_commonmark_of_which_each_block_closes():
 
 def test_a_page_works_in_both_colour_schemes_on_a_phone_and_on_paper():
     *build, facts = red()
-    html = render(*build, facts=facts)
+    html = report_page(ReportView(*build, facts=facts))
     for words in ("(prefers-color-scheme: dark)", "@media print", "(max-width: 40rem)", 'name="viewport"', 'lang="en"'):
         assert words in html
     assert not re.search(r"<script|https?:|@import", html)
@@ -224,7 +224,7 @@ def wrong_check(name="t", message="it is off", **more):
 
 
 def test_a_failed_kernel_test():
-    found = problems.finding(
+    found = view.finding(
         wrong_check(
             "tests/kernels/attention/test_paged.py::test_paged_attention[attention-decode-float16-d256]",
             ROWS,
@@ -247,7 +247,7 @@ def test_a_failed_kernel_test():
 
 
 def test_nan_comes_first_because_it_is_no_number():
-    found = problems.error(wrong_check(labels={"max_abs_err": "nan", "note": "nan"}, numbers={"max_rel_err": 2.0}))
+    found = view.error(wrong_check(labels={"max_abs_err": "nan", "note": "nan"}, numbers={"max_rel_err": 2.0}))
     assert found == "max_abs_err nan, max_rel_err 2"
 
 
@@ -264,14 +264,14 @@ def test_nan_comes_first_because_it_is_no_number():
     ids=["both", "fp8", "short", "no dtype", "no parameters", "labels win"],
 )
 def test_the_case_comes_from_labels_then_the_id_then_the_device(name, labels, words):
-    assert problems.case(wrong_check(name, labels=labels), "cpu") == words
+    assert view.case(wrong_check(name, labels=labels), "cpu") == words
     on_gpu = words if "arch" in words else ", ".join(filter(None, [words, "arch gfx942"]))
-    assert problems.case(wrong_check(name, labels=labels), "gfx942") == on_gpu
+    assert view.case(wrong_check(name, labels=labels), "gfx942") == on_gpu
 
 
 def test_a_score_stands_beside_its_baseline():
     numbers = {"exact_match": 0.71, "ci_low": 0.64, "ci_high": 0.77, "n": 200, "baseline_exact_match": 0.78}
-    assert problems.error(wrong_check(numbers=numbers)) == "exact_match 71.0% [64.0%, 77.0%], n=200, baseline 78.0%"
+    assert view.error(wrong_check(numbers=numbers)) == "exact_match 71.0% [64.0%, 77.0%], n=200, baseline 78.0%"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_no_place_is_invented(message):
 
 
 def test_nothing_recorded_is_nothing_shown():
-    assert problems.error(wrong_check(numbers={"seconds": 1.0}, labels={"error": "TimeoutError"})) == ""
+    assert view.error(wrong_check(numbers={"seconds": 1.0}, labels={"error": "TimeoutError"})) == ""
 
 
 def test_the_headline_of_a_red_build_is_what_decided_and_not_its_commonest_skip():
@@ -292,12 +292,12 @@ def test_the_headline_of_a_red_build_is_what_decided_and_not_its_commonest_skip(
     plan, recorded, verdict = built(
         (step("families", "x", minimum=9, **lacks), [passed(), passed("p2"), *skips]), (step("units", "x"), [passed()])
     )
-    found = problems.headline(plan, verdict, recorded)
+    found = view.headline(plan, verdict, recorded)
     assert found.startswith(
         "3 passed, 0 failed, 5 not run; families-cpu: 2 checks ran, 5 cannot run here: a CPU captures"
     )
     green = built((step("units", "x", **lacks), [passed(), *skips]))
-    assert problems.headline(*green[::2], green[1]) == "1 passed, 0 failed, 5 not run (no GPU)"
+    assert view.headline(*green[::2], green[1]) == "1 passed, 0 failed, 5 not run (no GPU)"
 
 
 def test_steps_are_counted_in_a_sentence():
@@ -307,7 +307,7 @@ def test_steps_are_counted_in_a_sentence():
         for ruling in (*Ruling, Ruling.REGRESSION)
         if ruling is not Ruling.PASS
     ]
-    assert problems.step_counts(verdict.model_copy(update={"steps": tuple(steps), "omissions": ()})) == (
+    assert view.step_counts(verdict.model_copy(update={"steps": tuple(steps), "omissions": ()})) == (
         "0 of 8 steps passed, 2 steps regressed, 1 step unfinished, 1 step stopped by the machine, "
         "1 step not started, 1 step flaky, 1 step in quarantine, 1 step inconclusive"
     )

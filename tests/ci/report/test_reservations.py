@@ -13,9 +13,10 @@ from support.jobs import passed, skipped
 from support.plans import step
 
 from hilgate.model.record import Outcome, Reused
-from hilgate.report import annotation, html, terminal
+from hilgate.report import annotation, terminal
 from hilgate.report.reservations import TITLE, reservations
-from hilgate.report.write import Judged
+from hilgate.report.view import ReportView
+from hilgate.report.write import Judged, report_page
 
 LACKS = {"may_lack": {"cpu:amx_tile": "the prefix cache of MLA needs AMX"}}
 
@@ -77,7 +78,7 @@ def test_report_annotation_and_terminal_have_the_same_list(capsys):
     build = a_build()
     titles = [one.title for one in reservations(*build)]
     assert len(titles) == 8
-    for shown in (html.render(*build), annotation.render(*build), terminal_of(build, capsys)):
+    for shown in (report_page(ReportView(*build)), annotation.render(ReportView(*build)), terminal_of(build, capsys)):
         at = shown.index(TITLE)
         places = [shown.index(title, at) for title in titles]
         assert places == sorted(places)

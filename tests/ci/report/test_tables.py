@@ -18,6 +18,7 @@ from hilgate.model import PLAN_FILE, RESERVED_FILES, VERDICT_FILE
 from hilgate.model.record import Check, Outcome
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, tables
+from hilgate.report.view import ReportView
 
 
 def written(build_, folder):
@@ -200,11 +201,11 @@ def test_a_step_with_columns_has_a_row_for_each_check_and_its_values():
 
 
 def test_the_annotation_has_a_line_for_a_failing_cell_and_none_without():
-    text = annotation.render(*build(cell("fig", "a", "fail"), cell("fig", "b", "fail"), cell("fig", "c")))
+    text = annotation.render(ReportView(*build(cell("fig", "a", "fail"), cell("fig", "b", "fail"), cell("fig", "c"))))
     assert (
         "\n✗ grid-cpu: fig, a: max\\_abs\\_err 0.5 > 0.001 (and 1 more of its cells failed)\n".replace(">", "&gt;")
         in text
     )
     checks = [cell("fig", "a", "did not run"), cell("fig", "c")]
     plain = build(*checks, one=STEP.redeclared(matrix=None))
-    assert annotation.render(*build(*checks)) == annotation.render(*plain)
+    assert annotation.render(ReportView(*build(*checks))) == annotation.render(ReportView(*plain))

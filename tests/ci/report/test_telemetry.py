@@ -8,13 +8,13 @@ import json
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from support import plans
 from support.builds import NOW, built
 from support.jobs import failed, passed, undecided
+from support.loopback import served
 from support.plans import COMMIT, step
 
 from hilgate.agent import trust
@@ -33,18 +33,13 @@ BUILD = {
 OK, ERROR, UNSET = 1, 2, 0
 
 
-class Receiver(ThreadingHTTPServer):
+class Receiver:
     """Keeps what it is sent, and answers with a status, after a while where it is `slow`."""
 
-    daemon_threads = True
+    address: str
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.status, self.got, self.slow, self.end = 200, [], False, threading.Event()
-
-    @property
-    def address(self):
-        return f"http://127.0.0.1:{self.server_port}"
 
     def spans(self):
         requests = [ExportTraceServiceRequest.FromString(body) for path, _, body in self.got if path == "/v1/traces"]
@@ -54,29 +49,19 @@ class Receiver(ThreadingHTTPServer):
     def uploads(self):
         return [json.loads(body) for path, _, body in self.got if path == "/uploads"]
 
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.got.append((self.path, dict(self.headers), body))
-        if self.server.slow:
-            self.server.end.wait(30)
-        self.send_response(self.server.status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
+    def answer(self, asked):
+        self.got.append((asked.path, asked.headers, asked.body))
+        if self.slow:
+            self.end.wait(30)
+        return self.status, "", {}
 
 
 @pytest.fixture
 def receiver():
     made = Receiver()
-    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield made
-    made.end.set()
-    made.shutdown()
-    made.server_close()
+    with served(made.answer) as made.address:
+        yield made
+        made.end.set()
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import contextlib
 import datetime as dt
 import json
 from pathlib import Path
+from unittest import mock
 
-import pytest
+from support.planted import must_be_noticed, planted
 from support.simulate import job
 from support.simulate.buildkite import NEVER, Build
 from support.simulate.campaign import Campaign, Wrong
@@ -16,8 +17,8 @@ from support.simulate.job import EPOCH, write_health
 from support.simulate.scenarios import FaultKind
 
 from hilgate.agent import collect
-from hilgate.judge import step as judge_step
 from hilgate.judge import verdict
+from hilgate.judge import verdict as judge_verdict
 from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
@@ -153,6 +154,21 @@ def ended_well(_, attempt):
     return attempt is not None and attempt.record.exit_status == 0
 
 
+def linked(source, target, inner, _):
+    """Take a file whatever it claims to hold; by its name alone, as nobody has a terabyte."""
+    (target / inner).hardlink_to(source / inner)
+
+
+def believed(source, target, **_):
+    """Take everything."""
+    for path in source.iterdir():
+        linked(source, target, path.name, None)
+
+
+def waits_for_nobody(build, _):
+    return download(build, NEVER)
+
+
 MUTANTS = {
     "another plan is as good": (
         reading("build", plan_digest=lambda _, plan, __: plan_digest(plan)),
@@ -193,7 +209,7 @@ MUTANTS = {
         (collect, "_misnamed", lambda _: ""),
         {FaultKind.NAMES_OF_OTHERS, FaultKind.REGRESSION},
     ),
-    "agents may reuse": ((judge_step, "LOCAL", {"pr"}), {FaultKind.REUSED_BY_AGENT}),
+    "agents may reuse": ((judge_verdict, "LOCAL", {"pr"}), {FaultKind.REUSED_BY_AGENT}),
     "no minimum holds": (without_rule("fewer checks than the step promises"), {FaultKind.BELOW_MINIMUM}),
     "every excuse is true": (without_rule("a check did not run, without a true excuse"), {FaultKind.SKIPPED_TEST}),
     "what needs nothing may say so": (
@@ -201,56 +217,32 @@ MUTANTS = {
         {FaultKind.RAN_WITHOUT},
     ),
     "a record is believed about its device": (
-        (judge_step, "not_lacking", lambda _: frozenset()),
+        (judge_verdict, "not_lacking", lambda _: frozenset()),
         {FaultKind.SKIPPED_TEST},
     ),
+    "a flow waits for nobody": ((Build, "download", waits_for_nobody), {FaultKind.LATE}),
+    "a container leaves a terabyte": ((collect, "_take", linked), {FaultKind.HOLES}),
+    "a container leaves files without end": ((job, "collect", believed), {FaultKind.MANY_FILES}),
 }
+"""What is planted instead of what, and the faults of builds that it hides."""
+
+NEVER_ARRIVES = {FaultKind.HOLES, FaultKind.MANY_FILES}
+"""What is uploaded without end is lost; the others earn a false pass."""
 
 
-def false_passes(kinds):
-    return Campaign(ROOT, 16, "tests", rate=1.0, kinds=frozenset(kinds)).run().problems[Wrong.FALSE_PASS]
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_of_the_gate_is_seen(name, monkeypatch):
-    (module, attribute, mutant), kinds = MUTANTS[name]
-    assert false_passes(kinds) == 0
-    monkeypatch.setattr(module, attribute, mutant)
-    assert false_passes(kinds) > 0
+@planted(
+    {
+        name: (row, "", Wrong.LOST_RESULT if row[1] <= NEVER_ARRIVES else Wrong.FALSE_PASS)
+        for name, row in MUTANTS.items()
+    }
+)
+def test_a_planted_bug_of_the_gate_is_seen(fault):
+    place, kinds = fault.change
+    campaign = Campaign(ROOT, 16, "tests", rate=1.0, kinds=frozenset(kinds))
+    look = lambda _: {fault.fails: str(campaign.run().problems[fault.fails] or "")}  # noqa: E731
+    must_be_noticed(fault, look, mock.patch.object(*place))
 
 
 def test_what_a_machine_cannot_run_holds_nothing_up():
     campaign = Campaign(ROOT, 16, "tests", rate=1.0, kinds=frozenset({FaultKind.CANNOT_RUN})).run()
     assert not any(campaign.problems.values())
-
-
-def lost_results(kind):
-    return Campaign(ROOT, 6, "tests", rate=1.0, kinds=frozenset({kind})).run().problems[Wrong.LOST_RESULT]
-
-
-def linked(source, target, inner, _):
-    """Take a file whatever it claims to hold; by its name alone, as nobody has a terabyte."""
-    (target / inner).hardlink_to(source / inner)
-
-
-def believed(source, target, **_):
-    """Take everything."""
-    for path in source.iterdir():
-        linked(source, target, path.name, None)
-
-
-@pytest.mark.parametrize(
-    ("kind", "place"),
-    [(FaultKind.HOLES, (collect, "_take", linked)), (FaultKind.MANY_FILES, (job, "collect", believed))],
-)
-def test_an_agent_without_a_budget_for_what_a_container_leaves_is_seen(kind, place, monkeypatch):
-    """What is uploaded without end never arrives, and a build that deserves to pass does not."""
-    assert lost_results(kind) == 0
-    monkeypatch.setattr(*place)
-    assert lost_results(kind) > 0
-
-
-def test_a_flow_that_waits_for_nobody_is_seen(monkeypatch):
-    assert false_passes({FaultKind.LATE}) == 0
-    monkeypatch.setattr(Build, "download", lambda build, _: download(build, NEVER))
-    assert false_passes({FaultKind.LATE}) > 0

@@ -20,7 +20,6 @@ from hileval.ask.documents import (
     matching_lines,
     picture,
     read_documents,
-    read_task,
     score_lines,
     sound,
 )
@@ -30,7 +29,7 @@ from hileval.cli import exit_status
 from hileval.engines import Answer, EngineError, Prompt, require_text
 from hileval.engines.vllm_engine import _as_vllm
 from hileval.gates import resolve
-from hileval.gates.declare import EVALS, TaskError, load_gates
+from hileval.gates.declare import EVALS, TaskError, load_gates, read_document_task
 from hileval.gates.judge import judge
 from hileval.records.records import Evaluation, ScoreError
 from hilgate.errors import CannotRunHereError, Exit
@@ -53,7 +52,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def read(path=EVALS / PARSE.task):
-    return read_documents(read_task(path), path)
+    return read_documents(read_document_task(path), path)
 
 
 def test_pages_with_their_texts(folder):
@@ -160,7 +159,7 @@ def test_one_mistake_in_a_task_is_named(tmp_path, change, why):
     task = spoken(tmp_path, row("a", "Tom 7 pens"))
     task.write_text(yaml.safe_dump(yaml.safe_load(task.read_text()) | change))
     with pytest.raises(TaskError, match=why):
-        read_task(task)
+        read_document_task(task)
 
 
 @pytest.mark.parametrize("text", ["", "[", "- a"])
@@ -168,9 +167,9 @@ def test_not_a_task(tmp_path, text):
     path = tmp_path / "task.yaml"
     path.write_text(text)
     with pytest.raises(TaskError):
-        read_task(path)
+        read_document_task(path)
     with pytest.raises(TaskError, match="FileNotFoundError"):
-        read_task(tmp_path / "none.yaml")
+        read_document_task(tmp_path / "none.yaml")
     with pytest.raises(DocumentError, match="cannot be read"):
         read(spoken(tmp_path, texts="nowhere.jsonl"))
 

@@ -9,15 +9,13 @@ from support.gates import resolved
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from hileval import cli
 from hileval.ask.drawn import write_key, write_tokenizer
-from hileval.ask.drift import sequences_of
 from hileval.ask.evaluation import read_evaluation
 from hileval.ask.harness import TaskQuestions, documents_of
+from hileval.ask.sides import sequences_of
 from hileval.engines import Answer
 from hileval.gates.declare import EVALS, DriftGate, load_gates
 from hileval.gates.judge import judge
-from hileval.gates.rule import order
 from hilgate.errors import CannotRunHereError, HilgateError, RecordsError
 from hilgate.model.record import Check, Outcome
 
@@ -86,15 +84,10 @@ def test_a_drift_gate_asks_the_real_questions_and_needs_no_key(folder):
     assert text == f"Question: {(row := documents_of(gate)[0])['question']}\nAnswer: {row['answer']}\n\n"
 
 
-def test_only_drawn_weights_have_a_control():
-    with pytest.raises(HilgateError, match="its weights are not drawn"):
-        cli.control("pocket-hybrid", "me")
-
-
 @pytest.fixture
 def stored(plant, rule, tmp_path):
     """A folder as `gate` leaves it, of two runs."""
-    ids = order(rule, 300)
+    ids = rule.order(300)
     baseline = plant.baseline([True] * 300)
     answers = plant.run([i % 4 > 0 for i in range(300)]).samples
     lines = [answers[i] for i in ids] + [answers[i] for i in ids]

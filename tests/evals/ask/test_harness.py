@@ -10,9 +10,10 @@ import pytest
 from support.gates import resolved
 
 from hileval.ask import harness
-from hileval.ask.harness import Chat, TaskQuestions, chat_of, read_samples, resolve_task
+from hileval.ask.harness import Chat, TaskQuestions, chat_of, read_samples
 from hileval.engines import MOST_CHARACTERS, Answer, EngineError
 from hileval.gates.declare import TaskError, load_gates
+from hileval.gates.resolve import ResolvedGate, resolve_task
 from hileval.pocket.cli import TEST_FILE
 from hileval.pocket.data import read_jsonl
 from hileval.records.records import Sample, ScoreError
@@ -209,7 +210,7 @@ def test_examples_and_question_are_one_message_and_the_identity_says_so(monkeypa
     hub = (
         load_gates().gates["granite-4.0-h-small"].model_copy(update={"weights": "drawn", "model": "drawn/falcon-h1-7b"})
     )
-    monkeypatch.setattr(harness, "_task_of", lambda gate: resolve_task(gate.task, 5))
+    monkeypatch.setattr(ResolvedGate, "questions", property(lambda gate: resolve_task(gate.task_file, 5)))
     chat = TaskQuestions(resolved(hub.model_copy(update={"protocol": "chat"}), Plain))
     chat.ask([0], 0)
     assert [len(messages) for messages in said] == [1]

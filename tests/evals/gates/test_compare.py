@@ -10,7 +10,8 @@ import pytest
 from scipy.stats import binomtest
 
 from hileval import cli
-from hileval.gates.compare import compare, read_answers
+from hileval.command import run
+from hileval.gates.analysis import compare, read_answers
 from hilgate.errors import Exit, RecordsError
 from hilgate.model.record import Outcome
 
@@ -74,7 +75,7 @@ def test_recorded_runs_get_the_verdict_that_is_right_for_them(stored, monkeypatc
         files[1] = stored("again", [one == "1" for one in VECTORS[after]["right"]])
     monkeypatch.setattr(sys, "argv", ["hileval", "compare", *map(str, files)])
     with pytest.raises(SystemExit) as exited:
-        cli.run(cli.app)
+        run(cli.app)
     really = VECTORS[before]["really"] - VECTORS[after]["really"]
     assert not 0.01 < really < 0.04, "every pair is a clear case"
     right = {Exit.FAIL} if really > 0.04 else {Exit.PASS} if really <= 0 else {Exit.PASS, Exit.INCONCLUSIVE}

@@ -5,7 +5,8 @@ import pytest
 import yaml
 from support.gates import resolved
 
-from hileval.gates.declare import EVALS, UnknownGateError, find_gate, load_gates, occasion
+from hileval.gates.declare import EVALS, load_gates, occasion
+from hileval.gates.resolve import UnknownGateError, find_gate
 from hilgate.errors import DeclarationError, Exit
 
 GATES = load_gates().gates
@@ -127,5 +128,5 @@ def test_what_poisons_the_pool_has_no_prefix_cache(name):
 
 def test_the_night_has_the_rule_of_a_merge_where_it_has_none_of_its_own():
     declared = load_gates()
-    assert declared.rule(GATES["pocket-hybrid"], "nightly") == declared.rules["pre-merge"]
-    assert declared.rule(GATES["kimi-k2.5"], "nightly").questions is None
+    assert GATES["pocket-hybrid"].rule_at("nightly") == "pre-merge"
+    assert declared.rules[GATES["kimi-k2.5"].rule_at("nightly")].questions is None

@@ -14,21 +14,14 @@ from scipy.special import log_softmax
 from support.gates import resolved
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hileval.ask import drift as sides
+from hileval.ask import sides
+from hileval.distances import ASKED, FLOOR, SLACKS, Drift, UnmeasuredError, distance, divergence
 from hileval.engines import EngineError
 from hileval.engines.transformers_engine import TransformersEngine
+from hileval.gates import drift as drift_gate
 from hileval.gates.declare import load_gates
-from hileval.gates.drift import (
-    ASKED,
-    FLOOR,
-    SLACKS,
-    Compared,
-    Drift,
-    UnmeasuredError,
-    distance,
-    divergence,
-    judge_drift,
-)
+from hileval.gates.drift import Compared, judge_drift
+from hileval.gates.resolve import resolve_drift
 from hilgate.errors import RecordsError
 from hilgate.model.record import Check, Outcome
 
@@ -284,10 +277,10 @@ def test_the_sides_are_fixed_sequences_and_a_replaced_block():
 
 def test_another_backend_on_either_side_did_not_run():
     good = a_side({0: math.log(0.9), 1: math.log(0.1)})
-    assert {check.outcome for check in sides.compare_sides("g", good, good, FLOOR)} == {Outcome.PASS}
+    assert {check.outcome for check in drift_gate.compare_sides("g", good, good, FLOOR)} == {Outcome.PASS}
     bad = good.model_copy(update={"served": good.served.model_copy(update={"outcome": Outcome.DID_NOT_RUN})})
     for pair in ((bad, good), (good, bad)):
-        checks = sides.compare_sides("g", *pair, FLOOR)
+        checks = drift_gate.compare_sides("g", *pair, FLOOR)
         assert {check.outcome for check in checks[2:]} == {Outcome.DID_NOT_RUN}
 
 
@@ -311,19 +304,19 @@ def a_side(row, name="x"):
 def test_what_a_second_trusted_attention_differs_is_rounding():
     near, far, farther = ({0: math.log(p), 1: math.log(1 - p)} for p in (0.9, 0.89, 0.8))
     peer, ours = a_side(near), a_side(far)
-    alone = {check.id: check.outcome for check in sides.compare_sides("g", ours, peer, FLOOR)}
+    alone = {check.id: check.outcome for check in drift_gate.compare_sides("g", ours, peer, FLOOR)}
     assert alone["g/reading"] is Outcome.FAIL
-    beside = {check.id: check.outcome for check in sides.compare_sides("g", ours, peer, FLOOR, a_side(far, "B"))}
+    beside = {check.id: check.outcome for check in drift_gate.compare_sides("g", ours, peer, FLOOR, a_side(far, "B"))}
     assert set(beside.values()) == {Outcome.PASS}
     assert "g/served-by-B" in beside
-    itself = {check.id: check.outcome for check in sides.compare_sides("g", ours, peer, FLOOR, a_side(far))}
+    itself = {check.id: check.outcome for check in drift_gate.compare_sides("g", ours, peer, FLOOR, a_side(far))}
     assert itself["g/second"] is Outcome.INCONCLUSIVE, "the second attention is the peer's own"
-    checks = sides.compare_sides("g", a_side(farther), peer, FLOOR, a_side(far, "B"))
+    checks = drift_gate.compare_sides("g", a_side(farther), peer, FLOOR, a_side(far, "B"))
     assert {check.id: check.outcome for check in checks}["g/reading"] is Outcome.FAIL
 
 
 def test_each_side_is_a_process_and_one_that_dies_is_no_answer(monkeypatch, tmp_path):
-    drift = DECLARED.drifts["granite-4.0-h-small-drift"]
+    drift = resolve_drift("granite-4.0-h-small-drift", DECLARED)
     asked, dies = [], ""
 
     def process(command, **_):
@@ -333,19 +326,19 @@ def test_each_side_is_a_process_and_one_that_dies_is_no_answer(monkeypatch, tmp_
             a_side({0: math.log(0.9), 1: math.log(0.1)}, which).pack(Path(command[7]))
         return mock.Mock(returncode=int(which == dies))
 
-    monkeypatch.setattr(sides.subprocess, "run", process)
-    checks = sides.run_drift("g", drift, tmp_path)
+    monkeypatch.setattr(drift_gate.subprocess, "run", process)
+    checks = drift_gate.run_drift(drift, tmp_path)
     assert asked == [("ours", []), ("second", []), ("peer", ["ours", "second"])]
     assert {check.outcome for check in checks} == {Outcome.PASS}
-    assert sides.judge_sides("g", drift, tmp_path) == checks
+    assert drift_gate.judge_sides(drift, tmp_path) == checks
     dies = "second"
     with pytest.raises(EngineError, match="second ended with status 1"):
-        sides.run_drift("g", drift, tmp_path)
+        drift_gate.run_drift(drift, tmp_path)
     with pytest.raises(RecordsError, match="not the answers of a drift gate"):
-        sides.judge_sides("g", drift, tmp_path)
-    sides.side_files(drift, tmp_path)["second"].write_bytes(b"x")
+        drift_gate.judge_sides(drift, tmp_path)
+    drift_gate.side_files(drift.declared, tmp_path)["second"].write_bytes(b"x")
     with pytest.raises(RecordsError, match="not the answers of a drift gate"):
-        sides.judge_sides("g", drift, tmp_path)
+        drift_gate.judge_sides(drift, tmp_path)
 
 
 def test_hub_gates_name_two_attentions_and_fit_in_memory():

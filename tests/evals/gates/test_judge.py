@@ -7,7 +7,6 @@ from support.gates import resolved
 
 from hileval.cli import exit_status
 from hileval.gates.judge import diff_answers, judge, side_by_side
-from hileval.gates.rule import broken
 from hileval.records.records import Flag
 from hilgate.errors import Exit, NothingSelectedError
 from hilgate.model.record import Check, Outcome
@@ -213,7 +212,7 @@ def test_a_model_that_always_breaks_some_answers_is_not_failed_for_it_at_any_of_
             }
         )
         now = [flagged[i] if broken else healthy[i] for i, broken in enumerate(drawn[5])]
-        checks = [broken("so far", gate.broken, stored.flagged(now[:look]), now[:look], len(looks)) for look in looks]
+        checks = [gate.broken.check("so far", stored.flagged(now[:look]), now[:look], len(looks)) for look in looks]
         failed += any(check.outcome is FAIL for check in checks)
     assert failed <= 2
 

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from hileval.gates import statistics
+from hileval import statistics
 from hileval.gates.declare import load_gates
 from hileval.gates.power import STRESS, Noise, simulate, smallest_drop
 from hileval.gates.rule import GateRule

@@ -47,10 +47,8 @@ def test_a_model_that_is_not_here_cannot_run_here(monkeypatch):
 
 @pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer.model", "generation_config.json", "modeling_x.py"])
 def test_whatever_turns_a_question_into_tokens_or_ends_an_answer_is_identified(gate, tmp_path, name):
-    asked = resolved(gate, folder=tmp_path)
-
     def identity():
-        return asked.identify(task={}, tokenizer=("tokenizer.json",), generation={}, lm_eval="0").tokenizer
+        return resolved(gate, folder=tmp_path).identity.tokenizer
 
     found = [identity()]
     for content in ("one", "two"):
@@ -62,10 +60,10 @@ def test_whatever_turns_a_question_into_tokens_or_ends_an_answer_is_identified(g
 @pytest.mark.parametrize("trusted", [None, True, False])
 def test_a_tokenizer_with_code_of_its_own_is_not_replaced_in_silence(trusted, gate, tmp_path):
     said = {} if trusted is None else {"trust_remote_code": trusted}
-    hub = resolved(gate.model_copy(update={"weights": "hub", "engine_args": said}), folder=tmp_path)
+    hub = gate.model_copy(update={"weights": "hub", "engine_args": said})
 
     def identity():
-        return hub.identify(task={}, tokenizer=(), generation={}, lm_eval="0")
+        return resolved(hub, folder=tmp_path).identity
 
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Own"}')
     assert identity()

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from support.gates import PRE_MERGE
 
-from hileval.gates.rule import GateRule, RuleState, first_runs, order, shared, stand
+from hileval.gates.rule import GateRule, RuleState
 
 RELEASE = GateRule(
     alpha=0.01, margin=0.02, beta=0.01, baseline_runs=5, extensions=2, noisy_d=0.05, noisy_runs=3, unresolved="block"
@@ -31,25 +31,25 @@ def test_plan_looks_every_25_from_50_and_never_beyond_the_task():
 
 
 def test_order_is_a_seeded_draw_without_repetition():
-    drawn = order(PRE_MERGE, 1319)
+    drawn = PRE_MERGE.order(1319)
     assert len(set(drawn)) == 250
-    assert drawn == order(PRE_MERGE, 1319)
-    assert drawn != order(PRE_MERGE.model_copy(update={"seed": 4}), 1319)
+    assert drawn == PRE_MERGE.order(1319)
+    assert drawn != PRE_MERGE.model_copy(update={"seed": 4}).order(1319)
     assert np.mean(drawn) > 500  # not the first 250
 
 
 def test_an_unchanged_deterministic_model_passes_after_75_questions():
     base = np.ones((5, 250), dtype=bool)
-    standings = [stand(PRE_MERGE, base, [sure(n)]) for n in (25, 50, 75)]
+    standings = [PRE_MERGE.stand(base, [sure(n)]) for n in (25, 50, 75)]
     assert [s.state for s in standings] == [RuleState.ASK_MORE, RuleState.ASK_MORE, RuleState.PASS]
     assert standings[-1].high < 0.05
     late = sure(250)
     late[100:] = False
-    assert stand(PRE_MERGE, base, [late]) == standings[-1], "answers beyond the deciding look do not change it"
+    assert PRE_MERGE.stand(base, [late]) == standings[-1], "answers beyond the deciding look do not change it"
 
 
 def test_a_wreck_fails_at_the_first_look():
-    found = stand(PRE_MERGE, np.ones((5, 250), dtype=bool), [sure(50, wrong=30)])
+    found = PRE_MERGE.stand(np.ones((5, 250), dtype=bool), [sure(50, wrong=30)])
     assert (found.state, found.n) == (RuleState.FAIL, 50)
     assert found.drop == pytest.approx(0.6)
 
@@ -60,10 +60,10 @@ def test_undecided_after_all_questions_asks_for_another_run_and_then_is_unresolv
     base = np.array([toss(rng, chance) for _ in range(5)])
     lossy = base[0].copy()
     lossy[np.flatnonzero(lossy)[-7:]] = False
-    first = stand(PRE_MERGE, base, [lossy])
+    first = PRE_MERGE.stand(base, [lossy])
     assert first.state is RuleState.RUN_AGAIN
-    assert stand(PRE_MERGE, base, [lossy, lossy[:100]]).state is RuleState.ASK_MORE
-    again = stand(PRE_MERGE, base, [lossy, lossy])
+    assert PRE_MERGE.stand(base, [lossy, lossy[:100]]).state is RuleState.ASK_MORE
+    again = PRE_MERGE.stand(base, [lossy, lossy])
     assert again.new_runs == 2
     assert again.state in {RuleState.FAIL, RuleState.UNRESOLVED}
     assert again.p_value < first.p_value
@@ -73,18 +73,18 @@ def test_a_noisy_baseline_starts_with_three_runs():
     rng = np.random.default_rng(5)
     noisy = np.array([toss(rng, np.full(400, 0.8)) for _ in range(5)])
     quiet = np.ones((5, 400), dtype=bool)
-    assert (first_runs(RELEASE, noisy), first_runs(RELEASE, quiet)) == (3, 1)
-    assert stand(RELEASE, noisy, [noisy[0]]).state is RuleState.ASK_MORE
-    assert stand(RELEASE, noisy, [noisy[0], noisy[1], noisy[2]]).state is not RuleState.ASK_MORE
+    assert (RELEASE.first_runs(noisy), RELEASE.first_runs(quiet)) == (3, 1)
+    assert RELEASE.stand(noisy, [noisy[0]]).state is RuleState.ASK_MORE
+    assert RELEASE.stand(noisy, [noisy[0], noisy[1], noisy[2]]).state is not RuleState.ASK_MORE
     wreck = toss(rng, np.full(400, 0.4))
-    assert stand(RELEASE, noisy, [wreck]).state is RuleState.FAIL, "a wreck costs one run"
+    assert RELEASE.stand(noisy, [wreck]).state is RuleState.FAIL, "a wreck costs one run"
 
 
 def test_gates_that_decide_together_share_alpha():
     lost = sure(250)
     lost[::60] = False
     base = np.ones((5, 250), dtype=bool)
-    alone, one_of_ten = (stand(rule, base, [lost]) for rule in (RELEASE, shared(RELEASE, 10)))
+    alone, one_of_ten = (rule.stand(base, [lost]) for rule in (RELEASE, RELEASE.shared(10)))
     assert one_of_ten.level == pytest.approx(alone.level / 10)
     assert alone.p_value == one_of_ten.p_value
 

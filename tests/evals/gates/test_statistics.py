@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom, binomtest, norm, ttest_1samp
 from statsmodels.stats.contingency_tables import mcnemar
 
-from hileval.gates import statistics
-from hileval.gates.statistics import churn, difference_levels, difference_p, drop_interval, excludes, sequential_looks
+from hileval import statistics
+from hileval.statistics import churn, difference_levels, difference_p, drop_interval, excludes, sequential_looks
 from hilgate.errors import MisuseError, RecordsError
 
 RUNS = st.integers(1, 5)

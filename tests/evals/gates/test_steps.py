@@ -5,8 +5,8 @@ import pytest
 import yaml
 
 from hileval import cli
-from hileval.ask.drift import side_files
 from hileval.gates.declare import load_gates
+from hileval.gates.drift import side_files
 from hileval.gates.steps import AREA, area_of
 from hilgate.errors import DeclarationError
 from hilgate.model.declaration import Area

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from hileval.gates.analysis import ALARM, CONFIRMED, FEWEST, YEAR, alarms, confirm, judge_nights, read_nights, scan
 from hileval.gates.judge import packed, unpacked
-from hileval.gates.trend import ALARM, CONFIRMED, FEWEST, YEAR, alarms, confirm, judge_nights, read_nights, scan
 from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.model.record import Outcome
 

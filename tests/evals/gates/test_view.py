@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hileval.gates.view import render, visible
+from hileval.gates.analysis import render, visible
 from hilgate.errors import RecordsError
 from hilgate.model.record import Check, Outcome
 

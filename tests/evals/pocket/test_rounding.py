@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from support.gates import resolved
 
-from hileval.ask.drift import sequences_of
+from hileval.ask.sides import sequences_of
 from hileval.gates.declare import load_gates
 from hileval.pocket.rounding import ATTENTIONS, ONE_IN_A_HUNDRED, ask, false_alarms
 

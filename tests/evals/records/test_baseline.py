@@ -39,7 +39,7 @@ def test_missing(tmp_path):
         (lambda c: c["questions"].pop(), BaselineError, "n=5 but holds 4"),
         (lambda c: c["questions"].__setitem__(1, c["questions"][0]), DuplicateQuestionError, "more than once"),
         (lambda c: c["questions"][1].update(strict="111"), BaselineError, "question 1: strict is of 3 runs, not 5"),
-        (lambda c: c.update(schema_version=1), BaselineError, "not valid: schema_version"),
+        (lambda c: c.update(schema_version=1), BaselineError, "not valid: schema 1, this reads 2"),
         (lambda c: c.update(note="x"), BaselineError, "not valid: note"),
         (lambda c: c["questions"][1].update(doc_id=0), DuplicateQuestionError, "doc_id 0 occurs more than once"),
         (lambda c: c["questions"][1].update(doc_hash="x"), BaselineError, "questions.1.doc_hash: String should match"),

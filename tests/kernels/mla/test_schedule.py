@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.planted import complaint, instead, must_be_noticed, planted
 
 from pagedkv.arch import ARCHES, limits, next_power_of_two
 from pagedkv.mla import launch as mla_launch
@@ -86,37 +88,34 @@ def changed(index, **fields):
     return dataclasses.replace(GOOD, works=tuple(works))
 
 
-COVERAGE = "expected (a partition of|0 <= seq)"
-REDUCE = "got partial results .* expected"
-BOUND = "^(work|reduce)_indptr: got .* expected"
+COVERAGE = re.compile("expected (a partition of|0 <= seq)")
+REDUCE = re.compile("got partial results .* expected")
+BOUND = re.compile("^(work|reduce)_indptr: got .* expected")
+WRONG = {
+    "a gap": (changed(0, kv_end=64), COVERAGE),
+    "an overlap": (changed(1, kv_begin=64), COVERAGE),
+    "the last token is lost": (changed(1, kv_end=99), COVERAGE),
+    "beyond the sequence": (changed(1, kv_end=112), COVERAGE),
+    "nothing to do": (changed(2, kv_begin=30), COVERAGE),
+    "work for an empty sequence, none for another": (changed(2, seq=2), COVERAGE),
+    "no such sequence": (changed(2, seq=3), COVERAGE),
+    "one part of two writes the output": (changed(1, partial=-1), REDUCE),
+    "two results in one place": (changed(1, partial=0), REDUCE),
+    "a result that nobody merges": (changed(1, partial=2), REDUCE),
+    "a single work item that does not write the output": (changed(2, partial=2), REDUCE),
+    "merged into another sequence": (dataclasses.replace(GOOD, reduce_indptr=(0, 0, 2, 2)), REDUCE),
+    "a sequence without bounds": (dataclasses.replace(GOOD, reduce_indptr=(0, 2, 2)), BOUND),
+    "more partial results than bound": (dataclasses.replace(GOOD, reduce_indptr=(0, 3, 3, 3)), BOUND),
+    "the last work item is nobody's": (dataclasses.replace(GOOD, work_indptr=(0, 1, 2)), BOUND),
+    "work items that are not there": (dataclasses.replace(GOOD, work_indptr=(0, 4, 3)), BOUND),
+    "all work twice": (dataclasses.replace(GOOD, works=GOOD.works * 2, work_indptr=(0, 3, 6)), BOUND),
+}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (changed(0, kv_end=64), COVERAGE),  # a gap
-        (changed(1, kv_begin=64), COVERAGE),  # an overlap
-        (changed(1, kv_end=99), COVERAGE),  # the last token is lost
-        (changed(1, kv_end=112), COVERAGE),  # beyond the sequence
-        (changed(2, kv_begin=30), COVERAGE),  # nothing to do
-        (changed(2, seq=2), COVERAGE),  # work for an empty sequence, none for another
-        (changed(2, seq=3), COVERAGE),  # no such sequence
-        (changed(1, partial=-1), REDUCE),  # one part of two writes the output
-        (changed(1, partial=0), REDUCE),  # two results in one place
-        (changed(1, partial=2), REDUCE),  # a result that nobody merges
-        (changed(2, partial=2), REDUCE),  # a single work item that does not write the output
-        (dataclasses.replace(GOOD, reduce_indptr=(0, 0, 2, 2)), REDUCE),  # merged into another sequence
-        (dataclasses.replace(GOOD, reduce_indptr=(0, 2, 2)), BOUND),
-        (dataclasses.replace(GOOD, reduce_indptr=(0, 3, 3, 3)), BOUND),  # more partial results than bound
-        (dataclasses.replace(GOOD, work_indptr=(0, 1, 2)), BOUND),  # the last work item is nobody's
-        (dataclasses.replace(GOOD, work_indptr=(0, 4, 3)), BOUND),
-        (dataclasses.replace(GOOD, works=GOOD.works * 2, work_indptr=(0, 3, 6)), BOUND),
-    ],
-)
-def test_a_wrong_schedule_is_refused(wrong, message):
-    check(GOOD, [100, 30, 0], [1, 1, 1])
-    with pytest.raises(ScheduleError, match=message):
-        check(wrong, [100, 30, 0], [1, 1, 1])
+@planted(WRONG)
+def test_a_wrong_schedule_is_refused(fault):
+    look = lambda schedule: complaint(ScheduleError, check, schedule, [100, 30, 0], [1, 1, 1])  # noqa: E731
+    must_be_noticed(fault, look, instead(fault.change), GOOD)
 
 
 def test_cuts_off_the_granularity_are_refused():

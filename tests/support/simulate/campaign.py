@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated builds from plan to verdict, many of them, each verdict held against what really happened in its build.
 
-The one place where the simulator meets what it tests: `report.write.decide` gives the verdict, as it does in CI. What
-is wrong with a verdict is shown with the fewest faults that bring it about.
+The one place where the simulator meets what it tests: `report.write.judge_and_report` gives the verdict, as it does in
+CI. What is wrong with a verdict is shown with the fewest faults that bring it about.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _Flow:
             return JobEnd(LOST, SHORT_MINUTES)
         self.site.ledger.verdict_at = minute
         here = self._download(f"verdict.{attempt}", minute)
-        judged = write.decide(
+        judged = write.judge_and_report(
             here,
             write.read_plan_or_say_so(here / PLAN_FILE, here),
             jobs=here / JOBS_FOLDER,

@@ -4,13 +4,13 @@
 Outcomes are arrays `[runs, questions]` of bool: the same prompts in the same order, True for a right answer. `rule.py`
 turns these numbers into a decision; what a rule can see is in `power.py`.
 
-Sequential looks. Looking again and again at level alpha cries wolf more often than alpha. Dividing alpha by the number
-of looks holds it and gives most of it away, because the looks share their questions. Here the whole level is spent,
-exactly: given which questions the runs disagree on, the right answers that a look adds are independent of those before
-it, so the probability to cross any boundary is a sum of convolutions (Armitage, McPherson and Rowe 1969), and the
-boundary of each look is the widest that keeps what is spent so far below the share of alpha that the questions asked so
-far are of all (Lan and DeMets 1983, with the linear spending function). What a look could not spend, because outcomes
-come in whole questions, the next one may.
+Sequential looks. Looking again and again at level alpha gives false alarms more often than alpha. Dividing alpha by the
+number of looks keeps the level but wastes most of it, because the looks share their questions. Here the whole level is
+spent, exactly: given which questions the runs disagree on, the right answers that a look adds are independent of those
+before it, so the probability to cross any boundary is a sum of convolutions (Armitage, McPherson and Rowe 1969), and
+the boundary of each look is the widest that keeps what is spent so far below the share of alpha that the questions
+asked so far are of all (Lan and DeMets 1983, with the linear spending function). What a look could not spend, because
+outcomes come in whole questions, the next one may.
 
 Runs that are not independent. The exact test believes that K runs are K draws. Where they share their noise, it calls a
 drop 7 to 15 times in 100 where it promises one, so a drop is called only if Student's t test of the questions'
@@ -105,7 +105,7 @@ def null_pmf(counts: NDArray[np.int64], new_runs: int) -> Pmf:
 
 
 def statistic(counts: NDArray[np.int64], new: Outcomes) -> int:
-    """What `null_pmf` is the distribution of: right answers of the new runs, less those that could not be otherwise."""
+    """Return the number that `null_pmf` describes: right answers to questions that are not always right."""
     return int(new.sum()) - len(new) * int(counts[-1])
 
 
@@ -203,7 +203,7 @@ class Look:
     spent: float
     """Probability, if nothing changed, that this or an earlier look calls a drop."""
     allowed: float
-    """What may be spent until here."""
+    """Share of alpha that may be spent up to this look."""
     dropped: bool
 
 
@@ -340,7 +340,7 @@ def drop_interval(base: Outcomes, new: Outcomes, alpha: float) -> tuple[float, f
 
 
 def excludes(base: Outcomes, new: Outcomes, margin: float, level: float) -> bool:
-    """Whether a drop of `margin` would show so little with a chance of at most `level`: the upper bound, asked once."""
+    """Return whether a drop of `margin` would show as little as observed with a chance of at most `level`."""
     observed, unit = _observed(base, new)
     values, weights = noise(base, new)
     return _at_most(margin, observed - values, weights, unit, base.shape[1]) <= level

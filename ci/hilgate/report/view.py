@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first screen says of a verdict: for each step that is not green what broke, by how much, and whether before.
+"""What any report says of a verdict: for each step that is not green what broke, by how much, and whether before.
 
+`ReportView` is made once of a verdict; the page, the annotation and the terminal show parts of it.
 Tests record numbers and labels (`record_property`), findings carry them; what a check did not record is read from the
 parameters in its id, or left out. Nothing is computed here: a figure that is shown is one that was recorded.
 """
@@ -11,15 +12,17 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hilgate.judge.step import reproduce_line
-from hilgate.judge.verdict import totals
+from hilgate.judge.verdict import reproduce_line, totals
 from hilgate.model.declaration import CPU
 from hilgate.model.record import SEVERITY, Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.report.causes import place
-from hilgate.report.merge_base import NOTHING, MergeBase, of_cause
+from hilgate.report import tables
+from hilgate.report.causes import causes, place
+from hilgate.report.merge_base import NOTHING, MergeBase, of_cause, whose
+from hilgate.report.reservations import reservations
 from hilgate.run import outcome
 from hilgate.text import count, duration, marked, shorten
 
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from hilgate.model.record import Check
     from hilgate.model.verdict import StepVerdict, Verdict
     from hilgate.report.causes import Cause
+    from hilgate.report.reservations import Reservation
+    from hilgate.report.tables import Table
     from hilgate.run.results import Recorded
 
 
@@ -67,6 +72,82 @@ def at_most(lines: Sequence[str], limit: int) -> list[str]:
     """The first lines, and how many there are more."""
     more = len(lines) - limit
     return [*lines[:limit], *([f"and {more} more in verdict.json"] if more > 0 else [])]
+
+
+@dataclass(frozen=True)
+class ReportView:
+    """A verdict as every report shows it."""
+
+    plan: Plan
+    recorded: Recorded
+    verdict: Verdict
+    facts: MergeBase = NOTHING
+    """What is known of the merge base."""
+
+    @cached_property
+    def causes(self) -> tuple[Cause, ...]:
+        """What its failures come down to."""
+        return tuple(causes(self.plan, self.recorded, self.verdict))
+
+    @cached_property
+    def whose(self) -> str:
+        """Whether its failures are the change's own; empty where nobody knows."""
+        return whose(self.causes, self.facts, self.recorded, local=self.plan.local)
+
+    @property
+    def headline(self) -> str:
+        """The checks of all steps, and what decided."""
+        return headline(self.plan, self.verdict, self.recorded)
+
+    @property
+    def step_counts(self) -> str:
+        """How many steps ended how."""
+        return step_counts(self.verdict)
+
+    @property
+    def approval(self) -> str:
+        """Who must approve, or has approved, what the change makes of its own gate."""
+        return approval(self.verdict)
+
+    def problems(self, limit: int) -> tuple[StepProblem, ...]:
+        """Every step that is not green, the worst first, with at most `limit` causes each."""
+        return problems(self.plan, self.recorded, self.verdict, self.causes, limit=limit, facts=self.facts)
+
+    @cached_property
+    def reservations(self) -> tuple[Reservation, ...]:
+        """Passes that prove less than they seem to."""
+        return reservations(self.plan, self.recorded, self.verdict)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Step key -> why it is in the plan."""
+        return {step.key: step.reason for step in self.plan.steps}
+
+    @property
+    def peaks(self) -> dict[str, float | None]:
+        """Step key -> its peak of memory in MiB."""
+        last = {step.key: self.recorded.last(step.key) for step in self.plan.steps}
+        return {key: attempt.record.peak_memory_mib for key, attempt in last.items() if attempt}
+
+    @cached_property
+    def timeline(self) -> tuple[list[StepBar], list[tuple[float, str]]]:
+        """Bars of the attempts that ran and count, and (percent, words) of ticks."""
+        return timeline(self.plan, self.recorded, self.verdict)
+
+    @property
+    def environments(self) -> tuple[tuple[str, str], ...]:
+        """(where, what) of every distinct environment that a build record names."""
+        return environments(self.recorded)
+
+    @cached_property
+    def value_tables(self) -> tuple[Table, ...]:
+        """Checks with their numbers, of the steps that declare columns."""
+        return tuple(tables.value_tables(self.plan, self.recorded, self.verdict))
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """Checks as tables, of the steps that declare one."""
+        return tuple(tables.tables(self.plan, self.recorded, self.verdict))
 
 
 @dataclass(frozen=True)
@@ -218,6 +299,58 @@ def approval(verdict: Verdict) -> str:
     return "needs a named approval by somebody of the gate's owners who did not start this build"
 
 
+def environments(recorded: Recorded) -> tuple[tuple[str, str], ...]:
+    """(where, what) of every distinct environment that a build record names."""
+    distinct = {build.environment.model_dump_json(): build.environment for build in recorded.builds}
+    found = []
+    for where in distinct.values():
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(where.versions.items()))
+        image = f", image {where.image}" if where.image else ""
+        machine = f"{where.device}, {where.cores} cores, {where.memory_gib:g} GiB"
+        found.append((where.host, f"{machine}; Python {where.python}, {versions}{image}"))
+    return tuple(found)
+
+
+TICK_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
+MOST_TICKS = 8
+
+
+@dataclass(frozen=True)
+class StepBar:
+    """One step; `left` and `width` in percent of the whole time."""
+
+    key: str
+    outcome: Outcome
+    left: float
+    width: float
+    words: str
+
+
+def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[StepBar], list[tuple[float, str]]]:
+    """Bars of the attempts that ran and count, in the order in which they started, and (percent, words) of ticks."""
+    outcomes = {step.key: step.outcome for step in verdict.steps}
+    records = [attempt.record for step in plan.steps if (attempt := recorded.last(step.key))]
+    records = sorted((one for one in records if one.seconds > 0 and not one.reused), key=lambda record: record.started)
+    if not records:
+        return [], []
+    began = records[0].started
+    starts = [(record.started - began).total_seconds() for record in records]
+    whole = max(start + record.seconds for start, record in zip(starts, records, strict=True))
+    bars = [
+        StepBar(
+            record.key,
+            outcomes[record.key],
+            100 * start / whole,
+            max(0.3, 100 * record.seconds / whole),  # a bar one can see
+            duration(record.seconds),
+        )
+        for start, record in zip(starts, records, strict=True)
+    ]
+    step = next((seconds for seconds in TICK_SECONDS if whole / seconds <= MOST_TICKS), whole)
+    times = [n * step for n in range(int(whole / step) + 1)]
+    return bars, [(100 * at / whole, f"{at:g} s" if at < 60 else duration(at).removesuffix(" 00 s")) for at in times]
+
+
 _ERROR = re.compile(r"(?:^|_)(?:err|error|errors|diff|difference|ulps)(?:_|$)")
 _NOT_FINITE = frozenset({"nan", "inf", "-inf"})  # JSON has neither, so `hilgate.evidence` keeps them as labels
 _CASE = ("shape", "dtype", "layout", "kernel", "arch")
@@ -329,7 +462,7 @@ def headline(plan: Plan, verdict: Verdict, recorded: Recorded) -> str:
     to run that.
     """
     if verdict.outcome is Outcome.PASS and plan.promised:
-        return f"{verdict.why}; `{gate_command('--all')}` runs everything"
+        return f"{verdict.why}; `{whole_gate()}` runs everything"
     return f"{'smoke: ' if plan.profile == 'smoke' else ''}{_counted(verdict, recorded)}"
 
 
@@ -337,9 +470,9 @@ HEADLINE = 200
 """Characters of what decided; the paragraph of its step has the rest."""
 
 
-def gate_command(options: str) -> str:
-    """How whoever reads this started the gate, with these options: `make gate` says so in HILGATE_GATE."""
-    return f"{os.environ.get('HILGATE_GATE', 'hilgate gate ')}{options}"
+def whole_gate() -> str:
+    """The command that runs every step, as the reader starts the gate: `make gate` says how in HILGATE_GATE."""
+    return f"{os.environ.get('HILGATE_GATE', 'hilgate gate ')}--all"
 
 
 def _counted(verdict: Verdict, recorded: Recorded) -> str:
@@ -372,11 +505,6 @@ def step_counts(verdict: Verdict) -> str:
         checks, of = (sum((one.counts.passed for one in steps), 0) for steps in (reused, verdict.steps))
         words.append(f"{count(len(reused), 'step')} reused ({checks:,} of {of:,} checks)")
     return ", ".join(words)
-
-
-def time_of(step: StepVerdict, at: str = "%d %b %H:%M") -> str:
-    """How long it took, or when it ran where an earlier pass stands for it: `reused, 21 Nov 14:02` (local time)."""
-    return f"reused, {step.reused.astimezone():{at}}" if step.reused else duration(step.seconds)
 
 
 def ruled(step: StepVerdict) -> str:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import gzip
-import subprocess
-import sys
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -13,19 +11,18 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hileval.ask.drawn import write_tokenizer
-from hileval.engines import EngineError, Rows
-from hileval.gates.drift import Compared, Drift, Floor, judge_drift
+from hileval.engines import Rows
 from hileval.gates.judge import check_backend
 from hilgate.errors import RecordsError
 from hilgate.model import StrictModel
-from hilgate.model.record import Check, Outcome
+from hilgate.model.record import Check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from hileval.gates.declare import DriftGate, EngineName
-    from hileval.gates.resolve import ResolvedGate
+    from hileval.gates.resolve import ResolvedDrift, ResolvedGate
 
 BLOCK = 16
 """Tokens that the positive control replaces."""
@@ -128,20 +125,21 @@ def _encoder(gate: ResolvedGate) -> Callable[[str], list[int]]:
     return lambda text: list(slow.encode(text, add_special_tokens=False))
 
 
-def ask_side(which: SideName, gate: ResolvedGate, drift: DriftGate, given: dict[SideName, Side] | None = None) -> Side:
+def ask_side(which: SideName, drift: ResolvedDrift, given: dict[SideName, Side] | None = None) -> Side:
     """Ask one engine everything; the peer, which is `given` the other sides, about what they wrote too."""
     from hileval.engines.transformers_engine import TransformersEngine
     from hileval.engines.vllm_engine import VllmEngine
 
-    chosen: EngineName = "transformers" if which == "peer" and drift.peer == "transformers" else "vllm"
-    backends = {"ours": gate.declared.attention_backend, "peer": drift.peer, "second": drift.second}
-    arguments = gate.declared.engine_args | drift.engine_args
+    declared, gate = drift.declared, drift.gate
+    chosen: EngineName = "transformers" if which == "peer" and declared.peer == "transformers" else "vllm"
+    backends = {"ours": gate.declared.attention_backend, "peer": declared.peer, "second": declared.second}
+    arguments = gate.declared.engine_args | declared.engine_args
     gate = replace(gate, engine=chosen).using(
         attention_backend=backends[which] if chosen == "vllm" else None,
         env=gate.declared.env if which == "ours" else {},
         engine_args=arguments,
     )
-    sequences = sequences_of(gate, drift)
+    sequences = sequences_of(gate, declared)
     asked = [tokens[: max(2, len(tokens) * 3 // 5)] for tokens in sequences]
     engine = (
         TransformersEngine(gate.folder, kv_cache_dtype=str(arguments.get("kv_cache_dtype", "auto")))
@@ -151,7 +149,7 @@ def ask_side(which: SideName, gate: ResolvedGate, drift: DriftGate, given: dict[
     assert isinstance(engine, (VllmEngine, TransformersEngine))
     try:
         read = _kept(engine.read(sequences))
-        written, wrote = engine.write(asked, drift.written)
+        written, wrote = engine.write(asked, declared.written)
         side = Side(
             name=engine.name,
             served=check_backend(gate, engine),
@@ -197,73 +195,3 @@ def _joined(side: Side) -> list[list[int]]:
 def _last(rows: Rows, side: Side) -> Rows:
     """The places at which the written tokens were chosen; `read` gives the row before each token but the first."""
     return [row[len(asked) - 1 :] for row, asked in zip(rows, side.asked, strict=True)]
-
-
-def compare_sides(name: str, ours: Side, peer: Side, floor: Floor, second: Side | None = None) -> list[Check]:
-    """The checks of a drift gate, and who served it."""
-    reads = [Drift.rounding(peer.read_alone, peer.read)]
-    writes = [Drift.rounding(peer.wrote, peer.read_again["peer"])]
-    if second is not None:
-        reads.append(Drift.rounding(second.read, peer.read))
-        writes.append(Drift.rounding(second.wrote, peer.read_again["second"]))
-    behind = [row[-len(changed_rows) :] for row, changed_rows in zip(peer.read, peer.changed, strict=True)]
-    served = [side.served for side in (ours, peer, second) if side is not None and side.served is not None]
-    another = _second_is_another(name, peer, second)
-    checks = judge_drift(
-        name,
-        Compared(Drift.between(ours.read, peer.read), Drift.largest(*reads)),
-        Compared(Drift.between(ours.wrote, peer.read_again["ours"]), Drift.largest(*writes)),
-        Drift.between(peer.changed, behind),
-        floor,
-    )
-    if any(check.outcome is not Outcome.PASS for check in served):
-        checks = [check.model_copy(update={"outcome": Outcome.DID_NOT_RUN}) for check in checks]
-    return [*served, *another, *checks]
-
-
-def _second_is_another(name: str, peer: Side, second: Side | None) -> list[Check]:
-    """Whether the second trusted attention is not the peer's own: from itself it differs too little."""
-    if second is None or peer.served is None or second.served is None:
-        return []
-    backends = [side.served.labels.get("backend") for side in (peer, second) if side.served is not None]
-    if None in backends or backends[0] != backends[1]:
-        return []
-    message = (
-        f"the second trusted attention is the peer's own, {backends[0]}: what two attentions differ is not known here; "
-        "name two backends, `peer` and `second`, that this machine serves differently"
-    )
-    return [Check(id=f"{name}/second", outcome=Outcome.INCONCLUSIVE, message=message)]
-
-
-def run_drift(name: str, drift: DriftGate, out: Path) -> list[Check]:
-    """Every side in a process of its own: a plugin cannot leave one that it has joined. `out` keeps their answers.
-
-    Raises:
-        EngineError: A side ended without an answer.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    files = side_files(drift, out)
-    for which, file in files.items():
-        file.unlink(missing_ok=True)
-        others = [other for other in files if other != "peer"] if which == "peer" else []
-        given = [word for other in others for word in ("--given", f"{other}={files[other]}")]
-        command = [sys.executable, "-m", "hileval", "drift-side", name, which, "--file", str(file), *given]
-        if status := subprocess.run(command, check=False).returncode:
-            raise EngineError(f"{which} ended with status {status}", where=name, remedy="read what it says above")
-    return judge_sides(name, drift, out)
-
-
-def judge_sides(name: str, drift: DriftGate, out: Path) -> list[Check]:
-    """The checks of a drift gate from the answers in a folder.
-
-    Raises:
-        RecordsError: A side is missing or damaged.
-    """
-    sides = {which: Side.unpack(file) for which, file in side_files(drift, out).items()}
-    return compare_sides(name, sides["ours"], sides["peer"], drift.floor, sides.get("second"))
-
-
-def side_files(drift: DriftGate, out: Path) -> dict[SideName, Path]:
-    """Where the answers of each side are, in the order of asking: the peer reads what the others wrote."""
-    names: tuple[SideName, ...] = ("ours", "second", "peer") if drift.second else ("ours", "peer")
-    return {which: out / f"{which}.json.gz" for which in names}

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of gates that need a process of their own; `python -m hileval` starts them, and nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from hileval.ask.recording import record_run
+from hileval.ask.sides import Side, SideName, ask_side
+from hileval.command import run
+from hileval.gates.declare import EngineName, load_gates
+from hileval.gates.resolve import resolve_drift, without_baseline
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
+Name = Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")]
+Backend = Annotated[str, typer.Option("--attention-backend", help="Trusted attention backend by vLLM's name.")]
+
+
+@app.command("run")
+def one_run(
+    name: Name,
+    number: Annotated[int, typer.Option(min=0, help="Number of the run, from 0 to K - 1.")],
+    attention_backend: Backend = "vllm",
+    engine: Annotated[EngineName | None, typer.Option(help="Engine for models that vLLM cannot serve.")] = None,
+) -> None:
+    """Make one run of a baseline."""
+    gate = without_baseline(name, load_gates(), engine)
+    record_run(gate.using(attention_backend=None if gate.engine == "transformers" else attention_backend), number)
+
+
+@app.command("key")
+def make_key(name: Name, attention_backend: Backend = "vllm") -> None:
+    """Record the answer key of a gate with random weights."""
+    from hileval.ask.drawn import write_key
+
+    gate = without_baseline(name, load_gates()).using(attention_backend=attention_backend)
+    typer.echo(f"key of {write_key(gate)} questions", err=True)
+
+
+@app.command("side")
+def one_side(
+    name: Annotated[str, typer.Argument(help="Drift gate.")],
+    which: Annotated[SideName, typer.Argument(help="Engine to ask.")],
+    file: Annotated[Path, typer.Option(help="File for the answers.")],
+    given: Annotated[
+        list[str] | None, typer.Option(help="SIDE=FILE: answers of another engine, which the peer reads.")
+    ] = None,
+) -> None:
+    """Run one of the engines of a drift gate."""
+    sides = {side: Side.unpack(Path(path)) for side, _, path in (one.partition("=") for one in given or ())}
+    ask_side(which, resolve_drift(name, load_gates()), cast("dict[SideName, Side]", sides)).pack(file)
+
+
+run(app)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The faults that tests plant: the harness itself, and the list of all of them, of which none is lost unseen."""
+
+from __future__ import annotations
+
+import pytest
+from support.planted import PlantedFault, instead, must_be_noticed
+from support.planted_list import ROOT, listing
+
+FAULT = PlantedFault("a fault", None, says="wrong", fails="one", passes=("other",))
+SOUND = {"one": "", "other": ""}
+RED = SOUND | {"one": "it is wrong"}
+
+
+def test_no_planted_fault_comes_or_goes_unseen():
+    kept = (ROOT / "tests/planted.txt").read_text(encoding="utf-8")
+    assert listing() == kept, "in tests/: python -m support.planted_list > planted.txt"
+
+
+def test_a_fault_that_its_check_alone_notices_is_noticed():
+    must_be_noticed(FAULT, lambda site: site, instead(RED), SOUND)
+
+
+@pytest.mark.parametrize(
+    ("sound", "site", "why"),
+    [
+        (RED, RED, "red without the fault"),
+        (SOUND, SOUND, "one must complain, got {}"),
+        (SOUND, RED | {"other": "wrong too"}, "one must complain, got"),
+        (SOUND, {"other": "it is wrong", "one": ""}, "one must complain, got"),
+        (SOUND, RED | {"one": "another thing"}, "fails for another reason"),
+        (SOUND, {"one": "it is wrong"}, "must run"),
+    ],
+)
+def test_what_is_not_noticed_as_declared_is_an_error(sound, site, why):
+    with pytest.raises(AssertionError, match=why):
+        must_be_noticed(FAULT, lambda each: each, instead(site), sound)
+
+
+def test_every_complaint_must_be_the_named_one():
+    fault = PlantedFault("a fault", None, "wrong")
+    must_be_noticed(fault, lambda site: site, instead(["wrong here", "wrong there"]), [])
+    with pytest.raises(AssertionError, match="for another reason"):
+        must_be_noticed(fault, lambda site: site, instead(["wrong here", "odd there"]), [])
