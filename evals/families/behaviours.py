@@ -56,9 +56,13 @@ class Bench:
 
     def request(self, length: int, answers: int, *, seed: int = 1, arrives: int = 0) -> ScheduledRequest:
         """A request of the text `seed`."""
+        return self.asked(prompt(length, seed, self.vocabulary), answers, seed=seed, arrives=arrives)
+
+    def asked(self, text: tuple[int, ...], answers: int, *, seed: int, arrives: int = 0) -> ScheduledRequest:
+        """A request of this text; of an encoder-decoder beside the sound `seed`."""
         if self.family.attention == "cross":
-            return spoken(ScheduledRequest(prompt(length, seed, self.vocabulary), answers, arrives, speech=seed))
-        return ScheduledRequest(prompt(length, seed, self.vocabulary), answers, arrives)
+            return spoken(ScheduledRequest(text, answers, arrives, speech=seed))
+        return ScheduledRequest(text, answers, arrives)
 
     def right(self, schedule: Schedule, *, prompt_rows: bool = False, preempt_at: int | None = None) -> Numbers:
         """Ask, and compare with the oracle."""
@@ -251,9 +255,9 @@ def long_blocks(bench: Bench) -> Numbers:
 def drafted(bench: Bench) -> Numbers:
     """N-gram speculative decoding: drafts are taken or thrown away, and states go back to the last accepted token."""
     words = prompt(6, 1, bench.vocabulary)
-    request = ScheduledRequest((words * 8)[: bench.longest - 24], 20)
-    other = ScheduledRequest(prompt(23, 2, bench.vocabulary), 12, arrives=2)
-    numbers = bench.right((request, other))
+    numbers = bench.right(
+        (bench.asked((words * 8)[: bench.longest - 24], 20, seed=1), bench.request(23, 12, seed=2, arrives=2))
+    )
     seen = bench.engine.probe.counts
     require(seen.drafted > 0, "nothing was drafted")
     taken = sum(one.taken for one in seen.verified)
@@ -352,18 +356,19 @@ def production(bench: Bench) -> Numbers:
     cached = config.cache_config.enable_prefix_caching
     if cached and bench.family.states:
         require(config.cache_config.mamba_cache_mode == "align", f"states: {config.cache_config.mamba_cache_mode}")
-    numbers: Numbers = {"max_abs_err": 0.0, "hits": 0, "compiled": compiled}
+    numbers: Numbers = {"hits": 0, "compiled": compiled}
     if bench.family.attention == "cross":
         # vLLM traces a decoder beside an encoder at its first decode step, and of a step of one token torch makes a
         # graph for one token. vLLM 0.32 then gives it larger steps too: with its own attention a CPU never answers.
         bench.right(tuple(bench.request(12, 6, seed=seed) for seed in (51, 52, 53)))
+    asked: list[ScheduledRequest] = []
+    came: list[FamilyAnswer] = []
     lengths = sorted({block, 2 * block, 3 * block, 3 * block + 1, chunk, 2 * chunk})
     for seed, length in enumerate((n for n in lengths if n + 3 <= bench.longest), start=11):
         for turn in range(2):
-            request = bench.request(length, 3, seed=seed)
-            answers = bench.engine.ask((request,))
-            one = judge.compare((request,), answers, bench.oracle).numbers
-            numbers |= one | {"max_abs_err": max(numbers["max_abs_err"], one["max_abs_err"])}
+            asked.append(bench.request(length, 3, seed=seed))
+            answers = bench.engine.ask((asked[-1],))
+            came += answers
             if cached:
                 expected = (length - 1) // block * block * turn
                 require(
@@ -371,6 +376,8 @@ def production(bench: Bench) -> Numbers:
                     f"turn {turn} of {length} tokens in blocks of {block} hit {answers[0].cached}; expected {expected}",
                 )
                 numbers["hits"] += expected
+    # Together: three rows of one request are too few for their median, which no router's choice moves.
+    numbers |= judge.compare(tuple(asked), came, bench.oracle).numbers
     return numbers | preempted_under_way(bench) | compiled_late(bench)
 
 
@@ -404,7 +411,11 @@ def graphs(bench: Bench) -> Numbers:
     compilation = bench.engine.config.compilation_config
     mode = compilation.cudagraph_mode
     require(compilation.mode == CompilationMode.VLLM_COMPILE, f"compiled as {compilation.mode}")
-    require(mode == CUDAGraphMode.FULL_AND_PIECEWISE, f"vLLM resolved its graphs to {mode}, not FULL_AND_PIECEWISE")
+    # Of an encoder-decoder vLLM 0.32 captures decode steps alone, whatever it is asked for (config/vllm.py: "do not
+    # support FULL_AND_PIECEWISE"). Any other mode there, or here, is a choice that was lost.
+    whole = bench.family.attention == "cross"
+    wanted = CUDAGraphMode.FULL_DECODE_ONLY if whole else CUDAGraphMode.FULL_AND_PIECEWISE
+    require(mode == wanted, f"vLLM resolved its graphs to {mode}, not {wanted.name}")
     return mixed(bench) | {"captured": len(compilation.cudagraph_capture_sizes)} | compiled_late(bench)
 
 

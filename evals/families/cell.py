@@ -28,6 +28,8 @@ class FamilyCell:
     """Who served: backend, route, layout, packing; what stood in for a missing operator."""
     needs: str = ""
     """The condition without which it is declared not to run. A cell that did not run and names none has no excuse."""
+    ours: bool = False
+    """Whether it failed of an error that our code raised in vLLM's engine: no limit of vLLM explains that."""
 
 
 def settled(cell: FamilyCell, known: FamilyLimit | None, *, measured: bool = True) -> FamilyCell:
@@ -39,11 +41,12 @@ def settled(cell: FamilyCell, known: FamilyLimit | None, *, measured: bool = Tru
         measured: Whether that was measured on this model. Another of its family may escape the limit.
 
     Returns:
-        A failure that matches becomes *did not run*, with the error as its reason and the condition that it needs. A
+        A failure that matches becomes *did not run*, with the error as its reason and the condition that it needs; one
+        of an error of ours does not, whatever is declared. A
         cell that passes although it is declared not to run becomes a failure, so that declarations end with what they
         describe; where only some machines have the limit it keeps its condition, and hilgate asks whether this one has.
     """
-    if known is None:
+    if known is None or cell.ours:
         return cell
     if cell.outcome != "pass":
         if not re.search(known.error, cell.reason):

@@ -22,11 +22,12 @@ from unittest.mock import patch
 
 import torch
 import torch._dynamo
+from vllm.config import CompilationMode
 from vllm.platforms import current_platform
 
 from families import behaviours, layers, mla_prefill, stand_ins
 from families.behaviours import Bench, NotDrivenError, NotHereError, require_codes
-from families.cell import FamilyCell, settled, worse, write
+from families.cell import FamilyCell, Outcome, settled, worse, write
 from families.engine import FamilyEngine, StuckError, end_with_parent
 from families.family import FAMILIES, another_platform
 from families.fleet import SPENT
@@ -37,8 +38,9 @@ from families.published import Checkpoint
 from families.schedule import CompanyError
 from families.served import PublishedFamily, Tiny
 from pagedkv import prepared
+from pagedkv.errors import ArgumentError
 from pagedkv.vllm_plugin import scan
-from pagedkv.vllm_plugin.errors import CompiledLateError, NotServedError
+from pagedkv.vllm_plugin.errors import CompiledLateError, NotServedError, PluginError
 from pagedkv.vllm_plugin.inspect import require_scans, require_served
 
 if TYPE_CHECKING:
@@ -50,7 +52,10 @@ if TYPE_CHECKING:
     from families.plans import EnginePlan
 
 WRONG = (WrongAnswerError, WrongDraftError, CompanyError, StuckError, NotServedError, CompiledLateError, NotDrivenError)
-"""What a cell fails of in words of ours; anything else is an error of vLLM, and its class belongs to the reason."""
+"""What a cell fails of in words of ours; of anything else the class belongs to the reason."""
+
+OURS = (ArgumentError, PluginError)
+"""Of kernels and plugin: what they raise is never declared to be a limit of vLLM."""
 
 
 def main(spec_file: Path, folder: Path, asked: Connection) -> None:
@@ -146,7 +151,7 @@ class FamilyRun:
 
     def _not_started(self, error: Exception, platform: str, started: float) -> FamilyCell:
         traceback.print_exception(error)
-        failed = FamilyCell("fail", _words(error), time.monotonic() - started)
+        failed = FamilyCell("fail", _words(error), time.monotonic() - started, ours=isinstance(error, OURS))
         failed = settled(failed, self.served.family.limit(platform))
         if package := lacking_package(error):
             failed = replace(failed, outcome="did not run", needs=f"package:{package}")
@@ -183,17 +188,16 @@ def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> FamilyCell:
             require_codes(bench.family, engine.layers())
         if bench.family.ssd:
             numbers["scans"] = require_scans(engine.llm)
-        reason = ""
+        reason, ours = "", False
     except NotHereError as error:
         return FamilyCell("did not run", str(error), time.monotonic() - started)
     except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of this cell
         traceback.print_exc()
-        reason = _words(error) + _where(error, bench)
+        reason, ours = _words(error) + _where(error, bench), isinstance(error, OURS)
     if bad := engine.non_finite() - before:
         reason = f"{bad} logits were NaN or infinite" + (f"; {reason}" if reason else "")
-    return FamilyCell(
-        "fail" if reason else "pass", reason, time.monotonic() - started, numbers, labels | _labels(bench)
-    )
+    outcome: Outcome = "fail" if reason else "pass"
+    return FamilyCell(outcome, reason, time.monotonic() - started, numbers, labels | _labels(bench), ours=ours)
 
 
 def _words(error: Exception) -> str:
@@ -211,6 +215,11 @@ def _where(error: Exception, bench: Bench) -> str:
     except Exception as trouble:  # noqa: BLE001 - the reason that is known must not be lost over one that is not
         traceback.print_exc()
         return f"; the layers could not be compared: {_words(trouble)}"
+    if found is None and bench.engine.config.compilation_config.mode != CompilationMode.NONE:
+        return (
+            "; the same tokens as a prompt alone are right behind every layer of the model uncompiled: what is "
+            "compiled or captured is wrong, or what is carried between steps"
+        )
     if found is None:
         return (
             "; the same tokens as a prompt alone are right behind every layer: what is carried between steps is wrong"

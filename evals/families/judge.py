@@ -134,7 +134,8 @@ def compare(schedule: Schedule, answers: list[FamilyAnswer], oracle: Reference, 
             where = int((error > limit).nonzero()[0])
             raise WrongAnswerError(
                 f"{name}: log-probabilities are off by {error[where]:.2g} at position {first + where} "
-                f"(at worst by {error.max():.2g}); rounding explains {limit:.2g}",
+                f"(at worst by {error.max():.2g}, at half of {len(error)} by {error.median():.2g}); "
+                f"rounding explains {limit:.2g}, and {usual:.2g} at half",
                 tokens,
             )
         if len(error) >= ENOUGH_ROWS and error.median() > usual:

@@ -76,7 +76,11 @@ def compare(llm: Any, family: Family, oracle: Oracle, tokens: list[int]) -> list
 
 
 def engine_streams(llm: Any, family: Family, tokens: list[int]) -> tuple[list[str], list[torch.Tensor]]:
-    """Kind of each decoder layer, and the stream behind it, [len(tokens), channels] float64."""
+    """Kind of each decoder layer, and the stream behind it, [len(tokens), channels] float64, of the model uncompiled.
+
+    Raises:
+        ValueError: Every step was a captured graph's, of which no layer is called.
+    """
     from vllm import SamplingParams
 
     summed = family.architecture not in RESIDUAL_FIRST
@@ -84,6 +88,8 @@ def engine_streams(llm: Any, family: Family, tokens: list[int]) -> tuple[list[st
     llm.reset_prefix_cache()  # or it would answer for the prompt's first tokens
     llm.generate([{"prompt_token_ids": tokens}], SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
     steps = llm.apply_model(_unwatch)[0]
+    if not all(steps):
+        raise ValueError(f"{len(tokens)} tokens: every step was a captured graph's, and no layer of it was called")
     return kinds, [torch.cat(rows)[: len(tokens)] for rows in steps]
 
 
@@ -118,7 +124,14 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
 
 
 def _watch(model: torch.nn.Module, *, summed: bool) -> list[str]:
-    """Begin to note the stream in a worker; returns the kind of each layer."""
+    """Begin to note the stream in a worker; returns the kind of each layer.
+
+    Compiled code calls no hook. Until `_unwatch`, vLLM runs the module uncompiled (`do_not_compile`).
+    """
+    compiled = [part for part in model.modules() if getattr(part, "do_not_compile", True) is False]
+    for part in compiled:
+        part.do_not_compile = True
+    model._pagedkv_compiled = compiled
     watched = []
     for layer in decoder_layers(model):
         rows: list[torch.Tensor] = []
@@ -138,7 +151,9 @@ def _unwatch(model: torch.nn.Module) -> list[list[torch.Tensor]]:
     for hook, _rows in model._pagedkv_watched:
         hook.remove()
     watched = model._pagedkv_watched
-    del model._pagedkv_watched
+    for part in model._pagedkv_compiled:
+        part.do_not_compile = False
+    del model._pagedkv_watched, model._pagedkv_compiled
     return [rows for _hook, rows in watched]
 
 

@@ -72,6 +72,38 @@ def _warm_up(batch: Batch, layout: str, quantised: str | None, *, window: int | 
     warm_up(query, *sides, batch.paged_cache(layout, quantised), query, service, scale=0.1, sliding_window=window)
 
 
+ENCODED = 1500
+"""What Whisper's encoder makes of half a minute: more tokens than its decoder says."""
+CROSS = Batch(torch.float16, 64, num_heads=20, num_kv_heads=20, block_size=16)
+"""Whisper's largest."""
+
+
+def _cross(longest: int = ENCODED) -> None:
+    """A warm-up of cross attention, from a step without keys: what stands in for them is two halves of one tensor."""
+    query = torch.empty(24, 20, 64, dtype=torch.float16)
+    sides = torch.empty(24, 40, 64, dtype=torch.float16).split(20, dim=1)
+    service = ServiceBounds(max_seqs=256, max_tokens=8192, max_seq_len=longest, batch_invariant=False)
+    warm_up(query, *sides, CROSS.paged_cache("interleaved", None), query, service, scale=0.125, causal=False)
+
+
+def _heard() -> None:
+    """What the requests of a service ask of it: prompts and answers beside an encoder, drafts, and no encoder."""
+    cache, table = CROSS.paged_cache("interleaved", None), torch.zeros(256, 94, dtype=torch.int32)
+    index = torch.zeros(257, dtype=torch.int32)
+    for seqs, tokens in (
+        *((seqs, 1) for seqs in DECODES),
+        *((seqs, most) for seqs in (1, 3, 16) for most in (3, 4, 448)),
+    ):
+        query = torch.empty(seqs * tokens, 20, 64, dtype=torch.float16)
+        for length in (1, 50, 700, ENCODED):
+            step = {"block_table": table[:seqs], "seq_lens": index[:seqs], "query_start_loc": index[: seqs + 1]}
+            bounds = {"max_query_len": tokens, "max_seq_len": length}
+            paged_attention(query, cache, torch.empty_like(query), **step, **bounds, scale=0.125, causal=False)
+    for written in (50, ENCODED, 2 * ENCODED):
+        key, value = torch.empty(written, 40, 64, dtype=torch.float16).split(20, dim=1)
+        write_kv_cache(key, value, cache, torch.zeros(written, dtype=torch.int64))
+
+
 @pytest.fixture(autouse=True)
 def nothing_warmed():
     """A process as it begins."""
@@ -105,6 +137,16 @@ def test_a_warm_up_compiles_all_that_a_service_launches(arch, name, window):
     ]
     assert not missing
     assert len(ready) <= 3 * 8 + 2
+
+
+def test_a_warm_up_of_cross_attention_compiles_all_that_a_service_launches(arch):
+    ready = {each.key for each in specialisations(arch, _cross)}
+    served = specialisations(arch, _heard)
+    assert {"attention_kernel", "reduce_kernel"} < {each.kernel for each in served}
+    assert not [(each.kernel, each.constants) for each in served if each.key not in ready]
+    prepared.forget()
+    for_text = {each.key for each in specialisations(arch, lambda: _cross(16))}
+    assert not {each.key for each in served} <= for_text, "the comparison compares"
 
 
 def test_layers_that_look_alike_are_warmed_up_once():

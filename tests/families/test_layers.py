@@ -51,3 +51,52 @@ def test_spoilt_layer_is_named(spoilt, factor, oracle, served):
 def test_encoder_and_decoder_are_refused(oracle_of):
     with pytest.raises(ValueError, match="2 lists of layers"):
         layers.decoder_layers(oracle_of("whisper").exact)
+
+
+class _Compiled(torch.nn.Module):
+    """A model of vLLM's that is compiled: it calls its layers only where it is told to run as it is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+        self.do_not_compile = False
+
+    def forward(self, rows):
+        if not self.do_not_compile:
+            return rows
+        for layer in self.layers:
+            rows = layer(rows)
+        return rows
+
+
+class _Served:
+    """As much of vLLM's `LLM` as a comparison of layers asks for; `graph` is a step that is replayed."""
+
+    def __init__(self, graph=False):
+        self.model, self.graph = _Compiled(), graph
+
+    def apply_model(self, function):
+        return [function(self.model)]
+
+    def reset_prefix_cache(self):
+        """Nothing is cached."""
+
+    def generate(self, prompts, *_args, **_kwargs):
+        if not self.graph:
+            self.model(torch.ones(len(prompts[0]["prompt_token_ids"]), 4))
+
+
+def test_layers_of_a_compiled_model_are_seen_and_it_is_compiled_again():
+    pytest.importorskip("vllm", reason="needs package:vllm")
+    served = _Served()
+    kinds, streams = layers.engine_streams(served, FAMILY, TOKENS[:5])
+    assert (kinds, [rows.shape for rows in streams]) == (["mlp"] * 2, [(5, 4)] * 2)
+    assert served.model.do_not_compile is False
+    served.generate([{"prompt_token_ids": TOKENS}])
+    assert [len(layer._forward_hooks) for layer in served.model.layers] == [0, 0]
+
+
+def test_a_prompt_that_is_all_graphs_is_refused_by_name():
+    pytest.importorskip("vllm", reason="needs package:vllm")
+    with pytest.raises(ValueError, match="5 tokens: every step was a captured graph's"):
+        layers.engine_streams(_Served(graph=True), FAMILY, TOKENS[:5])

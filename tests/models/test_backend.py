@@ -213,6 +213,34 @@ def test_a_layer_compiles_once_at_the_first_step_on_a_cache(builder_of, calls, c
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize(("encoder", "longest"), [({"max_source_positions": 1500}, 1500), ({}, 900)])
+def test_cross_attention_compiles_for_its_encoder_without_a_key(
+    builder_of, deployment, calls, compiled, encoder, longest
+):
+    """vLLM's own steps have no encoder, so that no key comes; and an encoder hears more than a decoder says."""
+    deployment.model_config.hf_config = SimpleNamespace(**encoder)
+    deployment.scheduler_config.max_num_encoder_input_tokens = 900
+    layer, rows = make_impl(attn_type=AttentionType.ENCODER_DECODER), torch.zeros(3, HEADS, HEAD_SIZE)
+    builder_of(BLOCK_SIZE, {"layer": layer})
+    layer.forward(None, rows, None, None, packed_cache(), None, rows)
+    [((_, key, value, *_, service), options)] = compiled
+    for side in (key, value):
+        assert side.shape == (3, KV_HEADS, HEAD_SIZE)
+        assert side.stride() == (2 * KV_HEADS * HEAD_SIZE, HEAD_SIZE, 1)
+    assert (service.max_seq_len, options["causal"]) == (longest, False)
+    assert calls == []
+
+
+def test_a_step_whose_requests_bring_nothing_for_the_encoder_is_served(builder, calls):
+    """vLLM then bounds the encoder by 0 tokens: every query sees nothing, and gets 0."""
+    layer, query = make_impl(attn_type=AttentionType.ENCODER_DECODER), torch.zeros(3, HEADS, HEAD_SIZE)
+    batch = metadata_of(causal=False, max_seq_len=0)
+    batch.seq_lens.zero_()
+    layer.forward(None, query, None, None, packed_cache(), builder.build(0, batch), query)
+    [(_, named)] = calls
+    assert (named["max_seq_len"], named["seq_lens"].tolist()) == (1, [0])
+
+
 def test_vllms_own_step_before_it_serves_is_enough(builder_of, calls, compiled):
     """A dummy step without metadata, with the cache there: what vLLM runs where it captures no graphs."""
     layer, rows = make_impl(), torch.zeros(3, HEADS, HEAD_SIZE)

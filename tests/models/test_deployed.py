@@ -23,6 +23,9 @@ LAYERS = [f"model.layers.{i}.self_attn.attn" for i in (1, 3)]
 DTYPE = torch.float16 if GPU else torch.float32
 """Not bfloat16, which GPUs serve: its rounding moves this log-probability or that by up to 0.7, a lost block by 1.4."""
 
+SPAWNED = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"} if GPU else {}
+"""How the engine core's process begins: vLLM would fork one that has looked for a GPU, which no fork may use."""
+
 BATCHES = {
     "prefill": (ScheduledRequest(prompt(29, 1, VOCABULARY), 1),),
     "chunks": (ScheduledRequest(prompt(140, 2, VOCABULARY), 8),),
@@ -51,10 +54,10 @@ def runs(checkpoint, tmp_path_factory):
     served = kinds | {"distributed_executor_backend": "uni"}  # as on GPUs; a worker apart would import all once more
     prefill = {"prefill": BATCHES["prefill"]}
     jobs = {
-        "served": (engine.spec(checkpoint, BATCHES, **served), {"PAGEDKV_SSD": "1"}),
+        "served": (engine.spec(checkpoint, BATCHES, **served), {"PAGEDKV_SSD": "1"} | SPAWNED),
         "unplugged": (engine.spec(checkpoint, prefill, ours=False, **kinds), IN_PROCESS | {"VLLM_PLUGINS": ""}),
     }
-    with ThreadPoolExecutor(max_workers=1 if GPU else 2) as pool:  # two would measure one GPU's memory at once
+    with ThreadPoolExecutor(max_workers=2) as pool:
         futures = {
             name: pool.submit(engine.run, tmp_path_factory.mktemp(name), {name: spec}, environment)
             for name, (spec, environment) in jobs.items()

@@ -259,12 +259,17 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
     ) -> None:
         """Compile what the layer may launch, unless a graph is being captured, or there is no compiler to run."""
         service = self._service
-        if service is None or INTERPRETED or key is None or value is None:
+        if service is None or INTERPRETED:
             self._service = None
             return
         if query.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         self._service = None
+        if key is None or value is None:
+            # Cross attention gets keys with a request's first step alone, and vLLM's own steps have no encoder: what
+            # stands in for them looks as the halves of vLLM's one projection do.
+            pairs = query.new_empty((len(query), 2 * self.num_kv_heads, self.head_size))
+            key, value = pairs.split(self.num_kv_heads, dim=1)
         began = time.perf_counter()
         launches = warm_up(
             query,

@@ -13,6 +13,7 @@ from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
     AttentionMetadataBuilder,
+    AttentionType,
     CommonAttentionMetadata,
 )
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
+
+    from pagedkv.vllm_plugin.impl import PagedKVImpl
 
 
 class Part(TypedDict):
@@ -85,7 +88,7 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         service = ServiceBounds(
             max_seqs=scheduler.max_num_seqs,
             max_tokens=max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
-            max_seq_len=vllm_config.model_config.max_model_len,
+            max_seq_len=_longest(vllm_config, impls),
             batch_invariant=self.batch_invariant,
         )
         for impl in impls:
@@ -136,7 +139,7 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
             # With 2 a decode step is served as a prompt is: a token gets the same bits in a step of its own, at the end
             # of a chunk, among drafts, and behind a prefix that the cache holds.
             max_query_len=max(common.max_query_len, 2) if self.batch_invariant else common.max_query_len,
-            max_seq_len=common.max_seq_len,
+            max_seq_len=max(common.max_seq_len, 1),  # 0 where no request of the step came with input for an encoder
             query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
             block_table=common.block_table_tensor,
@@ -177,6 +180,16 @@ def _sequences(whole: Part, first: int, end: int, max_query_len: int) -> Part:
         "seq_lens": whole["seq_lens"][first:end],
         "block_table": whole["block_table"][first:end],
     }
+
+
+def _longest(vllm_config: VllmConfig, impls: list[PagedKVImpl]) -> int:
+    """Most tokens that a query of these layers may see: of its sequence, or in cross attention of an encoder."""
+    longest: int = vllm_config.model_config.max_model_len
+    if any(impl.route.request.attn_type == AttentionType.ENCODER_DECODER.value for impl in impls):
+        encoder = vllm_config.model_config.hf_config
+        bound = vllm_config.scheduler_config.max_num_encoder_input_tokens
+        longest = max(longest, getattr(encoder, "max_source_positions", bound))  # as vLLM's own capture takes it
+    return longest
 
 
 def _refuse_late_surprises(vllm_config: VllmConfig) -> None:
