@@ -336,15 +336,23 @@ def _scan(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> Me
         initial = torch.randn(case.num_seqs, *rows, case.state_size, device=device)
         inputs.append((x, dt, B, C, initial, torch.empty_like(initial)))
 
-    def make(call: Callable[..., None]) -> MeasuredSide:
+    def make(call: Callable[..., None], *, judge_states: bool = False) -> MeasuredSide:
         outs = [torch.empty_like(x) for x, *_ in inputs]
+        states = [each[-1] for each in inputs]
 
         def worst() -> float:
-            return max(oracle.scan_error(out, *given[:5], A=A, D=D) for given, out in zip(inputs, outs, strict=True))
+            # Sets are further sequences of one recurrence: its steps are many and small.
+            given = (torch.cat(each) for each in zip(*(each[:5] for each in inputs), strict=True))
+            behind = torch.cat(states) if judge_states else None
+            return oracle.scan_error(torch.cat(outs), *given, A=A, D=D, states=behind)
 
-        return side([(*given, out) for given, out in zip(inputs, outs, strict=True)], call, outs, worst)
+        sets_of = [(*given, out) for given, out in zip(inputs, outs, strict=True)]
+        return side(sets_of, call, [*outs, *states] if judge_states else outs, worst)
 
     def ours(x, dt, B, C, initial, states, out) -> None:
         ssd_prefill(x, dt, A, B, C, out, states, starts=starts, D=D, initial_states=initial)
 
-    return MeasuredWork(make(ours), lambda: make(peers.ssd(case, starts, A=A, D=D)), oracle.scan_bound(dtype), sets)
+    def peer() -> MeasuredSide:
+        return make(peers.ssd(case, starts, A=A, D=D))
+
+    return MeasuredWork(make(ours, judge_states=True), peer, oracle.scan_bound(dtype), sets)

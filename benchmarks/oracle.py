@@ -104,9 +104,20 @@ def attention_bound(dtype: torch.dtype, *, scaled_rows: bool = False) -> float:
 
 
 def scan_error(
-    out: Tensor, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, initial: Tensor, *, A: Tensor, D: Tensor
+    out: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    B: Tensor,
+    C: Tensor,
+    initial: Tensor,
+    *,
+    A: Tensor,
+    D: Tensor,
+    states: Tensor | None = None,
 ) -> float:
     """Return the largest error of a (token, head) row against Mamba-2's recurrence, token by token in float64.
+
+    With `states`, the states behind the sequences are judged too.
 
     Args:
         out: `[sequences * tokens, heads, head_size]`, sequences of one length.
@@ -117,9 +128,11 @@ def scan_error(
         initial: `[sequences, heads, head_size, state]`.
         A: `[heads]`.
         D: `[heads]`.
+        states: As `initial`.
 
     Returns:
-        Relative to the root of the sum of squares of what is added up in a row; infinite where `out` is not finite.
+        Relative to the root of the sum of squares of what is added up in a row, and to the norm of a head's state;
+        infinite where a result is not finite.
     """
     heads, sequences = x.shape[1], len(initial)
     out, x, dt, B, C = (each.double().unflatten(0, (sequences, -1)) for each in (out, x, dt, B, C))
@@ -131,6 +144,9 @@ def scan_error(
         y = terms.sum(-1) + skip
         scale = (terms.square().sum(-1) + skip.square() + y.square()).sum(-1).sqrt()
         worst = torch.maximum(((out[:, t] - y).norm(dim=-1) / scale).max(), worst)
+    if states is not None:
+        off, golden = (each.flatten(2).norm(dim=-1) for each in (states - h, h))
+        worst = torch.maximum((off / golden).max(), worst)
     return worst.item() if torch.isfinite(worst) else math.inf
 
 
