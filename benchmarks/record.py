@@ -2,7 +2,8 @@
 """Records of a run: made, written, read back with every figure checked, and shown as a table.
 
 A side whose result is wrong has no time: there is no way to report one. A file is one run: every line has the hardware,
-the versions, the commit and the measured rates of the first. What a line derives (ratio, bandwidth, fraction) must
+the versions and the commit of the first. A run may take several sessions, on cards of one kind; every line has the
+measured rates of its own. What a line derives (ratio, bandwidth, fraction) must
 follow from what it measured and from the case of that name, so that a case that changed after its measurement is
 noticed.
 """
@@ -94,6 +95,8 @@ class Record:
     hardware: str
     versions: dict[str, str]
     commit: str
+    session: int
+    """From 1. Both sides of a line, and the rate they are held against, were measured in it."""
 
     def line(self) -> str:
         """Return the record as one line of JSON; five significant digits are more than the spread allows."""
@@ -128,6 +131,7 @@ def build(
     hardware: str,
     versions: dict[str, str],
     commit: str,
+    session: int = 1,
 ) -> Record:
     """Return the record of a case; `earlier` holds the records that a goal may refer to."""
     time, peer_time = ours.median_us, peer.median_us
@@ -160,6 +164,7 @@ def build(
         hardware=hardware,
         versions=versions,
         commit=commit,
+        session=session,
     )
 
 
@@ -177,7 +182,7 @@ def compared(case: BenchmarkCase, time: float | None, peer_time: float | None, r
 
 
 def rates_of_use(records: Sequence[Record]) -> dict[Yardstick, float]:
-    """Return the measured rates that the records refer to."""
+    """Return the measured rates that the records refer to; all are of one session."""
     return {record.yardstick: record.yardstick_rate for record in records}
 
 
@@ -205,10 +210,18 @@ def _finite(error: float | None) -> float | None:
 def environment(records: Sequence[Record]) -> str:
     """Return what was measured with and the rates of the machine, as one sentence."""
     record = records[0]
-    rates = rates_of_use(records)
-    speeds = [f"{name} {rate / UNITS[name][0]:,.0f} {UNITS[name][1]}" for name, rate in rates.items()]
+    sessions: dict[int, list[Record]] = {}
+    for each in records:
+        sessions.setdefault(each.session, []).append(each)
+    parts = []
+    for number, rows in sorted(sessions.items()):
+        speeds = [f"{name} {rate / UNITS[name][0]:,.0f} {UNITS[name][1]}" for name, rate in rates_of_use(rows).items()]
+        operations = ", ".join(dict.fromkeys(row.op for row in rows))
+        parts.append(
+            (f"session {number} ({len(rows)} cases: {operations}): " if len(sessions) > 1 else "") + ", ".join(speeds)
+        )
     versions = [f"{name} {version}" for name, version in record.versions.items()]
-    return f"{record.hardware}; {', '.join(versions)}; commit {record.commit}; {', '.join(speeds)}."
+    return f"{record.hardware}; {', '.join(versions)}; commit {record.commit}; {'; '.join(parts)}."
 
 
 def table(records: Sequence[Record]) -> str:
@@ -362,9 +375,10 @@ def _other_runs(record: Record, earlier: list[Record]) -> Iterator[str]:
     """Say in what a record differs from the run that the earlier ones belong to."""
     for first in earlier[:1]:
         yield from _differences(record, first, ("hardware", "versions", "commit"), "as in line 1: a file is one run")
-    rate = rates_of_use(earlier).get(record.yardstick, record.yardstick_rate)
+    same = [each for each in earlier if each.session == record.session]
+    rate = rates_of_use(same).get(record.yardstick, record.yardstick_rate)
     if record.yardstick_rate != rate:
-        yield f"yardstick_rate: got {record.yardstick_rate}; expected {rate}, as in an earlier line: a file is one run"
+        yield f"yardstick_rate: got {record.yardstick_rate}; expected {rate}, as in an earlier line of its session"
 
 
 def _differences(record: Record, other: object, names: tuple[str, ...], why: str) -> Iterator[str]:

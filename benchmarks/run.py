@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from . import cases as data
-from .record import Measured, Record, build, environment, finding, table
+from .record import BenchmarkRecordError, Measured, Record, build, environment, finding, read, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,18 +142,26 @@ def commit_of(given: str | None) -> str:
     return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
 
 
-def _run(chosen: list[BenchmarkCase], out: Path, commit: str) -> int:
+def _run(chosen: list[BenchmarkCase], out: Path, commit: str, before: list[Record]) -> int:
     import torch
 
     from . import timing
 
+    context = facts(commit) | {"session": 1 + max((record.session for record in before), default=0)}
+    for record in before[:1]:
+        if any(getattr(record, name) != context[name] for name in ("hardware", "versions", "commit")):
+            print(
+                f"{out} is of another GPU, other versions or another commit\n  to do: name another --out",
+                file=sys.stderr,
+            )
+            return 2
+    there = {record.case for record in before}
     rates = timing.yardsticks()
-    context = facts(commit)
     records: list[Record] = []
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("w", encoding="utf-8") as file:
-        for case in chosen:
-            records.append(build(case, *measure(case), rates=rates, earlier=records, **context))
+    with out.open("a" if before else "w", encoding="utf-8") as file:
+        for case in [case for case in chosen if case.name not in there]:
+            records.append(build(case, *measure(case), rates=rates, earlier=[*before, *records], **context))
             file.write(records[-1].line() + "\n")
             file.flush()
             print(table(records[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
@@ -161,6 +169,11 @@ def _run(chosen: list[BenchmarkCase], out: Path, commit: str) -> int:
             torch.cuda.empty_cache()
     if folder := os.environ.get("HILGATE_OUT"):  # it is a step of a build
         Path(folder, "findings.jsonl").write_text("".join(finding(one) + "\n" for one in records), encoding="utf-8")
+    if not records:
+        print(
+            f"{out} has every case already\n  to do: leave out --resume, or choose others with --only", file=sys.stderr
+        )
+        return 2
     print(environment(records), table(records), sep="\n\n")
     for what, why in data.NOT_MEASURED:
         print(f"not measured: {what}: {why}")
@@ -175,6 +188,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", metavar="TEXT", default="", help="run only cases whose name contains TEXT")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "results" / "benchmarks.jsonl", help="file for the results (JSON lines)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="measure the cases that OUT lacks, as a further session of its run"
     )
     parser.add_argument("--commit", help="commit to record where there is no git checkout")
     parser.add_argument(
@@ -193,7 +209,12 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
         print("needs a GPU, and TRITON_INTERPRET unset\n  to do: run it on one, or --smoke here", file=sys.stderr)
         return 5
-    return _run(chosen, given.out, commit_of(given.commit))
+    try:
+        before = [row.record for row in read(given.out)] if given.resume and given.out.exists() else []
+    except BenchmarkRecordError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return _run(chosen, given.out, commit_of(given.commit), before)
 
 
 if __name__ == "__main__":

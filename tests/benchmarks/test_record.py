@@ -141,3 +141,18 @@ def test_a_side_without_a_time_is_read_when_it_says_why(tmp_path):
         "trouble": "peer: did not run: x",
     }
     assert record.read(write(tmp_path / "r.jsonl", wrong))[0].record.ratio is None
+
+
+def test_a_further_session_has_rates_of_its_own(tmp_path):
+    """Its rows are of the same hardware, versions and commit, and each is held against its own session's rates."""
+    *first, last = lines(len(LINES))
+    fraction = last["fraction"] and last["fraction"] / 1.25
+    later = last | {"session": 2, "yardstick_rate": last["yardstick_rate"] * 1.25, "fraction": fraction}
+    rows = record.read(write(tmp_path / "two.jsonl", *first, later))
+    assert [row.record.session for row in rows] == [1] * len(first) + [2]
+    said = record.environment([row.record for row in rows])
+    assert f"session 1 ({len(first)} cases" in said
+    assert "session 2 (1 cases" in said
+    assert "as in an earlier line of its session" in message(
+        write(tmp_path / "one.jsonl", *first, later | {"session": 1})
+    )
