@@ -214,7 +214,7 @@ class MlaReduce:
 
 
 @dataclass(frozen=True)
-class Scan:
+class SsdLaunch:
     """How Mamba-2's prefill is launched; extents are powers of two."""
 
     tile: int
@@ -256,14 +256,14 @@ class Tuning:
     mla_narrow: Mla
     """Where one token has at most 16 heads."""
     mla_reduce: MlaReduce
-    scan_64: Scan
+    scan_64: SsdLaunch
     """Of channels with up to 64 elements of state."""
-    scan_128: Scan
+    scan_128: SsdLaunch
     """With up to 128."""
-    scan_256: Scan
+    scan_256: SsdLaunch
     """With more."""
 
-    def scan_of(self, head_size: int, state: int, element_bytes: int) -> Scan:
+    def scan_of(self, head_size: int, state: int, element_bytes: int) -> SsdLaunch:
         """Return how a prefill of Mamba-2 is launched: at most the channels of a head, and what a program has room for.
 
         Inputs of fp32 take twice the registers, so programs have half the tokens, half the channels and half the waves.

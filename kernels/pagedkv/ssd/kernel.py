@@ -96,7 +96,7 @@ class Inputs(NamedTuple):
     high: Any
 
 
-class Tile(NamedTuple):
+class TokenTile(NamedTuple):
     """The inputs of TILE tokens."""
 
     live: Any
@@ -205,7 +205,7 @@ def step_sizes(dt, live, inputs, OPTIONS: tl.constexpr):
 
 @triton.jit
 def tile_at(inputs, token, end, OPTIONS: tl.constexpr):
-    """Return the `Tile` that begins at a token; tokens from `end` on are another's."""
+    """Return the `TokenTile` that begins at a token; tokens from `end` on are another's."""
     offset = tl.arange(0, OPTIONS.TILE)
     live = token + offset < end
     steps = step_sizes(inputs.dt + token * inputs.dt_token, live, inputs, OPTIONS)
@@ -214,7 +214,7 @@ def tile_at(inputs, token, end, OPTIONS: tl.constexpr):
     fall = tl.sum(tl.where(offset == OPTIONS.TILE - 1, sums, 0.0))
     x = tl.load(inputs.x + token * inputs.x_token, mask=live[:, None] & inputs.inside[None, :], other=0.0)
     B = tl.load(inputs.B + token * inputs.B_token, mask=live[:, None] & inputs.used[None, :], other=0.0)
-    return Tile(live, steps, sums, fall, x, B)
+    return TokenTile(live, steps, sums, fall, x, B)
 
 
 @triton.jit
