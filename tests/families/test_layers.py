@@ -54,7 +54,7 @@ def test_encoder_and_decoder_are_refused(oracle_of):
 
 
 class _Compiled(torch.nn.Module):
-    """A model of vLLM's that is compiled: it calls its layers only where it is told to run as it is written."""
+    """A compiled model of vLLM: its layers are called only where it runs uncompiled."""
 
     def __init__(self):
         super().__init__()
