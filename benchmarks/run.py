@@ -156,11 +156,17 @@ def _run(chosen: list[BenchmarkCase], out: Path, commit: str, before: list[Recor
             )
             return 2
     there = {record.case for record in before}
+    chosen = [case for case in chosen if case.name not in there]
+    if not chosen:
+        print(
+            f"{out} has every case already\n  to do: leave out --resume, or choose others with --only", file=sys.stderr
+        )
+        return 2
     rates = timing.yardsticks()
     records: list[Record] = []
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a" if before else "w", encoding="utf-8") as file:
-        for case in [case for case in chosen if case.name not in there]:
+        for case in chosen:
             records.append(build(case, *measure(case), rates=rates, earlier=[*before, *records], **context))
             file.write(records[-1].line() + "\n")
             file.flush()
@@ -169,11 +175,6 @@ def _run(chosen: list[BenchmarkCase], out: Path, commit: str, before: list[Recor
             torch.cuda.empty_cache()
     if folder := os.environ.get("HILGATE_OUT"):  # it is a step of a build
         Path(folder, "findings.jsonl").write_text("".join(finding(one) + "\n" for one in records), encoding="utf-8")
-    if not records:
-        print(
-            f"{out} has every case already\n  to do: leave out --resume, or choose others with --only", file=sys.stderr
-        )
-        return 2
     print(environment(records), table(records), sep="\n\n")
     for what, why in data.NOT_MEASURED:
         print(f"not measured: {what}: {why}")

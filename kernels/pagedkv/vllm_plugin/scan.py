@@ -75,7 +75,7 @@ def combined(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     state_dtype: Any = None,
 ) -> Tensor:
-    """A prefill in vLLM's words; returns the state behind each sequence, or behind each chunk."""
+    """Run a prefill as vLLM's function is called; return the state behind each sequence, or behind each chunk."""
     global calls  # noqa: PLW0603 - the workers' report reads it
     assert cu_seqlens is not None
     assert cu_chunk_seqlens is not None
@@ -96,17 +96,18 @@ def combined(
     }
     # Either way of asking for states has machine code of its own, and vLLM warms up one of them.
     layer = (x.dtype, x.shape[1:], B.shape[1:], dt.dtype, z is None, D is None, initial_states is None, state_dtype)
-    by_chunk = {"starts": cu_chunk_seqlens, "last_pieces": last_chunk_indices}
     shape = (*x.shape[1:], B.shape[-1])
-    states = None
+
+    def states_at(starts: Tensor, **last: Tensor) -> Tensor:
+        states = x.new_empty((len(starts) - 1, *shape), dtype=state_dtype or C.dtype)
+        ssd_prefill(**given, states=states, starts=starts, **last)
+        return states
+
     if return_intermediate_states or prepared.first("ssd", layer):
-        states = x.new_empty((len(cu_chunk_seqlens) - 1, *shape), dtype=state_dtype or C.dtype)
-        ssd_prefill(**given, states=states, **by_chunk)
+        states = states_at(cu_chunk_seqlens, last_pieces=last_chunk_indices)
     if not return_intermediate_states:
-        states = x.new_empty((len(cu_seqlens) - 1, *shape), dtype=state_dtype or C.dtype)
-        ssd_prefill(**given, states=states, starts=cu_seqlens)
+        states = states_at(cu_seqlens)
     calls += 1
-    assert states is not None
     return states
 
 
