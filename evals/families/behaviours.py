@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode
+from vllm.platforms import current_platform
 
 from families import judge, mtp, stand_ins
 from families.plain_attention import E4M3
-from families.plans import STATE_DTYPE
+from families.plans import state_dtype
 from families.schedule import Schedule, ScheduledRequest, ScheduleLimits, awkward_lengths, prompt, search, spoken
 from families.scripted import DRAFTS, ScriptedDrafter
 from pagedkv.vllm_plugin.inspect import require_warm
@@ -180,7 +181,7 @@ def fuzzed(bench: Bench, share: int = 1) -> Numbers:
         examples=examples,
         ask=ask,
         alone=bench.alone,
-        tie=2 * bench.oracle.tolerance(list(bench.request(bench.longest // 2, 1).prompt), audio=1).worst,
+        tie=2 * bench.oracle.tolerance(list(bench.request(bench.longest // 2, 1).prompt), audio=1).widest,
     )
     seen = bench.engine.probe.counts
     require(seen.batch > 1, f"{examples} schedules never had two requests in one step")
@@ -316,17 +317,18 @@ def predicted(bench: Bench) -> Numbers:
     return numbers
 
 
-def state_dtype(bench: Bench) -> Numbers:
+def other_states(bench: Bench) -> Numbers:
     """States kept in the dtype that was asked for."""
+    asked = state_dtype(bench.family, "cpu" if current_platform.is_cpu() else "cuda")
     got = str(bench.engine.config.cache_config.mamba_ssm_cache_dtype)
-    if got != STATE_DTYPE:
-        raise NotHereError(f"vLLM keeps states in {got} here, {STATE_DTYPE} was asked for")
+    if got != asked:
+        raise NotHereError(f"vLLM keeps states in {got} here, {asked} was asked for")
     request = bench.request(bench.chunk - 5, 8)  # one step, so that states are rounded where the oracle rounds them
     answers = bench.engine.ask((request,))
     tokens = [*request.prompt, *answers[0].tokens[:-1]]
     own = {stand_ins.UPDATE, stand_ins.DELTA}.isdisjoint(stand_ins.used())  # what stands in rounds everywhere
     cut = "ssm" in bench.family.states and own and stand_ins.states_are_cut()
-    slack = bench.oracle.state_rounding(tokens, len(request.prompt), STATE_DTYPE, cut=cut)
+    slack = bench.oracle.state_rounding(tokens, len(request.prompt), asked, cut=cut)
     return judge.compare((request,), answers, bench.oracle, slack=slack).numbers
 
 
@@ -431,7 +433,7 @@ DRIVEN: dict[str, Callable[[Bench], Numbers]] = {
     "again": again,
     "padded": padded,
     "blocks": long_blocks,
-    "state": state_dtype,
+    "state": other_states,
     "spec": drafted,
     "verify": verified,
     "mtp": predicted,

@@ -51,6 +51,28 @@ class Error:
         return self.worst <= tolerance.worst and self.typical <= tolerance.typical
 
 
+@dataclass(frozen=True)
+class Tolerance:
+    """Errors of the log-probabilities of one sequence, in nats, that rounding explains."""
+
+    rows: torch.Tensor
+    """Of each row [tokens]: larger where a router may have sent this token, or one before it, to another expert."""
+    typical: float
+    """Of half of the rows."""
+    widest: float
+    """Of any row of any sequence, whatever the routers choose."""
+
+    @classmethod
+    def of(cls, error: Error, rows: int) -> Tolerance:
+        """Of a model without routers: every row may be off by the worst error."""
+        return cls(torch.full((rows,), error.worst, dtype=torch.float64), error.typical, error.worst)
+
+    @property
+    def worst(self) -> float:
+        """Of the row that may be off farthest."""
+        return self.rows.max().item()
+
+
 ENOUGH_ROWS = 8
 """Positions from which on their median says something."""
 
@@ -65,8 +87,8 @@ class Reference(Protocol):
     def log_probs(self, tokens: list[int], *, audio: int | None = None) -> torch.Tensor:
         """Log-probabilities [len(tokens), vocabulary] float64; row i follows i + 1 tokens."""
 
-    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> Error:
-        """Errors of log-probabilities, in nats, that rounding explains."""
+    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> Tolerance:
+        """Errors of the log-probabilities of these tokens that rounding explains."""
 
 
 class WrongAnswerError(Exception):
@@ -85,7 +107,7 @@ class Closeness:
     max_abs_err: float
     """Of a log-probability, in nats."""
     tolerance: float
-    """The admissible error, of the sequence where it is least."""
+    """The admissible error, of the row where it is least."""
     positions: int
     """Distributions compared."""
     undecided: int
@@ -123,19 +145,19 @@ def compare(schedule: Schedule, answers: list[FamilyAnswer], oracle: Reference, 
         tokens = [*request.prompt, *answer.tokens[:-1]]
         want = oracle.log_probs(tokens, audio=request.speech)[-len(answer.rows) :]
         explained = oracle.tolerance(tokens, audio=request.speech)
-        limit, usual = explained.worst + slack, explained.typical + slack
+        limit, usual = explained.rows[-len(answer.rows) :].cpu() + slack, explained.typical + slack
         first = len(request.prompt) + len(answer.tokens) - 1 - len(want)
         if not torch.isfinite(answer.rows).all():
             where = int((~torch.isfinite(answer.rows)).any(-1).nonzero()[0])
             raise WrongAnswerError(f"{name}: log-probabilities are not finite from position {first + where} on", tokens)
         compared = want if answer.ids is None else want.gather(-1, answer.ids.to(want.device))
         error = (answer.rows - compared.cpu()).abs().amax(-1)
-        if error.max() > limit:
+        if (error > limit).any():
             where = int((error > limit).nonzero()[0])
             raise WrongAnswerError(
                 f"{name}: log-probabilities are off by {error[where]:.2g} at position {first + where} "
                 f"(at worst by {error.max():.2g}, at half of {len(error)} by {error.median():.2g}); "
-                f"rounding explains {limit:.2g}, and {usual:.2g} at half",
+                f"rounding explains {limit[where]:.2g}, and {usual:.2g} at half",
                 tokens,
             )
         if len(error) >= ENOUGH_ROWS and error.median() > usual:
@@ -147,7 +169,7 @@ def compare(schedule: Schedule, answers: list[FamilyAnswer], oracle: Reference, 
         shares.append(error / usual)
         best = want[-len(answer.tokens) :].topk(AMONG)
         leads, favourites = (best.values[:, 0] - best.values[:, 1]).cpu(), best.indices.cpu()
-        decided = leads > 2 * limit
+        decided = leads > 2 * limit[-len(answer.tokens) :]
         differ = torch.tensor(answer.tokens) != favourites[:, 0]
         if (decided & differ).any():
             raise WrongAnswerError(
@@ -155,7 +177,7 @@ def compare(schedule: Schedule, answers: list[FamilyAnswer], oracle: Reference, 
             )
         if answer.ids is not None and differ.any():
             _require_among_best(name, int(differ.nonzero()[0]), answer, answer.ids, favourites, tokens)
-        worst, least, positions = max(worst, error.max().item()), min(least, limit), positions + len(want)
+        worst, least, positions = max(worst, error.max().item()), min(least, limit.min().item()), positions + len(want)
         undecided += int((~decided).sum())
     together = torch.cat(shares)
     if len(together) >= ENOUGH_ROWS and together.median() > 1:

@@ -15,12 +15,14 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
 from families import plain_attention, schedule, speech
-from families.judge import Error
+from families.choices import Choices, moved_leads, open_choices
+from families.judge import Error, Tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from families.choices import Choice
     from families.family import Family
 
 
@@ -49,6 +51,29 @@ class InFloat64(TorchFunctionMode):
 KERNEL_PACKAGES = ("mamba_ssm", "causal_conv1d", "fla")
 """transformers takes its scans from them where they are installed, as they are in our images: what would check vLLM's
 scans would then be their ancestors. It decides when it imports a model's module."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How far rounding alone moves the log-probabilities of a model."""
+
+    error: Error
+    """Where routers choose by what has been rounded."""
+    same_experts: float
+    """The worst error where routers choose as the exact model does."""
+    reach: tuple[float, ...]
+    """By how much it moves the lead of the last expert that a router chooses, for each router; () without routers."""
+
+    @classmethod
+    def largest(cls, several: Iterable[Rounding]) -> Rounding:
+        """The larger of each figure."""
+        several = list(several)
+        return cls(
+            Error.largest(each.error for each in several),
+            max(each.same_experts for each in several),
+            tuple(map(max, *(each.reach for each in several))) if len(several) > 1 else several[0].reach,
+        )
+
 
 DRAWS = 4
 """Computations in the engine's dtype, each rounded otherwise, whose worst error is what rounding explains."""
@@ -83,8 +108,8 @@ class Oracle:
     """Of a speech model, what makes features of sound."""
     attention: str = "eager"
     """What both attend with; those of `plain_attention.KEPT` round keys and values as the cache does."""
-    _probed: Error | None = field(default=None, repr=False)
-    _last: tuple[Any, torch.Tensor] | None = field(default=None, repr=False)
+    _probed: Rounding | None = field(default=None, repr=False)
+    _last: tuple[Any, torch.Tensor, Sequence[Choice]] | None = field(default=None, repr=False)
 
     @classmethod
     def load(cls, family: Family, folder: Path, dtype: torch.dtype) -> Oracle:
@@ -151,9 +176,19 @@ class Oracle:
             audio: Seed of what a speech model hears (`speech.audio`).
             **way: Of `computing`; without one in float64, which is kept, for who asks for it asks for `tolerance` next.
         """
+        return self._computed(tokens, audio, **way) if way else self._exactly(tokens, audio)[0]
+
+    def _exactly(self, tokens: list[int], audio: int | None) -> tuple[torch.Tensor, Sequence[Choice]]:
+        """In float64: the log-probabilities, and what the routers chose."""
         sequence = (tuple(tokens), audio)
-        if not way and self._last is not None and self._last[0] == sequence:
-            return self._last[1]
+        if self._last is None or self._last[0] != sequence:
+            with Choices() as choices:
+                found = self._computed(tokens, audio)
+            self._last = (sequence, found, choices.seen)
+        return self._last[1:]
+
+    def _computed(self, tokens: list[int], audio: int | None, **way: Any) -> torch.Tensor:
+        """As `log_probs`; nothing is kept."""
         ids = self.ids(tokens)
         arguments = {"input_ids": ids}
         with self.computing(**way) as model:
@@ -162,37 +197,58 @@ class Oracle:
                 kind = {"sampling_rate": speech.SAMPLING_RATE, "return_tensors": "pt"}
                 sound = self.features(speech.audio(audio), **kind)
                 arguments = {"input_features": sound.input_features.to(model.dtype), "decoder_input_ids": ids}
-            found = model(**arguments, use_cache=False).logits[0].double().log_softmax(-1)
-        if not way:
-            self._last = (sequence, found)
-        return found
+            rows: torch.Tensor = model(**arguments, use_cache=False).logits[0].double().log_softmax(-1)
+        return rows
 
-    def rounding(self, tokens: list[int], *, audio: int | None = None) -> Error:
+    def rounding(self, tokens: list[int], *, audio: int | None = None) -> Rounding:
         """By how much rounding moves transformers' own log-probabilities: the larger figure of all ways of `rough`.
 
         That is rounding to the engine's dtype; and with an FP8 cache to another code, wherever another order of
         summation would do it.
         """
-        exact = self.log_probs(tokens, audio=audio)
-        return Error.largest(Error.of(self.log_probs(tokens, audio=audio, **way), exact) for way in self.rough)
+        exact, chosen = self._exactly(tokens, audio)
+        found = []
+        for way in self.rough:
+            error = Error.of(self._computed(tokens, audio, **way), exact)
+            if not chosen:
+                found.append(Rounding(error, error.worst, ()))
+                continue
+            with Choices(repeat=chosen) as rounded:
+                same = Error.of(self._computed(tokens, audio, **way), exact)
+            found.append(Rounding(error, same.worst, tuple(moved_leads(chosen, rounded.seen))))
+        return Rounding.largest(found)
 
-    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> Error:
-        """Admissible error of the log-probabilities of this sequence.
+    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> Tolerance:
+        """Admissible errors of the log-probabilities of this sequence.
 
         SLACK times what rounding does to transformers itself, on this sequence and on PROBES: the largest of a few
         hundred roundings is a figure of the model, that of three tokens is chance.
 
-        In float32 the worst error alone resolves a lost block a thousandfold. In 16 bits a token that stands between
-        two experts may be sent to the other, with which one row is off by 2; the typical error still resolves a lost
-        block, which moves every row behind it.
+        In 16 bits a token that stands between two experts may be sent to the other, and its row is off by up to 2; no
+        other row may be off that far. So rounding is measured with the experts of the exact model, and where a lead is
+        within reach of rounding, what the other choice would do to each row comes on top: of several the largest, which
+        SLACK times covers two. (The tiny Granite in float16: 0.02 in half of the rows, up to 0.8 in a few.)
 
-        With an FP8 cache in float32 a lost block moves half of the rows 101 times as far as the typical error, each at
-        least 25 times as far as the worst; a cache that is not quantised moves half of them 7.6 times as far as the
-        typical error. A format of codes that differs in its smallest values alone is not seen (`bench.require_codes`).
+        In float32 the worst error resolves a lost block a thousandfold. With an FP8 cache in float32 a lost block moves
+        half of the rows 101 times as far as the typical error, each at least 25 times as far as the worst; a cache that
+        is not quantised moves half of them 7.6 times as far as the typical error. A format of codes that differs in its
+        smallest values alone is not seen (`bench.require_codes`).
         """
         if self._probed is None:
-            self._probed = Error.largest(self.rounding(self.probe(n), audio=n) for n in PROBES)
-        return Error.largest([self._probed, self.rounding(tokens, audio=audio)]).times(SLACK)
+            self._probed = Rounding.largest(self.rounding(self.probe(n), audio=n) for n in PROBES)
+        rounding = Rounding.largest([self._probed, self.rounding(tokens, audio=audio)])
+        rows = SLACK * (rounding.same_experts + self._other_experts(tokens, audio, rounding.reach))
+        widest = max(SLACK * rounding.error.worst, rows.max().item())
+        return Tolerance(rows, SLACK * rounding.error.typical, widest)
+
+    def _other_experts(self, tokens: list[int], audio: int | None, reach: Sequence[float]) -> torch.Tensor:
+        """How far each row [len(tokens)] moves at most if one choice that rounding may decide is decided otherwise."""
+        exact, chosen = self._exactly(tokens, audio)
+        moved = torch.zeros(len(tokens), dtype=torch.float64, device=exact.device)
+        for place in open_choices(chosen, [SLACK * each for each in reach]) if reach else ():
+            with Choices(other=place):
+                moved = moved.maximum((self._computed(tokens, audio) - exact).abs().amax(-1))
+        return moved
 
     def probe(self, length: int) -> list[int]:
         """A sequence on which rounding is measured; one of PROBES gives its length."""
@@ -318,7 +374,7 @@ class PublishedOracle(Oracle):
         with no_tf32(), super().computing(**way) as model:
             yield model
 
-    def rounding(self, tokens: list[int], *, audio: int | None = None) -> Error:
+    def rounding(self, tokens: list[int], *, audio: int | None = None) -> Rounding:
         """By how much rounding moves transformers' own log-probabilities of the `best` tokens at each position.
 
         The worst of DRAWS computations. They begin from embeddings that differ in the last place, so that everything
@@ -332,7 +388,8 @@ class PublishedOracle(Oracle):
             with self._rounded_otherwise(seed):
                 rows = self.log_probs(tokens, audio=audio, exact=False)
             errors.append(Error.of(rows.gather(-1, exact.indices), exact.values))
-        return Error.largest(errors)
+        error = Error.largest(errors)
+        return Rounding(error, error.worst, ())
 
     @contextmanager
     def _rounded_otherwise(self, seed: int) -> Iterator[None]:

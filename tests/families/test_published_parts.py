@@ -17,7 +17,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from families import checkpoints, judge, plans, published
 from families.family import FAMILIES, UnknownNameError
-from families.judge import Error, WrongAnswerError
+from families.judge import Error, Tolerance, WrongAnswerError
 from families.oracle import Oracle, PublishedOracle, plain_torch
 from families.published import PublishedRow, select_rows
 from families.schedule import FamilyAnswer, ScheduledRequest
@@ -167,7 +167,7 @@ class Sure:
 
     def tolerance(self, tokens, *, audio=None):
         assert tokens or audio
-        return Error(worst=0.2, typical=0.2)
+        return Tolerance.of(Error(worst=0.2, typical=0.2), len(tokens))
 
 
 def heard(*words, tokens=(8, 8)):
