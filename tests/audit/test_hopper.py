@@ -7,23 +7,13 @@ three, and it took 39 % longer (Mamba-2, 64 heads of 64 channels, state 64): no 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
-from unittest import mock
 
 import pytest
-import torch
-from support.hopper import OfflineCudaDriver
+from support.hopper import compiled
 from triton import knobs
-from triton.runtime import driver
-
-from benchmarks import operations
-from benchmarks.cases import CASES
-from pagedkv import prepared
-from pagedkv.arch import limits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,29 +43,10 @@ def registers(cubin: bytes, folder: Path) -> int:
 
 def programs(case: str, folder: Path) -> dict[str, int]:
     """How many fit a multiprocessor, by kernel that the case launches."""
-    warps: dict[str, int] = {}
-    found: dict[str, int] = {}
-
-    def launcher(_, metadata):
-        warps[metadata.name] = metadata.num_warps
-        return lambda *_: None
-
-    def loaded(name, binary, *_):
-        of_a_thread = registers(binary, folder)
-        found[name] = REGISTERS // (warps[name] * -(-32 * of_a_thread // 256) * 256)
-        return None, None, of_a_thread, 0, 1024
-
-    offline = OfflineCudaDriver(limits("sm_90"))
-    offline.utils = SimpleNamespace(load_binary=loaded, get_device_properties=offline.utils.get_device_properties)
-    offline.launcher_cls = launcher
-    whole = {each.name: each for each in CASES}[case]
-    # Of one sequence a scan launches all its kernels; attention takes another launch, and of four that of all.
-    small = dataclasses.replace(whole, num_seqs=1 if whole.op == "scan" else 4)
-    with mock.patch.object(driver, "_active", offline):
-        prepared.forget()
-        operations.prepare(small, "cpu", torch.bfloat16, 1).ours.run()
-    prepared.forget()
-    return found
+    return {
+        name: REGISTERS // (kernel.warps * -(-32 * registers(kernel.cubin, folder) // 256) * 256)
+        for name, kernel in compiled(case).items()
+    }
 
 
 @pytest.mark.parametrize(("case", "expected"), PROGRAMS.items(), ids=PROGRAMS)

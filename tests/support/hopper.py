@@ -3,10 +3,24 @@
 
 from __future__ import annotations
 
-from triton.backends.compiler import GPUTarget
+import dataclasses
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple
+from unittest import mock
 
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from benchmarks import operations
+from benchmarks.cases import CASES
+from pagedkv import prepared
+from pagedkv.arch import limits
 from pagedkv.audit.compile import OfflineHipDriver
 from pagedkv.audit.machine import LDS_GRANULES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class OfflineCudaDriver(OfflineHipDriver):
@@ -18,3 +32,47 @@ class OfflineCudaDriver(OfflineHipDriver):
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
+
+
+class CompiledKernel(NamedTuple):
+    """What an H200 would load."""
+
+    cubin: bytes
+    warps: int
+
+
+def compiled_by(launch: Callable[[], object]) -> dict[str, CompiledKernel]:
+    """What `launch` compiles, by the names of its kernels; of several variants of one the last."""
+    warps: dict[str, int] = {}
+    found: dict[str, CompiledKernel] = {}
+
+    def launcher(_, metadata):
+        warps[metadata.name] = metadata.num_warps
+        return lambda *_: None
+
+    def loaded(name, binary, *_):
+        found[name] = CompiledKernel(binary, warps[name])
+        return None, None, 1, 0, 1024
+
+    offline = OfflineCudaDriver(limits("sm_90"))
+    offline.utils = SimpleNamespace(load_binary=loaded, get_device_properties=offline.utils.get_device_properties)
+    offline.launcher_cls = launcher
+    with mock.patch.object(driver, "_active", offline):
+        launch()
+    return found
+
+
+def compiled(case: str) -> dict[str, CompiledKernel]:
+    """What a case of the benchmarks launches, with fewer sequences, in bfloat16."""
+    whole = {each.name: each for each in CASES}[case]
+    # Of one sequence a scan launches all its kernels; attention takes another launch, and of four that of all.
+    small = dataclasses.replace(whole, num_seqs=1 if whole.op == "scan" else min(4, whole.num_seqs))
+
+    def launch() -> None:
+        prepared.forget()
+        operations.prepare(small, "cpu", torch.bfloat16, 1).ours.run()
+
+    try:
+        return compiled_by(launch)
+    finally:
+        prepared.forget()
