@@ -32,7 +32,7 @@ WRITES_NONE = re.compile(
 NOT_FOLLOWED = frozenset({"BRX", "BREAK", "CALL", "JMP", "JMX", "RET"})
 
 MOST_GROUPS = 8
-"""Pending groups told apart; the oldest of more are taken together."""
+"""Pending groups that are kept apart; the oldest of more are merged."""
 
 
 class Instruction(NamedTuple):
