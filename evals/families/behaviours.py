@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode
-from vllm.platforms import current_platform
 
 from families import judge, mtp, stand_ins
 from families.plain_attention import E4M3
-from families.plans import state_dtype
 from families.schedule import Schedule, ScheduledRequest, ScheduleLimits, awkward_lengths, prompt, search, spoken
 from families.scripted import DRAFTS, ScriptedDrafter
 from pagedkv.vllm_plugin.inspect import require_warm
@@ -317,9 +315,9 @@ def predicted(bench: Bench) -> Numbers:
     return numbers
 
 
-def other_states(bench: Bench) -> Numbers:
+def state_dtype(bench: Bench) -> Numbers:
     """States kept in the dtype that was asked for."""
-    asked = state_dtype(bench.family, "cpu" if current_platform.is_cpu() else "cuda")
+    asked = bench.engine.asked["mamba_ssm_cache_dtype"]
     got = str(bench.engine.config.cache_config.mamba_ssm_cache_dtype)
     if got != asked:
         raise NotHereError(f"vLLM keeps states in {got} here, {asked} was asked for")
@@ -433,7 +431,7 @@ DRIVEN: dict[str, Callable[[Bench], Numbers]] = {
     "again": again,
     "padded": padded,
     "blocks": long_blocks,
-    "state": other_states,
+    "state": state_dtype,
     "spec": drafted,
     "verify": verified,
     "mtp": predicted,

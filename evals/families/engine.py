@@ -197,6 +197,8 @@ class FamilyEngine:
             **arguments: Of vLLM's `LLM`.
         """
         self._best = best
+        self.asked = arguments
+        """What vLLM was given, which may settle on something else (`config`)."""
         envs.disable_envs_cache()  # an engine before this one has frozen what vLLM reads from the environment
         os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
         try:

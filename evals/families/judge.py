@@ -62,11 +62,6 @@ class Tolerance:
     widest: float
     """Of any row of any sequence, whatever the routers choose."""
 
-    @classmethod
-    def of(cls, error: Error, rows: int) -> Tolerance:
-        """Of a model without routers: every row may be off by the worst error."""
-        return cls(torch.full((rows,), error.worst, dtype=torch.float64), error.typical, error.worst)
-
     @property
     def worst(self) -> float:
         """Of the row that may be off farthest."""

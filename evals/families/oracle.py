@@ -52,29 +52,6 @@ KERNEL_PACKAGES = ("mamba_ssm", "causal_conv1d", "fla")
 """transformers takes its scans from them where they are installed, as they are in our images: what would check vLLM's
 scans would then be their ancestors. It decides when it imports a model's module."""
 
-
-@dataclass(frozen=True)
-class Rounding:
-    """How far rounding alone moves the log-probabilities of a model."""
-
-    error: Error
-    """Where routers choose by what has been rounded."""
-    same_experts: float
-    """The worst error where routers choose as the exact model does."""
-    reach: tuple[float, ...]
-    """By how much it moves the lead of the last expert that a router chooses, for each router; () without routers."""
-
-    @classmethod
-    def largest(cls, several: Iterable[Rounding]) -> Rounding:
-        """The larger of each figure."""
-        several = list(several)
-        return cls(
-            Error.largest(each.error for each in several),
-            max(each.same_experts for each in several),
-            tuple(map(max, *(each.reach for each in several))) if len(several) > 1 else several[0].reach,
-        )
-
-
 DRAWS = 4
 """Computations in the engine's dtype, each rounded otherwise, whose worst error is what rounding explains."""
 
@@ -88,6 +65,28 @@ PROBES = (160, 131, 47, 20)
 SLACK = 2.0
 """transformers and vLLM compute the same sums in another order: neither is nearer to the truth by right, and each may
 be off in its own direction."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How far rounding alone moves the log-probabilities of a model."""
+
+    error: Error
+    """Where routers choose by what has been rounded."""
+    same_experts: float
+    """The worst error where routers choose as the exact model does."""
+    reach: tuple[float, ...]
+    """By how much it moves the lead of the last expert that a router chooses, for each router; () if not measured."""
+
+    @classmethod
+    def largest(cls, several: Iterable[Rounding]) -> Rounding:
+        """The larger of each figure."""
+        several = list(several)
+        return cls(
+            Error.largest(each.error for each in several),
+            max(each.same_experts for each in several),
+            tuple(map(max, zip(*(each.reach for each in several), strict=True))),
+        )
 
 
 def prompt(length: int, seed: int) -> list[int]:

@@ -10,6 +10,8 @@ from families.family import TINY_ALONE
 from families.scripted import DRAFTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from families.family import Family
 
 COMMON: dict[str, Any] = {
@@ -79,12 +81,13 @@ class EnginePlan:
     """Whether torch.compile is at work."""
 
 
-def plans(family: Family, platform: str) -> tuple[EnginePlan, ...]:
+def plans(family: Family, platform: str, sizes: Sequence[int] = ()) -> tuple[EnginePlan, ...]:
     """The engines of one family.
 
     Args:
         family: Which one.
-        platform: "cpu", "cuda" or "rocm". A family tries the blocks that its models get; on GPUs all of INFLATED too.
+        platform: "cpu", "cuda" or "rocm".
+        sizes: Tokens of the blocks to try. Without any they are those that its models get; on GPUs all of INFLATED too.
     """
     cache = {"enable_prefix_caching": True}
     # One engine for both, where a prefix cache is known to work beside everything else.
@@ -95,7 +98,7 @@ def plans(family: Family, platform: str) -> tuple[EnginePlan, ...]:
     )
     # Of one engine where there are graphs.
     together = (("production",), ("graphs",)) if platform == "cpu" else (("production", "graphs"),)
-    sizes = family.blocks if platform == "cpu" else sorted({*family.blocks, *INFLATED})
+    sizes = sizes or (family.blocks if platform == "cpu" else sorted({*family.blocks, *INFLATED}))
     return (
         EnginePlan(("prefill", "decode", "chunked", "mixed", "preempt", "reuse", "fuzz")),
         *second,
@@ -125,11 +128,12 @@ def state_dtype(family: Family, platform: str) -> str:
     return "float16" if family.ssd and platform == "cpu" else "bfloat16"
 
 
-def published_plans(family: Family, block: int) -> tuple[EnginePlan, ...]:
+def published_plans(family: Family, platform: str, block: int) -> tuple[EnginePlan, ...]:
     """The engines of a published checkpoint.
 
     Args:
         family: Its family.
+        platform: "cpu", "cuda" or "rocm".
         block: Tokens of its KV block, as vLLM inflates it. Requests reach across two edges of it; a chunk is two thirds
             of it, so that chunks end at other places than blocks.
     """
@@ -138,7 +142,7 @@ def published_plans(family: Family, block: int) -> tuple[EnginePlan, ...]:
     wide = max(block, INFLATED[0])  # where its states do not make it so large, the least that those of another make
     return tuple(
         replace(plan, arguments=plan.arguments if plan.behaviours == ("blocks",) else reach | plan.arguments)
-        for plan in plans(replace(family, blocks=(wide,)), "cpu")
+        for plan in plans(family, platform, (wide,))
         if plan.behaviours[0] not in TINY_ALONE
     )
 

@@ -132,12 +132,12 @@ class PublishedFamily(Tiny):
             Exception: Whatever vLLM raises when it cannot start it.
         """
         if not self.family.attention:
-            return published_plans(self.family, SCANNED)
+            return published_plans(self.family, platform, SCANNED)
         reach: dict[str, Any] = {"max_model_len": min(self._published.positions or ASKED, ASKED)}
         reach["num_gpu_blocks_override"] = None  # as many as such a request takes, however small they are
         with FamilyEngine(self.checkpoint, poison=False, **self.arguments(platform, reach)) as engine:
             block = engine.block_size
-        return published_plans(self.family, block)
+        return published_plans(self.family, platform, block)
 
     def arguments(self, platform: str, own: dict[str, Any]) -> dict[str, Any]:
         """Of vLLM's `LLM`, with a pool for real pages, and states in float32 unless the plan says otherwise."""

@@ -8,11 +8,10 @@ three, and it took 39 % longer (Mamba-2, 64 heads of 64 channels, state 64): no 
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from support.hopper import compiled
+from support.hopper import compiled, printed_of
 from triton import knobs
 
 if TYPE_CHECKING:
@@ -33,11 +32,9 @@ better, and are written here once they have been timed."""
 
 def registers(cubin: bytes, folder: Path) -> int:
     """Of a thread, by cuobjdump, which comes with Triton too."""
-    file = folder / "kernel.cubin"
-    file.write_bytes(cubin)
-    command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (found,) = re.findall(r" REG:(\d+) ", said)
+    (found,) = re.findall(
+        r" REG:(\d+) ", printed_of(cubin, folder, knobs.nvidia.cuobjdump.path, "--dump-resource-usage")
+    )
     return int(found)
 
 

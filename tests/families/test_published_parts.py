@@ -17,7 +17,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from families import checkpoints, judge, plans, published
 from families.family import FAMILIES, UnknownNameError
-from families.judge import Error, Tolerance, WrongAnswerError
+from families.judge import Tolerance, WrongAnswerError
 from families.oracle import Oracle, PublishedOracle, plain_torch
 from families.published import PublishedRow, select_rows
 from families.schedule import FamilyAnswer, ScheduledRequest
@@ -167,7 +167,7 @@ class Sure:
 
     def tolerance(self, tokens, *, audio=None):
         assert tokens or audio
-        return Tolerance.of(Error(worst=0.2, typical=0.2), len(tokens))
+        return Tolerance(torch.full((len(tokens),), 0.2, dtype=torch.float64), typical=0.2, widest=0.2)
 
 
 def heard(*words, tokens=(8, 8)):
@@ -198,7 +198,7 @@ def test_where_texts_part_each_token_must_be_among_the_best_of_the_other():
 
 @pytest.mark.parametrize("block", [16, 48, 544, 784, 1056, 2048])
 def test_requests_reach_across_blocks_and_chunks_end_elsewhere(block):
-    for plan in plans.published_plans(FAMILIES["jamba"], block):
+    for plan in plans.published_plans(FAMILIES["jamba"], "cpu", block):
         arguments = plans.COMMON | plan.arguments
         longest, chunk = arguments["max_model_len"], arguments["max_num_batched_tokens"]
         if plan.behaviours == ("blocks",):
@@ -209,6 +209,17 @@ def test_requests_reach_across_blocks_and_chunks_end_elsewhere(block):
         assert block % chunk
         assert chunk % block
         assert min(longest - 3, 3 * chunk + 20) > block + chunk // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "wanted"),
+    [("zamba2", "cpu", "bfloat16"), ("nemotron-h", "cpu", "float16"), ("nemotron-h", "rocm", "bfloat16")],
+)
+def test_states_are_float16_only_where_the_interpreter_scans(name, platform, wanted):
+    family = FAMILIES[name]
+    for made in (plans.plans(family, platform), plans.published_plans(family, platform, 544)):
+        [plan] = [each for each in made if each.behaviours == ("state",)]
+        assert plan.arguments["mamba_ssm_cache_dtype"] == wanted
 
 
 @pytest.mark.parametrize("name", ["zamba2", "nemotron-h"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 from unittest import mock
@@ -21,6 +22,7 @@ from pagedkv.audit.machine import LDS_GRANULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 class OfflineCudaDriver(OfflineHipDriver):
@@ -76,3 +78,10 @@ def compiled(case: str) -> dict[str, CompiledKernel]:
         return compiled_by(launch)
     finally:
         prepared.forget()
+
+
+def printed_of(cubin: bytes, folder: Path, *command: str) -> str:
+    """What a program of CUDA prints of a compiled kernel, which is written into `folder` for it."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    return subprocess.run([*command, str(file)], capture_output=True, text=True, check=True).stdout

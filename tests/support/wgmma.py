@@ -10,10 +10,10 @@ configurations of its Mamba-2 kernels.
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from support.hopper import printed_of
 from triton import knobs
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ def disassemble(cubin: bytes, folder: Path) -> Listing:
         cubin: What `ptxas` made.
         folder: Where it may be written.
     """
-    file = folder / "kernel.cubin"
-    file.write_bytes(cubin)
-    command = [knobs.nvidia.nvdisasm.path, "-c", str(file)]
-    return parse(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return parse(printed_of(cubin, folder, knobs.nvidia.nvdisasm.path, "-c"))
 
 
 def parse(text: str) -> Listing:
