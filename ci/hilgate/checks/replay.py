@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay past changes through the selection: what it saves against running everything, and what it misses.
 
-A step is missed when it is not selected although it is known to break, or although it was seen to read a changed file
-(`hilgate.checks.reads`), which the selection itself knows nothing of. Pure: declarations, lists and records in, numbers
-out.
+A step is missed when it is not selected although it is known to break. Pure: declarations and lists in, numbers out.
 """
 
 from __future__ import annotations
@@ -66,8 +64,6 @@ class Replay:
     """Planned steps of run-all."""
     run_all_minutes: float
     """GPU-minutes of run-all."""
-    readers: int
-    """Steps whose reads are recorded."""
     lines: tuple[Replayed, ...]
 
     @property
@@ -120,13 +116,12 @@ def replay_changes(
     changes: Iterable[PastChange],
     declarations: Declarations,
     graph: Imports | None,
-    reads: Mapping[Key, Iterable[str]],
     history: Mapping[Key, float],
     profile: Profile = "pr",
 ) -> Replay:
     """Plan each change as the agents would, against today's declarations and import graph, and everything once.
 
-    `reads` has the files that a declared step was seen to read, `history` measured minutes by planned key.
+    `history` has measured minutes by planned key.
     """
 
     def plan_of(files: tuple[str, ...] | None) -> Plan:
@@ -135,10 +130,6 @@ def replay_changes(
 
     everything = plan_of(None)
     known = {step.step.key for step in everything.steps}
-    readers: dict[str, list[Key]] = {}
-    for step, files in reads.items():
-        for name in files:
-            readers.setdefault(name, []).append(step)
     lines = []
     for change in changes:
         try:
@@ -147,10 +138,7 @@ def replay_changes(
             plan = everything.model_copy(update={"steps": ()})
         selected = {step.step.key for step in plan.steps}
         touched = dict.fromkeys(change.broke, "it is known to break")
-        for name in change.files:
-            for step in readers.get(name, ()):
-                touched.setdefault(step, f"it reads {name}")
         missed = {step: why for step, why in touched.items() if step in known and step not in selected}
         lines.append(Replayed(change, len(plan.steps), estimate(plan, history).gpu_minutes, missed))
     run_all = estimate(everything, history).gpu_minutes
-    return Replay(profile, len(everything.steps), run_all, len(reads), tuple(lines))
+    return Replay(profile, len(everything.steps), run_all, tuple(lines))

@@ -295,13 +295,12 @@ def replay(
 ) -> None:
     """Measure the selection of steps on changes of the past.
 
-    The selection is also compared with recorded reads of files. Exit status 1 when it misses a step.
+    Exit status 1 when it misses a step that a change is known to have broken.
     """
-    from hilgate.checks import reads
     from hilgate.checks.replay import parse, replay_changes
     from hilgate.declare import imports
     from hilgate.declare.load import load
-    from hilgate.model.record import Check, Outcome
+    from hilgate.model.record import Check
     from hilgate.plan.estimate import measured
 
     root = repository(ctx)
@@ -311,21 +310,15 @@ def replay(
     except (OSError, UnicodeDecodeError) as error:
         raise MisuseError(f"cannot be read: {error}", where=str(file), remedy="name a text file") from error
     changes = parse(text, str(file), [step.key for _, step in declarations.steps()])
-    recorded = root / reads.READS_FILE
-    seen = reads.read(recorded) if recorded.exists() else {}
     graph = imports.build(root, declarations.project.python_path)
-    weighty = reads.weighty(root, seen)
-    found = replay_changes(changes, declarations, graph, weighty, measured(root, history), profile)
-    held = [*reads.held(root, declarations, seen)] if seen else []
+    found = replay_changes(changes, declarations, graph, measured(root, history), profile)
     if out := os.environ.get("HILGATE_OUT"):  # set when the replay is itself a step of a gate
-        Check.write_all(Path(out), (*map(_check, found.lines), *held))
+        Check.write_all(Path(out), map(_check, found.lines))
     if as_json:
         sys.stdout.write(json.dumps(_plain(found), indent=1) + "\n")
     else:
         _show(found)
-        wrong = [f"{check.id}: {check.message}" for check in held if check.outcome is not Outcome.PASS]
-        sys.stdout.write("".join(f"{line}\n" for line in wrong))
-    if found.missed or any(check.outcome is not Outcome.PASS for check in held):
+    if found.missed:
         raise typer.Exit(Exit.FAIL)
 
 
@@ -391,11 +384,6 @@ def _show(found: Replay) -> None:
         f"{count(found.missed, 'step')} missed\n"
         f"{found.gpu_minutes:.0f} GPU-minutes instead of {found.run_all_gpu_minutes:.0f}: {saved:.0f} saved{share}"
     )
-    if not found.readers:
-        say(
-            out,
-            "No reads are recorded: only steps that are known to break can be missed (python -m hilgate.checks.reads)",
-        )
 
 
 ROUTING = "pagedkv.routing"

@@ -205,3 +205,27 @@ def test_repository_selects_by_what_is_imported(changed, selected, omitted):
     reasons = select(DECLARED, [changed], GRAPH).reasons
     assert selected <= set(reasons)
     assert omitted.isdisjoint(reasons)
+
+
+TURNS_RED = {
+    "README.md": "pages",
+    "SECURITY.md": "pages",
+    "docker/README.md": "pages",
+    "kernels/amdgcn/README.md": "pages",
+    "kernels/pagedkv/vllm_plugin/README.md": "pages",
+    "tests/models/test_ranks.py": "pages",
+    "tests/evals/test_cli.py": "pages",
+    "docs/how-to/adopt.md": "pages",
+    "kernels/pagedkv/audit/code_object.py": "images-units",
+    "kernels/pagedkv/errors.py": "images-units",
+    "kernels/pyproject.toml": "images-units",
+    "tests/conftest.py": "images-units",
+    "ci/project.yaml": "images-units",
+    "kernels/pagedkv/tuning/gfx942.toml": "routing",
+}
+"""File -> a step that an edit of it turned red, and that was not selected."""
+
+
+@pytest.mark.parametrize("name", TURNS_RED)
+def test_a_file_selects_the_step_that_it_can_turn_red(name):
+    assert TURNS_RED[name] in select(DECLARED, [name], GRAPH).reasons
