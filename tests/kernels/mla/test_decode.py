@@ -150,22 +150,46 @@ def test_mla_decode_of_fp16_beside_a_key_far_above(gap, device, record_property)
     check(decode(data, scale=1.0, programs=3), expected(data, scale=1.0), record_property)
 
 
+def quantised(data: Step, name: str, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put codes of torch's own cast into the cache of a step, and the code of NaN where it holds NaN.
+
+    Returns:
+        What the kernel should make of them: output and log-sum-exp, in float64.
+    """
+    kind, nan = formats.FORMATS[name].dtype, 0x80 if name == "e4m3fnuz" else 0xFF
+    numbers = data.cache
+    size = numbers.untyped_storage().nbytes() // numbers.element_size()
+    codes = torch.full((size,), nan, dtype=torch.uint8, device=numbers.device)
+    codes = codes.as_strided(numbers.shape, numbers.stride())
+    codes.copy_((numbers.float() / scale).to(kind).view(torch.uint8))
+    data.cache = codes.view(kind).float().double() * torch.tensor(scale).double().item()
+    golden = expected(data)
+    data.cache = codes
+    return golden
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["e4m3fn", "e4m3fnuz", "e5m2"])
 def test_mla_decode_of_a_quantised_cache(name, dtype, device, record_property):
-    """Codes of torch's own cast with a scale that is not 1; the padding of rows and blocks holds the code of NaN."""
+    """With a scale that is not 1; the padding of rows and blocks holds the code of NaN."""
     data, scale = step(device, 6, [270, 40, 0, 3], [1, 2, 1, 1], latent=96, rope=32, dtype=dtype), 0.37
-    kind = formats.FORMATS[name].dtype
-    numbers, strides = data.cache, data.cache.stride()
-    codes = torch.full((data.cache.untyped_storage().nbytes() // data.cache.element_size(),), 0xFF, device=device)
-    codes = codes.to(torch.uint8) if name != "e4m3fnuz" else torch.full_like(codes, 0x80).to(torch.uint8)
-    quantised = codes.as_strided(numbers.shape, strides)
-    quantised.copy_((numbers.float() / scale).to(kind).view(torch.uint8))
-    data.cache = quantised.view(kind).float().double() * torch.tensor(scale).double().item()
-    golden = expected(data)
-    data.cache = quantised
+    golden = quantised(data, name, scale)
     options = {"cache_format": name, "cache_scale": torch.tensor([scale], device=device)}
     check(decode(data, **options, programs=4, debug=True), golden, record_property)
+
+
+@pytest.mark.parametrize("dtype", [each for each in DTYPES if each != "float32"])
+@pytest.mark.parametrize("name", ["e4m3fn", "e4m3fnuz"])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_mla_decode_of_deepseek_codes(heads, name, dtype, device, record_property):
+    """512 + 64 channels, where waves share channels and tiles have many rows; one sequence is split, one has a NaN."""
+    data, scale = step(device, heads, [129, 17, 33], latent=512, rope=64, dtype=dtype), 0.025
+    data.cache[data.block_table[1, 0].long(), 3, 40] = float("nan")
+    golden = quantised(data, name, scale)
+    options = {"cache_format": name, "cache_scale": torch.tensor([scale], device=device)}
+    out, lse = decode(data, **options, programs=4, debug=True)
+    check((out[::2], lse[::2]), [each[::2] for each in golden], record_property)
+    assert out[1].isnan().all(), "the NaN of a cached row became a number"
 
 
 def test_mla_decode_without_lse(device):
