@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that tests plant, one shape for all kinds: what is planted, who must notice it, and who must notice nothing.
-
-`support/planted_list.py` lists the faults of all kinds.
-"""
+"""Faults that tests plant, in one shape: what is planted, who must notice it, and who must notice nothing."""
 
 from __future__ import annotations
 

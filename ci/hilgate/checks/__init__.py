@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of the gate that are hilgate's own: hygiene, the bug zoo, the replay of changes."""
+"""The steps of the gate that are hilgate's own: hygiene and the bug zoo."""
 
 from __future__ import annotations
 

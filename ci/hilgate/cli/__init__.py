@@ -23,7 +23,7 @@ SECTIONS = {
     "Test a change": ("gate", "run", "judge", "plan", "explain"),
     "Find the cause": ("order", "recheck", "history"),
     "Kernels and models": ("fit", "explain-kernel"),
-    "Declare": ("init", "doctor", "schema", "selftest", "replay"),
+    "Declare": ("init", "doctor", "schema", "selftest"),
     "Buildkite and GitHub": ("pipeline", "rerun", "watch", "publish", "answer"),
     "Release": ("bundle", "verify-bundle", "attest"),
 }

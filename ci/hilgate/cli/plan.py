@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that look and decide but run no step: plan, explain, doctor, replay, explain-kernel, the first screen."""
+"""Commands that look and decide but run no step: plan, explain, doctor, explain-kernel, the first screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,9 +20,7 @@ from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.text import count
 
 if TYPE_CHECKING:
-    from hilgate.checks.replay import Replay, Replayed
     from hilgate.declare.load import Declarations
-    from hilgate.model.record import Check
     from hilgate.plan.expand import Readiness
     from hilgate.plan.machine import Machine
 
@@ -283,107 +280,6 @@ def _one_line(machine: Machine) -> str:
     gpus = f"{machine.gpus} x {machine.name} ({machine.device})"
     what = gpus if machine.gpus else "no GPU (cpu: Triton's interpreter)"
     return f"{what}, {count(machine.cores, 'core')}, {machine.memory_gib:.0f} GiB"
-
-
-@program.command()
-def replay(
-    ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File with one change per line: FILE... [=> STEP...].")],
-    profile: Annotated[Literal["pr", "nightly", "release"], typer.Option(help="Profile to plan for.")] = "pr",
-    history: History = None,
-    as_json: Json = False,
-) -> None:
-    """Measure the selection of steps on changes of the past.
-
-    Exit status 1 when it misses a step that a change is known to have broken.
-    """
-    from hilgate.checks.replay import parse, replay_changes
-    from hilgate.declare import imports
-    from hilgate.declare.load import load
-    from hilgate.model.record import Check
-    from hilgate.plan.estimate import measured
-
-    root = repository(ctx)
-    declarations = load(root)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MisuseError(f"cannot be read: {error}", where=str(file), remedy="name a text file") from error
-    changes = parse(text, str(file), [step.key for _, step in declarations.steps()])
-    graph = imports.build(root, declarations.project.python_path)
-    found = replay_changes(changes, declarations, graph, measured(root, history), profile)
-    if out := os.environ.get("HILGATE_OUT"):  # set when the replay is itself a step of a gate
-        Check.write_all(Path(out), map(_check, found.lines))
-    if as_json:
-        sys.stdout.write(json.dumps(_plain(found), indent=1) + "\n")
-    else:
-        _show(found)
-    if found.missed:
-        raise typer.Exit(Exit.FAIL)
-
-
-def _check(line: Replayed) -> Check:
-    from hilgate.model.record import Check, Outcome
-
-    wrong = [f"{step} was not selected, and {why}" for step, why in line.missed.items()]
-    return Check(
-        id=f"line {line.change.line}: {line.change.title}",
-        outcome=Outcome.FAIL if wrong else Outcome.PASS,
-        message="; ".join(wrong),
-        numbers={"steps": line.steps, "gpu_minutes": line.gpu_minutes},
-    )
-
-
-def _plain(found: Replay) -> dict[str, object]:
-    return {
-        "profile": found.profile,
-        "run_all": {"steps": found.of, "gpu_minutes": found.run_all_minutes},
-        "changes": len(found.lines),
-        "gpu_minutes": found.gpu_minutes,
-        "gpu_minutes_saved": found.run_all_gpu_minutes - found.gpu_minutes,
-        "missed": found.missed,
-        "lines": [
-            asdict(line.change)
-            | {
-                "steps": line.steps,
-                "gpu_minutes": line.gpu_minutes,
-                "gpu_minutes_saved": found.run_all_minutes - line.gpu_minutes,
-                "missed": [{"step": step, "why": why} for step, why in line.missed.items()],
-            }
-            for line in found.lines
-        ],
-    }
-
-
-def _show(found: Replay) -> None:
-    from hilgate.report.terminal import say, stdout, table_of
-
-    out = stdout()
-    rows = [
-        (
-            line.change.line,
-            f"{line.steps}/{found.of}",
-            f"{line.gpu_minutes:.1f}",
-            f"{found.run_all_minutes - line.gpu_minutes:.1f}",
-            line.change.title,
-        )
-        for line in found.lines
-    ]
-    table = table_of(("line", "steps", "GPU min", "saved", "changed"), rows)
-    for column in table.columns[:4]:
-        column.justify = "right"
-    out.print(table)
-    for line in found.lines:
-        for step, why in line.missed.items():
-            say(out, f"missed line {line.change.line}: {step}, and {why}", "red")
-    saved = found.run_all_gpu_minutes - found.gpu_minutes
-    share = f" ({saved / found.run_all_gpu_minutes:.0%})" if found.run_all_gpu_minutes else ""
-    average = sum(line.steps for line in found.lines) / len(found.lines)
-    out.print(
-        f"\n{count(len(found.lines), 'change')}, on average {average:.1f} of {found.of} steps, "
-        f"{count(found.missed, 'step')} missed\n"
-        f"{found.gpu_minutes:.0f} GPU-minutes instead of {found.run_all_gpu_minutes:.0f}: {saved:.0f} saved{share}"
-    )
 
 
 ROUTING = "pagedkv.routing"

@@ -202,7 +202,7 @@ def test_ctrl_c_is_one_line_and_130_at_any_moment(repository, code, tmp_path):
         ("run --unknown k", {"kernels-cache"}),
         ("run kernels-cache", {"kernels-cache", "kernels-cache-cpu", "kernels-cache-gfx942"}),
         ("gate --steps hyg", {"hygiene"}),
-        ("plan sel", {"selection"}),
+        ("plan rou", {"routing"}),
         ("plan --models pocket", {"pocket-hybrid", "pocket-latent"}),
         ("explain images-u", {"images-units"}),
         ("rerun jam", {"jamba2-mini"}),

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selection by globs and by imports, with reasons; adding a changed file never removes anything."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -229,3 +231,13 @@ TURNS_RED = {
 @pytest.mark.parametrize("name", TURNS_RED)
 def test_a_file_selects_the_step_that_it_can_turn_red(name):
     assert TURNS_RED[name] in select(DECLARED, [name], GRAPH).reasons
+
+
+BUGS = sorted((REPOSITORY / "tests" / "bugs").glob("*/bug.yaml"))
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.parent.name)
+def test_a_planted_bug_selects_the_step_that_it_turns_red(bug):
+    patch = bug.with_name("bug.patch").read_text(encoding="utf-8")
+    files = re.findall(r"^\+\+\+ b/(\S+)", patch, re.MULTILINE)
+    assert yaml.safe_load(bug.read_text(encoding="utf-8"))["turns_red"] in select(DECLARED, files, GRAPH).reasons

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hilgate replay`, `plan --models`, histories and explanations as a person meets them, in a small repository."""
+"""`hilgate explain`, `plan --models`, profiles and histories as a person meets them, in a small repository."""
 
 import json
 
@@ -89,36 +89,3 @@ def test_history_is_in_the_footer_and_in_the_explanation(repository):
     damaged = hilgate(repository, "plan", "--history", str(history))
     assert damaged.returncode == Exit.INVALID_DECLARATION
     assert str(build / "verdict.json") in damaged.stderr
-
-
-def test_replay_counts_and_ends_red_when_a_step_is_missed(repository, tmp_path):
-    (repository / "changes.txt").write_text("kernels/pagedkv/layout.py => reader\nkernels/pagedkv/other.py => plain\n")
-    good = hilgate(repository, "replay", "changes.txt")
-    assert good.returncode == Exit.PASS
-    assert "2 changes, on average 1.5 of 2 steps" in good.stdout
-    assert "0 steps missed" in good.stdout
-    (repository / "changes.txt").write_text("kernels/pagedkv/layout.py\nkernels/pagedkv/other.py => reader\n")
-    (tmp_path / "out").mkdir()
-    bad = hilgate(repository, "replay", "changes.txt", HILGATE_OUT=str(tmp_path / "out"))
-    assert bad.returncode == Exit.FAIL
-    assert "missed line 2: reader, and it is known to break" in bad.stdout
-    findings = [json.loads(line) for line in (tmp_path / "out" / "findings.jsonl").read_text().splitlines()]
-    assert [(one["id"], one["outcome"]) for one in findings] == [
-        ("line 1: kernels/pagedkv/layout.py", "pass"),
-        ("line 2: kernels/pagedkv/other.py", "fail"),
-    ]
-    reported = json.loads(hilgate(repository, "replay", "changes.txt", "--json").stdout)
-    assert (reported["missed"], reported["lines"][1]["missed"][0]["step"]) == (1, "reader")
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("a => raeder\n", "did you mean 'reader'"), ("", "there is no list"), (None, "cannot be read")],
-    ids=["unknown step", "empty", "no file"],
-)
-def test_replay_of_a_bad_list_is_misuse(repository, text, words):
-    if text is not None:
-        (repository / "changes.txt").write_text(text)
-    shown = hilgate(repository, "replay", "changes.txt")
-    assert (shown.returncode, shown.stdout) == (Exit.MISUSE, "")
-    assert words in shown.stderr
