@@ -436,7 +436,11 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
         if isinstance(result, Failure | Error):
             kind = "error" if isinstance(result, Error) else "failure"
             outcome = Outcome.FAIL
-            message = (result.message or "").strip() or (result.text or "").strip() or f"{kind} without a message"
+            message, explained = (result.message or "").strip(), _explained(result.text or "")
+            if explained and message and kind == "error":
+                # It begins `failed on setup with "...`, or is `collection failure`.
+                explained = f"{message.partition(' with ')[0]}: {explained}"
+            message = explained or message or (result.text or "").strip() or f"{kind} without a message"
             message += _failing_place(result.text or "", node_id.partition("::")[0])
             break
         if isinstance(result, Skipped):
@@ -456,6 +460,40 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
     return Check(
         id=node_id, outcome=outcome, seconds=max(0.0, seconds), message=message, labels=labels, numbers=numbers
     )
+
+
+_CRASH = re.compile(
+    r"^(?:>(?P<statement>.*(?:\n(?!>|E(?: |$)).*)*)\n)?"  # the line that failed, and what it goes on with
+    r"(?P<said>E(?: .*)?(?:\nE(?: .*)?)*)$",
+    re.MULTILINE,
+)
+"""Where pytest shows a failure: the statement behind `>`, then what it says of it behind `E`."""
+_COMPARES = re.compile(r" (?:==|!=|<=?|>=?|in|is) ")
+_INSIDE_BRACKETS = re.compile(r"(?<=[(\[{]) |,? (?=[)\]}])")
+
+
+def _explained(text: str) -> str:
+    """What pytest says of a failure in its body, without the place; empty where it marks nothing there.
+
+    The attribute `message` says it too, but pytest 9 cuts that after 500 characters. Where pytest shows a bare value
+    (`assert False`), the assertion as it was written stands first: `assert torch.equal(add(x, y), x + y)`.
+    """
+    shown = list(_CRASH.finditer(text))
+    # A line of pytest's --showlocals can begin with E too, and no statement stands above it.
+    shown = [one for one in shown if one["statement"]] or shown
+    if not shown:
+        return ""
+    crash = shown[-1]
+    lines = crash["said"].splitlines()
+    indent = len(lines[0]) - len(lines[0][1:].lstrip())
+    lines = [line[indent:].rstrip() for line in lines]
+    if lines[0].startswith("AssertionError: assert "):  # pytest leaves its prefix to some, and takes it from others
+        lines[0] = lines[0].removeprefix("AssertionError: ")
+    statement = _INSIDE_BRACKETS.sub("", " ".join((crash["statement"] or "").split()))
+    bare = lines[0].startswith("assert ") and not _COMPARES.search(lines[0])
+    if bare and statement.startswith("assert ") and statement != lines[0]:
+        lines = [statement, *(line for line in lines if line != "assert False")]
+    return "\n".join(lines)
 
 
 def _failing_place(text: str, test_file: str) -> str:

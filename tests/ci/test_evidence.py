@@ -56,6 +56,19 @@ def late():
     yield
     raise RuntimeError("left dirty")
 def test_teardown(late): assert False, "first"
+
+def same(one, other): return one == other
+def test_bare():
+    assert same(
+        ["a"] * 400,
+        ["b"] * 400,
+    )
+@pytest.fixture
+def uneven():
+    E, size = "E", 3
+    assert not size
+def test_bare_setup(uneven): ...
+def test_compared(): assert "".join(["a"] * 600) == ""
 """
 
 
@@ -97,6 +110,9 @@ def test_every_test_becomes_one_check_named_by_its_node_id(collected):
         "test_setup": Outcome.FAIL,
         "test_helped": Outcome.FAIL,
         "test_teardown": Outcome.FAIL,
+        "test_bare": Outcome.FAIL,
+        "test_bare_setup": Outcome.FAIL,
+        "test_compared": Outcome.FAIL,
     }
 
 
@@ -110,7 +126,22 @@ def test_messages_say_why_and_where(collected):
         "\ntests/deep/test_sample.py:28: AssertionError (tests/deep/attending.py:2)"  # its own line, then the helper
     )
     assert messages["test_helped"].endswith(helped)
-    assert "no device" in messages["test_setup"]
+    assert messages["test_setup"].startswith("failed on setup: RuntimeError: no device\n")
+
+
+def test_first_line_of_a_failure_says_what_is_wrong(collected):
+    """pytest 9 cuts the attribute, and shows the value of an assertion without a comparison as `assert False`."""
+    messages = {check.id.rsplit("::", 1)[1]: check.message.splitlines() for check in collected.checks}
+    assert messages["test_bare"][0] == 'assert same(["a"] * 400, ["b"] * 400)'
+    assert messages["test_bare"][1].startswith(" +  where False = same((['a'")
+    assert messages["test_bare_setup"][:2] == ["failed on setup: assert not size", "assert not 3"]
+    assert messages["test_compared"][0].startswith("assert 'aaa")
+    assert "full report in element text" not in str(messages)
+
+
+def test_values_of_showlocals_are_no_message(tmp_path):
+    checks = pytest_junit(tmp_path, TESTS, "--showlocals", "-k", "bare_setup").checks
+    assert checks[0].message.startswith("failed on setup: assert not size\nassert not 3\n")
 
 
 def test_recorded_properties_are_numbers_when_they_are_and_labels_otherwise(collected):

@@ -95,6 +95,7 @@ def causes(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Cause, ...
         if step.outcome is Outcome.PASS:
             continue
         wrong = [one for one in checks if one.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
+        wrong = [one for one in wrong if one.id not in step.quarantined]
         for check in wrong:
             shape = shape_of(outcome.summary(check.message), check.id)
             signature = Signature(shape, place(check), devices[step.key], log, check.outcome)

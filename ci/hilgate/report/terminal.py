@@ -277,8 +277,8 @@ def _print_problem(console: Console, problem: StepProblem, *, local: bool) -> No
     for finding in problem.findings[:1]:
         for line in (*([finding.alike] if finding.alike else []), finding.check.id):
             say(console, shorten(line, NOTE_CHARACTERS), "bold" if line == finding.alike else "", indent="  ")
-        for line in finding.check.message.splitlines()[:MESSAGE_LINES]:
-            say(console, shorten(line, NOTE_CHARACTERS), indent="  ")
+        for number, line in enumerate(finding.check.message.splitlines()[:MESSAGE_LINES]):
+            say(console, shorten(line, VALUE_CHARACTERS if number else NOTE_CHARACTERS), indent="  ")
         _print_facts(console, finding, ("error", finding.error), ("case", finding.case))
     if not problem.findings:
         say(console, shorten(step.why, NOTE_CHARACTERS), indent="  ")
@@ -413,6 +413,8 @@ RESERVED = 6
 CAUSES = 5
 """Of a step, shown in full or in a few lines."""
 MESSAGE_LINES, NOTE_CHARACTERS = 6, 400
+VALUE_CHARACTERS = 160
+"""Of a line of a message after the first, where pytest prints whole tensors."""
 
 
 def lines(table: tables.Table, width: int) -> Iterator[Text]:

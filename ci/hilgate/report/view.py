@@ -97,7 +97,7 @@ class ReportView:
     @property
     def headline(self) -> str:
         """The checks of all steps, and what decided."""
-        return headline(self.plan, self.verdict, self.recorded)
+        return headline(self.plan, self.verdict, self.recorded, self.causes)
 
     @property
     def step_counts(self) -> str:
@@ -455,15 +455,15 @@ COUNTED: dict[Ruling, str] = {
 """How steps of a ruling are counted (`3 steps regressed`), where its own word is no such end of a sentence."""
 
 
-def headline(plan: Plan, verdict: Verdict, recorded: Recorded) -> str:
-    """`41 passed, 1 failed, 12 not run; units-cpu: timed out after 600 s`: the checks of all steps, and what decided.
+def headline(plan: Plan, verdict: Verdict, recorded: Recorded, found: Sequence[Cause]) -> str:
+    """`41 passed, 1 failed, 12 not run; units-cpu: timed out after 600 s`: the checks of all steps, and the top cause.
 
     Of a pass, why its first check was skipped; of a run of subsets that passed, how little of the whole it was, and how
     to run that.
     """
     if verdict.outcome is Outcome.PASS and plan.promised:
         return f"{verdict.why}; `{whole_gate()}` runs everything"
-    return f"{'smoke: ' if plan.profile == 'smoke' else ''}{_counted(verdict, recorded)}"
+    return f"{'smoke: ' if plan.profile == 'smoke' else ''}{_counted(verdict, recorded, found)}"
 
 
 HEADLINE = 200
@@ -475,13 +475,9 @@ def whole_gate() -> str:
     return f"{os.environ.get('HILGATE_GATE', 'hilgate gate ')}--all"
 
 
-def _counted(verdict: Verdict, recorded: Recorded) -> str:
+def _counted(verdict: Verdict, recorded: Recorded, found: Sequence[Cause]) -> str:
     if verdict.outcome is not Outcome.PASS:
-        why = verdict.why
-        for step in verdict.steps:
-            attempt = recorded.last(step.key) if why.startswith(f"{step.key}: ") else None
-            if attempt and (check := outcome.first(attempt.checks, verdict.outcome)):
-                why = why.replace(f"{check.id}: ", "", 1)  # an id can be longer than all else; it stands below
+        why = _decided(verdict, found)
         return f"{totals(verdict)}; {why if len(why) <= HEADLINE else f'{why[:HEADLINE]}…'}"
     for step in verdict.steps:
         attempt = recorded.last(step.key)
@@ -489,6 +485,16 @@ def _counted(verdict: Verdict, recorded: Recorded) -> str:
         if check:
             return f"{totals(verdict)} ({outcome.first_line(check.message)})"
     return str(totals(verdict))
+
+
+def _decided(verdict: Verdict, found: Sequence[Cause]) -> str:
+    """Why a verdict is no pass: the step of the top cause and the first line of it, where checks decided."""
+    decided = next((step for step in verdict.steps if verdict.why.startswith(f"{step.key}: {step.why}")), None)
+    top = found[0].failures[0] if found else None
+    if not decided or not top or not top.check or top.step.ruling not in {Ruling.REGRESSION, Ruling.INCONCLUSIVE}:
+        return verdict.why
+    others = verdict.why.removeprefix(f"{decided.key}: {decided.why}")
+    return f"{top.step.key}: {outcome.summary(top.check.message).removeprefix('AssertionError: ')}{others}"
 
 
 def step_counts(verdict: Verdict) -> str:

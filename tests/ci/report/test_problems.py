@@ -292,12 +292,24 @@ def test_the_headline_of_a_red_build_is_what_decided_and_not_its_commonest_skip(
     plan, recorded, verdict = built(
         (step("families", "x", minimum=9, **lacks), [passed(), passed("p2"), *skips]), (step("units", "x"), [passed()])
     )
-    found = view.headline(plan, verdict, recorded)
+    found = ReportView(plan, recorded, verdict).headline
     assert found.startswith(
         "3 passed, 0 failed, 5 not run; families-cpu: 2 checks ran, 5 cannot run here: a CPU captures"
     )
     green = built((step("units", "x", **lacks), [passed(), *skips]))
-    assert view.headline(*green[::2], green[1]) == "1 passed, 0 failed, 5 not run (no GPU)"
+    assert ReportView(*green).headline == "1 passed, 0 failed, 5 not run (no GPU)"
+
+
+def test_headline_is_the_first_line_of_the_top_cause():
+    """Not of the first check that failed: the cause of most failures stands first below it."""
+    many = [failed(f"t.py::test_many[{n}]", "AssertionError: 4 of 8 rows are off\nassert not 4") for n in range(3)]
+    one = failed("t.py::test_one", "assert torch.equal(a, b)\nassert False")
+    whole = built((step("first", "x"), [one, passed()]), (step("second", "x"), many))
+    counted = "1 passed, 4 failed; "
+    assert ReportView(*whole).headline == f"{counted}second-cpu: 4 of 8 rows are off (and 1 more step)"
+    *_, verdict = whole
+    other = verdict.model_copy(update={"why": "the quarantine: is damaged"})
+    assert ReportView(*whole[:2], other).headline == f"{counted}the quarantine: is damaged"
 
 
 def test_steps_are_counted_in_a_sentence():
