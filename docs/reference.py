@@ -144,7 +144,7 @@ def default(field: FieldInfo) -> str:
 
 
 def exit_statuses() -> str:
-    """Every exit status of `hilgate` and of `python -m hileval`."""
+    """Every exit status of `hilgate` and of `hileval`."""
     lines = ["# Exit statuses", "", NOTE, "`make` turns every status but 0 into 2.", ""]
     lines += ["| status | name | meaning |", "|---|---|---|"]
     for status, meaning in EXIT_MEANINGS.items():

@@ -1,7 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hileval`."""
+"""`hileval` and `python -m hileval`."""
+
+from typing import NoReturn
 
 from hileval.cli import app
 from hileval.command import run
 
-run(app)
+
+def main() -> NoReturn:
+    """Run the command line."""
+    run(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exit statuses and findings of the command line, without an engine."""
 
+import importlib.metadata
 import json
 import sys
+import tomllib
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -46,6 +49,37 @@ def planted(monkeypatch, plant, tmp_path):
         monkeypatch.setattr(cli.Baseline, "read", lambda _: plant.baseline(good))
 
     return use
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (KeyError("x"), 70, "error: a bug in hileval: KeyError: 'x'"),
+        (OSError(28, "No space left on device"), 5, "error: there is no room: No space left on device"),
+        (KeyboardInterrupt(), 130, "error: interrupted"),
+        (EngineError("starting vLLM failed"), 4, "error: starting vLLM failed"),
+    ],
+    ids=["bug", "full disk", "interrupt", "engine"],
+)
+def test_every_end_has_its_status_of_the_table(run, monkeypatch, error, status, words):
+    """Python's own status of an exception is 1, which the table calls fail."""
+    monkeypatch.setattr(cli, "load_gates", mock.Mock(side_effect=error))
+    code, output, _ = run("gates")
+    assert code == status
+    assert words in output.err
+
+
+def test_command_of_the_distribution_prints_its_help(monkeypatch, capsys):
+    project = tomllib.loads((Path(__file__).parents[2] / "evals/pyproject.toml").read_text())["project"]
+    (command,) = importlib.metadata.EntryPoints(
+        importlib.metadata.EntryPoint(name, value, "console_scripts") for name, value in project["scripts"].items()
+    )
+    assert command.name == "hileval"
+    monkeypatch.setattr(sys, "argv", ["hileval", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        command.load()()
+    assert ended.value.code == 0
+    assert "Usage: hileval" in capsys.readouterr().out
 
 
 def test_a_pass(run, planted, tmp_path):

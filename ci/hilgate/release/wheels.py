@@ -39,6 +39,8 @@ RELATIVE: Final = re.compile(r"\]\((?!https://|#)([^)\s]+)")
 """A link of a description that a package index cannot follow."""
 HELD: Final = re.compile(r"`([\w./-]+)` in the wheel")
 """A file that a description says is there."""
+REQUIRED: Final = re.compile(r"[^\w.-]")
+"""Where the name of a required distribution ends."""
 SECONDS: Final = 300
 OTHERWISE: Final = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "1", "SOURCE_DATE_EPOCH": ""}
 """How the second build differs, in what a careless build would write into a wheel; its umask and folder differ too."""
@@ -117,7 +119,10 @@ def differing(one: Path, other: Path) -> list[str]:
 
 
 def tried(wheel: Path, folder: Path) -> Check:
-    """Install a wheel where nothing else of ours is, and use it: its modules, version, license and program."""
+    """Install a wheel where nothing else of ours is but what it requires, and use it.
+
+    That is its modules, version, license and command.
+    """
     began = time.monotonic()
     try:
         problem = _problem(wheel, folder)
@@ -152,7 +157,9 @@ def _problem(wheel: Path, folder: Path) -> str:
     if not wheel.name.startswith(f"{name}-{version}-"):
         return f"it says that it is {name} {version}"
     packages = sorted(one.partition("/")[0] for one in names if one.count("/") == 1 and one.endswith("/__init__.py"))
-    return _unusable(wheel, folder, name, version, packages)
+    required = [REQUIRED.split(one, maxsplit=1)[0] for one in metadata.get_all("Requires-Dist") or ()]
+    others = [one for one in wheel.parent.glob("*.whl") if one.name.partition("-")[0] in required]
+    return _unusable([wheel, *others], folder, name, version, packages)
 
 
 def _unshown(metadata: Message) -> str:
@@ -166,8 +173,8 @@ def _unshown(metadata: Message) -> str:
     return f"its metadata has no {missing[0]}" if missing else ""
 
 
-def _unusable(wheel: Path, folder: Path, name: str, version: str, packages: list[str]) -> str:
-    """The first command that fails where a wheel is installed; empty when none does."""
+def _unusable(installed: list[Path], folder: Path, name: str, version: str, packages: list[str]) -> str:
+    """The first command that fails where a wheel and those that it requires are installed; empty when none does."""
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
     # What it needs comes from this environment, behind its own folder; what is installed in place there is not found.
@@ -185,10 +192,11 @@ def _unusable(wheel: Path, folder: Path, name: str, version: str, packages: list
         ]
     )
     pip = [sys.executable, "-m", "pip", "--quiet", "--quiet", "--python", str(python), "install"]
-    if failure := _fails([*pip, "--no-deps", "--no-index", "--ignore-installed", str(wheel)], home):
+    if failure := _fails([*pip, "--no-deps", "--no-index", "--ignore-installed", *map(str, installed)], home):
         return f"it cannot be installed: {failure}"
     commands = [[str(python), "-I", "-c", imported]]
-    if program.exists():  # of hilgate: it writes the declarations of another repository from its own templates
+    commands += [[str(program), "--help"]] if program.exists() else []
+    if name == "hilgate":  # it writes the declarations of another repository from its own templates
         (home / "tests").mkdir()
         (home / "tests" / "test_it.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
         commands += [["git", "init", "--quiet"], *([str(program), word] for word in ("--version", "init", "plan"))]

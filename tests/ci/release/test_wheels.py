@@ -102,7 +102,7 @@ def test_a_wheel_that_holds_where_it_was_built_is_found(tmp_path, monkeypatch):
                 "sample/main.py": "def main():\n    return 3\n",
                 "pyproject.toml": f'{ABOUT}[project.scripts]\nsample = "sample.main:main"\n',
             },
-            "`sample --version` fails",
+            "`sample --help` fails",
         ),
     ],
     ids=[
@@ -123,6 +123,24 @@ def test_a_wheel_that_does_not_work_is_found(tmp_path, monkeypatch, changes, wor
     assert status == 1
     assert found["is built twice"]["outcome"] == "pass"
     assert words in found["works where nothing else of ours is"]["message"]
+
+
+def test_a_wheel_is_tried_beside_those_that_it_requires(tmp_path, monkeypatch):
+    """Its command may need them; a distribution that it does not declare is missing there."""
+    command = '[project.scripts]\nsample = "sample.main:main"\n'
+    needs = {
+        "other/pyproject.toml": ABOUT.replace('"sample"', '"other"'),
+        "other/LICENSE": "Apache License\n",
+        "other/other/__init__.py": '__version__ = "0.1.0"\n',
+        "sample/main.py": "import other\n\ndef main():\n    return 0\n",
+    }
+    id_of = "sample-0.1.0-py3-none-any.whl works where nothing else of ours is"
+    for folder, declared, outcome in (("a", 'dependencies = ["other>=0.1"]\n', "pass"), ("b", "", "fail")):
+        changes = needs | {"pyproject.toml": f"{ABOUT}{declared}{command}"}
+        _, _, out = run(distribution(tmp_path / folder, **changes), monkeypatch, ".", "other")
+        checks = {one["id"]: one for one in map(json.loads, (out / "findings.jsonl").read_text().splitlines())}
+        assert checks[id_of]["outcome"] == outcome, checks[id_of]
+    assert "No module named 'other'" in checks[id_of]["message"]
 
 
 def test_what_cannot_be_built_is_reported_with_the_words_of_pip(tmp_path, monkeypatch, capsys):
