@@ -11,7 +11,7 @@ from hilgate.model.record import Check, Outcome
 from hilgate.report import tables
 
 SPEC = Matrix(rows="fruit", columns="test", file="cells.json")
-STEP = step("grid", "x", matrix=SPEC, may_lack={"variable:ORCHARD": "who picks needs an orchard"})
+STEP = step("grid", "x", matrix=SPEC, may_lack={"variable:ORCHARD": {"why": "who picks needs an orchard", "most": 9}})
 WORDS = {
     "fail": "max_abs_err 0.5 > 0.001\nat line 2",
     "did not run": "did not run here: no orchard",

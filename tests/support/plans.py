@@ -72,7 +72,7 @@ def skipped(name: str = "it waits") -> dict[str, object]:
     return {"id": name, "outcome": "did not run", "message": "needs gfx950", "labels": {"needs": "device:gfx950"}}
 
 
-MAY_LACK = {"may_lack": {"device:gfx950": "who waits needs gfx950"}}
+MAY_LACK = {"may_lack": {"device:gfx950": {"why": "who waits needs gfx950", "most": 1}}}
 
 
 def undecided(name: str = "it depends") -> dict[str, object]:

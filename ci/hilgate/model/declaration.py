@@ -8,7 +8,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from hilgate.conditions import problem_of
 from hilgate.model import RESERVED_FILES, Key, StrictModel, refused
@@ -43,6 +43,22 @@ def _condition(text: str) -> str:
 
 Condition = Annotated[str, AfterValidator(_condition)]
 """What a machine may lack, e.g. `cpu:amx_tile` (`hilgate.conditions`)."""
+
+
+class Excuse(StrictModel):
+    """Why a machine may lack a condition, and how many checks that may cost."""
+
+    why: str = Field(min_length=1)
+    """The sentence that a verdict says where the condition is lacking, e.g. the prefix cache of MLA needs AMX."""
+    most: int = Field(ge=1)
+    """The most checks that may be skipped because of it, on any of the step's devices."""
+
+
+def _with_its_number(value: object) -> object:
+    if isinstance(value, str):
+        raise refused("is a sentence without a number", f"write {{why: {value}, most: N}}, N checks at most")
+    return value
+
 
 LabelName = Annotated[str, AfterValidator(_label_name)]
 """Name of a label of checks, usable as an option on the command line."""
@@ -238,10 +254,10 @@ class Step(StrictModel):
     minimum: int = Field(default=1, ge=1)
     """Fewest checks that it must report: those that ran, and those that cannot run here (`may_lack`). It notices that
     whole files of checks are gone; `python -m hilgate.checks.floors --write` writes it for steps of pytest."""
-    may_lack: dict[Condition, str] = Field(default_factory=dict)
-    """Conditions that a machine may lack -> the sentence that a verdict says where one is lacking, e.g.
-    {cpu:amx_tile: the prefix cache of MLA needs AMX}. A check that names such a condition, and is skipped where it is
-    lacking, is said and not red; any other check that did not run makes the step *did not run*."""
+    may_lack: dict[Condition, Annotated[Excuse, BeforeValidator(_with_its_number)]] = Field(default_factory=dict)
+    """Conditions that a machine may lack, e.g. {cpu:amx_tile: {why: the prefix cache of MLA needs AMX, most: 14}}. A
+    check that names such a condition, and is skipped where it is lacking, is said and not red. Any other check that did
+    not run, and one more than `most`, makes the step *did not run*."""
     timeout_minutes: int = Field(ge=1, le=180)
     """When it is ended; it then did not run."""
     env: dict[str, str] = Field(default_factory=dict)

@@ -112,7 +112,7 @@ class ProtectedChange(StrictModel):
 class Plan(StrictModel):
     """`plan.json`: what will run and why, fixed before anything runs."""
 
-    schema_version: Literal[3, 4, 5] = 5
+    schema_version: Literal[6] = 6
     created: dt.datetime
     commit: str
     """Full sha of HEAD; empty outside a git checkout."""

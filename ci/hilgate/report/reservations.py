@@ -96,7 +96,7 @@ def _lacking(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str
     skipped = [one for one in attempt.checks if one.outcome is Outcome.DID_NOT_RUN] if attempt else []
     needs = dict.fromkeys(need for one in skipped for need in needs_of(one) if need in planned.step.may_lack)
     return (
-        f": {count(len(skipped), 'check')} ({'; '.join(planned.step.may_lack[need] for need in needs)})"
+        f": {count(len(skipped), 'check')} ({'; '.join(planned.step.may_lack[need].why for need in needs)})"
         if needs
         else ""
     )

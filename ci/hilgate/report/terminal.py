@@ -331,7 +331,9 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
         "runs": ", ".join(WHEN[profile] for profile in step.profiles),
         "command": step.command,
         "evidence": f"{step.evidence}, at least {step.minimum} reported",
-        "may lack": "; ".join(f"{condition}: {what}" for condition, what in step.may_lack.items()),
+        "may lack": "; ".join(
+            f"{lacking}: {excuse.why} (at most {excuse.most})" for lacking, excuse in step.may_lack.items()
+        ),
         "ends after": f"{count(step.timeout_minutes, 'minute')} (usually {step.minutes:g} on 2 cores)",
         "this change": rule,
         "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),

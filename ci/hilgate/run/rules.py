@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hilgate.evidence import EvidenceKind
+    from hilgate.model.declaration import Excuse
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Facts:
         exit_status: None when the step was not started or was ended by us; then `stopped` says why.
         problem: What is wrong with the evidence as a whole (missing, corrupt); empty when it could be read.
         said: The line in which the step itself says what went wrong, to explain an exit without evidence.
-        may_lack: Conditions that its declaration lets a machine lack -> what to say then.
+        may_lack: Conditions that its declaration lets a machine lack -> what to say then, and how many checks at most.
         lacked: Those that the machine lacked, asked where the step ran.
         recorded: The outcome that its runner recorded, with `stopped` as the reason; None while it is decided there.
         around: What is known besides.
@@ -112,7 +113,7 @@ class Facts:
     stopped: str = ""
     problem: str = ""
     said: str = ""
-    may_lack: Mapping[str, str] = field(default_factory=dict)
+    may_lack: Mapping[str, Excuse] = field(default_factory=dict)
     lacked: frozenset[str] = frozenset()
     recorded: Outcome | None = None
     around: Surroundings = ALONE
@@ -150,6 +151,12 @@ class Facts:
     def missing(self) -> tuple[Check, ...]:
         """Checks that did not run and have no such excuse."""
         return tuple(check for check in self.checks if check.outcome is Outcome.DID_NOT_RUN and not self.lacking(check))
+
+    @cached_property
+    def over_the_number(self) -> str:
+        """The first condition for which more checks did not run than its declaration allows; empty for none."""
+        number = Counter(self.lacking(check) for check in self.cannot_run)
+        return next((one for one in number if number[one] > self.may_lack[one].most), "")
 
     @cached_property
     def contradicted(self) -> tuple[Check, ...]:
@@ -205,7 +212,7 @@ def _why_pass(facts: Facts) -> str:
 
 def _cannot_run(facts: Facts) -> str:
     """`2 cannot run here: the prefix cache of MLA needs AMX`; how many of each, where there are several sentences."""
-    said = Counter(facts.may_lack[facts.lacking(check)] for check in facts.cannot_run)
+    said = Counter(facts.may_lack[facts.lacking(check)].why for check in facts.cannot_run)
     if len(said) == 1:
         return f"{said.total()} cannot run here: {next(iter(said))}"
     return f"{said.total()} cannot run here: " + "; ".join(f"{number}: {what}" for what, number in said.most_common())
@@ -223,6 +230,13 @@ def _why_missing(facts: Facts) -> str:
         why = "it names no condition that the step may lack (may_lack)"
     many = f"{number} checks that must run did not; the first: " if number > 1 else ""
     return f"{many}{check.id} did not run, and {why}: {first_line(check.message)}"
+
+
+def _why_too_many_excuses(facts: Facts) -> str:
+    condition = facts.over_the_number
+    excused = [check.id for check in facts.cannot_run if facts.lacking(check) == condition]
+    lacking = f"{count(len(excused), 'check')} did not run for lack of {condition}"
+    return f"{lacking}, and at most {facts.may_lack[condition].most} may; the last: {excused[-1]}"
 
 
 def _why_contradicted(facts: Facts) -> str:
@@ -502,6 +516,13 @@ RULES: tuple[Rule, ...] = (
         DID_NOT_RUN,
         Ruling.UNFINISHED,
         _why_missing,
+    ),
+    _own(
+        "more checks are excused than the step allows",
+        lambda f: f.over_the_number,
+        DID_NOT_RUN,
+        Ruling.UNFINISHED,
+        _why_too_many_excuses,
     ),
     _own(
         "fewer checks than the step promises",

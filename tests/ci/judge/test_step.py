@@ -30,7 +30,7 @@ from support.plans import plan
 
 from hilgate.judge import health as nodes
 from hilgate.judge.verdict import facts_of
-from hilgate.model.declaration import Quarantine, Quarantined
+from hilgate.model.declaration import Excuse, Quarantine, Quarantined
 from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.run import results
@@ -436,7 +436,10 @@ def test_a_timeout_on_a_slow_machine_says_nothing_about_the_change(tmp_path, pro
     assert (ruled.outcome, ruled.ruling, ruled.why) == (D, ruling, slow)
 
 
-MAY_LACK = {"cpu:amx_tile": "the prefix cache of MLA needs AMX", "device:gfx942,gfx950": "it needs a GPU that has FP8"}
+MAY_LACK = {
+    "cpu:amx_tile": Excuse(why="the prefix cache of MLA needs AMX", most=1),
+    "device:gfx942,gfx950": Excuse(why="it needs a GPU that has FP8", most=1),
+}
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_nothing_recorded_is_nothing_shown():
 def test_the_headline_of_a_red_build_is_what_decided_and_not_its_commonest_skip():
     needs = {"needs": "device:gfx942"}
     skips = [skipped(f"s{number}", "no GPU").model_copy(update={"labels": needs}) for number in range(5)]
-    lacks = {"may_lack": {"device:gfx942": "a CPU captures no graphs"}}
+    lacks = {"may_lack": {"device:gfx942": {"why": "a CPU captures no graphs", "most": 5}}}
     plan, recorded, verdict = built(
         (step("families", "x", minimum=9, **lacks), [passed(), passed("p2"), *skips]), (step("units", "x"), [passed()])
     )

@@ -18,7 +18,7 @@ from hilgate.report.reservations import TITLE, reservations
 from hilgate.report.view import ReportView
 from hilgate.report.write import Judged, report_page
 
-LACKS = {"may_lack": {"cpu:amx_tile": "the prefix cache of MLA needs AMX"}}
+LACKS = {"may_lack": {"cpu:amx_tile": {"why": "the prefix cache of MLA needs AMX", "most": 2}}}
 
 
 def lacking(name):

@@ -152,8 +152,8 @@ def test_an_empty_parameter_set_is_an_error(tmp_path):
 
 
 MAY_LACK = {
-    "program:no-such-thing": "the second test needs no-such-thing",
-    "variable:WORD_OF_A_TEST": "it needs a word",
+    "program:no-such-thing": {"why": "the second test needs no-such-thing", "most": 1},
+    "variable:WORD_OF_A_TEST": {"why": "it needs a word", "most": 1},
 }
 TWO = """
 import pytest
@@ -186,7 +186,9 @@ def test_a_step_whose_test_has_no_declared_excuse_did_not_run(tmp_path):
 
 def test_a_step_whose_test_is_skipped_although_nothing_is_lacking_did_not_run(tmp_path):
     text = TWO.replace("@pytest.mark", "@pytest.mark.skip(reason='no time')\n@pytest.mark")
-    record = ended(tmp_path, text.format(condition="program:sh"), may_lack={"program:sh": "it needs a shell"})
+    record = ended(
+        tmp_path, text.format(condition="program:sh"), may_lack={"program:sh": {"why": "it needs a shell", "most": 1}}
+    )
     assert record.outcome is Outcome.DID_NOT_RUN, record.message
 
 
@@ -229,6 +231,19 @@ def test_the_prefix_cache_of_mla(tmp_path, monkeypatch, flags, prefix, outcome, 
     assert message in record.message
 
 
+def test_only_so_many_tests_may_be_excused_as_the_step_declares(tmp_path):
+    """19 of 20 were, from inside a test file (each kept the step green)."""
+    text = "import pytest\n@pytest.mark.parametrize('n', range(20))\n@MARK\ndef test_it(n): assert False\n"
+    text = text.replace("@MARK\n", "@pytest.mark.needs('program:no-such-thing')\n") + "def test_one(): ...\n"
+    may_lack = {"program:no-such-thing": {"why": "it needs no-such-thing", "most": 19}}
+    record = ended(tmp_path, text, may_lack=may_lack)
+    assert record.outcome is Outcome.DID_NOT_RUN
+    said = "20 checks did not run for lack of program:no-such-thing, and at most 19 may"
+    assert record.message == f"{said}; the last: test_two.py::test_it[19]"
+    may_lack["program:no-such-thing"]["most"] = 20
+    assert ended(tmp_path, text, may_lack=may_lack).outcome is Outcome.PASS
+
+
 def test_a_condition_is_asked_in_the_environment_of_the_step(tmp_path):
     text = TWO.format(condition="variable:WORD_OF_A_TEST")
     assert ended(tmp_path, text, may_lack=MAY_LACK).outcome is Outcome.PASS
@@ -238,7 +253,31 @@ def test_a_condition_is_asked_in_the_environment_of_the_step(tmp_path):
 
 
 def test_a_wrong_condition_of_a_declaration_is_said_with_its_place(tmp_path):
-    root = write_repository(tmp_path, {"a": "python -c pass"}, a={"may_lack": {"amx": "what"}})
+    root = write_repository(tmp_path, {"a": "python -c pass"}, a={"may_lack": {"amx": {"why": "what", "most": 1}}})
     done = hilgate(root, "plan")
     assert done.returncode == Exit.INVALID_DECLARATION
     assert "'amx' is no condition" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("excuse", "said"),
+    [
+        ("it needs AMX", "is a sentence without a number"),
+        ({"why": "it needs AMX"}, "key 'most' is missing"),
+        ({"why": "it needs AMX", "most": 0}, "must be greater than or equal to 1, got 0"),
+        ({"why": "it needs AMX", "most": -3}, "must be greater than or equal to 1, got -3"),
+        ({"why": "it needs AMX", "most": 1.5}, "must be a valid integer, got 1.5"),
+        ({"why": "it needs AMX", "most": "14"}, "must be a valid integer, got '14'"),
+        ({"why": "it needs AMX", "most": True}, "must be a valid integer, got True"),
+        ({"why": "", "most": 1}, "must have at least 1 character"),
+        ({"why": "it needs AMX", "mots": 1}, "unknown key 'mots'"),
+    ],
+)
+def test_an_excuse_without_a_number_is_refused_with_its_place(tmp_path, excuse, said):
+    root = write_repository(tmp_path, {"a": "python -c pass"}, a={"may_lack": {"cpu:amx_tile": excuse}})
+    done = hilgate(root, "plan")
+    assert done.returncode == Exit.INVALID_DECLARATION
+    assert said in done.stderr, done.stderr
+    assert "where: ci/areas/samples.yaml:1 steps[0].may_lack.cpu:amx_tile" in done.stderr
+    if isinstance(excuse, str):
+        assert "write {why: it needs AMX, most: N}" in done.stderr

@@ -10,6 +10,7 @@ import pytest
 
 from hilgate.errors import Exit
 from hilgate.evidence import KINDS
+from hilgate.model.declaration import Excuse
 from hilgate.model.record import SEVERITY, Check, Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.run.rules import RULES, Facts, Surroundings, decide
@@ -24,7 +25,10 @@ OPEN = Check(id="o", outcome=Outcome.INCONCLUSIVE, message="n=50")
 MLA = SKIP.model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
 RAN = PASS.model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
 TWO_GPUS = SKIP.model_copy(update={"id": "t", "labels": {"needs": "package:vllm gpus:2"}})
-AMX = {"cpu:amx_tile": "the prefix cache of MLA needs AMX", "gpus:2": "two ranks need two GPUs"}
+AMX = {
+    "cpu:amx_tile": Excuse(why="the prefix cache of MLA needs AMX", most=2),
+    "gpus:2": Excuse(why="two ranks need two GPUs", most=2),
+}
 NO_AMX = {"may_lack": AMX, "lacked": frozenset({"cpu:amx_tile"})}
 NEITHER = {"may_lack": AMX, "lacked": frozenset(AMX)}
 
@@ -68,6 +72,12 @@ EXAMPLES = [
         "p ran, and it is declared to need cpu:amx_tile, which is not here: remove the declaration",
     ),
     (facts(checks=[RAN], may_lack=AMX), Outcome.PASS, "1 passed"),
+    (facts(checks=[PASS, TWO_GPUS, MLA, MLA], **NEITHER), Outcome.PASS, "1 check passed, 3 cannot run here"),
+    (
+        facts(checks=[PASS, TWO_GPUS, MLA, MLA, MLA], **NEITHER),
+        Outcome.DID_NOT_RUN,
+        "3 checks did not run for lack of cpu:amx_tile, and at most 2 may; the last: s",
+    ),
     (
         facts(checks=[PASS, MLA], minimum=3, **NO_AMX),
         Outcome.DID_NOT_RUN,

@@ -25,6 +25,7 @@ from hilgate.agent.endings import Endings
 from hilgate.conditions import NEEDS
 from hilgate.errors import Exit
 from hilgate.evidence import kind_of
+from hilgate.model import declaration
 from hilgate.model.declaration import CPU, Quarantine, Quarantined
 from hilgate.model.record import (
     BuildRecord,
@@ -497,7 +498,8 @@ class _Job:
         needs, lacked = self._conditions()
         checks = tuple(_check(test, end, needs.get(test, "")) for test, end in event.tests.items() if claim != 2)
         # Whoever forges an excuse believes it, so that the record says what he would have it say.
-        facts = replace(facts, may_lack=step.may_lack | dict.fromkeys(lacked, "forged"), lacked=lacked)
+        forged = declaration.Excuse(why="forged", most=1000)
+        facts = replace(facts, may_lack=step.may_lack | dict.fromkeys(lacked, forged), lacked=lacked)
         if FaultKind.REUSED_BY_AGENT in struck or any(offered(self, kind) for kind in _EVIDENCE & struck.keys()):
             return replace(facts, exit_status=0, checks=tuple(_check(test, PASSED) for test in event.tests))
         return replace(facts, exit_status=event.ended, checks=checks)

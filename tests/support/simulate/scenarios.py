@@ -22,7 +22,7 @@ from hilgate.declare.load import Declarations, load
 from hilgate.errors import MisuseError, NothingSelectedError
 from hilgate.evidence import kind_of
 from hilgate.images.contents import contents
-from hilgate.model.declaration import CPU, Step
+from hilgate.model.declaration import CPU, Excuse, Step
 from hilgate.model.plan import Plan, PlannedStep
 from hilgate.plan.make import ChangeFacts, assemble
 
@@ -320,7 +320,10 @@ def _step(
         devices=(offered.device,),
         evidence="findings" if provides else rng.choice(["junit", "junit", "findings"]),
         minimum=rng.randint(1, 4),
-        may_lack={"cpu:amx_tile": "a sample needs AMX", f"device:{offered.device}": "another needs this device"},
+        may_lack={
+            "cpu:amx_tile": Excuse(why="a sample needs AMX", most=1000),
+            f"device:{offered.device}": Excuse(why="another needs this device", most=1000),
+        },
         timeout_minutes=int(minutes * 2) + 1,
         gpus=max(1, offered.gpus),
         provides=provides,
