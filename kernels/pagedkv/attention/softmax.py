@@ -29,6 +29,12 @@ def compiled_for(*arches):
     return target is not None and target.backend == "hip" and (not arches or target.arch in arches)
 
 
+@triton.constexpr_function
+def _adds_half(dtype):
+    """Return whether `narrow` to this type adds to the bits, where there is no conversion."""
+    return dtype == tl.bfloat16 and compiled_for("gfx90a", "gfx942")
+
+
 @triton.jit
 def reciprocal(x):
     """Return 1 / x of fp32, on AMD to one unit in the last place, and 0 where it is no normal number.
@@ -39,18 +45,36 @@ def reciprocal(x):
 
 
 @triton.jit
-def narrow(weights, DTYPE: tl.constexpr):
-    """Return fp32 weights >= 0 in another type, rounded to the nearest.
+def narrow(x, DTYPE: tl.constexpr):
+    """Return fp32 numbers in another type, rounded to the nearest.
 
     CDNA2 and CDNA3 have no conversion to bf16, and the compiler writes five instructions a number: ties to even, NaN
-    apart. Here a tie goes up, which is half a unit as well, so the error has the same bound; and a NaN stays one, as
-    its lower bits are 0 or the sum of weights is NaN too. That is one addition, and a permutation for two numbers.
+    apart. Here half a unit in the last place is added to the bits, which below the sign are the magnitude: a tie goes
+    away from zero, so for either sign the error is half a unit at most, as with ties to even. Zeros keep their sign,
+    infinities stay, and what is nearer to 2^128 than to the largest bf16 becomes infinite. That is one addition, and a
+    permutation for two numbers.
+
+    A NaN stays one where the lower half of its bits is 0, as in those that arithmetic makes and those of bf16. Others
+    may become a zero or an infinity: load such numbers by `widen`, unless the result is NaN by another way (a NaN among
+    weights makes their fp32 sum NaN too).
     """
-    if tl.bfloat16 == DTYPE and compiled_for("gfx90a", "gfx942"):
-        bits = weights.to(tl.int32, bitcast=True) + 0x8000
+    if _adds_half(DTYPE):
+        bits = x.to(tl.int32, bitcast=True) + 0x8000
         out = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
-        out = weights.to(DTYPE)
+        out = x.to(DTYPE)
+    return out
+
+
+@triton.jit
+def widen(x, DTYPE: tl.constexpr):
+    """Return numbers of any type as fp32, and each NaN as one that `narrow` to DTYPE keeps.
+
+    Arithmetic passes the bits of a NaN on, so what is computed of such numbers needs no second look.
+    """
+    out = x.to(tl.float32)
+    if _adds_half(DTYPE) and x.dtype != tl.bfloat16:
+        out = tl.where(tl.abs(out) >= 0.0, out, float("nan"))
     return out
 
 

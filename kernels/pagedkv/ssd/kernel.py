@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from pagedkv.attention.softmax import LN2, LOG2E, reciprocal
+from pagedkv.attention.softmax import LN2, LOG2E, narrow, reciprocal, widen
 from pagedkv.strides import wide
 
 LEAST_FALL = tl.constexpr(-160.0)
@@ -170,7 +170,8 @@ def inputs_of(x, dt, A, bias, B, strides, stride_dt, head, channel, low, high, O
     stride_B_token, stride_B_group = wide(strides.B)
     offset = tl.arange(0, OPTIONS.TILE)
     column = tl.arange(0, OPTIONS.COLUMNS)
-    rate = tl.load(A + head).to(tl.float32) * LOG2E
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    rate = widen(tl.load(A + head), DTYPE) * LOG2E
     return Inputs(
         x + head * stride_x_head + offset[:, None] * strides.x[0] + channel[None, :],
         stride_x_token,
@@ -181,7 +182,7 @@ def inputs_of(x, dt, A, bias, B, strides, stride_dt, head, channel, low, high, O
         channel < OPTIONS.HEAD_SIZE,
         column < OPTIONS.STATE,
         tl.where(rate < -1e30, -1e30, rate),  # of 0 times -inf would be NaN
-        tl.load(bias + head).to(tl.float32) if OPTIONS.HAS_BIAS else 0.0,
+        widen(tl.load(bias + head), DTYPE) if OPTIONS.HAS_BIAS else 0.0,
         low,
         high,
     )
@@ -190,7 +191,7 @@ def inputs_of(x, dt, A, bias, B, strides, stride_dt, head, channel, low, high, O
 @triton.jit
 def step_sizes(dt, live, inputs, OPTIONS: tl.constexpr):
     """Return dt as the recurrence sees it, 0 of tokens that are not `live`."""
-    step = tl.load(dt, mask=live, other=0.0).to(tl.float32) + inputs.bias
+    step = widen(tl.load(dt, mask=live, other=0.0), inputs.x.dtype.element_ty) + inputs.bias
     if OPTIONS.SOFTPLUS:
         grown = tl.exp2(step * LOG2E)
         # log(1 + grown): the quotient takes back what rounding 1 + grown has lost (Higham 2002, section 1.14.1).
@@ -221,7 +222,7 @@ def tile_at(inputs, token, end, OPTIONS: tl.constexpr):
 def state_behind(state, tile):
     """Return the state behind a tile."""
     left = tl.exp2(tile.fall - tile.sums) * tile.steps
-    terms = (tile.x.to(tl.float32) * left[:, None]).to(tile.x.dtype)
+    terms = narrow(tile.x.to(tl.float32) * left[:, None], tile.x.dtype)
     return tl.dot(tl.trans(terms), tile.B, state * tl.exp2(tile.fall), input_precision="ieee")
 
 
@@ -245,8 +246,8 @@ def write_rows(state, tile, token, inputs, outputs, OPTIONS: tl.constexpr):
     C = tl.load(outputs.C + token * outputs.C_token, mask=tile.live[:, None] & inputs.used[None, :], other=0.0)
     weights = tl.dot(tile.B, tl.trans(C), input_precision="ieee") * decays_between(tile)  # [j, i]
     # Tokens that come later weigh nothing; what was made of them may be infinite or NaN.
-    weights = tl.where(offset[:, None] <= offset[None, :], weights, 0.0).to(tile.x.dtype)
-    rows = tl.dot(state.to(C.dtype), tl.trans(C), input_precision="ieee") * tl.exp2(tile.sums)[None, :]
+    weights = narrow(tl.where(offset[:, None] <= offset[None, :], weights, 0.0), tile.x.dtype)
+    rows = tl.dot(narrow(state, C.dtype), tl.trans(C), input_precision="ieee") * tl.exp2(tile.sums)[None, :]
     rows = tl.trans(tl.dot(tl.trans(tile.x), weights, rows, input_precision="ieee"))
     if OPTIONS.HAS_D:
         rows += tile.x.to(tl.float32) * outputs.skip
@@ -254,7 +255,7 @@ def write_rows(state, tile, token, inputs, outputs, OPTIONS: tl.constexpr):
     if OPTIONS.HAS_Z:
         gate = tl.load(outputs.z + token * outputs.z_token, mask=kept, other=0.0).to(tl.float32)
         rows *= gate * reciprocal(1 + tl.exp2(-gate * LOG2E))
-    tl.store(outputs.out + token * outputs.out_token, rows.to(outputs.out.dtype.element_ty), mask=kept)
+    tl.store(outputs.out + token * outputs.out_token, narrow(rows, outputs.out.dtype.element_ty), mask=kept)
 
 
 @triton.jit
@@ -368,9 +369,10 @@ def ssd_prefill_kernel(
     if OPTIONS.HAS_D:
         (stride_D,) = wide(strides.D)
         if OPTIONS.D_CHANNELS:
-            skip = tl.load(D + head * stride_D + channel, mask=inputs.inside, other=0.0).to(tl.float32)[None, :]
+            skip = tl.load(D + head * stride_D + channel, mask=inputs.inside, other=0.0)[None, :]
         else:
-            skip = tl.load(D + head * stride_D).to(tl.float32)
+            skip = tl.load(D + head * stride_D)
+        skip = widen(skip, x.dtype.element_ty)
     offset = tl.arange(0, OPTIONS.TILE)
     stride_C_token, stride_C_group = wide(strides.C)
     C += head // OPTIONS.HEADS_OF_GROUP * stride_C_group + offset[:, None] * strides.C[0] + column[None, :]
@@ -385,7 +387,7 @@ def ssd_prefill_kernel(
         stride_initial, stride_initial_head, stride_initial_channel = wide(strides.initial_states)
         initial_states += sequence * stride_initial + head * stride_initial_head
         initial_at = channel[:, None] * stride_initial_channel + column[None, :]
-        state = tl.load(initial_states + initial_at, mask=kept, other=0.0).to(tl.float32)
+        state = widen(tl.load(initial_states + initial_at, mask=kept, other=0.0), x.dtype.element_ty)
     else:
         state = tl.full([OPTIONS.CHANNELS, OPTIONS.COLUMNS], 0.0, tl.float32)
     for before in range(segment):

@@ -234,6 +234,29 @@ def test_a_nan_stays_in_its_sequence(segments, device):
     assert given["states"][2].isnan().all()
 
 
+REACHED = {  # Input in fp32 -> where its NaN is, and which outputs that makes NaN.
+    "dt": ((70, 0), (slice(70, 300), 0)),
+    "A": ((0,), (slice(None), 0)),
+    "dt_bias": ((0,), (slice(None), 0)),
+    "D": ((0,), (slice(None), 0)),
+    "initial_states": ((0, 0, 5, 7), (slice(300), 0, 5)),
+}
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("name", REACHED)
+def test_a_nan_with_every_bit_set_reaches_its_outputs(name, segments, device):
+    """Rounding by an addition to the bits would make it a zero."""
+    case = Case("bamba", "longer", DTYPES[-1], device)
+    at, outputs = REACHED[name]
+    given = case.arguments[name].clone()
+    given.view(torch.int32)[at] = 0x7FFFFFFF
+    ssd_prefill(**case.arguments | {name: given}, num_segments=segments)
+    want = torch.zeros(case.arguments["out"].shape, dtype=torch.bool)
+    want[outputs] = True
+    assert torch.equal(case.arguments["out"].isnan().cpu(), want)
+
+
 def test_what_a_token_weighs_for_earlier_ones_may_be_nan(device):
     """Its x may not: a tile shares it, and 0 times NaN is NaN."""
     case = Case("zamba2", "longer", "float32", device)
