@@ -5,14 +5,14 @@ ARGS ?=
 TORCH_INDEX ?=
 # Unset, so that Python caches compiled files (git ignores them).
 export PYTHONDONTWRITEBYTECODE =
-# ARGS is not exported: it would change the environment of every step, and no earlier pass could be reused.
+# ARGS is not exported: it is no part of the environment, which `--resume` compares with that of the run it continues.
 unexport ARGS
 .PHONY: gate test simulate image extensions setup lock clean wheels docs docs-serve pictures
 
 gate: setup  ## plan, run, judge, report: what changed, else a smoke run; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
 
-# Tests that start no engine and compile for no AMD GPU. The next `make gate` of this clone reuses their passes.
+# Tests that start no engine and compile for no AMD GPU. A gate after them runs those that it selects once more.
 TESTS := pages site units images-units kernels amdgcn-oracles routing recipes mamba-kernels
 
 test: setup  ## the tests that start no engine, and the ten slowest of them; ARGS names files for plain pytest

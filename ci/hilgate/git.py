@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from hilgate.errors import CannotRunHereError, MisuseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 @dataclass(frozen=True)
@@ -517,10 +517,6 @@ def fingerprint(root: Path) -> str:
 
     The commit alone does not do: the usual way to a failing gate is an uncommitted edit.
     """
-    return fingerprint_of(snapshot(root))
-
-
-def fingerprint_of(files: Mapping[str, str]) -> str:
-    """sha256 over a snapshot; empty of none."""
+    files = snapshot(root)
     lines = "".join(f"{name}\0{files[name]}" for name in sorted(files))
     return hashlib.sha256(lines.encode()).hexdigest() if files else ""

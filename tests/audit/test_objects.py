@@ -179,13 +179,12 @@ def test_what_fails_is_not_kept_and_a_folder_that_cannot_be_written_costs_no_res
 
 @pytest.mark.parametrize(
     ("env", "all_of_them"),
-    [({}, False), ({"HILGATE_PROFILE": "gate"}, False), ({"HILGATE_FRESH": "1"}, True)]
+    [({}, False), ({"HILGATE_PROFILE": "gate"}, False)]
     + [({"HILGATE_PROFILE": profile}, True) for profile in ("pr", "nightly", "release", "another")],
 )
 def test_agents_and_releases_compile_everything(env, all_of_them, monkeypatch, tmp_path: Path):
     taken = []
-    for name in ("HILGATE_PROFILE", "HILGATE_FRESH"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("HILGATE_PROFILE", raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("pagedkv.audit.runner.run", lambda *_, objects, **__: taken.append(objects) or ([], 0, 0))

@@ -31,13 +31,13 @@ PINS = f'[rocm.base]\nreference = "rocm/pytorch:7"\ndigest = "{DIGEST}"\n[source
 MLA = step("mla", "test", image="rocm", evidence="junit")
 
 
-def records(step_, *checks, image="", reused=None):
+def records(step_, *checks, image=""):
     status = int(any(check.outcome is Outcome.FAIL for check in checks))
     where = ENVIRONMENT.model_copy(update={"image": image})
-    return finished(step_, *checks, status=status, environment=where, reused=reused)
+    return finished(step_, *checks, status=status, environment=where)
 
 
-def built(folder, *, checks=None, image=DIGEST, reused=None, **changes):
+def built(folder, *, checks=None, image=DIGEST, **changes):
     """A repository and a judged results folder of two steps, one of them in the image that the other builds."""
     checks = checks or [passed("t.py::a"), passed("t.py::b")]
     a_plan = plan(IMAGE_STEP, MLA, **{"images": {"rocm": CONTENT}, "omissions": ()} | changes)
@@ -51,7 +51,7 @@ def built(folder, *, checks=None, image=DIGEST, reused=None, **changes):
     image_record = jobs.image(content=CONTENT, digest=DIGEST)
     for one, lines in (
         (IMAGE_STEP, [image_record, *records(IMAGE_STEP, passed("built"))]),
-        (MLA, records(MLA, *checks, image=image, reused=reused)),
+        (MLA, records(MLA, *checks, image=image)),
     ):
         results.write(results.step_folder(out, one.key), opening(a_plan, environment=ENVIRONMENT), lines)
     judge_and_report(out, a_plan)

@@ -24,7 +24,7 @@ from hilgate.model.plan import Omission, Plan, PlannedStep
 from hilgate.model.record import Environment
 from hilgate.plan import limits
 from hilgate.plan.make import plan_digest
-from hilgate.run import results, reuse
+from hilgate.run import results, surroundings
 from hilgate.run.runner import Runner
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def write_repository(root: Path, commands: dict[str, str], **changes: object) ->
     return root
 
 
-_distribution = reuse._distribution
+_distribution = surroundings.distribution_digest
 
 
 @functools.cache
@@ -249,7 +249,7 @@ def hilgate(root: Path, *arguments: str, limited: bool = False, **env: str) -> s
         mock.patch.dict(os.environ, environ(**env), clear=True),
         mock.patch.object(typer.main, "get_command", _command),
         contextlib.nullcontext() if limited else mock.patch.object(limits, "within_limits", _unlimited),
-        mock.patch.object(reuse, "_distribution", _known_distribution),
+        mock.patch.object(surroundings, "distribution_digest", _known_distribution),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
     ):

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hilgate.plan.estimate import Estimate
     from hilgate.report.write import Judged
     from hilgate.run.results import Recorded
-    from hilgate.run.reuse import Store
 
 
 Jobs = Annotated[
@@ -39,13 +38,6 @@ FailFast = Annotated[
 ]
 
 
-def _pass_on_to_steps(fresh: bool) -> bool:
-    if fresh:
-        os.environ["HILGATE_FRESH"] = "1"  # for what steps themselves keep from run to run
-    return fresh
-
-
-Fresh = Annotated[bool, typer.Option("--fresh", callback=_pass_on_to_steps, help="Reuse no pass of an earlier run.")]
 Against = Annotated[
     Path | None,
     typer.Option("--against", metavar="DIR", help="Results of the merge base to compare with (default: the history)."),
@@ -107,7 +99,6 @@ def gate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the last run: run only what has not passed yet.")
     ] = False,
-    fresh: Fresh = False,
     fail_fast: FailFast = False,
     approved_by: ApprovedBy = "",
     jobs: Jobs = None,
@@ -148,8 +139,7 @@ def gate(
             terminal.print_plan(terminal.stderr(), plan, size)
             return size
 
-        reusable = None if fresh else frozenset[str]()
-        size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, fresh=reusable, announce=announce)
+        size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, announce=announce)
         judged = judge_and_report(folder, plan, root=root, approved_by=approved_by)
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(judged)
@@ -183,7 +173,6 @@ def run(
         Path | None,
         typer.Option("--plan", metavar="FILE", help="Run the named steps of this plan, without the steps they need."),
     ] = None,
-    fresh: Fresh = False,
     fail_fast: FailFast = False,
     approved_by: Approved = "",
     jobs: Jobs = None,
@@ -192,8 +181,8 @@ def run(
 ) -> None:
     """Run steps by name. Arguments after -- go to their commands: hilgate run kernels-cache -- -k hnd.
 
-    A step that fills a table has options for a part of it: hilgate run models-families -- --family jamba. A named step
-    always runs; passes of the steps that it needs are reused where nothing has changed.
+    A step that fills a table has options for a part of it: hilgate run models-families -- --family jamba. The steps
+    that a named step needs run before it.
     """
     from hilgate.git import default_base
     from hilgate.model import PLAN_FILE
@@ -225,18 +214,7 @@ def run(
         set_previous_aside(folder)
         plan.save(folder / PLAN_FILE)
         job = names[0] if only and len(only) == 1 else ""
-        named = None if fresh else frozenset(step.key for step in plan.steps if _is_named(step, chosen))
-        run_plan(
-            plan,
-            root,
-            folder,
-            cores=jobs,
-            only=only,
-            job=job,
-            approved_by=approved_by,
-            fail_fast=fail_fast,
-            fresh=named,
-        )
+        run_plan(plan, root, folder, cores=jobs, only=only, job=job, approved_by=approved_by, fail_fast=fail_fast)
         if arguments:
             only = _selected(plan, folder)
         judged = judge_and_report(folder, plan, only=only, job=job, root=root)
@@ -381,7 +359,6 @@ def run_plan(
     approved_by: str = "",
     only_ids: tuple[str, ...] = (),
     fail_fast: bool = False,
-    fresh: frozenset[str] | None = None,
 ) -> Estimate | None:
     """Run a plan whose results folder is already locked; returns the forecast of it, if one was announced.
 
@@ -398,7 +375,6 @@ def run_plan(
         approved_by: Who approved the protected changes, so that the change is measured with its own values.
         only_ids: Failing tests of the one step to run once more, instead of the step.
         fail_fast: Start nothing more after the first step that has not passed.
-        fresh: Planned keys that run whatever passed before; None runs all.
 
     Raises:
         RunInterruptedError: Ctrl-C or SIGTERM.
@@ -415,10 +391,10 @@ def run_plan(
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
     from hilgate.report.merge_base import known_on_base
-    from hilgate.run import bytecode, progress, reuse
-    from hilgate.run.process import variables
+    from hilgate.run import bytecode, progress
     from hilgate.run.results import Recorded, put_back
     from hilgate.run.runner import Runner
+    from hilgate.run.surroundings import surroundings
 
     require_commit(plan, root)
     if plan.local:
@@ -444,8 +420,8 @@ def run_plan(
             )
         earlier = recorded if recorded and not only_ids else Recorded((), {})
         machine = detect()
-        store = None if only_ids else reuse.open_store(root, plan, machine)
-        around = store.surroundings() if store else ""
+        resumable = plan.local and fingerprint and os.environ.get("BUILDKITE") != "true" and not only_ids
+        around = surroundings(root, machine) if resumable else ""
         if not only_ids and any(build.surroundings != around for build in builds):
             raise RecordsError(
                 "the environment changed since these results were recorded: packages, variables, limits or the machine",
@@ -454,21 +430,11 @@ def run_plan(
             )
         keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
         cores = cores or machine.cores
-        reused = {
-            step.key: found
-            for step in plan.steps
-            if store and only is None and fresh is not None and step.key not in {*fresh, *earlier.attempts}
-            if (found := store.find(step, variables(step, plan, root, cores)))
-        }
         pace = stretch(plan, root, machine.cores)
         same = plan.merge_base == plan.commit and not plan.dirty
         base = "" if same or only_ids else plan.merge_base
         known = known_on_base(plan, root) if base else frozenset[str]()
-        _tell(store)
-        if reused:
-            words = f"{len(reused)} of {count(len(keys), 'step')} passed before, and nothing they rest on has changed"
-            terminal.say(terminal.stderr(), f"{words} (--fresh runs them)", "dim")
-        size = announce(keys - earlier.passed() - reused.keys()) if announce else None
+        size = announce(keys - earlier.passed()) if announce else None
         with progress.choose(plan, keys - earlier.passed(), terminal.stderr(), size) as shown_progress:
             Runner(
                 plan=plan,
@@ -486,22 +452,11 @@ def run_plan(
                 reruns=True,
                 fail_fast=fail_fast,
                 only_ids=only_ids,
-                store=store,
-                reused=reused,
                 base=base,
                 base_known=known,
                 pace=pace,
             ).run()
-        _tell(store)
     return size
-
-
-def _tell(store: Store | None) -> None:
-    """Say what the store has to say, once."""
-    from hilgate.report import terminal
-
-    while store and store.notes:
-        terminal.say(terminal.stderr(), f"note: {store.notes.pop(0)}", "yellow", whole=True)
 
 
 def require_commit(plan: Plan, root: Path) -> None:

@@ -18,11 +18,9 @@ from hilgate.errors import Exit
 from hilgate.evidence import kind_of
 from hilgate.judge.health import is_demanded, lines, missing, trouble
 from hilgate.model.declaration import Quarantine
-from hilgate.model.plan import LOCAL
 from hilgate.model.record import EXIT_STATUS, Counts, Outcome, worst
 from hilgate.model.verdict import StepVerdict, Verdict
 from hilgate.run.outcome import crashed, first, first_line, other_packages
-from hilgate.run.reuse import identity, reusable
 from hilgate.run.rules import PASSED_LATE, Facts, Surroundings, decide
 
 if TYPE_CHECKING:
@@ -162,19 +160,6 @@ class StepResult:
         return command if command != self.step.step.command else ""
 
     @cached_property
-    def not_reusable(self) -> str:
-        """Why a pass of an earlier build must not count for it; empty where none is reused, or it may be."""
-        found = self.attempt.record if self.attempt else None
-        if not (found and found.reused):
-            return ""
-        if self.plan.profile not in LOCAL:
-            return "a pass of an earlier build stands for it, and agents never reuse one"
-        if found.reused.of != identity(self.step, self.plan) or not reusable(self.step):
-            return "the pass that stands for it is of another command, device or setting"
-        whole = found.outcome is PASS and found.exit_status == Exit.PASS and not self.earlier
-        return "" if whole else "what stands for it is no clean pass"
-
-    @cached_property
     def other_image(self) -> str:
         """Why the image it ran in is not the planned one; empty when it is, and locally."""
         name = self.step.image
@@ -252,7 +237,7 @@ class StepResult:
     @cached_property
     def believed(self) -> bool:
         """Whether the results are whole and those of the planned command, image and packages."""
-        elsewhere = self.damaged or self.other_command or self.not_reusable or self.other_image or self.other_packages
+        elsewhere = self.damaged or self.other_command or self.other_image or self.other_packages
         return self.attempt is not None and not elsewhere
 
     @cached_property
@@ -325,7 +310,6 @@ class StepResult:
             of_a_fork=self.of_a_fork,
             not_taken=self.not_taken,
             other_command=self.other_command,
-            not_reusable=self.not_reusable,
             other_image=self.other_image,
             other_packages=self.other_packages,
             local=self.plan.local,
@@ -338,7 +322,6 @@ class StepResult:
             expired=self.expired[0] if self.expired else "",
             failed_earlier=self.had(FAIL) or bool(self.passed_late) or any(crashed(one.record) for one in self.earlier),
             open_earlier=self.had(INCONCLUSIVE),
-            failed_before=self.failed_before,
             unbuilt=self.unbuilt,
             stray=self.stray,
         )
@@ -358,14 +341,6 @@ class StepResult:
     def had(self, outcome: Outcome) -> bool:
         """Whether an earlier attempt had this outcome; a later attempt makes up only for one that did not run."""
         return any(decide(facts_of(self.step, one, self.excusable)).outcome is outcome for one in self.earlier)
-
-    @property
-    def failed_before(self) -> str:
-        """When it failed over the same files in an earlier run; empty where only quarantined tests did, or none."""
-        found = self.attempt.record.failed_before if self.attempt else None
-        if found is None or (found.checks and self.excusable.issuperset(found.checks)):
-            return ""
-        return f"{found.when.astimezone():%d %b %H:%M}"
 
     @cached_property
     def expired(self) -> tuple[str, ...]:
@@ -407,7 +382,6 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
         reproduce=f"{line}  # in image {image}" if image else line,
         exit_status=s.status,
         attempts=len(recorded.attempts.get(step.key, ())),
-        reused=record.started if record and record.reused and s.believed else None,
     )
 
 

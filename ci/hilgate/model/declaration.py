@@ -296,9 +296,6 @@ class Step(StrictModel):
     is not green."""
     matrix: Matrix | None = None
     """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
-    reuse: bool = True
-    """Whether a local run may reuse a pass of it; false where its outcome rests on what no key holds: the clock, a
-    service, refs of git, files outside the tree or ignored in it. One with `network` is never reused."""
 
     @field_validator("command")
     @classmethod

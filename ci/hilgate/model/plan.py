@@ -16,7 +16,7 @@ PlanProfile = Literal["smoke"] | Profile
 """What a plan is made for: a profile, or `smoke`, which only local plans have."""
 
 LOCAL = frozenset({"gate", "smoke"})
-"""Profiles of plans for one machine at hand; no other one reuses a pass."""
+"""Profiles of plans for one machine at hand."""
 
 
 def planned_key(step: Step, device: Key) -> Key:

@@ -113,7 +113,7 @@ class BuildRecord(StrictModel):
     """First line of `results.jsonl`: which plan the following lines answer."""
 
     kind: Literal["build"] = "build"
-    schema_version: Literal[2, 3, 4] = 4
+    schema_version: Literal[5] = 5
     started: dt.datetime
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
@@ -121,7 +121,7 @@ class BuildRecord(StrictModel):
     tree: str = ""
     """Fingerprint of the files under test (`hilgate.git`); empty outside a git checkout."""
     surroundings: str = ""
-    """sha256 of machine, installed packages and variables (`hilgate.run.reuse`); empty where nothing is resumed."""
+    """sha256 of machine, packages and variables (`hilgate.run.surroundings`); empty where nothing is resumed."""
     environment: Environment
 
 
@@ -131,24 +131,6 @@ class CheckRecord(StrictModel):
     kind: Literal["check"] = "check"
     step: Key
     check: Check
-
-
-class Reused(StrictModel):
-    """Where a pass is from that was not run again (`hilgate.run.reuse`)."""
-
-    of: str
-    """sha256 of the step, its device and its settings, as they were when it ran."""
-    commit: str
-    tree: str
-    """Fingerprint of the files that it ran over."""
-
-
-class FailedBefore(StrictModel):
-    """A failure of an earlier run, over the same files and in the same environment (`hilgate.run.reuse`)."""
-
-    when: dt.datetime
-    checks: tuple[str, ...] = ()
-    """Ids that failed; empty for a crash, a timeout or an exit status alone."""
 
 
 class StepRecord(StrictModel):
@@ -171,10 +153,6 @@ class StepRecord(StrictModel):
     environment: Environment
     lacked: tuple[Condition, ...] = ()
     """Those conditions of `Step.may_lack` that the machine lacked, asked where the step ran."""
-    reused: Reused | None = None
-    """Set where an earlier build's pass stands here; `started` and `seconds` are then of that."""
-    failed_before: FailedBefore | None = None
-    """Set where it failed in an earlier run over the same files: a pass is then inconclusive."""
 
 
 class RerunRecord(StrictModel):

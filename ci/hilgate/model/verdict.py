@@ -63,14 +63,12 @@ class StepVerdict(StrictModel):
     """As recorded; None when nothing was recorded, started or left to end by itself."""
     attempts: int = Field(default=0, ge=0)
     """How often it was run (more than once after `--resume`); the last attempt counts."""
-    reused: dt.datetime | None = None
-    """When it ran, where a pass of an earlier build stands for it."""
 
 
 class Verdict(StrictModel):
     """`verdict.json`: the one answer, and the answer for each planned step."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     decided: dt.datetime
     profile: PlanProfile | None
     """Of its plan; null where there was none. What a smoke run says is no answer about a change."""

@@ -72,44 +72,6 @@ def select(
     return Selection(reasons, omitted)
 
 
-@dataclass(frozen=True)
-class Basis:
-    """Which files select a step. While none of them changes, comes or goes, no change selects it."""
-
-    contents: frozenset[str]
-    """Files whose change selects it."""
-    names: frozenset[str]
-    """Those, and the modules that select it only when they come or go."""
-
-
-def basis_of(areas: Sequence[Area], files: Iterable[str], imports: Imports) -> dict[Key, Basis]:
-    """Return the files of a tree that select each declared step, as `select` would say file by file."""
-    names = sorted(files)
-    claims = {area.area: frozenset(claimed_by(area, names)) for area in areas}
-    everyone = frozenset(name for name in names if not any(name in claimed for claimed in claims.values()))
-    found: dict[Key, Basis] = {}
-    for area in areas:
-        for step in area.steps:
-            if area.always:
-                found[step.key] = Basis(frozenset(names), frozenset(names))
-                continue
-            contents, moved = set(everyone), set(everyone)
-            for name in names:
-                claimed = name in claims[area.area]
-                if _cause(step, name, claimed, imports, ()):
-                    contents.add(name)
-                elif _moves(step, name, claimed, imports):
-                    moved.add(name)
-            found[step.key] = Basis(frozenset(contents), frozenset(contents | moved))
-    return found
-
-
-def _moves(step: Step, name: str, claimed: bool, imports: Imports) -> bool:
-    """Whether a module that a step does not import selects it by coming or going (`_cause`)."""
-    module = imports.packages.module_of(name) if step.imports else None
-    return module is not None and (claimed or imports.uses(step.imports, module.rpartition(".")[0]))
-
-
 def claimed_by(area: Area, files: Iterable[str]) -> list[str]:
     """The files that match the area's globs, in the given order."""
     return [name for name in files if globs.matches(area.paths, name)]

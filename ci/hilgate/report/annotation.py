@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hilgate.model.record import Outcome
-from hilgate.report.reservations import TITLE, time_of
+from hilgate.report.reservations import TITLE
 from hilgate.report.view import EVIDENCE_LINES, LIMIT_BYTES, NAMED_IDS, RULINGS, at_most, beside, fit, more, ruled
-from hilgate.text import MARKS, fenced, markdown, marked, shorten, xml
+from hilgate.text import MARKS, duration, fenced, markdown, marked, shorten, xml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +54,7 @@ def _render(view: ReportView, detail: Detail) -> str:
         parts.append(f"{title}\n\n{_bullets(at_most(one.ids, NAMED_IDS), 300)}")
     passed = [step for step in verdict.steps if step.outcome is Outcome.PASS]
     if passed:
-        rows = [f"| {markdown(s.key)} | {s.counts.passed} | {time_of(s)} |" for s in passed]
+        rows = [f"| {markdown(s.key)} | {s.counts.passed} | {duration(s.seconds)} |" for s in passed]
         parts.append("\n".join(["| passed | checks | time |", "|---|---:|---:|", *rows]))
     if verdict.omissions:
         parts.append("\n".join(f"- not selected: {markdown(o.key)}: {markdown(o.reason)}" for o in verdict.omissions))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a reader must know beside passes: all that is not red and not simply passed either, as one list. Pure.
 
-A pass that does not prove what it is for, answers that churned, a part of a step, a pass of an earlier build, a second
-attempt, checks that cannot run here, a quarantine: each is said once, with the steps or checks that it is about.
+A pass that does not prove what it is for, answers that churned, a part of a step, a second attempt, checks that cannot
+run here, a quarantine: each is said once, with the steps or checks that it is about.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.model.record import Outcome
 from hilgate.run.outcome import needs_of
-from hilgate.text import count, duration
+from hilgate.text import count
 
 if TYPE_CHECKING:
     from hilgate.model.plan import Plan, PlannedStep
@@ -68,7 +68,6 @@ def reservations(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Rese
     of_steps = (
         ("a part", "only a part of these steps ran", _part),
         ("cannot run here", "skipped because this machine lacks what they need; other machines run them", _lacking),
-        ("reused", "not run: an earlier pass stands, nothing that it rests on has changed (--fresh runs it)", _reused),
         ("ran again", "an earlier attempt was stopped by the machine, and a later one passed", _again),
         ("put back", "measured with the merge base's own values, because nobody approved new ones", _put_back),
     )
@@ -102,10 +101,6 @@ def _lacking(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str
     )
 
 
-def _reused(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
-    return f": {count(step.counts.passed, 'check')}, {time_of(step).removeprefix('reused, ')}" if step.reused else ""
-
-
 def _again(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
     earlier = recorded.attempts.get(step.key, ())[:-1]
     return f": {earlier[-1].record.message}" if earlier else ""
@@ -114,8 +109,3 @@ def _again(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str: 
 def _put_back(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
     files = recorded.restored.get(step.key, ())
     return f": {', '.join(files)}" if files else ""
-
-
-def time_of(step: StepVerdict, at: str = "%d %b %H:%M") -> str:
-    """How long it took, or when it ran where an earlier pass stands for it: `reused, 21 Nov 14:02` (local time)."""
-    return f"reused, {step.reused.astimezone():{at}}" if step.reused else duration(step.seconds)

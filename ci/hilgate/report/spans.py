@@ -123,7 +123,6 @@ def _step(
         "hilgate.queue": planned.queue,
         "hilgate.gpus": planned.gpus,
         "hilgate.attempts": decided.attempts,
-        "hilgate.reused": decided.reused is not None,
     }
     known = {key: value for key, value in attributes.items() if value not in {"", None}}
     context = trace.set_span_in_context(build)

@@ -8,7 +8,6 @@ import functools
 import jinja2
 
 from hilgate import text
-from hilgate.report.reservations import time_of
 from hilgate.report.view import at_most
 
 
@@ -27,7 +26,6 @@ def pages() -> jinja2.Environment:
         "mark": lambda outcome: text.MARKS[outcome],
         "slug": lambda word: str(word).replace(" ", "-"),
         "duration": text.duration,
-        "time_of": time_of,
         "shorten": text.shorten,
         "at_most": at_most,
     }

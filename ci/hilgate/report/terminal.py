@@ -25,7 +25,7 @@ from hilgate.model.plan import planned_key
 from hilgate.model.record import Counts, Outcome
 from hilgate.plan.make import WHEN
 from hilgate.report import tables
-from hilgate.report.reservations import TITLE, time_of
+from hilgate.report.reservations import TITLE
 from hilgate.report.view import at_most, beside, more, ruled
 from hilgate.text import count, shorten
 
@@ -189,7 +189,6 @@ FEW = 6
 
 def _print_steps(console: Console, verdict: Verdict) -> None:
     """The table of steps; beside what is red, many that passed are counted, and the report lists them."""
-    today = verdict.decided.astimezone().replace(hour=0, minute=0)
     green = [step for step in verdict.steps if step.outcome is Outcome.PASS]
     whole = len(green) <= FEW or len(green) == len(verdict.steps)
     listed = [step for step in verdict.steps if whole or step.outcome is not Outcome.PASS]
@@ -200,7 +199,7 @@ def _print_steps(console: Console, verdict: Verdict) -> None:
             step.counts.passed,
             step.counts.failed,
             step.counts.inconclusive + step.counts.did_not_run,
-            time_of(step, at="%H:%M" if step.reused and step.reused > today else "%d %b"),
+            text.duration(step.seconds),
         )
         for step in listed
     ]

@@ -330,7 +330,7 @@ def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[Ste
     """Bars of the attempts that ran and count, in the order in which they started, and (percent, words) of ticks."""
     outcomes = {step.key: step.outcome for step in verdict.steps}
     records = [attempt.record for step in plan.steps if (attempt := recorded.last(step.key))]
-    records = sorted((one for one in records if one.seconds > 0 and not one.reused), key=lambda record: record.started)
+    records = sorted((one for one in records if one.seconds > 0), key=lambda record: record.started)
     if not records:
         return [], []
     began = records[0].started
@@ -507,9 +507,6 @@ def step_counts(verdict: Verdict) -> str:
         for ruling in dict.fromkeys(rulings)
     ]
     words += [f"{len(verdict.omissions)} not selected"] if verdict.omissions else []
-    if reused := [step for step in verdict.steps if step.reused]:
-        checks, of = (sum((one.counts.passed for one in steps), 0) for steps in (reused, verdict.steps))
-        words.append(f"{count(len(reused), 'step')} reused ({checks:,} of {of:,} checks)")
     return ", ".join(words)
 
 

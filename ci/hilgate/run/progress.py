@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hilgate import text
-from hilgate.model.record import Outcome, StepRecord
+from hilgate.model.record import Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ class Clock:
 
     def finished(self, step: PlannedStep, attempt: Attempt) -> None:
         """Compare what it took with what was expected of it."""
-        if self._size and attempt.record.outcome is Outcome.PASS and not attempt.record.reused:
+        if self._size and attempt.record.outcome is Outcome.PASS:
             self._taken += attempt.record.seconds
             self._expected += 60 * self._size.each[step.key]
 
@@ -105,7 +105,7 @@ class LiveTable:
         if step.key in self._attempts:
             record = self._attempts[step.key].record
             mark = Text(text.MARKS[record.outcome], text.STYLES[record.outcome])
-            return mark, Text(step.key), _took(record), Text(text.line(record.message))
+            return mark, Text(step.key), text.duration(record.seconds), Text(text.line(record.message))
         if step.key in self._children:
             child = self._children[step.key]
             line = Text(text.line(child.last_line()), "dim")
@@ -142,7 +142,7 @@ class Lines:
         record = attempt.record
         green = record.outcome is Outcome.PASS
         group = ("--- " if green else "+++ ") if self._buildkite else ""
-        words = f"{text.marked(record.outcome)}, {_took(record)}: {text.line(record.message)}"
+        words = f"{text.marked(record.outcome)}, {text.duration(record.seconds)}: {text.line(record.message)}"
         self._print(f"{group}{step.key}: {words}")
         if self._buildkite and not green and log.exists():
             for line in log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]:
@@ -159,10 +159,6 @@ class Lines:
     def _print(self, line: str) -> None:
         self._printed_at = time.monotonic()
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _took(record: StepRecord) -> str:
-    return "reused" if record.reused else text.duration(record.seconds)
 
 
 def choose(plan: Plan, keys: frozenset[str], console: Console, size: Estimate | None = None) -> LiveTable | Lines:

@@ -47,7 +47,6 @@ class Surroundings:
         of_a_fork: Why agents do not start it.
         not_taken: That no agent of its queue noted that it began, and what to do.
         other_command: The command that was run in place of the planned one.
-        not_reusable: Why a pass of an earlier build must not stand for it.
         other_image: Why the image that it ran in is not the planned one.
         other_packages: Which package of the tree under test it imported from elsewhere.
         local: Whether it belongs to a plan for one machine at hand.
@@ -60,7 +59,6 @@ class Surroundings:
         expired: A sentence for the first entry of its quarantine that has expired.
         failed_earlier: Whether an earlier attempt failed, crashed or hung.
         open_earlier: Whether an earlier attempt was inconclusive.
-        failed_before: When it failed over the same files in an earlier run.
         unbuilt: Why the image that it should build is not there.
         stray: A test among its checks that its own command does not run and another step's does.
     """
@@ -70,7 +68,6 @@ class Surroundings:
     of_a_fork: str = ""
     not_taken: str = ""
     other_command: str = ""
-    not_reusable: str = ""
     other_image: str = ""
     other_packages: str = ""
     local: bool = False
@@ -83,7 +80,6 @@ class Surroundings:
     expired: str = ""
     failed_earlier: bool = False
     open_earlier: bool = False
-    failed_before: str = ""
     unbuilt: str = ""
     stray: str = ""
 
@@ -317,13 +313,6 @@ RULES: tuple[Rule, ...] = (
         lambda f: f"another command was run: {f.around.other_command}",
     ),
     Rule(
-        "reused and must not be",
-        lambda f: f.around.not_reusable,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda f: f.around.not_reusable,
-    ),
-    Rule(
         "another image",
         lambda f: f.around.other_image,
         DID_NOT_RUN,
@@ -367,13 +356,6 @@ RULES: tuple[Rule, ...] = (
         INCONCLUSIVE,
         Ruling.FLAKY,
         _alone,
-    ),
-    Rule(
-        "failed in an earlier run",
-        lambda f: f.around.failed_before and f.alone.outcome is PASS,
-        INCONCLUSIVE,
-        Ruling.FLAKY,
-        lambda f: f"{f.alone.why}; it failed at {f.around.failed_before} over these files",
     ),
     Rule(
         "open earlier",

@@ -40,13 +40,11 @@ from hilgate.run.rules import Facts, Surroundings, decide
 from hilgate.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.model.record import Check, Record
     from hilgate.run.progress import LiveTable
-    from hilgate.run.results import Attempt
-    from hilgate.run.reuse import Store
 
 
 POLL_SECONDS = 0.05
@@ -66,8 +64,6 @@ class Runner:
         reruns: Whether failing tests are run once more, in what is left of their step's time.
         fail_fast: Whether no other step starts once one has run and has not passed.
         only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
-        store: Where passes are kept and failures remembered; None keeps none.
-        reused: Planned key -> the pass that stands for running it.
         base: The merge base, over whose files failing tests run too (`recheck.start_on_base`); empty for none.
         base_known: Keys of the steps that need no such run: it is known how they ended there.
         pace: By how much timeouts are longer than declared, on a slow machine (`plan.estimate.stretch`).
@@ -88,8 +84,6 @@ class Runner:
     reruns: bool = False
     fail_fast: bool = False
     only_ids: tuple[str, ...] = ()
-    store: Store | None = None
-    reused: Mapping[str, Attempt] = field(default_factory=dict)
     base: str = ""
     base_known: frozenset[str] = frozenset()
     pace: float = 1.0
@@ -183,10 +177,6 @@ class Runner:
                 waiting.remove(key)
                 self._record(step, process.Ended(None, obstacle, 0.0, None))
                 settled.append(key)
-            elif key in self.reused and self.reused[key].record.lacked == self._lacked(step):
-                waiting.remove(key)
-                self._reuse(step, self.reused[key])
-                settled.append(key)
             elif fits(step, [steps[other] for other in (*self._running, *self._again, *self._on_base)], self.cores):
                 waiting.remove(key)
                 self._start(step)
@@ -219,13 +209,6 @@ class Runner:
         child = process.start(step, step.step.command, folder, self._context, self._seconds_left(step))
         self._running[step.key] = child
         self.progress.started(step, child)
-
-    def _reuse(self, step: PlannedStep, found: Attempt) -> None:
-        record = found.record.model_copy(update={"imported": self._imported(step)})
-        attempt = results.Attempt(record, found.checks)
-        self._write(step.key, *results.records_of(attempt))
-        self._outcomes[step.key] = record.outcome
-        self.progress.finished(step, attempt, step_folder(self.results_folder, step.key) / LOG_FILE)
 
     def _seconds_left(self, step: PlannedStep, used: float = 0.0) -> float:
         """What is left of a step's time after `used` seconds, or less where a job of Buildkite ends before that."""
@@ -332,12 +315,6 @@ class Runner:
             lacked=lacked,
         )
         attempt = results.Attempt(record, found.checks)
-        if self.store and child:
-            env = self._context.variables(step)
-            if decision.outcome is Outcome.PASS and (when := self.store.failed_before(step, env)):
-                attempt = replace(attempt, record=record.model_copy(update={"failed_before": when}))
-            if decision.outcome is not Outcome.PASS or step.key not in self.earlier.attempts:
-                self.store.settle(step, attempt, env)
         built = [image] if image and decision.outcome is Outcome.PASS else []
         self._write(step.key, *results.records_of(attempt), *built)
         self._outcomes[step.key] = decision.outcome

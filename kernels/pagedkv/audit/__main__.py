@@ -127,12 +127,11 @@ def _run(options: argparse.Namespace) -> Exit:
 
 
 def compiles_all(env: Mapping[str, str]) -> bool:
-    """Whether code objects of earlier runs are left alone: on agents, before a release, and where somebody asks for it.
+    """Return whether code objects of earlier runs do not count: on agents and before a release.
 
-    Args:
-        env: With hilgate's HILGATE_PROFILE (what the run is for) and HILGATE_FRESH (nothing may be reused).
+    `env` has hilgate's HILGATE_PROFILE, which says what the run is for; without it the run is local.
     """
-    return env.get("HILGATE_PROFILE", "gate") not in {"gate", "smoke"} or bool(env.get("HILGATE_FRESH"))
+    return env.get("HILGATE_PROFILE", "gate") not in {"gate", "smoke"}
 
 
 def check_environment(triton: str | None) -> str:

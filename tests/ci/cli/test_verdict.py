@@ -214,7 +214,7 @@ def test_a_verdict_over_files_that_changed_since_is_no_pass(tmp_path):
     assert "the files are not those that its steps ran over" in " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize("command", [("gate",), ("gate", "--fresh"), ("run", "a")], ids=" ".join)
+@pytest.mark.parametrize("command", [("gate",), ("run", "a")], ids=" ".join)
 def test_files_that_change_while_steps_run_leave_no_pass(command, tmp_path):
     edit = "pathlib.Path('page.md').write_text('edited')"
     root = write_repository(tmp_path, {"a": writes_findings(passing(), then=edit)})

@@ -76,6 +76,7 @@ def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path)
             STEP.replace("timeout_minutes", "timeout_minuts"),
             "unknown key 'timeout_minuts'; did you mean 'timeout_minutes'",
         ),
+        (STEP.replace("label: l", "label: l, reuse: false"), "steps[0].reuse: the key 'reuse' is gone; remove it"),
         (STEP.replace("[cpu]", "[gfx924]"), "steps[0].devices[0]: unknown device 'gfx924'; did you mean 'gfx942'"),
         (STEP.replace("[cpu]", "[cpu, cpu]"), "device 'cpu' is listed twice"),
         (STEP.replace("[cpu]", "[]"), "steps[0].devices: tuple must have at least 1 item"),

@@ -21,7 +21,6 @@ from hilgate.model.plan import ProtectedChange
 from hilgate.model.record import SEVERITY, BuildRecord, Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
-from hilgate.run.reuse import identity
 from hilgate.run.rules import Facts, decide
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
@@ -60,49 +59,6 @@ def verdict_of(a_plan, *attempts):
 
 
 A, B = step("a", "python -c pass", minimum=1), step("b", "python -c pass", evidence="junit")
-
-
-def reused(a_plan, one=A, *checks, **changes):
-    mark = {"of": identity(one, a_plan), "commit": "", "tree": ""}
-    return record(one, checks or (PASS,), reused=mark | changes.pop("mark", {}), **changes)
-
-
-def test_an_earlier_pass_stands_for_a_step_at_a_desk_alone():
-    local = plan(A)
-    (found,) = verdict_of(local, reused(local)).steps
-    assert (found.outcome, found.reused) == (Outcome.PASS, NOW)
-    assert verdict_of(plan(A), record(A)).steps[0].reused is None
-    agents = plan(A.model_copy(update={"queue": None}), profile="pr")
-    (found,) = verdict_of(agents, reused(agents)).steps
-    assert (found.outcome, found.reused) == (Outcome.DID_NOT_RUN, None)
-    assert found.why == "a pass of an earlier build stands for it, and agents never reuse one"
-
-
-@pytest.mark.parametrize(
-    ("one", "attempts", "why"),
-    [
-        (A, lambda local: [reused(local, mark={"of": "a" * 64})], "is of another command, device or setting"),
-        (A.redeclared(network=True), lambda local: [reused(local, local.steps[0])], "is of another command"),
-        (A, lambda local: [reused(local, A, FAIL, exit_status=1)], "what stands for it is no clean pass"),
-        (
-            A,
-            lambda local: [reused(local, exit_status=None, claims=Outcome.PASS)],
-            "what stands for it is no clean pass",
-        ),
-        (A, lambda local: [record(A, (FAIL,), exit_status=1), reused(local)], "what stands for it is no clean pass"),
-    ],
-)
-def test_what_must_not_stand_for_a_step_did_not_run(one, attempts, why):
-    local = plan(one)
-    (found,) = verdict_of(local, *attempts(local)).steps
-    assert found.outcome is Outcome.DID_NOT_RUN
-    assert why in found.why
-
-
-def test_the_judge_derives_a_reused_pass_from_its_checks():
-    local = plan(A)
-    (found,) = verdict_of(local, reused(local, A, PASS, FAIL, claims=Outcome.PASS)).steps
-    assert (found.outcome, found.why.startswith("f: max_abs_err")) == (Outcome.FAIL, True)
 
 
 def test_all_pass():

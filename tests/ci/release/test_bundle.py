@@ -36,7 +36,7 @@ from hilgate.errors import MisuseError, RecordsError
 from hilgate.judge.verdict import judge
 from hilgate.model.declaration import Quarantine, Quarantined
 from hilgate.model.plan import Omission
-from hilgate.model.record import BuildRecord, Check, Outcome, Reused
+from hilgate.model.record import BuildRecord, Check, Outcome
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.release import bundle, verify
 from hilgate.report import tables
@@ -99,11 +99,6 @@ def test_a_release_leaves_nothing_out_without_a_reason(tmp_path, changes, words)
 def test_a_release_may_leave_out_what_no_machine_offers_or_other_plans_run(tmp_path, cause):
     problem = first_problem(write(tmp_path, **RELEASE, **omission(cause, "whatever it says")))
     assert problem.startswith("commit: a release is held against its commit"), "and so it passed what stands before"
-
-
-def test_a_release_reuses_no_pass(tmp_path):
-    reused = Reused(of="a" * 64, commit=COMMIT, tree="b" * 64)
-    assert "mla-cpu was not run: a pass of an earlier build" in first_problem(write(tmp_path, reused=reused, **RELEASE))
 
 
 def test_a_failing_build_has_a_sound_bundle_too(tmp_path):

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 from pathlib import Path
 
 import pytest
-from support.builds import NOW, built
+from support.builds import built
 from support.jobs import passed, skipped
 from support.plans import step
 
-from hilgate.model.record import Outcome, Reused
+from hilgate.model.record import Outcome
 from hilgate.report import annotation, terminal
 from hilgate.report.reservations import TITLE, reservations
 from hilgate.report.view import ReportView
@@ -35,7 +34,6 @@ def a_build():
         (step("gate", "x"), [passed("g/floor"), passed("g/accuracy", labels={"passed_but": "answers churned"})]),
         (part(step("subset", "x")), [passed()]),
         (step("mla", "x", **LACKS), [passed(), lacking("t1"), lacking("t2")]),
-        (step("old", "x"), [passed()]),
         (step("twice", "x"), [passed()]),
         (step("measured", "x"), [passed()]),
         (step("plain", "x"), [passed()]),
@@ -45,11 +43,8 @@ def a_build():
     (once,) = attempts["twice-cpu"]
     stopped = once.record.model_copy(update={"outcome": Outcome.DID_NOT_RUN, "message": "its node ran out of memory"})
     attempts["twice-cpu"] = (dataclasses.replace(once, record=stopped, checks=()), once)
-    (old,) = attempts["old-cpu"]
-    reused = old.record.model_copy(update={"reused": Reused(of="0" * 64, commit="a" * 40, tree="t")})
-    attempts["old-cpu"] = (dataclasses.replace(old, record=reused),)
     recorded = dataclasses.replace(recorded, attempts=attempts, restored={"measured-cpu": ("tests/tolerances.py",)})
-    known = {"old-cpu": {"reused": NOW - dt.timedelta(days=1)}, "gate-cpu": {"flaky": ("f",), "quarantined": ("q",)}}
+    known = {"gate-cpu": {"flaky": ("f",), "quarantined": ("q",)}}
     ruled = tuple(one.model_copy(update=known.get(one.key, {})) for one in verdict.steps)
     return plan, recorded, verdict.model_copy(update={"steps": ruled})
 
@@ -62,7 +57,6 @@ def terminal_of(build, capsys):
 def test_every_kind_is_listed_once_with_what_it_is_about():
     plan, recorded, verdict = a_build()
     found = {one.title: one.ids for one in reservations(plan, recorded, verdict)}
-    assert found.pop("reused")[0].startswith("old-cpu: 1 check, ")
     assert found == {
         "flaky in gate-cpu": ("f",),
         "quarantined in gate-cpu": ("q",),
@@ -77,7 +71,7 @@ def test_every_kind_is_listed_once_with_what_it_is_about():
 def test_report_annotation_and_terminal_have_the_same_list(capsys):
     build = a_build()
     titles = [one.title for one in reservations(*build)]
-    assert len(titles) == 8
+    assert len(titles) == 7
     for shown in (report_page(ReportView(*build)), annotation.render(ReportView(*build)), terminal_of(build, capsys)):
         at = shown.index(TITLE)
         places = [shown.index(title, at) for title in titles]

@@ -38,8 +38,7 @@ def test_an_edit_of_the_same_size_and_time_is_what_runs(tmp_path, monkeypatch):
     assert hilgate(root, "gate").returncode == Exit.PASS
     time.sleep(0.02)  # the kernel's clock ticks every few milliseconds
     write(root / "mod.py", "x = 2\n")
-    for options in ((), ("--fresh",)):
-        assert hilgate(root, "gate", *options).returncode == Exit.FAIL
+    assert hilgate(root, "gate").returncode == Exit.FAIL
 
 
 def compiled(root, text="x = 1\n"):

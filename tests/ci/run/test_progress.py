@@ -28,7 +28,7 @@ def test_what_is_left_follows_the_pace_of_what_has_passed(monkeypatch, seconds, 
     one = step("a", "x", minutes=2)
     clock = progress.Clock(SimpleNamespace(wall=5.0, each=estimate(plan(one)).each))
     for taken in seconds:
-        clock.finished(one, SimpleNamespace(record=SimpleNamespace(outcome=Outcome.PASS, seconds=taken, reused=None)))
+        clock.finished(one, SimpleNamespace(record=SimpleNamespace(outcome=Outcome.PASS, seconds=taken)))
     clock.finished(one, SimpleNamespace(record=SimpleNamespace(outcome=Outcome.FAIL, seconds=1)))  # tells no pace
     now[0] = passed
     assert str(clock) == words

@@ -99,7 +99,7 @@ def test_each_kind_of_fault_bites_and_deceives_nobody(kind):
 
 def lost_to_a_fast_failing_agent():
     """Jobs of each build whose agent had begun to fail every one of them at once."""
-    runs = Campaign(ROOT, 12, "tests", rate=1.0, kinds=frozenset({FaultKind.FAST_FAILING}))
+    runs = Campaign(ROOT, 24, "tests", rate=1.0, kinds=frozenset({FaultKind.FAST_FAILING}))
     found = []
     for number in range(runs.builds):
         scenario, faults = runs.drawn(scenarios(), number)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
 from pathlib import Path
@@ -22,13 +21,12 @@ from hilgate.judge import verdict as judge_verdict
 from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
-from hilgate.run import results, reuse, rules
+from hilgate.run import results, rules
 from hilgate.run.results import with_digest
 
 ROOT = Path(__file__).parents[3]
 TODAY, WEEK = EPOCH.date(), dt.timedelta(days=7)
 read_all, judge, download = results.read_all, verdict.judge, Build.download
-key_of = reuse.key_of
 
 
 def records_of(path):
@@ -130,19 +128,6 @@ def approved_by_anybody(plan, recorded, digest, **more):
     return judge(plan, recorded, digest, **more | {"approved_by": "anybody"})
 
 
-def without_looking(text, _):
-    with contextlib.suppress(ValueError):  # a flipped bit may leave no JSON
-        return reuse.Kept.model_validate_json(text.partition(b"\n")[0])
-
-
-def over_any_files(of, _, surroundings):
-    return key_of(of, "any", surroundings)
-
-
-def on_any_machine(of, files, _):
-    return key_of(of, files, "any")
-
-
 def without_rule(name):
     """The table that decides, without one of its rules."""
     fewer = tuple(rule for rule in rules.RULES if rule.name != name)
@@ -201,15 +186,10 @@ MUTANTS = {
     "quarantine never ends": (with_quarantine(added=TODAY, expires=TODAY + WEEK), {FaultKind.QUARANTINE_EXPIRED}),
     "quarantine holds everywhere": (with_quarantine(devices=()), {FaultKind.QUARANTINED_ELSEWHERE}),
     "nobody need approve": ((verdict, "judge", approved_by_anybody), {FaultKind.LOOSENED}),
-    "a pass stands whatever changed": ((reuse, "key_of", over_any_files), {FaultKind.EVIDENCE_STALE}),
-    "nobody looks whether a pass is whole": ((reuse, "parse", without_looking), {FaultKind.EVIDENCE_EDITED}),
-    "a pass of any machine is as good": ((reuse, "key_of", on_any_machine), {FaultKind.EVIDENCE_COPIED}),
-    "a pass of any versions is as good": ((reuse, "key_of", on_any_machine), {FaultKind.EVIDENCE_OF_OTHER_VERSIONS}),
     "any name of a result is taken": (
         (collect, "_misnamed", lambda _: ""),
         {FaultKind.NAMES_OF_OTHERS, FaultKind.REGRESSION},
     ),
-    "agents may reuse": ((judge_verdict, "LOCAL", {"pr"}), {FaultKind.REUSED_BY_AGENT}),
     "no minimum holds": (without_rule("fewer checks than the step promises"), {FaultKind.BELOW_MINIMUM}),
     "every excuse is true": (without_rule("a check did not run, without a true excuse"), {FaultKind.SKIPPED_TEST}),
     "what needs nothing may say so": (

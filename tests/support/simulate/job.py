@@ -37,10 +37,9 @@ from hilgate.model.record import (
     ImageRecord,
     Outcome,
     RerunRecord,
-    Reused,
     StepRecord,
 )
-from hilgate.run import results, reuse, rules
+from hilgate.run import results, rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -85,22 +84,11 @@ NOBODYS = "variable:NOBODY_DECLARES_THIS"
 """A condition that no step may lack."""
 
 _EXITS = {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.INCONCLUSIVE: 6, Outcome.DID_NOT_RUN: 4}
-_EVIDENCE = frozenset(
-    {
-        FaultKind.EVIDENCE_STALE,
-        FaultKind.EVIDENCE_EDITED,
-        FaultKind.EVIDENCE_COPIED,
-        FaultKind.EVIDENCE_OF_OTHER_VERSIONS,
-    }
-)
-"""Faults in which a stale stored pass must not hide a broken test."""
-
-_LASTING = _EVIDENCE | {
+_LASTING = {
     FaultKind.REGRESSION,
     FaultKind.QUARANTINED_FAILURE,
     FaultKind.QUARANTINED_ELSEWHERE,
     FaultKind.SOFT_FAILED,
-    FaultKind.REUSED_BY_AGENT,
 }
 _QUARANTINING = frozenset(
     {
@@ -126,9 +114,8 @@ _WORTHLESS = {
     FaultKind.FALSE_CLAIM: "it claims more than it shows",
     FaultKind.IMAGE_OTHER_CONTENT: "the image is of other content",
     FaultKind.IMAGE_NOT_RECORDED: "the image is not recorded",
-    FaultKind.REUSED_BY_AGENT: "an earlier pass stands for it",
 }
-_AUTHORS = _EVIDENCE | frozenset(
+_AUTHORS = frozenset(
     {
         FaultKind.REGRESSION,
         FaultKind.FLAKY,
@@ -149,7 +136,6 @@ _AUTHORS = _EVIDENCE | frozenset(
         FaultKind.IMAGE_OTHER_CONTENT,
         FaultKind.IMAGE_NOT_RECORDED,
         FaultKind.SOFT_FAILED,
-        FaultKind.REUSED_BY_AGENT,
     }
 )
 """Kinds that a change can bring about; where one struck, blaming the author is no injustice."""
@@ -500,8 +486,6 @@ class _Job:
         # Whoever forges an excuse believes it, so that the record says what he would have it say.
         forged = declaration.Excuse(why="forged", most=1000)
         facts = replace(facts, may_lack=step.may_lack | dict.fromkeys(lacked, forged), lacked=lacked)
-        if FaultKind.REUSED_BY_AGENT in struck or any(offered(self, kind) for kind in _EVIDENCE & struck.keys()):
-            return replace(facts, exit_status=0, checks=tuple(_check(test, PASSED) for test in event.tests))
         return replace(facts, exit_status=event.ended, checks=checks)
 
     def _tests(self) -> dict[str, str]:
@@ -562,9 +546,6 @@ class _Job:
             environment=build.environment,
             lacked=tuple(sorted(facts.lacked)),
         )
-        if FaultKind.REUSED_BY_AGENT in self.struck:
-            mark = Reused(of=reuse.identity(step, site.plan), commit=build.commit, tree=build.tree)
-            record = record.model_copy(update={"reused": mark})
         lines: list[Record] = [*(CheckRecord(step=key, check=check) for check in facts.checks), record]
         lines += [
             site.rerun(step, test, self.host, elsewhere=False, claims_elsewhere=False)
@@ -685,34 +666,6 @@ class _Job:
 def _check(test: str, end: str, needs: str = "") -> Check:
     labels = {NEEDS: needs} if needs else {}
     return Check(id=test, outcome=OUTCOMES[end], seconds=0.5, message=MESSAGES[end], labels=labels)
-
-
-def offered(job: _Job, kind: FaultKind) -> bool:
-    """Whether the store takes a pass that no longer holds: of other files, edited, copied, of other versions."""
-    step, odd = job.step, job.struck[kind] % 2
-    of, here = reuse.identity(step, job.site.plan), job.host.name
-    now = reuse.key_of(of, "after" if kind in {FaultKind.EVIDENCE_STALE, FaultKind.EVIDENCE_EDITED} else "before", here)
-    then = reuse.key_of(of, "before", here)
-    if kind is FaultKind.EVIDENCE_OF_OTHER_VERSIONS:
-        then = reuse.key_of(other(of), "before", here) if odd else reuse.key_of(of, "before", "with other packages")
-    elif kind is FaultKind.EVIDENCE_COPIED:
-        then = reuse.key_of(of, "before", "another machine")
-    record = StepRecord(
-        key=step.key,
-        started=EPOCH,
-        seconds=60.0,
-        exit_status=0,
-        outcome=Outcome.PASS,
-        checks=1,
-        command=step.step.command,
-        environment=job.site.opening(step, job.host, "", 0.0).environment,
-    )
-    text = reuse.packed(reuse.Kept(key=then, commit="", tree="", record=record, checks=(_check("test", PASSED),)))
-    if kind is FaultKind.EVIDENCE_EDITED:
-        text = (
-            text.replace(then.encode(), now.encode()) if odd else damage(FaultKind.FLIPPED_BIT, job.struck[kind], text)
-        )
-    return reuse.parse(text, now) is not None
 
 
 def other(digest: str) -> str:

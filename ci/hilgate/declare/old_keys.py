@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that declarations had and have no more, each with what to write instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OLD_KEYS: Final[Mapping[str, str]] = {
+    "steps.reuse": "remove it: no pass of an earlier run counts any more, and `hilgate gate --resume` continues a run",
+    "budgets": "remove it: a gate says which steps took over twice their declared `minutes`",
+}
+"""Path of the key in its file, without positions in lists -> what to write instead."""
