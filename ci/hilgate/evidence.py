@@ -83,10 +83,15 @@ _NODE_ID = re.compile(r"[\w./-]+\.py::\S.*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Collected:
-    """The checks of one step and what is wrong with the evidence as a whole (empty: nothing)."""
+    """The checks of one step and what is wrong with the evidence as a whole (empty: nothing).
+
+    Attributes:
+        counted: Whether the evidence itself says how many checks there must be, and there are as many.
+    """
 
     checks: tuple[Check, ...]
     problem: str = ""
+    counted: bool = False
 
     def with_problem_as_failure(self) -> Collected:
         """The same, with the problem as a failing check of its own where another check failed.
@@ -112,13 +117,18 @@ class EvidenceKind(abc.ABC):
     """Exit status of its steps -> what it means."""
     no_checks: ClassVar[Exit | int] = Exit.PASS
     """Exit status of a step that found nothing to check."""
+    takes_minimum: ClassVar[bool] = False
+    """Whether a step may declare the fewest checks that it must report, because its evidence does not count them."""
 
     def arguments(self, command: str, folder: Path) -> list[str]:  # noqa: ARG002
         """What to add to a command, so that it leaves its evidence in `folder`, beside `$HILGATE_OUT`."""
         return []
 
-    def collect(self, folder: Path, root: Path) -> Collected:
-        """Read the evidence in an output folder; `root` is the repository, whose files ids may name."""
+    def collect(self, folder: Path, root: Path, command: str = "") -> Collected:  # noqa: ARG002
+        """Read the evidence in an output folder; `root` is the repository, whose files ids may name.
+
+        `command` is the step's, where its evidence must be all that this command leaves.
+        """
         path = folder / self.file
         if not path.exists():
             return Collected((), f"it left no {path.name}")
@@ -181,8 +191,16 @@ class JunitEvidence(EvidenceKind):
 
     def arguments(self, command: str, folder: Path) -> list[str]:
         """Tell pytest where to write; in this Python it also says what it collected, and what its tests need."""
-        plugin = ["-p", PYTEST_PLUGIN] if shlex.split(command)[:3] == ["python", "-m", "pytest"] else []
+        plugin = ["-p", PYTEST_PLUGIN] if _loads_the_plugin(command) else []
         return [*plugin, f"--junitxml={folder / self.file}"]
+
+    def collect(self, folder: Path, root: Path, command: str = "") -> Collected:
+        """Read `junit.xml`; pytest with our plugin must have said in it how many tests it collected."""
+        found = super().collect(folder, root, command)
+        if found.problem or found.counted or not _loads_the_plugin(command):
+            return found
+        what = f"its {self.file} does not say how many tests pytest collected; {PYTEST_PLUGIN} must run in it"
+        return Collected(found.checks, what)
 
     def read(self, path: Path, root: Path) -> Collected:
         """Cases of all suites, under their pytest node ids."""
@@ -195,7 +213,7 @@ class JunitEvidence(EvidenceKind):
         except (ParseError, JUnitXmlError, ValueError, SyntaxError) as error:
             return Collected((), f"its {path.name} cannot be read: {error}")
         checks: dict[str, Check] = {}
-        collected = 0
+        collected: list[int] = []
         for suite in document if isinstance(document, xunit2.JUnitXml) else [document]:
             collected += _collected(suite)
             for case in _cases(suite):
@@ -205,12 +223,13 @@ class JunitEvidence(EvidenceKind):
                 checks[check.id] = max(seen, check, key=lambda c: SEVERITY[c.outcome])
         if not checks:
             return Collected((), f"its {path.name} holds no tests")
-        problem = next(_contradictions(path), "") or _ended_early(path.with_name(LOG_FILE))
-        if not problem and collected > len(checks):
-            return Collected(
-                tuple(checks.values()), f"pytest collected {collected} tests, and its {path.name} reports {len(checks)}"
-            )
-        return Collected(tuple(checks.values()), f"its {path.name} {problem}" if problem else "")
+        problem = _ended_early(path.with_name(LOG_FILE)) or next(_contradictions(path), "")
+        found = tuple(checks.values())
+        if problem:
+            return Collected(found, f"its {path.name} {problem}")
+        if (expected := sum(collected)) > len(checks):
+            return Collected(found, f"pytest collected {expected} tests, and its {path.name} reports {len(checks)}")
+        return Collected(found, counted=bool(collected))
 
     def failing_ids(self, checks: Iterable[Check]) -> tuple[str, ...]:
         """Node ids of failing tests that pytest can be given back."""
@@ -258,6 +277,7 @@ class FindingsEvidence(EvidenceKind):
 
     name = "findings"
     file = FINDINGS_FILE
+    takes_minimum = True
 
     def read(self, path: Path, root: Path) -> Collected:  # noqa: ARG002
         """A check of each line; of a check that appears twice the worse one."""
@@ -352,20 +372,25 @@ def _pytest_words(command: str) -> tuple[list[str], list[int]]:
     return words, [n for n in later if not words[n].startswith("-") and words[n - 1] not in WITH_VALUE]
 
 
-def _collected(suite: object) -> int:
-    """How many tests pytest says that it collected (`hilgate.pytest_plugin`); 0 where it does not say."""
+def _loads_the_plugin(command: str) -> bool:
+    """Whether a command is pytest of the Python that runs hilgate, in which our plugin can be imported."""
+    return shlex.split(command)[:3] == ["python", "-m", "pytest"]
+
+
+def _collected(suite: object) -> list[int]:
+    """How many tests pytest says that it collected (`hilgate.pytest_plugin`); empty where it does not say."""
     from junitparser import xunit2
 
     if not isinstance(suite, xunit2.TestSuite):
-        return 0
+        return []
     properties = suite.properties()  # type: ignore[no-untyped-call]  # as of a case
     said = [one.value or "" for one in properties if one.name == COLLECTED]
-    return sum(int(number) for number in said if number.isdecimal())
+    return [int(number) for number in said if number.isdecimal()]
 
 
 _SUITE_HOLDS = frozenset({"testsuite", "testcase", "properties", "system-out", "system-err"})
 _CASE_HOLDS = frozenset({"failure", "error", "skipped", "properties", "system-out", "system-err"})
-_EXIT = re.compile(rb"^!+ _pytest\.outcomes\.Exit: (.*?) !+$", re.MULTILINE)
+_EXIT = re.compile(rb"^!+ _pytest\.outcomes\.Exit(?:: (.*?))? !+$", re.MULTILINE)
 """What pytest prints where a test or a fixture ended the session (`pytest.exit`), whatever the exit status."""
 
 
@@ -383,6 +408,8 @@ def _contradictions(path: Path) -> Iterator[str]:
         if strange := [name(inside) for inside in element if name(inside) not in known]:
             yield f"has <{strange[0]}> in a {name(element)}, which is no result of a test"
         if name(element) == "testcase":
+            if not element.get("name"):  # pytest writes it so where a test ended the session
+                yield "has a testcase without a name, which did not end"
             continue
         cases = [inside for inside in element.iter() if name(inside) == "testcase"]
         failing = sum(any(name(one) in {"failure", "error"} for one in case) for case in cases)
@@ -400,7 +427,10 @@ def _contradictions(path: Path) -> Iterator[str]:
 def _ended_early(log: Path) -> str:
     """How a test ended the whole session, so that those behind it never ran; empty where none did."""
     found = _EXIT.search(log.read_bytes()) if log.is_file() else None
-    return f"is of a session that a test ended (pytest.exit: {found[1].decode(errors='replace')})" if found else ""
+    if not found:
+        return ""
+    reason = (found[1] or b"no reason given").decode(errors="replace")
+    return f"is of a session that a test ended (pytest.exit: {reason})"
 
 
 def _repeated_key(line: bytes) -> str:

@@ -13,17 +13,21 @@ which no report names the tests (`pytest.importorskip`): what a module imports i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from _pytest.junitxml import xml_key
 
 from hilgate.conditions import NEEDS, Where, holds, problem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 COLLECTED = "collected"
 """Property of a JUnit suite: how many tests pytest collected and did not deselect."""
+
+_RECORDED = pytest.StashKey[bool]()
+"""Whether the report has that property already: each worker of pytest-xdist tells the number."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,9 +64,22 @@ def lacks(record_property: Callable[[str, object], None]) -> Callable[[str, str]
     return skip
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _tell_the_number(request: pytest.FixtureRequest, record_testsuite_property: Callable[[str, object], None]) -> None:
-    record_testsuite_property(COLLECTED, len(request.session.items))
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Record how many tests were collected and not deselected."""
+    _record_the_number(session.config, len(session.items))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    """Record it under pytest-xdist (`-n`), where the reporting process collects nothing and each worker everything."""
+    _record_the_number(node.config, len(ids))
+
+
+def _record_the_number(config: pytest.Config, number: int) -> None:
+    report = config.stash.get(xml_key, None)  # a worker has none; pytest's own fixture for it does not work under xdist
+    if report is not None and not config.stash.get(_RECORDED, False):
+        report.add_global_property(COLLECTED, number)
+        config.stash[_RECORDED] = True
 
 
 def _needs(item: pytest.Item) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.agent import declared, trust
 from hilgate.declare import globs
+from hilgate.declare.old_keys import OLD_KEYS
 from hilgate.errors import DeclarationError
 from hilgate.evidence import KINDS
 from hilgate.model.declaration import BUILDKITE_KEY, CPU, RESERVED_KEYS, Project
@@ -48,6 +49,9 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], packages: P
     for document, at, step in steps:
         if step.evidence not in KINDS:
             document.blame((*at, "evidence"), f"unknown kind {step.evidence!r}", suggest(step.evidence, KINDS))
+        elif "minimum" in step.model_fields_set and not KINDS[step.evidence].takes_minimum:
+            what = f"the key 'minimum' is gone from steps whose evidence is {step.evidence}"
+            document.blame((*at, "minimum"), what, OLD_KEYS["steps.minimum"])
     for document in areas:
         _check_globs(document)
     for document, at, step in steps:

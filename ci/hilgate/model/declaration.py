@@ -252,8 +252,8 @@ class Step(StrictModel):
     evidence: str
     """What it must leave in its output folder besides an exit status: a kind of `hilgate.evidence`."""
     minimum: int = Field(default=1, ge=1)
-    """Fewest checks that it must report: those that ran, and those that cannot run here (`may_lack`). It notices that
-    whole files of checks are gone; `python -m hilgate.checks.floors --write` writes it for steps of pytest."""
+    """Fewest checks that it must report, where its evidence is findings: those that ran, and those that cannot run here
+    (`may_lack`). Of a step of pytest every test that is collected must end, and there is at least one."""
     may_lack: dict[Condition, Annotated[Excuse, BeforeValidator(_with_its_number)]] = Field(default_factory=dict)
     """Conditions that a machine may lack, e.g. {cpu:amx_tile: {why: the prefix cache of MLA needs AMX, most: 14}}. A
     check that names such a condition, and is skipped where it is lacking, is said and not red. Any other check that did

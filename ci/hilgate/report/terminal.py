@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hilgate import text
+from hilgate.evidence import KINDS
 from hilgate.model.plan import planned_key
 from hilgate.model.record import Counts, Outcome
 from hilgate.plan.make import WHEN
@@ -323,13 +324,15 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
     selected = "any change" if area.always else "a change to " + ", ".join(area.paths)
     if step.imports and not area.always:
         selected = f"a changed module that {', '.join(step.imports)} imports; of other files, {selected}"
+    least = KINDS[step.evidence].takes_minimum
+    required = f"at least {step.minimum} reported" if least else "of every test that is collected"
     rows = {
         "why": area.why,
         "declared in": f"ci/areas/{area.area}.yaml",
         "selected by": selected,
         "runs": ", ".join(WHEN[profile] for profile in step.profiles),
         "command": step.command,
-        "evidence": f"{step.evidence}, at least {step.minimum} reported",
+        "evidence": f"{step.evidence}, {required}",
         "may lack": "; ".join(
             f"{lacking}: {excuse.why} (at most {excuse.most})" for lacking, excuse in step.may_lack.items()
         ),

@@ -283,7 +283,9 @@ class Runner:
     def _record(self, step: PlannedStep, end: process.Ended, child: process.Child | None = None) -> tuple[Check, ...]:
         """Write what a step left, or that it was not started; returns its checks."""
         folder = step_folder(self.results_folder, step.key)
-        found = kind_of(step).collect(folder, self.root).with_problem_as_failure() if child else Collected(())
+        found = Collected(())
+        if child:
+            found = kind_of(step).collect(folder, self.root, step.step.command).with_problem_as_failure()
         lacked = self._lacked(step) if child else ()
         image, problem = collect_image(step, self.plan, folder)
         decision = decide(

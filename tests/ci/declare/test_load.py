@@ -225,6 +225,20 @@ def test_steps_that_do_not_fit_each_other(tmp_path, steps, expected):
     assert expected in found
 
 
+COUNTED = STEP.replace("label: l", "label: l, minimum: 9")
+
+
+def test_a_step_of_pytest_declares_no_minimum(tmp_path):
+    (found,) = mistakes(write(tmp_path, a=area("a", COUNTED)))
+    where, what = "ci/areas/a.yaml:6 steps[0].minimum", "the key 'minimum' is gone from steps whose evidence is junit"
+    assert found == f"{where}: {what}; remove it: every test that pytest collects must end"
+
+
+def test_a_step_that_writes_findings_declares_their_minimum(tmp_path):
+    root = write(tmp_path, a=area("a", COUNTED.replace("junit", "findings")))
+    assert load(root).step("one")[1].minimum == 9
+
+
 BUILDS = STEP.replace("key: one", "key: image-rocm, provides: rocm")
 ON_GPU = STEP.replace("key: one", "key: two").replace("[cpu]", "[gfx942]")
 WITH_IMAGE = AGENTS.replace("gpus: 1, memory_gib: 192", "gpus: 1, memory_gib: 192, image: rocm")

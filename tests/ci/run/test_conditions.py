@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -133,13 +134,46 @@ def test_a_marker_that_cannot_be_asked_is_a_usage_error(tmp_path, condition, wha
     assert found.checks == ()
 
 
-def test_a_test_that_was_collected_and_is_not_reported_is_missed(tmp_path):
-    """pytest ends with 0 here, and its report names four tests of five."""
+def test_a_test_that_ends_the_session_is_missed(tmp_path):
+    """pytest ends with 0 here, and its report has three tests of five and one without a name."""
     bodies = ["...", "...", "...", "pytest.exit(returncode=0)", "..."]
     left = "import pytest\n" + "".join(f"def test_{number}(): {body}\n" for number, body in enumerate(bodies))
     done, found = run_pytest(tmp_path, left)
     assert done.returncode == 0, done.stdout
-    assert found.problem == "pytest collected 5 tests, and its junit.xml reports 4"
+    assert found.problem == "its junit.xml has a testcase without a name, which did not end"
+
+
+def test_workers_of_xdist_tell_how_many_tests_were_collected(tmp_path):
+    text = "def test_one(): ...\ndef test_two(): ...\n"
+    done, found = run_pytest(tmp_path, text, "-p", "xdist.plugin", "-n", "2")
+    assert (done.returncode, found.problem, len(found.checks), found.counted) == (0, "", 2, True), done.stdout
+    report = (tmp_path / "junit.xml").read_text()
+    assert report.count('<property name="collected" value="2"') == 1
+
+
+def test_a_report_that_lacks_a_collected_test_is_not_whole(tmp_path):
+    run_pytest(tmp_path, "def test_one(): ...\ndef test_two(): ...\n")
+    report = tmp_path / "junit.xml"
+    cut = re.sub(r"<testcase [^>]*test_two[^>]*/>", "", report.read_text()).replace('tests="2"', 'tests="1"')
+    report.write_text(cut)
+    found = KINDS["junit"].collect(tmp_path, tmp_path)
+    assert found.problem == "pytest collected 2 tests, and its junit.xml reports 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("python -m pytest test_sample.py", "does not say how many tests pytest collected"),
+        ("tox run", ""),
+    ],
+)
+def test_pytest_must_say_how_many_tests_it_collected(tmp_path, command, problem):
+    """Where our plugin is loaded; of another command's report only its own counts are known."""
+    run_pytest(tmp_path, "def test_one(): ...\n")
+    report = tmp_path / "junit.xml"
+    report.write_text(re.sub(r'<property name="collected"[^>]*/>', "", report.read_text()))
+    found = KINDS["junit"].collect(tmp_path, tmp_path, command)
+    assert (len(found.checks), problem in found.problem, bool(found.problem)) == (1, True, bool(problem))
 
 
 def test_an_empty_parameter_set_is_an_error(tmp_path):
@@ -166,9 +200,24 @@ def test_two(): ...
 def ended(tmp_path, text, **declared):
     (tmp_path / "test_two.py").write_text(text)
     env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(HERE / "ci")}
-    settings = {"evidence": "junit", "minimum": 2, "env": env, **declared}
+    settings = {"evidence": "junit", "env": env, **declared}
     a_plan = plan(step("a", "python -m pytest test_two.py -c /dev/null -p no:cacheprovider", **settings))
     return results_of(a_plan, tmp_path / "out", root=tmp_path).last("a-cpu").record
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "exit 5 (no tests were collected)"),
+        ("import pytest\ndef test_one(): ...\ndef test_two(): pytest.exit(returncode=0)\n", "pytest.exit"),
+        ("import os\ndef test_one(): ...\ndef test_two(): os._exit(0)\n", "it left no junit.xml"),
+    ],
+    ids=["collected none", "ended the session", "left without a word"],
+)
+def test_a_step_of_which_not_every_collected_test_ended_did_not_run(tmp_path, text, why):
+    record = ended(tmp_path, text)
+    assert record.outcome is Outcome.DID_NOT_RUN
+    assert why in record.message
 
 
 def test_a_step_says_what_cannot_run_here_and_passes(tmp_path):
@@ -226,7 +275,7 @@ def test_the_prefix_cache_of_mla(tmp_path, monkeypatch, flags, prefix, outcome, 
     """The cell that only a processor with AMX can run, as its step declares it, on either processor."""
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {flags}\n")
     monkeypatch.setattr("hilgate.run.runner.Where", functools.partial(Where, cpuinfo=tmp_path / "cpuinfo"))
-    record = ended(tmp_path, CELLS.format(prefix=prefix), may_lack=FAMILIES, minimum=3)
+    record = ended(tmp_path, CELLS.format(prefix=prefix), may_lack=FAMILIES)
     assert record.outcome == outcome
     assert message in record.message
 
