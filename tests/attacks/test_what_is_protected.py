@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who: a branch, a fork. What: a file that decides, brought so that nobody sees it: under a name that is not UTF-8, in
-a folder that is called like a page, or called binary by an attribute, so that its diff is empty.
+a folder that is called like a page, called binary by an attribute, so that its diff is empty, or under another path
+that Python finds by the same name (`reference/` for `reference.py`).
 
 What must happen: agents plan no change with such a name, a local run reports it; a folder called `x.md` is no page; the
-diff is shown whatever attributes the change gives, and the attributes themselves need a name.
+diff is shown whatever attributes the change gives, and the attributes themselves need a name; all that Python finds by
+the name of a protected module is protected.
 """
 
 from __future__ import annotations
@@ -64,6 +66,38 @@ def test_a_folder_that_looks_like_a_page_or_a_test_is_protected_like_any_other(p
     entry = protected.entry_for(ENTRIES, path)
     assert entry is not None
     assert entry.flag == "any change"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("/__init__.py", "/__init__.pyi", "/part.py", "/a/b/part.py", "/__init__.pyc", "/x.toml"),
+        *(".pyi", ".pyc", ".so", ".abi3.so", ".cpython-311-x86_64-linux-gnu.so", ".pyd", ".PY", ".py.orig"),
+    ],
+)
+@pytest.mark.parametrize(
+    "module", ["kernels/pagedkv/attention/reference", "kernels/pagedkv/selfcheck", "benchmarks/oracle"]
+)
+def test_whatever_python_finds_by_a_protected_name_is_protected(module: str, name: str) -> None:
+    for path in (f"{module}{name}", f"{module.replace('reference', 'Reference')}{name}"):
+        entry = protected.entry_for(ENTRIES, path)
+        assert entry is not None, path
+        assert entry.flag == "any change"
+
+
+@pytest.mark.parametrize(
+    "path", ["references/x.py", "attention/my_reference/x.py", "attention/reference.md", "a.reference"]
+)
+def test_names_like_a_protected_one_are_free(path: str) -> None:
+    assert protected.entry_for(ENTRIES, f"kernels/pagedkv/{path}") is None
+
+
+@pytest.mark.parametrize("name", [glob.replace("*", "x").replace("[0-9]", "1") for glob in protected.UNREADABLE_CODE])
+def test_code_that_nobody_can_read_is_protected_wherever_it_lies(name: str) -> None:
+    for path in (name, name.upper()):
+        entry = protected.entry_for(ENTRIES[:1], f"kernels/pagedkv/{path}")
+        assert entry is not None, path
+        assert entry.flag == "any change"
 
 
 @pytest.mark.parametrize("attribute", ["-diff", "binary", "diff=evil", "-text -diff", "working-tree-encoding=UTF-16"])

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from hilgate.buildkite.lint import FLOWS, lint_files
 from hilgate.checks import conclude
 from hilgate.declare.load import find_root, load
+from hilgate.declare.protected import unread_code
 from hilgate.errors import NothingSelectedError, ending
 from hilgate.git import tracked_files
 from hilgate.model.record import Check, Outcome
@@ -150,12 +151,19 @@ def local_hooks(texts: Mapping[str, str]) -> list[str]:
     return [f"{name}: an agent with no-local-hooks refuses every job; hooks belong to ci/hooks" for name in found]
 
 
+def unread(texts: Mapping[str, str]) -> list[str]:
+    """Code that Python runs and a reader does not see; agents plan no change that adds it."""
+    why = unread_code(texts, texts)
+    return [f"{name}: {words}; delete it, or give it another name" for name, words in why.items()]
+
+
 RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
     "no-folder-package": folder_packages,
     "class-names": class_names,
     "licenses": licenses,
     "pipelines": pipelines,
     "no-local-hooks": local_hooks,
+    "no-unread-code": unread,
     **{name: functools.partial(forbidden, pattern=one, why=why) for name, (one, why) in FORBIDDEN.items()},
 }
 """Check id -> rule: text of each file to findings."""
@@ -249,16 +257,15 @@ def _program(words: list[str]) -> str:
 
 
 def _texts(root: Path) -> dict[str, str]:
-    """Text of each tracked file that is text."""
-    return {name: text for name in tracked_files(root) if (text := _text(root / name)) is not None}
+    """Text of each tracked file; empty for a binary one."""
+    return {name: _text(root / name) for name in tracked_files(root)}
 
 
-def _text(path: Path) -> str | None:
-    """Text of a file; None for a binary one."""
+def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        return None
+        return ""
 
 
 def _shortened(lines: list[str]) -> str:

@@ -36,15 +36,26 @@ class Glob:
     taken_out: bool
     """Whether it begins with a `!`."""
 
-    def match(self, parts: tuple[str, ...], *, below: bool) -> bool:
-        """Whether it describes a file, or where `below` or `folder` is set, a folder that the file lies in."""
+    def match(self, parts: tuple[str, ...], *, below: bool, modules: bool = False) -> bool:
+        """Whether it describes a file, or where `below` or `folder` is set, a folder that the file lies in.
+
+        With `modules`, a folder or file `x.*` also counts as `x.py`, the module of that name.
+        """
         states, below = self._from({0}), self.folder or (below and not self.shallow)
+        modules = modules and not self.folder and not self.shallow
         for number, part in enumerate(parts):
-            states = self._from({place for state in states for place in self._after(state, part)})
+            name = part.partition(".")[0]
+            if modules and name and len(self.parts) in self._following(states, f"{name}.py"):
+                return True
+            states = self._following(states, part)
             at_end = number == len(parts) - 1
             if len(self.parts) in states and (not self.folder if at_end else below):
                 return True
         return False
+
+    def _following(self, states: set[int], part: str) -> set[int]:
+        """Where the glob may be after a part of the path, if it was at one of `states` before."""
+        return self._from({place for state in states for place in self._after(state, part)})
 
     def _after(self, state: int, part: str) -> tuple[int, ...]:
         """Where the glob may be after a part of the path, if it was at `state` before."""
@@ -100,15 +111,18 @@ def _parsed(globs: tuple[str, ...]) -> tuple[Glob, ...]:
     return tuple(parse(glob) for glob in globs)
 
 
-def matches(globs: Iterable[str], path: str, *, below: bool = True) -> bool:
+def matches(globs: Iterable[str], path: str, *, below: bool = True, modules: bool = False) -> bool:
     """Whether a path is one that these globs describe; of those that do, the last one counts.
 
     With `below`, as for git, what lies in a folder that a glob describes is meant too. Without it only the path itself
-    is, unless the glob ends in a slash or in `**`.
+    is, unless the glob ends in a slash or in `**`. With `modules`, whatever Python may load by the name of a module is
+    meant where a glob describes that module: `P/x/...` and `P/x.*` count as `P/x.py`.
 
     Raises:
         ValueError: One is no glob.
     """
     parts = tuple(path.split("/"))
-    counting = next((one for one in reversed(_parsed(tuple(globs))) if one.match(parts, below=below)), None)
+    counting = next(
+        (one for one in reversed(_parsed(tuple(globs))) if one.match(parts, below=below, modules=modules)), None
+    )
     return counting is not None and not counting.taken_out

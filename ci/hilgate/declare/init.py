@@ -13,6 +13,7 @@ from hilgate import git
 from hilgate.agent.trust import stays_inside
 from hilgate.declare import imports
 from hilgate.declare.load import load
+from hilgate.declare.protected import UNREADABLE_CODE
 from hilgate.errors import MisuseError
 from hilgate.model.declaration import POSTED_BY
 
@@ -109,6 +110,7 @@ def _facts(root: Path, files: Iterable[str]) -> dict[str, object]:
         "inside": [f"{top}/" for top in tops if stays_inside(f"{top}/file", [f"{top}/"]) and f"{top}/" not in recipe],
         "steps": [(key, path, needed[key]) for key, path in keys.items()],
         "recipe": recipe,
+        "unreadable": UNREADABLE_CODE,
         "image": "-".join(word for word in _words(PurePosixPath(recipe).name) if word != "dockerfile"),
     }
 

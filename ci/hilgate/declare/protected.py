@@ -7,6 +7,7 @@ measure with the merge base's version of the data files among them (`put_back`).
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
@@ -29,6 +30,17 @@ HUNK_LINES = 30
 """Lines of a file's diff that go into the plan; the rest is one `git diff` away."""
 
 HUNK_WIDTH = 200
+
+UNREADABLE_CODE = (
+    *("**/__pycache__/**", "**/*.pyc", "**/*.pyo"),
+    *("**/*.so", "**/*.so.[0-9]*", "**/*.pyd", "**/*.dll", "**/*.dylib"),
+    *("**/*.egg", "**/*.whl", "**/*.zip", "**/*.pyz", "**/*.pyzw", "**/*.pex"),
+)
+"""Globs of files that Python loads and nobody can read in a diff: bytecode, binaries, and archives, which may stand on
+the import path. Upper and lower case are alike."""
+
+SOURCES = (".py", ".pyi")
+"""How files end that hold a module as text; type checkers prefer the second."""
 
 
 class Protected(StrictModel):
@@ -89,11 +101,53 @@ def entry_for(entries: Iterable[Protected], path: str) -> Protected | None:
 
 
 def _matches(entry: Protected, path: str) -> bool:
-    """Whether an entry is about a path: about what lies in a folder of that name too, where it protects that most.
+    """Whether an entry is about a path.
 
-    An entry that takes files out, or asks for less, is about the files that it names: `*.md` is no folder.
+    Where it protects that most, it is also about what lies in a folder of that name, about all that Python finds by the
+    name of a module (`P/x/...` and `P/x.*` for `P/x.py`), and about names in other case. An entry that takes files out,
+    or asks for less, is about the files that it names: `*.md` is no folder.
     """
-    return globs.matches([f"/{glob}" for glob in entry.paths], path, below=entry.flag == "any change")
+    paths = [f"/{glob}" for glob in entry.paths]
+    if entry.flag != "any change":
+        return globs.matches(paths, path, below=False)
+    return any(globs.matches(paths, name, modules=True) for name in {path, path.casefold()})
+
+
+def is_unreadable_code(path: str) -> bool:
+    """Whether Python loads a file of this name and nobody can read it."""
+    return globs.matches(UNREADABLE_CODE, path.casefold())
+
+
+def namesakes(paths: Iterable[str]) -> dict[str, str]:
+    """Modules beside a folder of their name, and the code in that folder: path -> what lies beside it.
+
+    Python loads a package in place of a module beside it, and a module in place of other folders, whichever of them a
+    reader or an entry of the protected list looks at. A folder without code, as of a test's data, is no namesake.
+    """
+    code = [path for path in paths if path.endswith(SOURCES) or is_unreadable_code(path)]
+    modules = {str(PurePosixPath(path).with_suffix("")).casefold(): path for path in code if path.endswith(SOURCES)}
+    found: dict[str, str] = {}
+    for path in code:
+        for folder in PurePosixPath(path).parents:
+            if module := modules.get(str(folder).casefold()):
+                found |= {path: module, module: f"{folder}/"}
+    return found
+
+
+def unread_code(changed_files: Iterable[str], tree: Iterable[str]) -> dict[str, str]:
+    """Files of a change through which code runs that a reader does not see: path -> why, in a few words.
+
+    `tree` holds all files after the change; what the change deletes is not among them.
+    """
+    paths = set(tree)
+    beside = namesakes(paths)
+    found = {}
+    for path in sorted(paths.intersection(changed_files)):
+        if is_unreadable_code(path):
+            found[path] = "Python loads it, and nobody can read it"
+        elif path in beside:
+            found[path] = f"beside {beside[path]}: Python loads only one of a module and a folder of the same name"
+    return found
 
 
 def protected_changes(

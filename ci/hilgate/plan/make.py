@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,11 @@ from hilgate import git
 from hilgate.agent.trust import of_build
 from hilgate.declare import imports
 from hilgate.declare.load import as_permitted, load, require_modest
-from hilgate.declare.protected import protected_changes
+from hilgate.declare.protected import protected_changes, unread_code
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.evidence import kind_of
 from hilgate.images.contents import contents
-from hilgate.model.plan import LOCAL, Plan, planned_key
+from hilgate.model.plan import LOCAL, Plan, ProtectedChange, planned_key
 from hilgate.plan.expand import NotWanted, Target, Wanted, expand
 from hilgate.plan.machine import Machine, detect, on_ci
 from hilgate.plan.select import Selection
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hilgate.git import Changes
     from hilgate.model import Key
     from hilgate.model.declaration import Smoke
-    from hilgate.model.plan import PlannedStep, PlanProfile, ProtectedChange
+    from hilgate.model.plan import PlannedStep, PlanProfile
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN: dict[PlanProfile, str] = {
@@ -157,6 +157,7 @@ def make_plan(
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
+        DeclarationError: The change has a link, code or a name that no reader sees as it is (but locally).
         MisuseError: `base`, a name in `select` or a model does not exist.
         CannotRunHereError: Everything that was asked for by name needs another machine.
         NothingSelectedError: The plan would be empty, which is never a pass.
@@ -178,7 +179,18 @@ def make_plan(
             where=", ".join(change.unreadable[:5]),
             remedy="give it another name",
         )
+    unread = unread_code(change.files, git.tracked_files(root)) if change.files else {}
+    if unread and profile != "gate":
+        raise DeclarationError(
+            "the change has code that Python runs and a reader of the change does not see",
+            where="; ".join(f"{path}: {why}" for path, why in list(unread.items())[:5]),
+            remedy="commit sources alone and let a step build the rest; rename the module or the folder, or delete one",
+        )
     facts = gather_facts(root, change, built if profile not in {*LOCAL, "release"} else None)
+    if unread:  # a half-done move or an extension built in place is no mistake locally, and no pass without a name
+        changes = {one.path: one for one in facts.loosened}
+        changes |= {path: ProtectedChange(path=path, what=why) for path, why in unread.items()}
+        facts = replace(facts, loosened=tuple(changes[path] for path in sorted(changes)))
     known: frozenset[str] | None = None
     if facts.fork and change.merge_base:
         declarations, known = as_permitted(declarations, root, change.merge_base)
