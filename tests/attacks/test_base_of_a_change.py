@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who: anybody who sends a change. What: the author chooses where it begins, and which branch it wants to be merged
-into: a commit from before a defence, a branch whose rules are wider.
+into: a commit from before a defence, a commit of a merged branch that no build has seen, a branch of wider rules.
 
-What must happen: a change that begins before the commit which the agents' clone names is refused, in all that decides
-and in the guard; forks are held against the default branch, whichever branch they name.
+What must happen: a change that begins before the commit which the agents' clone names, or at a commit that never was
+the head of the default branch, is refused, in all that decides and in the guard; forks are held against the default
+branch, whichever branch they name.
 """
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
 
 import pytest
 from support.forks import Project, merge_base
@@ -14,7 +20,13 @@ from support.nodes import ROOT
 from support.plans import git
 
 from hilgate.agent import declared, trust
+from hilgate.buildkite import github
+from hilgate.declare.init import flow
+from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, DeclarationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def name_oldest(change: Project, commit: str) -> None:
@@ -74,3 +86,127 @@ def test_a_fork_does_not_choose_the_rules_that_it_is_held_against(change: Projec
     for branch in ("wide", "main"):
         with pytest.raises(CannotRunHereError, match=r"docker/recipe\.sh"):
             trust.refuse_changed_hosts(str(change.theirs), change.env(BUILDKITE_PULL_REQUEST_BASE_BRANCH=branch))
+
+
+def merged(change: Project, *, rebase: bool = False) -> str:
+    """Main gets a series that lowers a floor and raises it again; returns the commit with the low floor.
+
+    The series is merged, so that only its end is a head of main, or rebased: then each commit is a first parent.
+    """
+    change.write("src/limits.toml", "floor = 0.01\n")
+    change.write(".buildkite/pipeline.yml", "steps: [evil]\n")
+    low = change.commit()
+    git(change.theirs, "revert", "--no-edit", "HEAD")
+    git(change.theirs, "push", "-q", "origin", "HEAD:side")
+    git(change.ours, "merge", "-q", "--ff-only" if rebase else "--no-ff", "side")
+    git(change.ours, "branch", "-qD", "side")
+    git(change.theirs, "fetch", "-q")
+    git(change.theirs, "reset", "-q", "--hard", low)
+    change.write("src/kernel.py", "a = 1\n")
+    change.commit()
+    return low
+
+
+def decides(change: Project, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """`hilgate flow` of an agent: prints the pipeline file of the merge base, or refuses."""
+    words = [ROOT / "ci/bin/hilgate", "flow"]
+    return subprocess.run(
+        words, cwd=change.theirs, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("kind", ["fork", "branch", "no pull request"])
+def test_a_change_that_begins_at_a_commit_of_a_merged_branch_is_refused(change: Project, kind: str) -> None:
+    low = merged(change)
+    assert git(change.theirs, "merge-base", "origin/main", "HEAD") == low
+    env = change.env(fork=kind == "fork", **({"BUILDKITE_PULL_REQUEST": "false"} if kind == "no pull request" else {}))
+    with pytest.raises(CannotRunHereError, match="never was the head of main"):
+        merge_base(change.theirs, env)
+    if kind == "fork":
+        with pytest.raises(CannotRunHereError, match="never was the head of main"):
+            trust.refuse_changed_hosts(str(change.theirs), env)
+    done = decides(change, env)
+    assert (done.returncode, "evil" in done.stdout) == (5, False)
+    assert "rebase the change onto main, or merge main into it" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("remedy", [["rebase", "origin/main"], ["merge", "--no-edit", "origin/main"]], ids=" ".join)
+def test_both_remedies_of_the_message_help(change: Project, remedy: list[str]) -> None:
+    merged(change)
+    git(change.theirs, *remedy)
+    assert merge_base(change.theirs, change.env()) == git(change.ours, "rev-parse", "main")
+
+
+def test_every_earlier_head_of_main_still_counts(change: Project) -> None:
+    head = git(change.ours, "rev-parse", "main")
+    merged(change)
+    git(change.theirs, "reset", "-q", "--hard", head)
+    change.write("src/kernel.py", "a = 1\n")
+    change.commit()
+    for number in range(2):
+        git(change.ours, "commit", "-q", "--allow-empty", "-m", f"main goes on {number}")
+    assert merge_base(change.theirs, change.env()) == head
+
+
+def test_a_commit_of_a_merged_branch_is_not_built_as_main(change: Project) -> None:
+    low = merged(change)
+    git(change.theirs, "reset", "-q", "--hard", low)
+    env = change.env(BUILDKITE_PULL_REQUEST="false", BUILDKITE_BRANCH="main")
+    with pytest.raises(CannotRunHereError, match="never was the head of main"):
+        merge_base(change.theirs, env)
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_merge_queue_does_not_build_on_a_commit_of_a_merged_branch(change: Project, fits: bool) -> None:
+    low, branch = merged(change), "gh-readonly-queue/main/pr-7"
+    if fits:
+        git(change.theirs, "rebase", "-q", "origin/main")
+    git(change.theirs, "push", "-q", "origin", f"HEAD:refs/heads/{branch}")
+    base = git(change.ours, "rev-parse", "main") if fits else low
+    env = change.env(
+        BUILDKITE_PULL_REQUEST="false",
+        BUILDKITE_BRANCH=branch,
+        BUILDKITE_MERGE_QUEUE_BASE_BRANCH="main",
+        BUILDKITE_MERGE_QUEUE_BASE_COMMIT=base,
+    )
+    if fits:
+        assert merge_base(change.theirs, env) == base
+        return
+    with pytest.raises(CannotRunHereError, match="never was the head of main"):
+        merge_base(change.theirs, env)
+
+
+def declare_rebases(change: Project, *, queue: bool) -> None:
+    ruleset = json.loads((ROOT / declared.RULESETS / "main.json").read_text())
+    for rule in ruleset["rules"]:
+        if rule["type"] == "merge_queue" and queue:
+            rule["parameters"]["merge_method"] = "REBASE"
+        if rule["type"] == "pull_request" and not queue:
+            rule["parameters"]["allowed_merge_methods"] = ["squash", "rebase"]
+    path = change.ours / declared.RULESETS / "main.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(ruleset))
+
+
+@pytest.mark.parametrize("queue", [True, False])
+def test_where_changes_are_rebased_only_the_newest_commit_of_main_counts(change: Project, queue: bool) -> None:
+    low = merged(change, rebase=True)
+    assert merge_base(change.theirs, change.env()) == low, "first parents alone cannot tell"
+    declare_rebases(change, queue=queue)
+    with pytest.raises(CannotRunHereError, match="never was the head of main"):
+        merge_base(change.theirs, change.env())
+    git(change.theirs, "rebase", "-q", "origin/main")
+    assert merge_base(change.theirs, change.env()) == git(change.ours, "rev-parse", "main")
+
+
+def test_our_ruleset_and_that_of_adopters_let_nobody_rebase(tmp_path: Path) -> None:
+    assert not declared.may_rebase(ROOT)
+    path = tmp_path / declared.RULESETS / "main.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(flow("main.json", load(ROOT)))
+    assert not declared.may_rebase(tmp_path)
+    for ruleset in github.load(tmp_path).values():
+        assert [*github.rebasing(ruleset)] == []
+    path.write_text("[]")
+    with pytest.raises(DeclarationError, match="not a ruleset"):
+        declared.may_rebase(tmp_path)

@@ -104,6 +104,14 @@ def pushed(_: dict[str, Any], queue: dict[str, Any]) -> None:
     queue["bypass_actors"].append({"actor_type": "Team", "actor_id": 1, "bypass_mode": "always"})
 
 
+def rebased(main: dict[str, Any], _: dict[str, Any]) -> None:
+    rule(main, "pull_request")["parameters"]["allowed_merge_methods"].append("rebase")
+
+
+def rebased_in_the_queue(main: dict[str, Any], _: dict[str, Any]) -> None:
+    rule(main, "merge_queue")["parameters"]["merge_method"] = "REBASE"
+
+
 CHANGES: dict[str, tuple[Callable[..., None], str]] = {
     "any writer may post": (unpin, "integration_id"),
     "another app may post": (pin_to_actions, "integration_id"),
@@ -113,6 +121,8 @@ CHANGES: dict[str, tuple[Callable[..., None], str]] = {
     "direct pushes": (drop("pull_request"), "pull_request: there is no such rule"),
     "force pushes": (drop("non_fast_forward"), "non_fast_forward: there is no such rule"),
     "fewer reviews": (fewer_reviews, "require_last_push_approval is false and not true"),
+    "rebase merges": (rebased, 'allowed_merge_methods has "rebase"'),
+    "a queue that rebases": (rebased_in_the_queue, 'merge_method is "REBASE" and not "SQUASH"'),
     "only evaluated": (not_active, "there is no such rule"),
     "admins pass": (bypassed, "it may be bypassed by RepositoryRole 5"),
     "anybody makes branches of the queue": (drop("creation", 1), "gh-readonly-queue/main/pr-1 to creation"),
@@ -139,6 +149,16 @@ def test_ids_that_nobody_has_filled_in_are_said(forge: GitHub) -> None:
     differs = github.compare(github.load(ROOT), client, "main").differs
     assert any("may be posted by anybody" in sentence for sentence in differs)
     assert any("actor_id" in sentence for sentence in differs)
+
+
+@pytest.mark.parametrize("change", [rebased, rebased_in_the_queue])
+def test_a_declared_ruleset_that_lets_github_rebase_is_named(forge: GitHub, change: Callable[..., None]) -> None:
+    wide = declared("main")
+    change(wide, {})
+    files = {f"{github.FOLDER}/main.json": github.DeclaredSettings.model_validate(wide)}
+    change(forge.rulesets[1], forge.rulesets[2])
+    differs = github.compare(files, github.Forge(f"{forge.address}/repos/acme/rocm"), "main").differs
+    assert any("commits on the branch that no build has seen" in sentence for sentence in differs), differs
 
 
 def test_what_github_does_not_say_is_no_agreement(forge: GitHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,8 +102,8 @@ def merge_base(place: Path, env: Mapping[str, str]) -> str:
 
     Raises:
         CannotRunHereError: The build says nothing to compare with, git cannot fetch it or knows no common history, a
-            build that says that it is of the default branch, of a release branch or of a merge queue is not, or the
-            merge base is older than the clone allows.
+            build that says that it is of the default branch, of a release branch or of a merge queue is not, the
+            merge base never was the head of the default branch, or it is older than the clone allows.
     """
     base = compared(env)
     default = env["BUILDKITE_PIPELINE_DEFAULT_BRANCH"]
@@ -124,7 +124,7 @@ def merge_base(place: Path, env: Mapping[str, str]) -> str:
     if base.kind == "release branch":
         own = env["BUILDKITE_BRANCH"]
         _fetch(place, env, f"+refs/heads/{own}:{OWN_REF}")
-        on_it = _contains(place, host.git(place, "rev-parse", OWN_REF).strip(), head)
+        on_it = _was_head(place, OWN_REF, head)
     if not on_it:
         raise CannotRunHereError(
             f"this commit is not on {own}, of which the build says that it is",
@@ -132,6 +132,12 @@ def merge_base(place: Path, env: Mapping[str, str]) -> str:
             remedy="build it as a pull request, or under the name of its own branch",
         )
     clone = declared.repository(env)
+    if base.kind != "merge queue" and not _was_head(place, DEFAULT_REF, found, rebased=declared.may_rebase(clone)):
+        raise CannotRunHereError(
+            f"the change begins at {found[:12]}, which never was the head of {default}",
+            where=f"git rev-list --first-parent {default}",
+            remedy=f"git fetch; rebase the change onto {default}, or merge {default} into it; push",
+        )
     oldest = declared.oldest_base(clone)
     if oldest and not _has(place, oldest):
         raise CannotRunHereError(
@@ -162,6 +168,17 @@ def _contains(place: Path, commit: str, other: str) -> bool:
     return _has(place, other) and not host.git(place, "rev-list", "--max-count=1", other, f"^{commit}").strip()
 
 
+def _was_head(place: Path, ref: str, commit: str, *, rebased: bool = False) -> bool:
+    """Whether a branch once pointed at a commit that this repository has, by the first parents of the branch.
+
+    The history of a merge also has the commits of the merged branch, and no build has seen those as they are. Where
+    changes are `rebased`, first parents have them too, and only the newest commit of the branch is known to count.
+    """
+    newer = host.git(place, "rev-list", "--first-parent", "--count", ref, f"^{commit}").strip()
+    at_it = host.git(place, "rev-list", "--first-parent", f"--skip={newer}", "--max-count=1", ref).strip()
+    return at_it == commit and (newer == "0" or not rebased)
+
+
 def _no_merge_queue(place: Path, env: Mapping[str, str], base: str, head: str) -> str:
     """Why a build is not one that the merge queue of the default branch has started; empty when it is.
 
@@ -176,10 +193,10 @@ def _no_merge_queue(place: Path, env: Mapping[str, str], base: str, head: str) -
     if base == head or not _contains(place, head, base):
         return "its base is not a commit before it"
     _fetch(place, env, f"+refs/heads/{branch}:{OWN_REF}")
-    if not _contains(place, host.git(place, "rev-parse", OWN_REF).strip(), head):
+    if not _was_head(place, OWN_REF, head):
         return f"its commit is not on {branch}"
-    if _contains(place, host.git(place, "rev-parse", DEFAULT_REF).strip(), base):
+    if _was_head(place, DEFAULT_REF, base, rebased=declared.may_rebase(declared.repository(env))):
         return ""
     _fetch(place, env, f"+refs/heads/{QUEUE}/{default}/*:{QUEUE_REFS}/*")
     tips = host.git(place, "for-each-ref", "--format=%(objectname)", f"{QUEUE_REFS}/").split()
-    return "" if base in tips else f"its base is neither on {default} nor ahead of it in the queue"
+    return "" if base in tips else f"its base never was the head of {default}, and is not ahead of it in the queue"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ AGENTS_FILE, PROJECT_FILE = "ci/agents.yaml", "ci/project.yaml"
 
 OLDEST_BASE_FILE = "ci/agent/oldest_base"
 """Full sha of the oldest commit of the default branch that a change may begin at."""
+
+RULESETS = "ci/agent/github"
+"""Folder of the rulesets that GitHub holds the repository to, as JSON."""
 
 REPOSITORY = "HILGATE_REPOSITORY"
 """Of the agent: its own clone of the repository that it serves, which no job writes to. Without it, the one that these
@@ -81,6 +85,28 @@ def oldest_base(folder: Path) -> str:
             "names no commit", where=str(folder / OLDEST_BASE_FILE), remedy="write one full sha, and comments after '#'"
         )
     return lines[0] if lines else ""
+
+
+def may_rebase(folder: Path) -> bool:
+    """Whether a ruleset of the agent's own clone lets GitHub rebase what it merges, commit by commit.
+
+    Raises:
+        DeclarationError: A ruleset cannot be read.
+    """
+    for path in sorted((folder / RULESETS).glob("*.json")):
+        name = path.relative_to(folder).as_posix()
+        try:
+            rules = [rule.get("parameters", {}) for rule in json.loads(read(folder, name))["rules"]]
+            methods = {
+                name for rule in rules for name in (rule.get("merge_method"), *rule.get("allowed_merge_methods", ()))
+            }
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DeclarationError(
+                "not a ruleset", where=str(path), remedy="write it as GitHub exports one, with rules and parameters"
+            ) from error
+        if methods & {"REBASE", "rebase"}:
+            return True
+    return False
 
 
 def queues(text: str) -> dict[str, QueuePromise]:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from hilgate.agent.declared import RULESETS
 from hilgate.agent.trust import repository
 from hilgate.buildkite.api import RemoteError
 from hilgate.errors import DeclarationError, MisuseError
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-FOLDER = "ci/agent/github"
+FOLDER = RULESETS
 TOKEN_VARIABLE = "HILGATE_GITHUB_TOKEN"  # noqa: S105 - the name of a variable
 API = "https://api.github.com"
 VERSION = "2022-11-28"
 TIMEOUT_SECONDS = 20.0
 CONNECTIONS = 3
 PER_PAGE = 100
+
+MERGE_METHODS = "allowed_merge_methods"
 
 UNKNOWN_ID = 0
 """In a file, for the id of an app that nobody has filled in yet."""
@@ -217,7 +220,7 @@ def compare(declared: Mapping[str, DeclaredSettings], client: Forge, default: st
     """
     found = Findings()
     for file, ruleset in declared.items():
-        found.differs += [f"{file}: {problem}" for problem in _unfilled(ruleset)]
+        found.differs += [f"{file}: {problem}" for problem in (*_unfilled(ruleset), *rebasing(ruleset))]
         for pattern in ruleset.conditions.ref_name.include:
             branch = _example(pattern, default)
             rules = client.rules(branch)
@@ -252,10 +255,13 @@ def _compare_rule(
 
 
 def _different(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
-    """Parameters that are not as declared; of required checks there may be more."""
+    """Parameters that are not as declared; of required checks there may be more, of ways to merge fewer."""
     for name, value in wanted.items():
         has = there.get(name)
-        if isinstance(value, list) and isinstance(has, list):
+        if name == MERGE_METHODS and isinstance(has, list):
+            if more := [one for one in has if one not in value]:
+                yield f"{name} has {line(json.dumps(more[0]))[:100]}"
+        elif isinstance(value, list) and isinstance(has, list):
             missing = [one for one in value if not any(_covers(one, other) for other in has)]
             if missing:
                 yield f"{name} lacks {json.dumps(missing[0])}"
@@ -280,6 +286,16 @@ def _unfilled(ruleset: DeclaredSettings) -> Iterator[str]:
                 )
     if any(actor.actor_id == UNKNOWN_ID for actor in ruleset.bypass_actors):
         yield "put the id of the app that makes these branches into actor_id of bypass_actors"
+
+
+def rebasing(ruleset: DeclaredSettings) -> Iterator[str]:
+    """Ways to merge that put single commits of a change on the branch, which no build has seen as its head."""
+    why = "puts commits on the branch that no build has seen: take squash or merge"
+    for rule in ruleset.rules:
+        if rule.type == "merge_queue" and rule.parameters.get("merge_method") == "REBASE":
+            yield f"merge_method REBASE {why}"
+        if rule.type == "pull_request" and "rebase" in rule.parameters.get(MERGE_METHODS, ["rebase"]):
+            yield f"{MERGE_METHODS} of pull_request allows rebase, which {why}"
 
 
 def _example(pattern: str, default: str) -> str:

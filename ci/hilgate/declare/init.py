@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from hilgate import git
+from hilgate.agent.declared import RULESETS
 from hilgate.agent.trust import stays_inside
 from hilgate.declare import imports
 from hilgate.declare.load import load
@@ -33,7 +34,9 @@ DECLARATIONS = {
 }
 """File -> its template."""
 
-FLOWS = (".buildkite/pipeline.yml", ".buildkite/approve.yml")
+BY_DECLARATIONS = (".buildkite/pipeline.yml", ".buildkite/approve.yml", f"{RULESETS}/main.json")
+"""Files that say what the declarations say; each has a template of its name."""
+
 PACKAGES = ("torch", "triton", "vllm", "numpy")
 """Packages whose absence means that a step cannot run on a machine, not that it fails there."""
 
@@ -58,11 +61,13 @@ def init(root: Path) -> dict[str, bool]:
         raise MisuseError("there is no test (test_*.py)", where=str(root), remedy="write one first")
     written = {path: _write(root / path, _render(name, facts)) for path, name in DECLARATIONS.items()}
     declarations = load(root)
-    return written | {path: _write(root / path, flow(PurePosixPath(path).name, declarations)) for path in FLOWS}
+    return written | {
+        path: _write(root / path, flow(PurePosixPath(path).name, declarations)) for path in BY_DECLARATIONS
+    }
 
 
 def flow(name: str, declarations: Declarations) -> str:
-    """`pipeline.yml` or `approve.yml` of `.buildkite`, for what is declared."""
+    """One of `BY_DECLARATIONS`, by its name without folders, for what is declared."""
     tables = [step.matrix.file for _, step in declarations.steps() if step.matrix]
     queue, posted_by = declarations.gate_queue(), POSTED_BY.replace(" || ", "\n          || ")
     facts: dict[str, object] = {
