@@ -635,17 +635,20 @@ class _Writer:
             return put(*self._mixed(one))
         if name.startswith("v_pk_"):
             return self._packed(one)
-        if found := re.fullmatch(r"v_cvt_(scalef32_)?pk_f32_(fp8|bf8)", name):
+        if found := re.fullmatch(r"v_cvt_(scalef32_)?pk_(f32|f16|bf16)_(fp8|bf8)", name):
             upper = {"WORD_0": 0, "WORD_1": 1}[one.modifiers.get("src0_sel", "WORD_0")]
             select = one.numbers("op_sel", [0])
             if any(select[1:]):
                 raise UnknownInstructionError(one.text, "op_sel")
             upper |= select[0]
             scale = f"scale_exponent({self._read(sources[1], 'f', one)})" if found[1] else "F(1)"
-            table = f"float8_values({found[2]!r}, {self.fnuz and not found[1]})"
+            table = f"float8_values({found[3]!r}, {self.fnuz and not found[1]})"
             lines = [f"x = {self._register(sources[0], 0)} >> U({16 if upper else 0}); t = {table}; c = {scale}"]
-            parts = (f"np.broadcast_to((t[(x >> U({8 * k})) & U(255)] * c).view(U), (n, 64))" for k in (0, 1))
-            return [*lines, self._put_two(target, *parts)]
+            parts = [f"np.broadcast_to(t[(x >> U({8 * k})) & U(255)] * c, (n, 64))" for k in (0, 1)]
+            if found[2] == "f32":
+                return [*lines, self._put_two(target, *(f"{part}.view(U)" for part in parts))]
+            bits = {"f16": "half_bits", "bf16": "bfloat16_bits"}[found[2]]
+            return [*lines, *self._put(target, f"{bits}({parts[0]}) | ({bits}({parts[1]}) << U(16))", "u", one)]
         if name == "v_readlane_b32":
             if sources[1].kind != "literal":
                 raise UnknownInstructionError(one.text, "a lane in a register")

@@ -332,6 +332,29 @@ def test_every_8_bit_float(kind, arch):
             assert np.array_equal(group.V[4 + k].view(np.float32), want, equal_nan=True), line
 
 
+HALVES_OF_FLOAT8 = {"f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@pytest.mark.parametrize("scale", [0x3F812345, 0x3E812345], ids=["1", "0.25"])
+@pytest.mark.parametrize("kind", HALVES_OF_FLOAT8)
+def test_every_8_bit_float_as_a_half(kind, scale):
+    """Both halves of a register from either half of the codes; NaN stays NaN, and all results are exact."""
+    name = f"v_cvt_scalef32_pk_{kind}_fp8"
+    covers([name])
+    codes = np.arange(256, dtype=np.uint32).reshape(4, 64)
+    words = codes | (255 - codes) << 8 | (codes ^ 0x55) << 16 | (codes ^ 0xAA) << 24
+    table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    factor = 2.0 ** ((scale >> 23) - 127)
+    for line, shift in ((f"{name} v4, v1, v2", 0), (f"{name} v4, v1, v2 op_sel:[1,0,0]", 16)):
+        group = run(line, {1: words, 2: np.full_like(words, scale), 4: words}, arch="gfx950")
+        got = torch.from_numpy(np.ascontiguousarray(group.V[4]).view(np.int16)).view(HALVES_OF_FLOAT8[kind])
+        for k in (0, 1):
+            code = torch.from_numpy((words >> (shift + 8 * k) & 255).astype(np.int64))
+            want = (table[code] * factor).to(HALVES_OF_FLOAT8[kind])
+            torch.testing.assert_close(got[:, k::2], want, rtol=0, atol=0, equal_nan=True, msg=line)
+            assert torch.equal(got[:, k::2].isnan(), code & 127 == 127)
+
+
 def test_quotients_are_rounded_correctly():
     """The sequence that LLVM writes for a / b, over random bits: every exponent, denormals, infinities, NaN."""
     covers(["v_div_scale_f32", "v_div_fmas_f32", "v_div_fixup_f32"])

@@ -50,7 +50,7 @@ LEFT_OUT = {
     r"s_(nop|sleep|setprio|waitcnt|barrier|endpgm|branch)|s_cbranch_.*": "no result: what runs next, and when",
     r"v_mfma_.*": "its text is the formula, without layout and rounding",
     r"v_accvgpr_.*|v_fma_mix.*": "the document has no text of it",
-    r"v_cvt_(scalef32_)?pk_f32_(fp8|bf8)": "its text names a conversion; test_every_8_bit_float has the tables",
+    r"v_cvt_(scalef32_)?pk_(f32|b?f16)_(fp8|bf8)": "its text names a conversion; test_every_8_bit_float has the tables",
     r"v_div_(scale|fmas)_f32": "its text gives wrong quotients at extreme exponents; test_quotients",
     r"ds_b?permute_b32|v_(readlane|readfirstlane|writelane)_b32|v_permlane\d+_swap_b32": "lanes of other lanes",
     r"v_pk_mov_b32|v_bitop3_b\d+": "its operation is a modifier of the line; below",
