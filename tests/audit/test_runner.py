@@ -6,7 +6,7 @@ import torch
 
 from hilgate.model.record import Check
 from pagedkv.audit.budgets import Budgets, Declared, KernelBudget, Limits
-from pagedkv.audit.cases import Case
+from pagedkv.audit.cases import Case, cases_of
 from pagedkv.audit.compile import probe
 from pagedkv.audit.findings import Finding, exit_status, write_findings
 from pagedkv.audit.judge import judge
@@ -31,6 +31,23 @@ def case(launch=probe, *, name="probe"):
 def audit(*cases):
     rows = compile_all(make_plan([("gfx942", each) for each in cases]), jobs=2, timeout=60)
     return judge(rows, BUDGETS, Declared(), triton="x")
+
+
+def read_codes(arch):
+    """A decode over codes of the device's own format, which its instructions convert."""
+    end = {"gfx942": "d64-bs784-interleaved-e4m3fnuz-head", "gfx950": "d64-bs48-packed-e4m3fn-tensor"}[arch]
+    cases = (each for each in cases_of("ours") if each.name.startswith("attention-decode"))
+    return arch, next(each for each in cases if each.name.endswith(end))
+
+
+def test_what_an_arch_gets_does_not_depend_on_another_before_it():
+    """Triton 3.6.0 keeps the conversions of the first arch that a process compiles for."""
+
+    def machine_code(*arches):
+        rows = compile_all(make_plan([read_codes(arch) for arch in arches]), jobs=1, timeout=120)
+        return [row.result.machine_code for row in rows if row.arch == "gfx950"]
+
+    assert machine_code("gfx942", "gfx950") == machine_code("gfx950")
 
 
 def too_large():

@@ -403,6 +403,8 @@ def probe(side: int = 64) -> None:
 def start_compiler() -> None:
     """Start LLVM once, before the forks, with the one kernel that compiles wherever anything does.
 
+    It converts nothing: what Triton 3.6.0 keeps of conversions is each worker's own (see `runner.compile_all`).
+
     Raises:
         CannotRunHereError: Not even that one compiles.
     """

@@ -101,14 +101,17 @@ def compile_all(plan: AuditPlan, *, jobs: int, timeout: float, store: ObjectStor
         timeout: Seconds for one kernel.
         store: Where code objects are kept; None compiles all of them.
     """
-    kernels = list(plan.kernels)
     results: dict[Specialisation, tuple[Figures | Exception | Crash, float]] = {}
-    calls = [functools.partial(find_or_compile, kernel, store) for kernel in kernels]
-    for done, (index, result, seconds) in enumerate(run_isolated(calls, jobs=jobs, timeout=timeout), start=1):
-        results[kernels[index]] = result, seconds
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\rcompiled {done} of {len(calls)}" + ("\n" if done == len(calls) else ""))
-            sys.stderr.flush()
+    # A worker compiles for one arch alone, as a server does: Triton 3.6.0 keeps a process's first arch's conversions.
+    for arch in dict.fromkeys(kernel.arch for kernel in plan.kernels):
+        kernels = [kernel for kernel in plan.kernels if kernel.arch == arch]
+        calls = [functools.partial(find_or_compile, kernel, store) for kernel in kernels]
+        for index, result, seconds in run_isolated(calls, jobs=jobs, timeout=timeout):
+            results[kernels[index]] = result, seconds
+            if sys.stderr.isatty():
+                end = "\n" if len(results) == len(plan.kernels) else ""
+                sys.stderr.write(f"\rcompiled {len(results)} of {len(plan.kernels)}{end}")
+                sys.stderr.flush()
     rows = list(plan.refused)
     for case, wanted in plan.rows:
         result, seconds = results[wanted]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from pagedkv.attention.softmax import compiled_for
 from pagedkv.fp8.formats import FORMATS, decode, encode, narrowed
 
 if TYPE_CHECKING:
@@ -63,10 +64,15 @@ def _strides(scale: Tensor) -> tuple[int, int, int]:
 def decoded(code, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
     """Return the values of uint8 codes in DTYPE; by the device's own conversion if NATIVE, else by `formats.decode`."""
     if NATIVE:
-        # By way of fp32, which is what the instructions give. Towards fp16 and bf16 Triton 3.6 has a conversion in
-        # software for gfx950, several times as long, and the one to bf16 turns NaN into 480.
         KIND: tl.constexpr = tl.float8e4nv if FORMAT == "e4m3fn" else tl.float8e4b8
-        value = narrowed(code.to(KIND, bitcast=True).to(tl.float32), DTYPE)
+        if compiled_for("gfx950"):
+            # v_cvt_scalef32_pk_f16_fp8 and _bf16_fp8: two codes at once, and a NaN stays one. Triton 3.6.0 keeps the
+            # conversions of the first arch that a process compiles for: behind gfx942 there would be software here,
+            # which turns NaN into 480 in bf16 (found by executing it). On a machine with gfx950 that does not happen.
+            value = code.to(KIND, bitcast=True).to(DTYPE)
+        else:
+            # By way of fp32, which is what gfx942's instructions give.
+            value = narrowed(code.to(KIND, bitcast=True).to(tl.float32), DTYPE)
     else:
         value = decode(code, FORMAT, DTYPE)
     return value
