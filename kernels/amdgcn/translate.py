@@ -644,11 +644,11 @@ class _Writer:
             scale = f"scale_exponent({self._read(sources[1], 'f', one)})" if found[1] else "F(1)"
             table = f"float8_values({found[3]!r}, {self.fnuz and not found[1]})"
             lines = [f"x = {self._register(sources[0], 0)} >> U({16 if upper else 0}); t = {table}; c = {scale}"]
-            parts = [f"np.broadcast_to(t[(x >> U({8 * k})) & U(255)] * c, (n, 64))" for k in (0, 1)]
+            low, high = (f"np.broadcast_to(t[(x >> U({shift})) & U(255)] * c, (n, 64))" for shift in (0, 8))
             if found[2] == "f32":
-                return [*lines, self._put_two(target, *(f"{part}.view(U)" for part in parts))]
+                return [*lines, self._put_two(target, f"{low}.view(U)", f"{high}.view(U)")]
             bits = {"f16": "half_bits", "bf16": "bfloat16_bits"}[found[2]]
-            return [*lines, *self._put(target, f"{bits}({parts[0]}) | ({bits}({parts[1]}) << U(16))", "u", one)]
+            return [*lines, *self._put(target, f"{bits}({low}) | ({bits}({high}) << U(16))", "u", one)]
         if name == "v_readlane_b32":
             if sources[1].kind != "literal":
                 raise UnknownInstructionError(one.text, "a lane in a register")
