@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 FILES = {
-    "ci/project.yaml": (declaration.Project, declaration.Image, declaration.GateBudgets),
+    "ci/project.yaml": (declaration.Project, declaration.Image),
     "ci/agents.yaml": (declaration.Device, declaration.Queue),
     "ci/areas/*.yaml": (declaration.Area, declaration.Step, declaration.Smoke, declaration.Matrix),
     "ci/protected.yaml": (Protected,),

@@ -96,7 +96,7 @@ def step(name: str, command: str, **changes: object) -> PlannedStep:
         "devices": (device,),
         "evidence": "findings",
         "timeout_minutes": 60 if "minutes" in changes else 1,
-        "minutes": 0.1,
+        "minutes": 1.0,
     }
     declared |= {field: value for field, value in changes.items() if field not in {*PLACED, "key"}}
     return PlannedStep.model_validate(placed | {"step": declared})

@@ -67,8 +67,9 @@ def plan(
     """Show which steps would run, where and why. Runs nothing."""
     from hilgate.history.queries import forecast
     from hilgate.history.store import images
-    from hilgate.plan.estimate import size_of
+    from hilgate.plan.estimate import estimate, last_minutes
     from hilgate.plan.limits import within_limits
+    from hilgate.plan.machine import detect
     from hilgate.plan.make import PlanChoice, make_plan
     from hilgate.report import terminal
 
@@ -95,7 +96,8 @@ def plan(
     if as_json:
         sys.stdout.write(made.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
-        terminal.print_plan(terminal.stdout(), made, size_of(made, root, history), omitted=omitted)
+        size = estimate(made, last_minutes(root), cores=detect().cores) if made.local else estimate(made)
+        terminal.print_plan(terminal.stdout(), made, size, omitted=omitted)
         if history and not made.local:
             for words in forecast(history, {step.queue for step in made.steps if step.queue}):
                 terminal.say(terminal.stdout(), words, "dim")
@@ -128,14 +130,13 @@ def explain(
         ),
     ],
     base: Base = None,
-    history: History = None,
     as_json: Json = False,
 ) -> None:
     """Show what a step runs and which files select it."""
     from hilgate import git
     from hilgate.declare import imports
     from hilgate.declare.load import load
-    from hilgate.plan.estimate import measured
+    from hilgate.plan.estimate import last_minutes
     from hilgate.plan.expand import StepExplanation
     from hilgate.plan.select import select
     from hilgate.report.terminal import print_step
@@ -163,7 +164,7 @@ def explain(
         answer = StepExplanation(area=area.area, paths=area.paths, step=declared_step, queues=queues, reason=rule)
         sys.stdout.write(answer.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
-        print_step(declarations, *found, rule=rule, history=measured(root, history))
+        print_step(declarations, *found, rule=rule, last=last_minutes(root))
 
 
 @program.command()

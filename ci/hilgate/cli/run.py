@@ -113,8 +113,9 @@ def gate(
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
     from hilgate.model import PLAN_FILE
-    from hilgate.plan.estimate import budget_of, remember, size_of
+    from hilgate.plan.estimate import estimate, keep_minutes, last_minutes
     from hilgate.plan.limits import within_limits
+    from hilgate.plan.machine import detect
     from hilgate.plan.make import first_line, make_plan
     from hilgate.report import terminal
     from hilgate.run.runner import locked
@@ -135,17 +136,16 @@ def gate(
             plan.save(folder / PLAN_FILE)
 
         def announce(keys: frozenset[str]) -> Estimate:
-            size = size_of(plan, root, keys=keys, cores=jobs)
+            size = estimate(plan, last_minutes(root), cores=jobs or detect().cores, keys=keys)
             terminal.print_plan(terminal.stderr(), plan, size)
             return size
 
         size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, announce=announce)
         judged = judge_and_report(folder, plan, root=root, approved_by=approved_by)
-        remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
+        keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(judged)
-    budget = None if steps or earlier else budget_of(plan, declarations)
     if size:
-        terminal.print_time(terminal.stderr(), time.monotonic() - began, size, budget)
+        terminal.print_time(terminal.stderr(), time.monotonic() - began, size)
     _send(judged)
     raise typer.Exit(status_of(judged))
 
@@ -186,7 +186,7 @@ def run(
     """
     from hilgate.git import default_base
     from hilgate.model import PLAN_FILE
-    from hilgate.plan.estimate import remember
+    from hilgate.plan.estimate import keep_minutes
     from hilgate.plan.limits import within_limits
     from hilgate.plan.make import make_plan, read_plan
     from hilgate.report.terminal import print_slowest, print_verdict
@@ -218,7 +218,7 @@ def run(
         if arguments:
             only = _selected(plan, folder)
         judged = judge_and_report(folder, plan, only=only, job=job, root=root)
-        remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
+        keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     print_verdict(judged, every=True)
     print_slowest(judged.recorded, slowest)
     raise typer.Exit(status_of(judged))
@@ -386,7 +386,6 @@ def run_plan(
     from hilgate.declare.load import load_project
     from hilgate.declare.protected import to_put_back
     from hilgate.plan import prerequisites
-    from hilgate.plan.estimate import stretch
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
@@ -430,7 +429,6 @@ def run_plan(
             )
         keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
         cores = cores or machine.cores
-        pace = stretch(plan, root, machine.cores)
         same = plan.merge_base == plan.commit and not plan.dirty
         base = "" if same or only_ids else plan.merge_base
         known = known_on_base(plan, root) if base else frozenset[str]()
@@ -454,7 +452,6 @@ def run_plan(
                 only_ids=only_ids,
                 base=base,
                 base_known=known,
-                pace=pace,
             ).run()
     return size
 

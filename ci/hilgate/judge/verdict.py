@@ -312,7 +312,6 @@ class StepResult:
             other_command=self.other_command,
             other_image=self.other_image,
             other_packages=self.other_packages,
-            local=self.plan.local,
             watched=bool(self.health),
             node_in_doubt=self.node_in_doubt,
             without_health=self.without_health,

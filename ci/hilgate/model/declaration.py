@@ -134,19 +134,6 @@ Place = Annotated[str, AfterValidator(_place)]
 """A file or a folder below the root, as an agent's host and its shell can take it: no '..', no blank."""
 
 
-class GateBudgets(StrictModel):
-    """Minutes that `hilgate gate` may take on 2 idle cores. More is said at its end, and makes nothing red."""
-
-    smoke: float | None = Field(default=None, gt=0)
-    """Of a smoke run, when nothing has changed."""
-    all: float | None = Field(default=None, gt=0)
-    """When nothing is left out as not affected."""
-    change: float | None = Field(default=None, gt=0)
-    """Of a change, say of one line."""
-    always: float | None = Field(default=None, gt=0)
-    """Of a change that selects only what always runs, say of a document."""
-
-
 class Project(StrictModel):
     """`ci/project.yaml`: what hilgate must know of the repository it serves. Without the file, the defaults hold."""
 
@@ -162,8 +149,6 @@ class Project(StrictModel):
     before any step runs; empty for none. `hilgate doctor` shows them; a local run begins only where all pass."""
     images: dict[Key, Image] = Field(default_factory=dict)
     """Name, as queues and `provides` give it, to how it is built."""
-    budgets: GateBudgets = GateBudgets()
-    """How long a person should wait."""
     status: str = "hilgate/required"
     """The one commit status that a merge waits for."""
     approvers: str = "hilgate-approvers"
@@ -288,7 +273,7 @@ class Step(StrictModel):
     cores: int = Field(default=1, ge=1)
     """CPU cores it keeps busy; the local runner fills the machine with them."""
     minutes: float = Field(default=1.0, gt=0)
-    """What it usually takes on 2 cores; used for ordering and for the estimate in the plan."""
+    """What it usually takes on 2 cores; used for ordering and, until it was measured, for the estimate in the plan."""
     smoke: Smoke | None = None
     """Its subset in a smoke run; a step without one is not in it."""
     columns: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 """What a reader must know beside passes: all that is not red and not simply passed either, as one list. Pure.
 
 A pass that does not prove what it is for, answers that churned, a part of a step, a second attempt, checks that cannot
-run here, a quarantine: each is said once, with the steps or checks that it is about.
+run here, a slow step, a quarantine: each is said once, with the steps or checks that it is about.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.model.record import Outcome
 from hilgate.run.outcome import needs_of
-from hilgate.text import count
+from hilgate.text import count, duration
 
 if TYPE_CHECKING:
     from hilgate.model.plan import Plan, PlannedStep
@@ -69,6 +69,7 @@ def reservations(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Rese
         ("a part", "only a part of these steps ran", _part),
         ("cannot run here", "skipped because this machine lacks what they need; other machines run them", _lacking),
         ("ran again", "an earlier attempt was stopped by the machine, and a later one passed", _again),
+        ("slow", "took over twice their declared minutes", _slow),
         ("put back", "measured with the merge base's own values, because nobody approved new ones", _put_back),
     )
     for kind, what, words_of in of_steps:
@@ -104,6 +105,15 @@ def _lacking(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str
 def _again(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
     earlier = recorded.attempts.get(step.key, ())[:-1]
     return f": {earlier[-1].record.message}" if earlier else ""
+
+
+SLOW = 2.0
+"""Times its declared minutes after which a step is called slow."""
+
+
+def _slow(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
+    seconds, minutes = step.seconds or 0.0, planned.step.minutes
+    return f": {duration(seconds)}, declared {minutes:g} min" if seconds > SLOW * 60 * minutes else ""
 
 
 def _put_back(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001

@@ -92,20 +92,17 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
     console.print(cell(f"Plan of {commit}, {against}, {where}"))
     if plan.fork:
         console.print("From a fork: no secrets are given and no caches are written")
-    minutes = {step.key: size.each[step.key] if step.key in size.measured else step.step.minutes for step in plan.steps}
     rows = [
-        (step.key, step.device if here else step.queue, f"{minutes[step.key]:.2g}", step.reason) for step in plan.steps
+        (step.key, step.device if here else step.queue, f"{size.each[step.key]:.2g}", step.reason)
+        for step in plan.steps
     ]
     table = table_of(("step", "device" if here else "queue", "min", "because"), rows)
     table.columns[0].no_wrap, table.columns[2].justify = True, "right"  # a key is there to be copied
     console.print(table)
-    gpu = f", {_about(size.on_gpus)} of them on GPUs" if size.on_gpus else ""
-    gpu += f" ({size.gpu_minutes:.3g} GPU-minutes)" if size.gpu_minutes != size.on_gpus else ""
-    known = "declared minutes, at this machine's pace" if here else "as declared"
-    known = f"measured for {len(size.measured)} of {len(plan.steps)}" if size.measured else known
-    about = f"{text.rounded(60 * size.wall)} on {count(size.cores, 'core')}" if here else _about(size.minutes)
-    chain = f"; longest chain {_about(size.chain_minutes)}: {' -> '.join(size.chain)}" if len(size.chain) > 1 else ""
-    console.print(f"\n{count(len(plan.steps), 'step')}, about {about}{gpu} ({known}){chain}")
+    gpu = f", {size.gpu_minutes:.3g} GPU-minutes" if size.gpu_minutes else ""
+    known = f"measured for {len(size.measured)} of {len(plan.steps)}" if size.measured else "as declared"
+    about = f"{text.rounded(60 * size.minutes)} on {count(size.cores, 'core')}" if here else _about(size.minutes)
+    console.print(f"\n{count(len(plan.steps), 'step')}, about {about}{gpu} ({known})")
     reasons: dict[str, list[Key]] = {}
     for omission in plan.omissions:
         reasons.setdefault(omission.reason, []).append(omission.key)
@@ -118,14 +115,10 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
         say(console, f"{count(len(plan.omissions), 'step')} omitted: {words} (hilgate plan --omitted)", "dim")
 
 
-def print_time(console: Console, seconds: float, size: Estimate, budget: float | None) -> None:
-    """How long it took beside the forecast, and beside the budget (minutes) where there is one."""
-    words = f"took {text.duration(seconds)}, forecast {text.rounded(60 * size.wall)}"
-    over = budget is not None and seconds > 60 * budget
-    if budget is not None:
-        words += f"; {'over ' if over else ''}budget {text.duration(60 * budget)} (2 idle cores)"
-        words += f"; load average {os.getloadavg()[0]:.0f}" if over else ""
-    say(console, words, "yellow" if over else "dim")
+def print_time(console: Console, seconds: float, size: Estimate) -> None:
+    """Print how long a run took beside its forecast, and the load of the machine."""
+    words = f"took {text.duration(seconds)}, forecast {text.rounded(60 * size.minutes)}"
+    say(console, f"{words}; load average {os.getloadavg()[0]:.0f}", "dim")
 
 
 def print_slowest(recorded: Recorded, number: int) -> None:
@@ -317,8 +310,8 @@ def short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str, history: Mapping[Key, float]) -> None:
-    """Everything declared about a step; `rule` says whether a change selects it, `history` is in minutes."""
+def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str, last: Mapping[Key, float]) -> None:
+    """Everything declared about a step; `rule` says whether a change selects it, `last` is in minutes."""
     out = stdout()
     out.print(Text.assemble((step.key, "bold"), "  ", cell(f"{step.label} (area {area.area})")))
     selected = "any change" if area.always else "a change to " + ", ".join(area.paths)
@@ -359,12 +352,12 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
             device,
             declarations.queue_for(step, device) or "none: locally only",
             declarations.image_for(step, device) or "-",
-            f"{history[key]:.3g} min" if (key := planned_key(step, device)) in history else "-",
+            f"{last[key]:.3g} min" if (key := planned_key(step, device)) in last else "-",
             f"hilgate run {key}",
         )
         for device in step.devices
     ]
-    out.print("", table_of(("device", "queue", "image", "median", "repeat it there with"), places), sep="\n")
+    out.print("", table_of(("device", "queue", "image", "last here", "repeat it there with"), places), sep="\n")
 
 
 def print_machine(diagnosis: Diagnosis, declarations: Declarations) -> None:

@@ -21,9 +21,6 @@ OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SI
 
 TIMED_OUT = "timed out"
 """How the reason begins when a step was ended at its timeout."""
-SLOW_MACHINE = "; this machine is slow: "
-"""How the reason goes on when the machine takes more than `SLOW` times as long as the one of the declared minutes."""
-SLOW = 3.0
 NOT_STARTED = "not started"
 """How it begins when another step stood in its way."""
 

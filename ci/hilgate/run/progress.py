@@ -50,7 +50,7 @@ class Clock:
     def __str__(self) -> str:
         """`1 min 20 s, about 2 min 20 s left`."""
         passed = time.monotonic() - self._began
-        left = 60 * self._size.wall * self._taken / self._expected - passed if self._size else 0.0
+        left = 60 * self._size.minutes * self._taken / self._expected - passed if self._size else 0.0
         return text.duration(passed) + (f", about {text.rounded(left)} left" if left > 0 else "")
 
 

@@ -19,7 +19,6 @@ from hilgate.model.verdict import Ruling
 from hilgate.run.outcome import (
     NOT_STARTED,
     OWN_SIGNALS,
-    SLOW_MACHINE,
     TIMED_OUT,
     first,
     first_line,
@@ -49,7 +48,6 @@ class Surroundings:
         other_command: The command that was run in place of the planned one.
         other_image: Why the image that it ran in is not the planned one.
         other_packages: Which package of the tree under test it imported from elsewhere.
-        local: Whether it belongs to a plan for one machine at hand.
         watched: Whether the hooks of its job recorded the health of its node.
         node_in_doubt: The first thing that stands against its node.
         without_health: Which health record is demanded and not there.
@@ -70,7 +68,6 @@ class Surroundings:
     other_command: str = ""
     other_image: str = ""
     other_packages: str = ""
-    local: bool = False
     watched: bool = False
     node_in_doubt: str = ""
     without_health: str = ""
@@ -417,13 +414,6 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.exit_in_words("exit 1 and no failing check"),
     ),
     # No exit status: ended by hilgate, or never started. Whose doing that is.
-    _own(
-        "hung on a slow machine",
-        lambda f: f.timed_out and f.around.local and SLOW_MACHINE in f.stopped,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda f: f.stopped,
-    ),
     _own("hung", lambda f: f.timed_out, DID_NOT_RUN, Ruling.UNFINISHED, lambda f: f.stopped),
     _own(
         "not started",

@@ -28,15 +28,15 @@ from hilgate.evidence import LOG_FILE, Collected, collect_image, kind_of
 from hilgate.model.declaration import CPU
 from hilgate.model.plan import Plan, PlannedStep
 from hilgate.model.record import BuildRecord, Environment, Outcome, StepRecord
-from hilgate.plan.estimate import fits, in_order, stretch
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
-from hilgate.run.outcome import NOT_STARTED, SLOW, SLOW_MACHINE, TIMED_OUT, other_packages
+from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, other_packages
 from hilgate.run.process import SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
 from hilgate.run.rules import Facts, Surroundings, decide
+from hilgate.run.schedule import fits, in_order
 from hilgate.text import count
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ class Runner:
         only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
         base: The merge base, over whose files failing tests run too (`recheck.start_on_base`); empty for none.
         base_known: Keys of the steps that need no such run: it is known how they ended there.
-        pace: By how much timeouts are longer than declared, on a slow machine (`plan.estimate.stretch`).
     """
 
     plan: Plan
@@ -86,7 +85,6 @@ class Runner:
     only_ids: tuple[str, ...] = ()
     base: str = ""
     base_known: frozenset[str] = frozenset()
-    pace: float = 1.0
     _began: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
     _records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     _running: dict[str, process.Child] = field(default_factory=dict)
@@ -215,8 +213,8 @@ class Runner:
         return inner_timeout(self._timeout(step) - used, os.environ, time.time())
 
     def _timeout(self, step: PlannedStep) -> float:
-        """Seconds that a step may take on this machine."""
-        return step.step.timeout_minutes * SECONDS_PER_MINUTE * self.pace
+        """Seconds that a step may take."""
+        return step.step.timeout_minutes * SECONDS_PER_MINUTE
 
     def _reap(self, steps: dict[str, PlannedStep]) -> list[str]:
         ended = [(key, child, end) for key, child in self._running.items() if (end := child.poll()) is not None]
@@ -229,9 +227,6 @@ class Runner:
                 # Its job left it less than its own time: that is no hang of the step.
                 why = f"its job had {child.timeout_seconds:g} s left for it, and its own time is {seconds:g} s"
                 end = replace(end, reason=why)
-            elif self.pace > SLOW and end.reason.startswith(TIMED_OUT):
-                slow = f"{SLOW_MACHINE}steps take {self.pace:.1f} times as long as usual"
-                end = replace(end, reason=end.reason + slow)
             checks = self._record(step, end, child)
             self._red = self._red or (key if self._outcomes[key] is not Outcome.PASS else "")
             if self.reruns and self._outcomes[key] is Outcome.FAIL:
@@ -264,7 +259,7 @@ class Runner:
     def _run_on_base(self, step: PlannedStep, rerun_seconds: float = 0.0) -> None:
         """Start the failing tests of a short step over the merge base's files, if nothing says how they end there."""
         checks, seconds = self._failed[step.key]
-        if not self.base or step.key in self.base_known or seconds > recheck.MOST_BASE_SECONDS * self.pace:
+        if not self.base or step.key in self.base_known or seconds > recheck.MOST_BASE_SECONDS:
             return
         left = self._seconds_left(step, seconds + rerun_seconds)
         if self._base_tree is None:
@@ -392,6 +387,5 @@ def run_plan(plan: Plan, root: Path, folder: Path) -> Recorded:
             tree="",
             cores=machine.cores,
             progress=progress,
-            pace=stretch(plan, root, machine.cores),
         ).run()
     return results.read_all(folder, None, plan, digest)

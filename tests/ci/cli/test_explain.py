@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hilgate explain`, `plan --models`, profiles and histories as a person meets them, in a small repository."""
+"""`hilgate explain`, `plan --models`, profiles and minutes as a person meets them, in a small repository."""
 
 import json
+import socket
 
 import pytest
-from support.builds import built
-from support.jobs import passed
-from support.plans import git, hilgate, passing, step, write_repository, writes_findings
+from support.plans import git, hilgate, passing, write_repository, writes_findings
 
 from hilgate.errors import Exit
 from hilgate.model.plan import Plan
+from hilgate.plan.estimate import MINUTES_FILE, LastMinutes
 
 
 @pytest.fixture
@@ -73,19 +73,11 @@ def test_profiles(repository):
     assert "needs no-such-tool; not installed here (agents: amd-cpu)" in by_name.stderr
 
 
-def test_history_is_in_the_footer_and_in_the_explanation(repository):
-    _, _, verdict = built((step("plain", "x"), [passed()]))
-    history, steps = repository / "times", tuple(one.model_copy(update={"seconds": 300.0}) for one in verdict.steps)
-    build = history / "20260102T030405Z-000000000000-0"
-    verdict.model_copy(update={"steps": steps}).save(build / "verdict.json")
-    shown = hilgate(repository, "plan", "--history", str(history)).stdout
-    assert "(measured for 1 of 2)" in shown
-    assert "(declared minutes, at this machine's" in hilgate(repository, "plan").stdout
+def test_measured_minutes_are_in_the_footer_and_in_the_explanation(repository):
+    assert "(as declared)" in hilgate(repository, "plan").stdout
     assert "about 2 minutes (as declared)" in hilgate(repository, "plan", "--profile", "pr").stdout
-    assert "5 min" in hilgate(repository, "explain", "plain", HILGATE_HISTORY=str(history)).stdout
-    absent = hilgate(repository, "plan", "--history", str(repository / "absent"))
-    assert (absent.returncode, absent.stdout) == (Exit.MISUSE, "")
-    (build / "verdict.json").write_text("{")
-    damaged = hilgate(repository, "plan", "--history", str(history))
-    assert damaged.returncode == Exit.INVALID_DECLARATION
-    assert str(build / "verdict.json") in damaged.stderr
+    last = LastMinutes(host=socket.gethostname(), minutes={"plain-cpu": 5.0})
+    last.save(repository / MINUTES_FILE)
+    assert "(measured for 1 of 2)" in hilgate(repository, "plan").stdout
+    assert "about 2 minutes (as declared)" in hilgate(repository, "plan", "--profile", "pr").stdout
+    assert "5 min" in hilgate(repository, "explain", "plain").stdout

@@ -426,16 +426,6 @@ def test_what_did_not_run_is_never_called_a_regression():
     assert not [one.name for one in RULES if (one.outcome, one.ruling) == (D, R.REGRESSION)]
 
 
-@pytest.mark.parametrize(("profile", "ruling"), [("gate", R.INFRA), ("pr", R.UNFINISHED)])
-def test_a_timeout_on_a_slow_machine_says_nothing_about_the_change(tmp_path, profile, ruling):
-    """Agents are never slow by their own word: what a job of theirs records is not believed so far."""
-    jobs = Jobs(tmp_path, agents_plan(PLAIN, profile=profile))
-    slow = "timed out after 1860 s; this machine is slow: steps take 3.1 times as long as usual"
-    jobs.job(PLAIN.key, *finished(PLAIN, status=None, stopped=slow, environment=environment(image="")))
-    ruled = jobs.ruled(PLAIN.key)
-    assert (ruled.outcome, ruled.ruling, ruled.why) == (D, ruling, slow)
-
-
 MAY_LACK = {
     "cpu:amx_tile": Excuse(why="the prefix cache of MLA needs AMX", most=1),
     "device:gfx942,gfx950": Excuse(why="it needs a GPU that has FP8", most=1),

@@ -36,6 +36,7 @@ def a_build():
         (step("mla", "x", **LACKS), [passed(), lacking("t1"), lacking("t2")]),
         (step("twice", "x"), [passed()]),
         (step("measured", "x"), [passed()]),
+        (step("late", "x", minutes=0.5), [passed()]),
         (step("plain", "x"), [passed()]),
     )
     plan, recorded, verdict = built(*steps)
@@ -64,6 +65,7 @@ def test_every_kind_is_listed_once_with_what_it_is_about():
         "a part": ("subset-cpu: 1 check of -k hnd",),
         "cannot run here": ("mla-cpu: 2 checks (the prefix cache of MLA needs AMX)",),
         "ran again": ("twice-cpu: its node ran out of memory",),
+        "slow": ("late-cpu: 1 min 35 s, declared 0.5 min",),
         "put back": ("measured-cpu: tests/tolerances.py",),
     }
 
@@ -71,7 +73,7 @@ def test_every_kind_is_listed_once_with_what_it_is_about():
 def test_report_annotation_and_terminal_have_the_same_list(capsys):
     build = a_build()
     titles = [one.title for one in reservations(*build)]
-    assert len(titles) == 7
+    assert len(titles) == 8
     for shown in (report_page(ReportView(*build)), annotation.render(ReportView(*build)), terminal_of(build, capsys)):
         at = shown.index(TITLE)
         places = [shown.index(title, at) for title in titles]

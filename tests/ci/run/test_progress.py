@@ -26,7 +26,7 @@ def test_what_is_left_follows_the_pace_of_what_has_passed(monkeypatch, seconds, 
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     one = step("a", "x", minutes=2)
-    clock = progress.Clock(SimpleNamespace(wall=5.0, each=estimate(plan(one)).each))
+    clock = progress.Clock(SimpleNamespace(minutes=5.0, each=estimate(plan(one)).each))
     for taken in seconds:
         clock.finished(one, SimpleNamespace(record=SimpleNamespace(outcome=Outcome.PASS, seconds=taken)))
     clock.finished(one, SimpleNamespace(record=SimpleNamespace(outcome=Outcome.FAIL, seconds=1)))  # tells no pace

@@ -114,10 +114,10 @@ EXAMPLES = [
 
 
 def among(exit_status=0, checks=(PASS,), **around):
-    return facts(exit_status, checks, stopped="" if exit_status is not None else SLOW, around=Surroundings(**around))
+    return facts(exit_status, checks, stopped="" if exit_status is not None else LATE, around=Surroundings(**around))
 
 
-SLOW = "timed out after 1860 s; this machine is slow: steps take 3.1 times as long as usual"
+LATE = "timed out after 1860 s"
 DOUBT = {"node_in_doubt": "its node is in doubt (kernel log: reset)"}
 IN_ITS_SURROUNDINGS = [
     (among(damaged="cut off", **DOUBT), D, R.INFRA, "its results cannot be believed: cut off; its node is in doubt"),
@@ -136,8 +136,7 @@ IN_ITS_SURROUNDINGS = [
     (among(stray="it holds t"), D, R.UNFINISHED, "it holds t"),
     (among(expired="the entry of f has expired", excused=("f",)), F, R.QUARANTINED, "the entry of f has expired"),
     (among(excused=("f",)), P, R.QUARANTINED, "1 passed; 1 failed in quarantine"),
-    (among(None, local=True), D, R.INFRA, SLOW),
-    (among(None), D, R.UNFINISHED, SLOW),
+    (among(None), D, R.UNFINISHED, LATE),
     (among(-11, watched=True), D, R.UNFINISHED, "killed by SIGSEGV"),
     (among(-11), D, R.INFRA, "killed by SIGSEGV"),
     (among(Exit.SICK_NODE), D, R.INFRA, "exit"),

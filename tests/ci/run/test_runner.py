@@ -196,28 +196,9 @@ def test_steps_that_end_together_on_a_full_disk_are_one_error(tmp_path, monkeypa
         results_of(plan(step("a", python("pass")), step("b", python("pass"))), tmp_path)
 
 
-def test_a_planted_bug_gets_as_much_more_time_as_any_step_on_a_slow_machine(tmp_path, monkeypatch):
-    monkeypatch.setenv("CI", "")
-    monkeypatch.setattr("hilgate.plan.estimate.slowness", lambda: 2.0)
+def test_a_planted_bugs_step_ends_at_its_declared_timeout(tmp_path, monkeypatch):
     monkeypatch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 1.0)
     recorded = run_plan.run_plan(
         plan(step("sample", python("import time; time.sleep(60)"))), tmp_path, tmp_path / "out"
     )
-    assert recorded.last("sample-cpu").record.message == "timed out after 2 s"
-
-
-@pytest.mark.parametrize(
-    ("pace", "why"),
-    [
-        (1.0, "timed out after 1 s"),
-        (2.5, "timed out after 2.5 s"),
-        (3.5, "timed out after 3.5 s; this machine is slow: steps take 3.5 times as long as usual"),
-    ],
-)
-def test_a_slow_machine_gives_a_step_more_time_and_a_timeout_there_says_so(tmp_path, monkeypatch, pace, why):
-    monkeypatch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 1.0)
-    a_plan = plan(step("sample", python("import time; time.sleep(60)")))
-    runner(a_plan, tmp_path, pace=pace).run()
-    record = read_all(tmp_path, None, a_plan, plan_digest(a_plan)).last("sample-cpu").record
-    assert (record.outcome, record.message) == (Outcome.DID_NOT_RUN, why)
-    assert pace <= record.seconds < pace + 10
+    assert recorded.last("sample-cpu").record.message == "timed out after 1 s"
