@@ -94,7 +94,6 @@ TELLING = (
     ("plan", "--base", "HEAD"),
     ("explain", "a", "--base", "HEAD"),
     ("run", "a", "--", MARKUP),
-    ("replay", "changes.txt"),
     ("history", "show"),
     ("run", MARKUP),
     ("plan", MARKUP),
@@ -125,7 +124,6 @@ def test_brackets_in_names_ids_files_and_arguments_are_text_in_every_command(tmp
     (root / "[").mkdir()
     (root / "[" / "x] [bold]no[").mkdir()
     (root / "[" / "x] [bold]no[" / "bold] :boom:").write_text("a file whose path is the text above")
-    (root / "changes.txt").write_text(f'["{MARKUP}"]\n')
     hilgate(root, "gate")
     hilgate(root, "history", "add")
     for arguments in TELLING + SILENT:
