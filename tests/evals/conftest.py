@@ -12,8 +12,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 import pytest
+from support.gates import declared
 
-from hileval.gates.declare import Gate, load_gates
 from hileval.gates.rule import GateRule
 from hileval.records.baseline import make_baseline
 from hileval.records.records import Evaluation, Identity, Run, Sample, Setting, flags_of
@@ -22,6 +22,7 @@ from hilgate.model.record import Environment
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hileval.gates.declare import Gate
     from hileval.records.baseline import Baseline
 
 IDENTITY = Identity(
@@ -113,7 +114,13 @@ def plant() -> type[Plant]:
 
 @pytest.fixture(scope="session")
 def gate() -> Gate:
-    return load_gates().gates["pocket-hybrid"]
+    return declared().gates["pocket-hybrid"]
+
+
+@pytest.fixture
+def no_report_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval adds a report of the machine to its results: `pip list` and ten more programs each time. We read none."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", dict)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hileval.gates.declare import Gate
+    from hileval.gates.declare import Gate, Gates
 
 
 PRE_MERGE = GateRule(
@@ -30,6 +31,12 @@ PRE_MERGE = GateRule(
     unresolved="flag",
 )
 """A rule of a merge: it looks nine times, and asks once more."""
+
+
+@functools.cache
+def declared() -> Gates:
+    """The gates of this repository, read once a session."""
+    return load_gates()
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ def resolved(
     folder: Path | None = None,
 ) -> ResolvedGate:
     """A declared gate as `hileval.gates.resolve` gives it; without a rule with the first that it names."""
-    found = rule or load_gates().rules[next(iter(gate.rules.values()))]
+    found = rule or declared().rules[next(iter(gate.rules.values()))]
     made = PlantedGate(name, gate, found, gate.engine, baseline, make=make)
     if folder is not None:
         made.__dict__["folder"] = folder

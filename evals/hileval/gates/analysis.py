@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from hileval.records.records import Filter
 
@@ -378,16 +378,19 @@ def scan(drops: Array, answers: Array, d: float) -> Array:
     return z
 
 
-def confirm(right: NDArray[np.bool_], last: int, others: int = 0) -> float:
-    """p-value of the questions that no more of them were lost than gained by the last nights.
+def confirm(right: NDArray[np.bool_], last: ArrayLike, others: int = 0) -> NDArray[np.float64]:
+    """p-values of the questions that no more of them were lost than gained by the last nights.
 
     Args:
         right: [nights, questions].
-        last: Nights since the split.
+        last: Nights since the split; of one split, or of several.
         others: Further questions, each answered alike in all nights.
     """
-    moved = statistics.differences(right[:-last], right[-last:])
-    return float(statistics.difference_p(np.concatenate([moved, np.zeros(others)])))
+    since = np.asarray(last)
+    total = right.cumsum(axis=0)
+    before = total[-since - 1]
+    moved = before / (len(right) - since[..., None]) - (total[-1] - before) / since[..., None]
+    return statistics.difference_p(np.concatenate([moved, np.zeros((*since.shape, others))], axis=-1))
 
 
 def judge_nights(series: Mapping[str, Sequence[Night]]) -> list[Check]:
@@ -422,7 +425,9 @@ def _judge_step(step: str, nights: Sequence[Night]) -> Check:
             numbers |= {"p_value": 1.0}
             why = "not all nights say which questions they answered right, so this may be another rounding"
         else:
-            found = {int(i) + 1: confirm(np.array(named), int(i) + 1) for i in np.flatnonzero(splits >= ALARM)}
+            stand_out = np.flatnonzero(splits >= ALARM) + 1
+            p_values = confirm(np.array(named), stand_out)
+            found = dict(zip(stand_out.tolist(), p_values.tolist(), strict=True))
             likeliest = min(found, key=found.__getitem__)
             dropped = found[likeliest] <= CONFIRMED
             last = likeliest if dropped else last
@@ -484,16 +489,19 @@ def alarms(
     drops = (tossed / 2 - heads + lost + np.subtract(*moved)[:, None] * (later > 0)) / n
     answers = np.full(total, float(n))
     seen = np.zeros(replays, dtype=bool)
+    # Which heads fall together is drawn once a history, so that one night is the same in all of its splits.
+    coins: dict[int, NDArray[np.bool_]] = {}
     for end in range(max(good, 0) + 1, total + 1):
         splits = scan(drops[:, :end], answers[:end], d)
         for one in np.flatnonzero(~seen & (splits.max(axis=-1) >= ALARM)):
             since, before = later[:end, None] > 0, later[:end, None] == 0
-            # Which heads fall together is drawn once a history, so that one night is the same in all of its splits.
-            coins = _tosses(heads[one, :end], tossed, np.random.default_rng([seed, int(one)]))
+            if one not in coins:
+                coins[one] = _tosses(heads[one], tossed, np.random.default_rng([seed, int(one)]))
             gone = np.arange(lost[end - 1]) >= lost[:end, None]
-            right = np.hstack([coins, gone, np.repeat(before, moved[0, one], 1), np.repeat(since, moved[1, one], 1)])
+            for_good = np.repeat(before, moved[0, one], 1), np.repeat(since, moved[1, one], 1)
+            right = np.hstack([coins[one][:end], gone, *for_good])
             found = np.flatnonzero(splits[one] >= ALARM) + 1
-            seen[one] = any(confirm(right, int(last), max(0, n - right.shape[1])) <= CONFIRMED for last in found)
+            seen[one] = bool((confirm(right, found, max(0, n - right.shape[1])) <= CONFIRMED).any())
     return float(seen.mean())
 
 

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from support.gates import resolved
+from support.gates import declared, resolved
 
 from hileval.ask import documents
 from hileval.ask.documents import (
@@ -29,13 +29,13 @@ from hileval.cli import exit_status
 from hileval.engines import Answer, EngineError, Prompt, require_text
 from hileval.engines.vllm_engine import _as_vllm
 from hileval.gates import resolve
-from hileval.gates.declare import EVALS, TaskError, load_gates, read_document_task
+from hileval.gates.declare import EVALS, TaskError, read_document_task
 from hileval.gates.judge import judge
 from hileval.records.records import Evaluation, ScoreError
 from hilgate.errors import CannotRunHereError, Exit
 from hilgate.model.record import Check, Outcome
 
-GATES = load_gates().gates
+GATES = declared().gates
 GATE, PARSE = GATES["pocket-speech"], GATES["nemotron-parse"]
 
 

@@ -5,7 +5,7 @@ import json
 import shutil
 
 import pytest
-from support.gates import resolved
+from support.gates import declared, resolved
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -14,13 +14,15 @@ from hileval.ask.evaluation import read_evaluation
 from hileval.ask.harness import TaskQuestions, documents_of
 from hileval.ask.sides import sequences_of
 from hileval.engines import Answer
-from hileval.gates.declare import EVALS, DriftGate, load_gates
+from hileval.gates.declare import EVALS, DriftGate
 from hileval.gates.judge import judge
 from hilgate.errors import CannotRunHereError, HilgateError, RecordsError
 from hilgate.model.record import Check, Outcome
 
-GATE = load_gates().gates["drawn-falcon-h1-tiny"]
-RULE = load_gates().rules["drawn"].model_copy(update={"questions": 40, "margin": 0.3, "baseline_runs": 1})
+pytestmark = pytest.mark.usefixtures("no_report_of_the_machine")
+
+GATE = declared().gates["drawn-falcon-h1-tiny"]
+RULE = declared().rules["drawn"].model_copy(update={"questions": 40, "margin": 0.3, "baseline_runs": 1})
 
 
 class Engine:

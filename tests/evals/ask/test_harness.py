@@ -7,17 +7,19 @@ import os
 from unittest import mock
 
 import pytest
-from support.gates import resolved
+from support.gates import declared, resolved
 
 from hileval.ask import harness
 from hileval.ask.harness import Chat, TaskQuestions, chat_of, read_samples
 from hileval.engines import MOST_CHARACTERS, Answer, EngineError
-from hileval.gates.declare import TaskError, load_gates
+from hileval.gates.declare import TaskError
 from hileval.gates.resolve import ResolvedGate, resolve_task
 from hileval.pocket.cli import TEST_FILE
 from hileval.pocket.data import read_jsonl
 from hileval.records.records import Sample, ScoreError
 from hilgate.errors import Exit
+
+pytestmark = pytest.mark.usefixtures("no_report_of_the_machine")
 
 KNOWN = {f"Question: {row.question}\nAnswer:": row for row in read_jsonl(TEST_FILE)}
 
@@ -207,9 +209,7 @@ def test_examples_and_question_are_one_message_and_the_identity_says_so(monkeypa
 
     talk = Chat(lambda messages: said.append(messages) or "<s>", lambda _: [1])
     monkeypatch.setattr(harness, "chat_of", lambda _: talk)
-    hub = (
-        load_gates().gates["granite-4.0-h-small"].model_copy(update={"weights": "drawn", "model": "drawn/falcon-h1-7b"})
-    )
+    hub = declared().gates["granite-4.0-h-small"].model_copy(update={"weights": "drawn", "model": "drawn/falcon-h1-7b"})
     monkeypatch.setattr(ResolvedGate, "questions", property(lambda gate: resolve_task(gate.task_file, 5)))
     chat = TaskQuestions(resolved(hub.model_copy(update={"protocol": "chat"}), Plain))
     chat.ask([0], 0)
@@ -230,7 +230,7 @@ def test_a_template_that_writes_the_first_token_is_not_given_a_second_one(gate, 
 
 def test_the_questions_of_gsm8k_come_with_the_repository():
     """Prompts of the whole test set, five examples, as vLLM's own script makes them; no folder to be named first."""
-    task = load_gates().gates["granite-4.0-h-small"]
+    task = declared().gates["granite-4.0-h-small"]
     config = resolve_task(task.path(task.task), 5)
     loaded = harness._load(config)
     assert len(loaded.eval_docs) == 1319

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """gates.yaml: the committed file, and files with one mistake each."""
 
+import copy
+import json
+
 import pytest
 import yaml
 from support.gates import resolved
@@ -10,6 +13,11 @@ from hileval.gates.resolve import UnknownGateError, find_gate
 from hilgate.errors import DeclarationError, Exit
 
 GATES = load_gates().gates
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return yaml.safe_load((EVALS / "gates.yaml").read_text())
 
 
 def test_the_committed_gates_name_existing_files():
@@ -65,13 +73,13 @@ def test_unknown_gate_offers_the_nearest_name():
         ({"drifts": {"d": {"kind": "drift", "of": "pocket-hybrid", "step": 3}}}, r"drifts\.d\.step"),
     ],
 )
-def test_one_mistake_is_named(tmp_path, change, why):
-    content = yaml.safe_load((EVALS / "gates.yaml").read_text())
+def test_one_mistake_is_named(tmp_path, committed, change, why):
+    content = copy.deepcopy(committed)
     content["rules"]["release"]["alpha"] = change.pop("alpha", 0.01)
     content["drifts"] |= change.pop("drifts", {})
     content["gates"]["pocket-hybrid"] |= change
     path = tmp_path / "gates.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(json.dumps(content, default=str))  # JSON is YAML, too
     with pytest.raises(DeclarationError, match=why) as caught:
         load_gates(path)
     assert caught.value.exit_status is Exit.INVALID_DECLARATION

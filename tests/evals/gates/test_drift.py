@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax
-from support.gates import resolved
+from support.gates import declared, resolved
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hileval.ask import sides
@@ -19,13 +19,12 @@ from hileval.distances import ASKED, FLOOR, SLACKS, Drift, UnmeasuredError, dist
 from hileval.engines import EngineError
 from hileval.engines.transformers_engine import TransformersEngine
 from hileval.gates import drift as drift_gate
-from hileval.gates.declare import load_gates
 from hileval.gates.drift import Compared, judge_drift
 from hileval.gates.resolve import resolve_drift
 from hilgate.errors import RecordsError
 from hilgate.model.record import Check, Outcome
 
-DECLARED = load_gates()
+DECLARED = declared()
 DRIFT, GATE = DECLARED.drifts["pocket-window-drift"], DECLARED.gates["pocket-packed"]
 
 

@@ -199,15 +199,15 @@ def test_a_model_that_always_breaks_some_answers_is_not_failed_for_it_at_any_of_
     cut = [Flag.TRUNCATED] if text is None else [Flag.REPEAT]
     healthy = plant.run([True] * questions).samples
     flagged = [sample.model_copy(update={"flags": tuple(cut)}) for sample in healthy]
+    whole = plant.baseline([True] * questions)
     for _ in range(60):
         drawn = rng.random((6, questions)) < share
-        stored = plant.baseline([True] * questions)
         digits = ["".join(str(int(bit)) for bit in column) for column in drawn[:5].T]
-        stored = stored.model_copy(
+        stored = whole.model_copy(
             update={
                 "questions": tuple(
                     question.model_copy(update={"broken": digit, "flags": tuple(cut) if "1" in digit else ()})
-                    for question, digit in zip(stored.questions, digits, strict=True)
+                    for question, digit in zip(whole.questions, digits, strict=True)
                 )
             }
         )

@@ -3,15 +3,15 @@
 
 import numpy as np
 import pytest
+from support.gates import declared
 
 from hileval import statistics
-from hileval.gates.declare import load_gates
 from hileval.gates.power import STRESS, Noise, simulate, smallest_drop
 from hileval.gates.rule import GateRule
 from hilgate.errors import MisuseError
 
 N = 1319
-RULES = load_gates().rules
+RULES = declared().rules
 STILL = {"drop": 0.0, "base_runs": 5}
 
 

@@ -3,14 +3,13 @@
 
 import numpy as np
 import pytest
-from support.gates import resolved
+from support.gates import declared, resolved
 
-from hileval.gates.declare import load_gates
 from hileval.gates.judge import judge
 from hilgate.model.record import Outcome
 
 N = 1319
-RULES = load_gates().rules
+RULES = declared().rules
 DEGENERATE = "!" * 64
 
 

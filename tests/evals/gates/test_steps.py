@@ -3,15 +3,15 @@
 
 import pytest
 import yaml
+from support.gates import declared
 
 from hileval import cli
-from hileval.gates.declare import load_gates
 from hileval.gates.drift import side_files
 from hileval.gates.steps import AREA, area_of
 from hilgate.errors import DeclarationError
 from hilgate.model.declaration import Area
 
-DECLARED = load_gates()
+DECLARED = declared()
 
 
 def steps_of(declared):
