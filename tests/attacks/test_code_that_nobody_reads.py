@@ -9,6 +9,7 @@ red; locally, where it may be work in progress, the plan names it and no gate pa
 from __future__ import annotations
 
 import json
+from importlib import machinery
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,6 +81,11 @@ def test_no_agent_plans_it(kernels: Project, name: str, why: str, fork: str) -> 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_code_that_nobody_can_read_is_found(name: str) -> None:
     assert protected.unread_code([name], [*OURS, name]) == {name: "Python loads it, and nobody can read it"}
+
+
+@pytest.mark.parametrize("suffix", [*machinery.EXTENSION_SUFFIXES, *machinery.BYTECODE_SUFFIXES])
+def test_nothing_that_this_python_loads_is_forgotten(suffix: str) -> None:
+    assert protected.is_unreadable_code(f"src/router{suffix}")
 
 
 @pytest.mark.parametrize("kind", SAME_NAME)

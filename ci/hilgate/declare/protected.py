@@ -47,8 +47,9 @@ class Protected(StrictModel):
     """Files that are protected alike."""
 
     paths: tuple[str, ...] = Field(min_length=1)
-    """gitignore-style globs from the root. What lies in a folder that one names belongs to it where `flag` is any
-    change; else the glob says so itself (`docs/**`)."""
+    """gitignore-style globs from the root. Where `flag` is any change, what lies in a folder that one names belongs to
+    it, and what Python finds by the name of a module (`x/` and `x.*` for `x.py`); else the glob says so itself
+    (`docs/**`)."""
     flag: Literal["any change", "change or deletion", "deletion", "nothing"] = "any change"
     """What needs an approval. Not a new file where it decides nothing by itself, an edit that reviewers read, or a file
     that no verdict rests on."""
