@@ -180,6 +180,38 @@ def test_resume_repeats_only_what_was_lost(green):
     assert done.stderr.count("started") == 1
 
 
+ENDS = {
+    "a failure": ("fail", Exit.FAIL, Exit.INCONCLUSIVE),
+    "a crash": ("os.kill(os.getpid(), 11)", Exit.NOTHING_RAN, Exit.INCONCLUSIVE),
+    "a timeout": ("import time; time.sleep(600)", Exit.NOTHING_RAN, Exit.INCONCLUSIVE),
+    "out of memory": ("os.kill(os.getpid(), 9)", Exit.NOTHING_RAN, Exit.PASS),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_resumed_pass_makes_good_only_what_the_machine_stopped(name, tmp_path, monkeypatch):
+    end, first, second = ENDS[name]
+    outcome = '"outcome": "fail", "message": "m"' if end == "fail" else '"outcome": "pass"'
+    code = f"""
+import os, pathlib
+mark, out = pathlib.Path("results/ended"), pathlib.Path(os.environ["HILGATE_OUT"], "findings.jsonl")
+found = '{{"id": "a", "outcome": "pass"}}'
+if not mark.exists():
+    mark.touch()
+    found = '{{"id": "a", {outcome}}}'
+    {"pass" if end == "fail" else end}
+out.write_text(found)
+raise SystemExit('"fail"' in found)
+"""
+    root = write_repository(tmp_path, {"a": python(code)})
+    with monkeypatch.context() as patch:
+        patch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 1 if name == "a timeout" else 60)
+        patch.setattr("hilgate.run.recheck.start", lambda *_, **__: None)  # a rerun would be the second attempt
+        assert hilgate(root, "gate").returncode == first
+    again = hilgate(root, "gate", "--resume")
+    assert again.returncode == second, again.stdout
+
+
 def test_resume_refuses_another_state_of_the_files(green):
     hilgate(green, "gate")
     area = green / "ci" / "areas" / "samples.yaml"
