@@ -2,9 +2,9 @@
 """One entry for each cause: failures that look alike are said once, with their number, smallest case and factor. Pure.
 
 Two failures look alike when they have one signature: the shape of the message (numbers and the case's own parameters
-taken out), the place in the repository's code, the device and the shape of the kernel log. Of one signature, failures
-that several factors tell apart are several entries; tests that fail at places of their own inside one helper are joined
-only where one factor holds for all of them and no passing case of any contradicts it.
+taken out), the place in the repository's code, the device and the shape of the kernel log. Failures of one test at one
+place are one entry whatever they say, unless several factors tell them apart; tests that fail at places of their own
+inside one helper are joined only where one factor holds for all of them and no other case of any contradicts it.
 
 A step without a failing check is a failure itself, and one that was not started belongs to the step it waited for.
 """
@@ -12,7 +12,7 @@ A step without a failing check is a failure itself, and one that was not started
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hilgate.model.record import SEVERITY, Outcome
@@ -67,7 +67,8 @@ class Cause:
 
     Attributes:
         failures: All that look alike, the smallest case first.
-        factor: What all share and no passing case has (`factors`); empty where nothing was found, or one failed.
+        factor: What all share and no other case of their tests has, whether it passed or failed in another way
+            (`factors`); empty where nothing was found, or one failed.
         waiting: Keys of the steps that were not started because of it.
     """
 
@@ -84,14 +85,14 @@ class Cause:
 def causes(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Cause, ...]:
     """Everything that is not green, one entry for each cause; the worst outcome first, then the largest number."""
     devices = {step.key: step.device for step in plan.steps}
-    passing: dict[str, list[str]] = {}
+    cases: dict[str, list[str]] = {}
     failures: list[Failure] = []
     waiting: dict[str, list[str]] = {}
     for step in verdict.steps:
         attempt = recorded.last(step.key)
         log = kernel_log(recorded, step.key)
         checks = attempt.checks if attempt else ()
-        passing[step.key] = [one.id for one in checks if one.outcome is Outcome.PASS]
+        cases[step.key] = [one.id for one in checks if one.outcome is not Outcome.DID_NOT_RUN]
         if step.outcome is Outcome.PASS:
             continue
         wrong = [one for one in checks if one.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
@@ -106,7 +107,7 @@ def causes(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Cause, ...
         elif not wrong:
             shape = shape_of(step.why, step.key)
             failures.append(Failure(step, None, Signature(shape, "", devices[step.key], log, step.outcome)))
-    found = [cause for group in _alike(failures, passing) for cause in _divided(group, passing)]
+    found = [cause for group in _alike(failures, cases) for cause in _divided(group, cases)]
     return tuple(sorted(_with_waiting(found, waiting, verdict, devices), key=_rank))
 
 
@@ -118,18 +119,24 @@ def _rank(cause: Cause) -> tuple[int, int]:
     return -SEVERITY[first.step.outcome] * 4 - SEVERITY[first.signature.outcome], -len(cause.failures)
 
 
-def _alike(failures: Iterable[Failure], passing: dict[str, list[str]]) -> list[list[Failure]]:
-    """Failures of one signature; groups of one helper joined where a factor holds for all their tests."""
+def _alike(failures: Iterable[Failure], cases: dict[str, list[str]]) -> list[list[Failure]]:
+    """Failures of one signature or of one test and place; of one helper, where a factor holds for all their tests."""
     groups: dict[Signature, list[Failure]] = {}
     for one in failures:
         groups.setdefault(one.signature, []).append(one)
     joined: list[list[Failure]] = []
+    homes: dict[tuple[str, Signature], list[Failure]] = {}
     for group in sorted(groups.values(), key=len, reverse=True):
-        home = next((other for other in joined if _same_helper(group, other) and _shared(group, other, passing)), None)
+        # A value decides what a test says at one place: `got nan`, `got 0.5`.
+        places = [(case_of(one.id).test, replace(one.signature, shape="")) for one in group if one.signature.place]
+        home = next((homes[one] for one in places if one in homes), None) or next(
+            (other for other in joined if _same_helper(group, other) and _shared(group, other, cases)), None
+        )
         if home is None:
-            joined.append(list(group))
-        else:
-            home += group
+            home = []
+            joined.append(home)
+        home += group
+        homes |= dict.fromkeys(places, home)
     return joined
 
 
@@ -145,26 +152,32 @@ def _same_helper(one: Sequence[Failure], other: Sequence[Failure]) -> bool:
 _HELPER = re.compile(r"\(\S+\)$")
 
 
-def _shared(one: Sequence[Failure], other: Sequence[Failure], passing: dict[str, list[str]]) -> bool:
-    """Whether one factor holds in both groups, and passing cases of the tests of each could have contradicted it."""
-    beside = [set(_beside(group, passing)) for group in (one, other)]
+def _shared(one: Sequence[Failure], other: Sequence[Failure], cases: dict[str, list[str]]) -> bool:
+    """Whether one factor holds in both groups, and other cases of the tests of each could have contradicted it."""
     ids = [failure.id for failure in (*one, *other)]
+    beside = [set(_beside(group, cases)).difference(ids) for group in (one, other)]
     one_test = one[0].signature.place == other[0].signature.place
     return all(beside) and common(ids, sorted(beside[0] | beside[1]), plain=not one_test) is not None
 
 
-def _beside(failures: Sequence[Failure], passing: dict[str, list[str]]) -> list[str]:
-    """Ids of the passing cases of the tests that failed, in the steps where they failed."""
+def _beside(failures: Sequence[Failure], cases: dict[str, list[str]]) -> list[str]:
+    """Ids of the other cases of the tests that failed, in the steps where they failed."""
     tests = {(one.step.key, case_of(one.id).test) for one in failures}
-    return [name for key in {key for key, _ in tests} for name in passing[key] if (key, case_of(name).test) in tests]
+    own = {(one.step.key, one.id) for one in failures}
+    return [
+        name
+        for key in {key for key, _ in tests}
+        for name in cases[key]
+        if (key, case_of(name).test) in tests and (key, name) not in own
+    ]
 
 
-def _divided(group: Sequence[Failure], passing: dict[str, list[str]]) -> list[Cause]:
+def _divided(group: Sequence[Failure], cases: dict[str, list[str]]) -> list[Cause]:
     """The entries of failures with one signature: one with its factor, or one for each of several factors."""
     group = sorted(group, key=_size)
     if len(group) == 1 or any(one.check is None or "[" not in one.id for one in group):
         return [Cause(tuple(group))]
-    ids, beside = [one.id for one in group], _beside(group, passing)
+    ids, beside = [one.id for one in group], _beside(group, cases)
     if whole := common(ids, beside):
         tests = dict.fromkeys(case_of(name).test.rpartition("::")[2] for name in ids)
         of = f" of {' and '.join(tests)}" if whole.words == EVERY else ""

@@ -59,14 +59,14 @@ def _annotation(cause: Cause) -> dict[str, Any] | None:
     if first.check is None or place is None or place[1].startswith(("/", "../")) or "/../" in place[1]:
         return None
     number = len(cause.failures)
-    factor = f"{number} failures look like this: {cause.factor}\n" if number > 1 else ""
+    alike = f"{number} failures look like this{f': {cause.factor}' if cause.factor else ''}\n" if number > 1 else ""
     return {
         "path": place[1],
         "start_line": int(place[2]),
         "end_line": int(place[2]),
         "annotation_level": "failure" if first.check.outcome is Outcome.FAIL else "warning",
         "title": shorten(visible(f"{first.step.key}: {first.check.id}"), 250),
-        "message": shorten(visible(f"{factor}{first.check.message}"), 4000),
+        "message": shorten(visible(f"{alike}{first.check.message}"), 4000),
     }
 
 

@@ -156,7 +156,7 @@ class CheckFinding:
 
     Attributes:
         number: How many failures look like it; it is the smallest of them.
-        factor: `every case with decode and cap5`: what they share and no passing case has; empty where nobody knows.
+        factor: `every case with decode and cap5`: what they share and no other case has; empty where nobody knows.
         others: Ids of the others, in all steps.
         steps: Keys of other steps in which it shows.
         waiting: Keys of steps that were not started because of it.
@@ -184,8 +184,9 @@ class CheckFinding:
         """`36 failures look like this: every case with decode`; empty for a failure that stands alone."""
         if self.number == 1:
             return ""
-        factor = self.factor or "no few parameters tell them from the cases that pass"
-        return f"{self.number} failures look like this, the smallest is shown: {factor}"
+        words = f"{self.number} failures look like this, the smallest is shown"
+        factor = self.factor or ("no common parameter found" if "[" in self.check.id else "")
+        return f"{words}: {factor}" if factor else words
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def test_failures_that_look_alike_are_one_entry_with_their_factor_and_the_smalle
         (case("decode-b", limit="9.8e-04"), 1),
         (case("decode-b", line=67), 2),
         (failed(f"{FILE}::test_paged[decode-b]", "RuntimeError: no kernel"), 2),
-        (case("decode-b", by="[nan, nan]"), 2),
+        (case("decode-b", by="[nan, nan]"), 1),
         (Check(id="decode-b", outcome=Outcome.INCONCLUSIVE, message=case("a").message), 2),
     ],
     ids=["other numbers", "another limit", "another line", "another message", "no number", "not decided"],
@@ -104,6 +104,29 @@ def test_tests_that_fail_in_one_helper_are_joined_only_by_a_factor_of_all_of_the
     assert sorted(of(*first, *other)) == [(6, "every case with fp16"), (6, "every case with prefill")]
     whole = [case(name, test="test_scale", line=90) for name in GRID]  # nothing there could have contradicted it
     assert sorted(of(*first, *whole)) == [(6, "every case with fp16"), (12, "every case of test_scale")]
+
+
+def test_every_case_is_said_only_where_it_is_every_case():
+    """Failures of one test at two places are two entries, and neither has every case."""
+    first = [case(name) if "fp16" in name else case(name, line=67) for name in GRID]
+    assert of(*first) == [(6, "every case with fp16"), (6, "every case with fp32")]
+    mixed = [case(name, line=50 if number in (0, 1, 2, 9) else 67) for number, name in enumerate(GRID)]
+    assert sorted(of(*mixed)) == [(4, ""), (8, "")]
+
+
+def test_one_test_at_one_place_is_one_entry_whatever_it_says():
+    checks = [case(name, by="[nan]" if number % 3 else "[0.3]") for number, name in enumerate(GRID)]
+    checks.append(failed(f"{FILE}::test_paged[odd]", f"ValueError: no\n{FILE}:50: ValueError ({HELPER})"))
+    assert of(*checks) == [(13, "every case of test_paged")]
+
+
+def test_tests_without_parameters_have_no_factor_to_look_for():
+    checks = [failed(f"t.py::test_{n}", f"assert same(a, b)\nt.py:{n}: AssertionError (h.py:3)") for n in range(2)]
+    found = ReportView(*built((step("attention", "x"), checks))).problems(5)[0].findings
+    assert [one.alike for one in found] == ["", ""]
+    checks = [failed(f"t.py::test_{n}", "assert same(a, b)\nt.py:3: AssertionError") for n in range(2)]
+    found = ReportView(*built((step("attention", "x"), checks))).problems(5)[0].findings
+    assert [one.alike for one in found] == ["2 failures look like this, the smallest is shown"]
 
 
 def test_a_value_that_is_no_number_is_the_same_cause_where_a_factor_says_so():
