@@ -136,6 +136,9 @@ class Silent:
     def finished(self, step: PlannedStep, attempt: results.Attempt, log: Path) -> None:  # noqa: ARG002
         self.events.append(("finished", step.key))
 
+    def ended(self, meanwhile: str) -> None:
+        self.events.append(("ended", meanwhile))
+
     def tick(self) -> None:
         pass
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.plan.estimate import Estimate
+    from hilgate.report.terminal import Printed
     from hilgate.report.write import Judged
     from hilgate.run.results import Recorded
 
@@ -140,14 +142,36 @@ def gate(
             terminal.print_plan(terminal.stderr(), plan, size)
             return size
 
-        size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, announce=announce)
-        judged = judge_and_report(folder, plan, root=root, approved_by=approved_by)
+        def decide() -> Judged:
+            return judge_and_report(folder, plan, root=root, approved_by=approved_by)
+
+        first = CausesFirst(decide)
+        size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, announce=announce, ended=first)
+        judged = decide()
         keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
-    terminal.print_verdict(judged)
+    terminal.print_verdict(judged, printed=first.printed)
     if size:
         terminal.print_time(terminal.stderr(), time.monotonic() - began, size)
     _send(judged)
     raise typer.Exit(status_of(judged))
+
+
+class CausesFirst:
+    """Prints the causes of a red run once its steps have ended, while their failing tests still run.
+
+    Attributes:
+        printed: The causes that it printed (`terminal.print_causes`); None where no failing test ran after the steps.
+    """
+
+    def __init__(self, decide: Callable[[], Judged]) -> None:
+        self._decide = decide
+        self.printed: Printed | None = None
+
+    def __call__(self, meanwhile: str) -> None:
+        """Print them, and what the run does now."""
+        from hilgate.report import terminal
+
+        self.printed = terminal.print_causes(self._decide(), meanwhile)
 
 
 def _send(judged: Judged) -> None:
@@ -214,12 +238,29 @@ def run(
         set_previous_aside(folder)
         plan.save(folder / PLAN_FILE)
         job = names[0] if only and len(only) == 1 else ""
-        run_plan(plan, root, folder, cores=jobs, only=only, job=job, approved_by=approved_by, fail_fast=fail_fast)
-        if arguments:
-            only = _selected(plan, folder)
-        judged = judge_and_report(folder, plan, only=only, job=job, root=root)
+
+        @functools.cache
+        def selected() -> frozenset[str] | None:
+            return _selected(plan, folder) if arguments else only
+
+        def decide() -> Judged:
+            return judge_and_report(folder, plan, only=selected(), job=job, root=root)
+
+        first = CausesFirst(decide)
+        run_plan(
+            plan,
+            root,
+            folder,
+            cores=jobs,
+            only=only,
+            job=job,
+            approved_by=approved_by,
+            fail_fast=fail_fast,
+            ended=first,
+        )
+        judged = decide()
         keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
-    print_verdict(judged, every=True)
+    print_verdict(judged, every=True, printed=first.printed)
     print_slowest(judged.recorded, slowest)
     raise typer.Exit(status_of(judged))
 
@@ -359,6 +400,7 @@ def run_plan(
     approved_by: str = "",
     only_ids: tuple[str, ...] = (),
     fail_fast: bool = False,
+    ended: Callable[[str], None] | None = None,
 ) -> Estimate | None:
     """Run a plan whose results folder is already locked; returns the forecast of it, if one was announced.
 
@@ -375,6 +417,7 @@ def run_plan(
         approved_by: Who approved the protected changes, so that the change is measured with its own values.
         only_ids: Failing tests of the one step to run once more, instead of the step.
         fail_fast: Start nothing more after the first step that has not passed.
+        ended: Called when all steps have ended and failing tests still run (`Runner.ended`).
 
     Raises:
         RunInterruptedError: Ctrl-C or SIGTERM.
@@ -452,6 +495,7 @@ def run_plan(
                 only_ids=only_ids,
                 base=base,
                 base_known=known,
+                ended=ended,
             ).run()
     return size
 

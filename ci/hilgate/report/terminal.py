@@ -140,24 +140,48 @@ def first_screen(judged: Judged) -> str:
     return "\n".join(console.file.getvalue().splitlines()[:lines])  # type: ignore[attr-defined]  # it is a StringIO
 
 
-def print_verdict(judged: Judged, *, every: bool = False, console: Console | None = None) -> None:
-    """The outcomes, what broke in each step that is not green, where the report is, and tables.
+Printed = tuple[object, ...]
+"""Which causes were printed: two are equal where the same steps are red by the same checks."""
+
+
+def print_causes(judged: Judged, meanwhile: str) -> Printed:
+    """Print the steps and what broke, while a run still asks whose that is; then what it does `meanwhile`."""
+    console = stdout()
+    _print_causes(console, judged, merge_base=False)
+    console.print()
+    say(console, f"{meanwhile} ...", "dim")
+    return _causes_of(judged)
+
+
+def _print_causes(console: Console, judged: Judged, *, merge_base: bool) -> None:
+    _print_steps(console, judged.verdict)
+    for problem in judged.view.problems(CAUSES):
+        _print_problem(console, problem, local=judged.plan.local, merge_base=merge_base)
+
+
+def _causes_of(judged: Judged) -> Printed:
+    outcomes = [(step.key, step.outcome) for step in judged.verdict.steps]
+    return (*outcomes, *((one.factor, *(failure.id for failure in one.failures)) for one in judged.view.causes))
+
+
+def print_verdict(
+    judged: Judged, *, every: bool = False, console: Console | None = None, printed: Printed | None = None
+) -> None:
+    """The outcomes, what broke in each step that is not green, whose that is, where the report is, and tables.
 
     With `every` all tables are printed whole; else those of steps that are not green, and a line for each other one.
+    What was `printed` before is not printed again.
     """
     view, verdict = judged.view, judged.verdict
     console = console or stdout()
+    if printed != _causes_of(judged):
+        _print_causes(console, judged, merge_base=True)
+    console.print()
     if view.whose:
         say(console, f"{view.whose[0].upper()}{view.whose[1:]}.", "bold")
-        console.print()
-    _print_steps(console, verdict)
-    for problem in view.problems(CAUSES):
-        _print_problem(console, problem, local=judged.plan.local)
-    if view.reservations:
-        console.print("", f"{TITLE}:", sep="\n")
-    for one in view.reservations:
-        say(console, f"{one.title}: {', '.join(at_most(one.ids, RESERVED))}", indent="  ")
-    console.print()
+    if printed == _causes_of(judged):
+        _print_origins(console, view)
+    _print_reservations(console, view)
     mark = mark_of(verdict.outcome)
     said = text.log(text.line(f"{mark.plain}: {view.headline}"))
     for number, part in enumerate(_wrapped(said, max(NARROWEST, console.width), "", "  ")):
@@ -175,6 +199,24 @@ def print_verdict(judged: Judged, *, every: bool = False, console: Console | Non
         say(console, f"changes its own gate: {loosened.path}: {loosened.what}")
         for row in loosened.hunk.splitlines():
             console.print(Text(f"  {text.visible(row)}"), soft_wrap=True)
+
+
+def _print_reservations(console: Console, view: ReportView) -> None:
+    """Passes that prove less than they seem to, and an empty line after them."""
+    if view.reservations:
+        console.print(f"{TITLE}:")
+    for one in view.reservations:
+        say(console, f"{one.title}: {', '.join(at_most(one.ids, RESERVED))}", indent="  ")
+    if view.reservations:
+        console.print()
+
+
+def _print_origins(console: Console, view: ReportView) -> None:
+    """Whose each cause is, where that differs between them."""
+    found = [finding for problem in view.problems(CAUSES) for finding in problem.findings if finding.merge_base]
+    if len({finding.merge_base for finding in found}) > 1:
+        for finding in found:
+            say(console, shorten(f"{finding.check.id}: {finding.merge_base}", NOTE_CHARACTERS), indent="  ")
 
 
 FEW = 6
@@ -262,8 +304,8 @@ def _print_tables(console: Console, view: ReportView, report: Path, *, every: bo
             say(console, f"table: {short(report.with_name(table.step.step.matrix.file))}", "dim", whole=True)
 
 
-def _print_problem(console: Console, problem: StepProblem, *, local: bool) -> None:
-    """A step with the smallest case of each cause, the first of them in full."""
+def _print_problem(console: Console, problem: StepProblem, *, local: bool, merge_base: bool) -> None:
+    """A step with the smallest case of each cause, the first of them in full; with what it did on the merge base."""
     step = problem.step
     others = f" and {count(len(problem.steps), 'other step')}" if problem.steps else ""
     console.print("", cell(f"{ruled(step)}: {step.key}{others}", text.STYLES[step.outcome]), sep="\n")
@@ -275,15 +317,15 @@ def _print_problem(console: Console, problem: StepProblem, *, local: bool) -> No
         _print_facts(console, finding, ("error", finding.error), ("case", finding.case))
     if not problem.findings:
         say(console, shorten(step.why, NOTE_CHARACTERS), indent="  ")
-    merge_base = problem.findings[0].merge_base if problem.findings else problem.merge_base
-    facts = [("merge base", merge_base), ("node", "" if local else step.node)]
+    there = problem.findings[0].merge_base if problem.findings else problem.merge_base
+    facts = [("merge base", there if merge_base else ""), ("node", "" if local else step.node)]
     facts += [("evidence", line) for line in at_most(step.evidence, 6)]
     _print_facts(console, problem, *facts)
     for finding in problem.findings[1:]:
         say(console, f"also: {finding.alike or finding.check.id}", "bold", indent="  ")
         for line in (finding.check.id if finding.alike else "", finding.assertion, finding.place):
             say(console, shorten(line, NOTE_CHARACTERS), indent="    ")
-        same = finding.merge_base == merge_base
+        same = finding.merge_base == there or not merge_base
         _print_facts(console, finding, ("merge base", "" if same else finding.merge_base), indent="    ")
     if problem.more:
         say(console, more(problem), indent="  ")

@@ -64,6 +64,7 @@ class LiveTable:
         self._clock = clock
         self._shown_at = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._lines = Lines(console, buildkite=False, clock=clock)
 
     def __enter__(self) -> LiveTable:
         self._live.start()
@@ -84,9 +85,16 @@ class LiveTable:
         self._clock.finished(step, attempt)
         self._refresh()
 
+    def ended(self, meanwhile: str) -> None:
+        """Give the terminal back: all steps have ended, and what they found is printed."""
+        self._live.stop()
+        self._lines.ended(meanwhile)
+
     def tick(self) -> None:
         """Move the clocks, twice a second at most."""
-        if time.monotonic() - self._shown_at >= REFRESH_SECONDS:
+        if not self._live.is_started:
+            self._lines.tick()
+        elif time.monotonic() - self._shown_at >= REFRESH_SECONDS:
             self._refresh()
 
     def _refresh(self) -> None:
@@ -122,6 +130,7 @@ class Lines:
         self._buildkite = buildkite
         self._children: dict[str, Child] = {}
         self._printed_at = time.monotonic()
+        self._meanwhile, self._ended_at = "", 0.0
 
     def __enter__(self) -> Lines:
         return self
@@ -148,9 +157,18 @@ class Lines:
             for line in log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]:
                 self._print(text.log(line))
 
+    def ended(self, meanwhile: str) -> None:
+        """Say from now on what the run does while no step is left."""
+        self._meanwhile = meanwhile
+        self._ended_at = self._printed_at = time.monotonic()
+
     def tick(self) -> None:
         """A heartbeat, so that a long silence is not taken for a hang."""
-        if time.monotonic() - self._printed_at >= HEARTBEAT_SECONDS and self._children:
+        if time.monotonic() - self._printed_at < HEARTBEAT_SECONDS:
+            return
+        if self._meanwhile:
+            self._print(f"{self._meanwhile}, for {text.duration(time.monotonic() - self._ended_at)} now")
+        elif self._children:
             self._print(str(self._clock))
             for key, child in self._children.items():
                 said = text.line(child.last_line())

@@ -40,7 +40,7 @@ from hilgate.run.schedule import fits, in_order
 from hilgate.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.model.record import Check, Record
@@ -66,6 +66,7 @@ class Runner:
         only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
         base: The merge base, over whose files failing tests run too (`recheck.start_on_base`); empty for none.
         base_known: Keys of the steps that need no such run: it is known how they ended there.
+        ended: Called where all steps have ended and failing tests still run, with what the run does meanwhile.
     """
 
     plan: Plan
@@ -85,6 +86,7 @@ class Runner:
     only_ids: tuple[str, ...] = ()
     base: str = ""
     base_known: frozenset[str] = frozenset()
+    ended: Callable[[str], None] | None = None
     _began: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
     _records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     _running: dict[str, process.Child] = field(default_factory=dict)
@@ -151,7 +153,13 @@ class Runner:
         order = in_order(tuple(steps.values()))
         waiting: list[str] = []
         pause = POLL_SECONDS / 16
+        announced = False
         while (sorter.is_active() or self._again or self._on_base) and not self._interrupts.number:
+            if self.ended and not announced and not sorter.is_active():
+                announced = True
+                meanwhile = self._meanwhile()
+                self.progress.ended(meanwhile)
+                self.ended(meanwhile)
             waiting = sorted({*waiting, *sorter.get_ready()}, key=order.index)
             settled = self._start_ready(steps, waiting)
             settled += self._reap(steps)
@@ -256,11 +264,22 @@ class Runner:
                 del self._on_base[key]
                 self._write(key, *records)
 
+    def _asks_base(self, key: str) -> bool:
+        """Whether the failing tests of a step run over the merge base's files."""
+        _, seconds = self._failed[key]
+        return bool(self.base) and key not in self.base_known and seconds <= recheck.MOST_BASE_SECONDS
+
+    def _meanwhile(self) -> str:
+        """What is done after all steps have ended."""
+        if self._on_base or any(self._asks_base(key) for key in self._again):
+            return "asking the merge base"
+        return "running the failing tests once more"
+
     def _run_on_base(self, step: PlannedStep, rerun_seconds: float = 0.0) -> None:
         """Start the failing tests of a short step over the merge base's files, if nothing says how they end there."""
-        checks, seconds = self._failed[step.key]
-        if not self.base or step.key in self.base_known or seconds > recheck.MOST_BASE_SECONDS:
+        if not self._asks_base(step.key):
             return
+        checks, seconds = self._failed[step.key]
         left = self._seconds_left(step, seconds + rerun_seconds)
         if self._base_tree is None:
             self._base_tree = tempfile.TemporaryDirectory(prefix="hilgate-base-")

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
-from support.plans import failing, git, hilgate, passing, write_repository, writes_findings
+from support.plans import environ, failing, git, hilgate, passing, write_repository, writes_findings
 
 from hilgate.declare import protected
 from hilgate.errors import Exit
@@ -55,6 +57,40 @@ def plan(root, base):
     found = protected.protected_changes(root, base, ["tests/tolerances.py"])
     changes = {"profile": "pr", "base": "main", "merge_base": base, "loosened": found}
     path.write_text(made.model_copy(update=changes).model_dump_json())
+
+
+WAS_FINE = """
+from pathlib import Path
+def same(a, b): return a == b
+def test_add():
+    if Path(__file__).parent.parent != Path({root!r}):
+        Path({seen!r}).write_text(Path({out!r}).read_text())
+    assert same(1 + 1, {sum})
+"""
+
+
+def test_a_red_run_says_its_causes_before_it_asks_the_merge_base(tmp_path):
+    """Into a file, too: the test reads it while it runs over the merge base's files."""
+    out, seen, root = (tmp_path / name for name in ("out.txt", "seen.txt", "root"))
+    (root / "tests").mkdir(parents=True)
+    test = root / "tests/test_add.py"
+    texts = [WAS_FINE.format(root=str(root), out=str(out), seen=str(seen), sum=number) for number in (2, 3)]
+    test.write_text(texts[0])
+    write_repository(root, {"measure": ""}, measure=JUNIT)
+    test.write_text(texts[1])
+    command = [sys.executable, "-m", "hilgate", "gate", "--base", "HEAD"]
+    with out.open("w") as file:
+        done = subprocess.run(command, cwd=root, env=environ(), stdout=file, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == Exit.FAIL, done.stderr
+    cause, asks = "\n  assert same(1 + 1, 3)\n", "\nasking the merge base ...\n"
+    before, whole = seen.read_text(), out.read_text()
+    assert before.endswith(asks)
+    assert cause in before
+    assert whole.startswith(before)
+    after = whole.removeprefix(before)
+    assert after.startswith("\nThis failure is yours: it passed over the merge base's files on the same node.\n✗ fail: ")
+    assert "measure-cpu: assert same(1 + 1, 3)\n" in after
+    assert cause not in after
 
 
 def test_a_change_that_loosens_its_tolerance_is_measured_with_the_old_one_and_is_red(loosened):

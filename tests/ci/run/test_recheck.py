@@ -21,7 +21,7 @@ from support.jobs import (
     gpu_step,
     passed,
 )
-from support.plans import failing, git, plan, python, results_of, step, writes_findings
+from support.plans import failing, git, passing, plan, python, results_of, step, writes_findings
 
 from hilgate.judge.verdict import judge
 from hilgate.model.record import Outcome
@@ -241,6 +241,30 @@ def test_failing_tests_run_over_the_merge_bases_files_too(changed):
     (ruled,) = judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started).steps
     assert (ruled.outcome, ruled.ruling, ruled.counts.failed, ruled.flaky) == (Outcome.FAIL, Ruling.REGRESSION, 3, ())
     assert "test_new" in (root / "tests" / "test_samples.py").read_text()  # the checkout itself is never touched
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_causes_can_be_said_before_the_merge_base_has_answered(changed, known):
+    root, base = changed
+    said = []
+
+    def ended(meanwhile):
+        lines = (root / "results/steps/samples-cpu/results.jsonl").read_text().splitlines()
+        said.append((meanwhile, [json.loads(line)["kind"] for line in lines]))
+
+    more = {"base_known": frozenset({"samples-cpu"})} if known else {}
+    _, recorded, _ = run_on_base(root, base=base, ended=ended, **more)
+    ((meanwhile, kinds),) = said
+    assert meanwhile == ("running the failing tests once more" if known else "asking the merge base")
+    assert "step" in kinds
+    assert "rerun" not in kinds
+    assert recorded.reruns["samples-cpu"]
+
+
+def test_a_green_run_has_nothing_to_say_early(tmp_path):
+    said = []
+    results_of(plan(step("a", writes_findings(passing()))), tmp_path, reruns=True, ended=said.append)
+    assert said == []
 
 
 @pytest.mark.parametrize(
