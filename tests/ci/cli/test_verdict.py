@@ -88,7 +88,7 @@ def test_a_red_run_says_its_causes_before_it_asks_the_merge_base(tmp_path):
     assert cause in before
     assert whole.startswith(before)
     after = whole.removeprefix(before)
-    assert after.startswith("\nThis failure is yours: it passed over the merge base's files on the same node.\n✗ fail: ")
+    assert after.startswith("\nThis failure is yours: it passed over the merge base's files on the same node.\n✗ fail")
     assert "measure-cpu: assert same(1 + 1, 3)\n" in after
     assert cause not in after
 
