@@ -40,6 +40,8 @@ EVIDENCE_CHECK = "(the evidence is whole)"
 
 PYTEST_PLUGIN, COLLECTED = "hilgate.pytest_plugin", "collected"
 """The plugin that says how many tests pytest collected, and the property of a suite in which it does."""
+LISTING_PLUGIN = "hilgate.pytest_listing"
+"""The plugin that writes which tests began."""
 
 MOST_IDS = 20
 """More failing tests than this are no flake, and running them again would only cost time on scarce nodes."""
@@ -161,6 +163,14 @@ class EvidenceKind(abc.ABC):
         """Whether a command can have made a check of this id, as far as the id tells."""
         return True
 
+    def tests(self, command: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Files, folders and ids of tests that a command names; empty where it is no run of tests."""
+        return ()
+
+    def over_other_tree(self, command: str, here: Path, there: Path) -> str:  # noqa: ARG002
+        """The command without the tests that another tree lacks; empty where it has none of them."""
+        return ""
+
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:  # noqa: ARG002
         """The command that runs these checks alone; empty where there is none."""
         return ""
@@ -190,9 +200,9 @@ class JunitEvidence(EvidenceKind):
     no_checks = 5
 
     def arguments(self, command: str, folder: Path) -> list[str]:
-        """Tell pytest where to write; in this Python it also says what it collected, and what its tests need."""
-        plugin = ["-p", PYTEST_PLUGIN] if _loads_the_plugin(command) else []
-        return [*plugin, f"--junitxml={folder / self.file}"]
+        """Tell pytest where to write; in this Python also what it collected, what began, and what its tests need."""
+        plugins = ["-p", PYTEST_PLUGIN, "-p", LISTING_PLUGIN] if _loads_the_plugin(command) else []
+        return [*plugins, f"--junitxml={folder / self.file}"]
 
     def collect(self, folder: Path, root: Path, command: str = "") -> Collected:
         """Read `junit.xml`; pytest with our plugin must have said in it how many tests it collected."""
@@ -242,6 +252,19 @@ class JunitEvidence(EvidenceKind):
         """Whether a pytest command names the file of this node id, or a folder above it, and does not ignore it."""
         file, colons, _ = check.partition("::")
         return not (file.endswith(".py") and colons) or _pytest_reaches(command, file)
+
+    def tests(self, command: str) -> tuple[str, ...]:
+        """What stands where paths do in a command of this Python's pytest; its own default where nothing does."""
+        words, places = _pytest_words(command)
+        return tuple(words[place] for place in places) or (".",) if _loads_the_plugin(command) else ()
+
+    def over_other_tree(self, command: str, here: Path, there: Path) -> str:
+        """A pytest command with those of its paths that are there; a path that is in neither tree is an option's."""
+        words, places = _pytest_words(command)
+        files = {place: words[place].partition("::")[0] for place in places}
+        named = {place for place, file in files.items() if (here / file).exists() or (there / file).exists()}
+        gone = {place for place in named if not (there / files[place]).exists()}
+        return "" if named and named == gone else shlex.join(w for n, w in enumerate(words) if n not in gone)
 
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:
         """A pytest command with its test paths replaced by the files of these ids, and its options kept.

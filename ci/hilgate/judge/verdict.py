@@ -20,6 +20,7 @@ from hilgate.judge.health import is_demanded, lines, missing, trouble
 from hilgate.model.declaration import Quarantine
 from hilgate.model.record import EXIT_STATUS, Counts, Outcome, worst
 from hilgate.model.verdict import StepVerdict, Verdict
+from hilgate.run.listing import paths_to_list, vanished
 from hilgate.run.outcome import crashed, first, first_line, other_packages
 from hilgate.run.rules import PASSED_LATE, Facts, Surroundings, decide
 
@@ -46,11 +47,13 @@ def judge(
     quarantine: Quarantine = NO_QUARANTINE,
     approved_by: str = "",
     doubts: tuple[str, ...] = (),
+    approvals: bool = True,
 ) -> Verdict:
     """Decide on every planned step, and on the whole.
 
     Entries of the quarantine, which is the merge base's (`quarantine.effective`), expire by the day of `decided` (UTC).
-    With `doubts` about the files that were judged, nothing is a pass.
+    With `doubts` about the files that were judged, nothing is a pass. Without `approvals` protected changes are left to
+    the verdict of the whole build.
     """
     entries = Entries(quarantine.tests, decided.date())
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
@@ -60,7 +63,8 @@ def judge(
         why = words_of_part(sum((step.counts for step in steps), Counts()), plan)
     if (expired := entries.expired()) and outcome is not Outcome.FAIL:
         outcome, why = Outcome.FAIL, expired[0]
-    loosened = plan.loosened
+    believed = [step for step in plan.steps if StepResult(step, plan, recorded, entries).believed]
+    loosened = (*plan.loosened, *vanished(believed, plan, recorded.listings)) if approvals else ()
     if loosened and not approved_by and outcome is Outcome.PASS:
         outcome = Outcome.INCONCLUSIVE
         more = f" (and {len(loosened) - 1} more)" if len(loosened) > 1 else ""
@@ -185,6 +189,13 @@ class StepResult:
                     if other.step.evidence == self.step.step.evidence and reaches(other.step.command, check.id):
                         return f"it holds {check.id}, a test of {other.key} that its own command does not run"
         return ""
+
+    @cached_property
+    def unlisted(self) -> str:
+        """That nobody knows whether the change took tests of it away; empty where that is known, or none can be."""
+        if not paths_to_list(self.step, self.plan) or self.step.key in self.recorded.listings:
+            return ""
+        return "its job left no list of its tests and the merge base's, and the change may have taken some away"
 
     @cached_property
     def unbuilt(self) -> str:
@@ -323,6 +334,7 @@ class StepResult:
             open_earlier=self.had(INCONCLUSIVE),
             unbuilt=self.unbuilt,
             stray=self.stray,
+            unlisted=self.unlisted,
         )
 
     @cached_property

@@ -107,6 +107,8 @@ class ProtectedChange(StrictModel):
     """In a few words: changed, deleted or new."""
     hunk: str = ""
     """The beginning of its diff against the merge base."""
+    tests: tuple[str, ...] = ()
+    """Ids of tests in it that the merge base has and the change has not; only in a verdict."""
 
 
 class Plan(StrictModel):

@@ -8,7 +8,7 @@ import datetime as dt
 import enum
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, StringConstraints, TypeAdapter, model_validator
 
 from hilgate.errors import Exit, writing
 from hilgate.model import FINDINGS_FILE, ImageDigest, Key, Number, StrictModel
@@ -113,7 +113,7 @@ class BuildRecord(StrictModel):
     """First line of `results.jsonl`: which plan the following lines answer."""
 
     kind: Literal["build"] = "build"
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
     started: dt.datetime
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
@@ -188,6 +188,27 @@ class ImageRecord(StrictModel):
     reused: bool = False
 
 
+MOST_TESTS, LONGEST_ID = 50_000, 2000
+"""Ids in a list of tests, and characters of each: code of the change may have written them."""
+
+_TestIds = Annotated[
+    tuple[Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_ID)], ...], Field(max_length=MOST_TESTS)
+]
+
+
+class ListingRecord(StrictModel):
+    """Tests of a step here and at the merge base, where a change may have taken some away (`hilgate.run.listing`)."""
+
+    kind: Literal["listing"] = "listing"
+    step: Key
+    here: _TestIds
+    """Ids of the tests that began."""
+    at_base: _TestIds
+    """Ids of those that the same command collects over the merge base."""
+    problem: str = Field(default="", max_length=LONGEST_ID)
+    """Why pytest could not collect them; `at_base` is then empty."""
+
+
 class GpuHealth(StrictModel):
     """One GPU as `amd-smi` reports it."""
 
@@ -221,9 +242,13 @@ class Health(StrictModel):
     """Processes that the step left behind and that were ended."""
 
 
-Record = Annotated[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord, Field(discriminator="kind")]
+Record = Annotated[
+    BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord | ListingRecord, Field(discriminator="kind")
+]
 
-record_adapter: TypeAdapter[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord] = TypeAdapter(Record)
+record_adapter: TypeAdapter[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord | ListingRecord] = (
+    TypeAdapter(Record)
+)
 
 
 class Counts(StrictModel):

@@ -100,7 +100,7 @@ def judge_and_report(
     if only is not None:
         steps = tuple(step for step in plan.steps if step.key in only)
         # An agent's job leaves approvals to the verdict of the build; locally there is no other one.
-        left_out = {} if plan.local else {"profile": "gate", "loosened": ()}
+        left_out = {} if plan.local else {"profile": "gate"}
         judged = plan.model_copy(update={"steps": steps, **left_out})
     recorded = results.read_all(folder, jobs, plan, digest, job)
     excused, refused = Quarantine(), None
@@ -121,6 +121,7 @@ def judge_and_report(
         quarantine=excused,
         approved_by=approved_by,
         doubts=doubts,
+        approvals=only is None or plan.local,
     )
     if refused:
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})

@@ -28,6 +28,7 @@ from hilgate.evidence import LOG_FILE, kind_of
 from hilgate.model.declaration import CPU
 from hilgate.plan.machine import CPU_BUILD, installed
 from hilgate.plan.make import place
+from hilgate.pytest_listing import VARIABLE
 from hilgate.run.outcome import TIMED_OUT, said
 from hilgate.run.results import RESULTS_FILE
 from hilgate.text import argument_list
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL: long enough for pytest to write its report, short against any step's timeout."""
 
+LISTING_FILE = "tests.json"
+"""In the output folder of a step of pytest: ids of the tests that began."""
 OUT_VARIABLE = "HILGATE_OUT"
 PROFILE_VARIABLE = "HILGATE_PROFILE"
 """What the plan is for, given to every step: gates are stricter before a release."""
@@ -289,20 +292,26 @@ print(json.dumps(places))
 """
 
 
+def emptied(folder: Path) -> Path:
+    """A folder of a step, made where it is missing, without evidence of an earlier run; its absolute path."""
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.iterdir():
+        if stale.is_dir() and not stale.is_symlink():
+            shutil.rmtree(stale)
+        elif stale.name != RESULTS_FILE:  # replaced whole once this run has ended, so that no failure gets lost
+            stale.unlink()
+    return folder
+
+
 def start(step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float) -> Child:
     """Start a command of a step.
 
     `folder` is emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log.
     """
-    folder = folder.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.iterdir():  # evidence of an earlier run must never be read as this one's
-        if stale.is_dir() and not stale.is_symlink():
-            shutil.rmtree(stale)
-        elif stale.name != RESULTS_FILE:  # replaced whole once this run has ended, so that no failure gets lost
-            stale.unlink()
+    folder = emptied(folder)
     arguments = argument_list(command) + kind_of(step).arguments(command, folder)
-    env = context.variables(step) | {OUT_VARIABLE: str(folder)}
+    env = context.variables(step) | {OUT_VARIABLE: str(folder), VARIABLE: str(folder / LISTING_FILE)}
     return Child(arguments, context, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
 
 

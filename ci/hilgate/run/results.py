@@ -33,6 +33,7 @@ from hilgate.model.record import (
     CheckRecord,
     Health,
     ImageRecord,
+    ListingRecord,
     Outcome,
     RerunRecord,
     StepRecord,
@@ -68,6 +69,7 @@ class StepFile:
     reruns: tuple[RerunRecord, ...] = ()
     image: ImageRecord | None = None
     on_base: tuple[RerunRecord, ...] = ()
+    listing: ListingRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Recorded:
         damaged: Step key, or name of a job's folder -> why what it holds cannot be believed.
         restored: Step key -> files of the merge base that its job put in place of the change's.
         on_base: Step key -> its failing checks over the files of the merge base, on the same node; no judge reads them.
+        listings: Step key -> its tests here and at the merge base.
     """
 
     builds: tuple[BuildRecord, ...]
@@ -93,6 +96,7 @@ class Recorded:
     damaged: dict[str, str] = field(default_factory=dict)
     restored: dict[str, tuple[str, ...]] = field(default_factory=dict)
     on_base: dict[str, tuple[RerunRecord, ...]] = field(default_factory=dict)
+    listings: dict[str, ListingRecord] = field(default_factory=dict)
 
     def last(self, key: str) -> Attempt | None:
         """The attempt that counts, or None when the step did not finish."""
@@ -102,7 +106,8 @@ class Recorded:
         """All records of a step, in the order in which its file has them."""
         image = [record for record in self.images.values() if record.step == key]
         attempts = [record for attempt in self.attempts.get(key, ()) for record in records_of(attempt)]
-        return [*attempts, *image, *self.reruns.get(key, ()), *self.on_base.get(key, ())]
+        listing = [self.listings[key]] if key in self.listings else []
+        return [*attempts, *image, *self.reruns.get(key, ()), *self.on_base.get(key, ()), *listing]
 
     def digests(self, plan: Plan) -> dict[str, str]:
         """Image -> digest: of those that were built already the plan's, of the others what was built."""
@@ -198,7 +203,7 @@ def _in_order(records: Sequence[Record], build: BuildRecord) -> StepFile:
     attempts: list[Attempt] = []
     reruns: list[RerunRecord] = []
     on_base: list[RerunRecord] = []
-    image = None
+    image = listing = None
     for record in records:
         if isinstance(record, CheckRecord):
             checks.append(record.check)
@@ -211,11 +216,13 @@ def _in_order(records: Sequence[Record], build: BuildRecord) -> StepFile:
             (on_base if record.on_base else reruns).append(record)
         elif isinstance(record, ImageRecord):
             image = record
+        elif isinstance(record, ListingRecord):
+            listing = record
         else:
             raise _DamagedError("it is of two builds")
     if checks:
         raise _DamagedError("it does not say how the step ended")
-    return StepFile(build, tuple(attempts), tuple(reruns), image, tuple(on_base))
+    return StepFile(build, tuple(attempts), tuple(reruns), image, tuple(on_base), listing)
 
 
 def _misplaced(found: StepFile, records: Sequence[Record], plan: Plan, key: str, *, elsewhere: bool) -> str:
@@ -227,7 +234,7 @@ def _misplaced(found: StepFile, records: Sequence[Record], plan: Plan, key: str,
         return f"the step {key!r} records the image {found.image.image!r}, which it does not build"
     if any(rerun.elsewhere is not elsewhere for rerun in (*found.reruns, *found.on_base)):
         return "a rerun on the same node and one on another node are in each other's place"
-    if elsewhere and (found.attempts or found.image or found.on_base):
+    if elsewhere and (found.attempts or found.image or found.on_base or found.listing):
         return "a rerun on another node holds records of another kind"
     return "" if elsewhere or found.attempts else "it does not say how the step ended"
 
@@ -262,6 +269,8 @@ def read_all(results: Path, jobs: Path | None, plan: Plan, digest: str, job: str
             found.reruns[key] = (*found.reruns.get(key, ()), *file.reruns)
         if file.on_base:
             found.on_base[key] = file.on_base
+        if file.listing:
+            found.listings[key] = file.listing
         if file.image:
             found.images[file.image.image] = file.image
     builds = tuple(file.build for name, file in files.items() if name not in found.damaged)

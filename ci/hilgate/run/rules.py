@@ -59,6 +59,7 @@ class Surroundings:
         open_earlier: Whether an earlier attempt was inconclusive.
         unbuilt: Why the image that it should build is not there.
         stray: A test among its checks that its own command does not run and another step's does.
+        unlisted: That nobody knows whether the change took tests of it away.
     """
 
     arrived: bool = True
@@ -79,6 +80,7 @@ class Surroundings:
     open_earlier: bool = False
     unbuilt: str = ""
     stray: str = ""
+    unlisted: str = ""
 
 
 ALONE = Surroundings()
@@ -374,6 +376,13 @@ RULES: tuple[Rule, ...] = (
         DID_NOT_RUN,
         Ruling.UNFINISHED,
         lambda f: f.around.stray,
+    ),
+    Rule(
+        "tests not listed",
+        lambda f: f.around.unlisted and f.alone.outcome is PASS,
+        DID_NOT_RUN,
+        Ruling.UNFINISHED,
+        lambda f: f.around.unlisted,
     ),
     # An entry that has expired is red by itself, so that it cannot be forgotten.
     Rule(

@@ -27,10 +27,10 @@ from hilgate.errors import CannotRunHereError, HilgateError, MisuseError, Nothin
 from hilgate.evidence import LOG_FILE, Collected, collect_image, kind_of
 from hilgate.model.declaration import CPU
 from hilgate.model.plan import Plan, PlannedStep
-from hilgate.model.record import BuildRecord, Environment, Outcome, StepRecord
+from hilgate.model.record import BuildRecord, Environment, ListingRecord, Outcome, StepRecord
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
-from hilgate.run import process, recheck, results
+from hilgate.run import listing, process, recheck, results
 from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, other_packages
 from hilgate.run.process import SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
@@ -92,6 +92,7 @@ class Runner:
     _running: dict[str, process.Child] = field(default_factory=dict)
     _again: dict[str, recheck.Rerun] = field(default_factory=dict)
     _on_base: dict[str, recheck.Rerun] = field(default_factory=dict)
+    _listings: dict[str, listing.BaseListing] = field(default_factory=dict)
     _failed: dict[str, tuple[tuple[Check, ...], float]] = field(default_factory=dict)
     _base_tree: tempfile.TemporaryDirectory[str] | None = None
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -154,8 +155,8 @@ class Runner:
         waiting: list[str] = []
         pause = POLL_SECONDS / 16
         announced = False
-        while (sorter.is_active() or self._again or self._on_base) and not self._interrupts.number:
-            if self.ended and not announced and not sorter.is_active():
+        while (sorter.is_active() or self._beside()) and not self._interrupts.number:
+            if self.ended and not announced and not (sorter.is_active() or self._listings):
                 announced = True
                 meanwhile = self._meanwhile()
                 self.progress.ended(meanwhile)
@@ -164,6 +165,7 @@ class Runner:
             settled = self._start_ready(steps, waiting)
             settled += self._reap(steps)
             self._reap_reruns()
+            self._reap_listings()
             for key in settled:
                 sorter.done(key)
             if settled:
@@ -183,10 +185,14 @@ class Runner:
                 waiting.remove(key)
                 self._record(step, process.Ended(None, obstacle, 0.0, None))
                 settled.append(key)
-            elif fits(step, [steps[other] for other in (*self._running, *self._again, *self._on_base)], self.cores):
+            elif fits(step, [steps[other] for other in (*self._running, *self._beside())], self.cores):
                 waiting.remove(key)
                 self._start(step)
         return settled
+
+    def _beside(self) -> tuple[str, ...]:
+        """Keys of the ended steps for which something else runs."""
+        return (*self._again, *self._on_base, *self._listings)
 
     def _obstacle(self, step: PlannedStep) -> str:
         """Why it must not start: an earlier failure, a need that did not pass, what is missing, another tree's code."""
@@ -237,12 +243,39 @@ class Runner:
                 end = replace(end, reason=why)
             checks = self._record(step, end, child)
             self._red = self._red or (key if self._outcomes[key] is not Outcome.PASS else "")
+            self._list_tests(step, end.seconds)
             if self.reruns and self._outcomes[key] is Outcome.FAIL:
                 self._failed[key] = checks, end.seconds
                 self._run_again(step, kind_of(step).failing_ids(checks), used=end.seconds)
                 if key not in self._again:
                     self._run_on_base(step)
         return [key for key, *_ in ended]
+
+    def _list_tests(self, step: PlannedStep, used: float) -> None:
+        """Have pytest list the tests of the merge base, where the change may have taken some of a step away."""
+        folder = step_folder(self.results_folder, step.key)
+        if not listing.paths_to_list(step, self.plan) or not (folder / process.LISTING_FILE).exists():
+            return  # without a list of its own a step has not come to its end, and is red
+        try:
+            base = replace(self._context, root=self._tree_of_base(self.plan.merge_base))
+        except HilgateError as error:
+            self._write(step.key, ListingRecord(step=step.key, here=(), at_base=(), problem=error.what))
+            return
+        left = max(self._timeout(step) - used, listing.SECONDS)
+        seconds = inner_timeout(left, os.environ, time.time())
+        self._listings[step.key] = listing.start(step, folder, self.root, base, seconds)
+
+    def _tree_of_base(self, commit: str) -> Path:
+        """A clone of the merge base, for all of this run.
+
+        Raises:
+            HilgateError: There is none to be had.
+        """
+        if self._base_tree is None:
+            folder = tempfile.TemporaryDirectory(prefix="hilgate-base-")
+            git.clone_at(self.root, commit, Path(folder.name) / "tree")
+            self._base_tree = folder
+        return Path(self._base_tree.name) / "tree"
 
     def _run_again(self, step: PlannedStep, ids: tuple[str, ...], used: float = 0.0) -> None:
         folder = step_folder(self.results_folder, step.key) / recheck.FOLDER
@@ -275,20 +308,28 @@ class Runner:
             return "asking the merge base"
         return "running the failing tests once more"
 
+    def _reap_listings(self) -> None:
+        for key, listed in list(self._listings.items()):
+            try:
+                record = listed.poll()
+            except ValueError:  # then there is no record, and the judge misses it
+                del self._listings[key]
+                continue
+            if record is not None:
+                del self._listings[key]
+                self._write(key, record)
+
     def _run_on_base(self, step: PlannedStep, rerun_seconds: float = 0.0) -> None:
         """Start the failing tests of a short step over the merge base's files, if nothing says how they end there."""
         if not self._asks_base(step.key):
             return
         checks, seconds = self._failed[step.key]
         left = self._seconds_left(step, seconds + rerun_seconds)
-        if self._base_tree is None:
-            self._base_tree = tempfile.TemporaryDirectory(prefix="hilgate-base-")
-            try:
-                git.clone_at(self.root, self.base, Path(self._base_tree.name) / "tree")
-            except HilgateError:
-                self.base = ""  # the report then says that nothing is known of it
-                return
-        context = replace(self._context, root=Path(self._base_tree.name) / "tree")
+        try:
+            context = replace(self._context, root=self._tree_of_base(self.base))
+        except HilgateError:
+            self.base = ""  # the report then says that nothing is known of it
+            return
         folder = step_folder(self.results_folder, step.key) / recheck.BASE_FOLDER
         rerun = recheck.start_on_base(step, checks, folder, context, left)
         if rerun:
@@ -362,6 +403,7 @@ class Runner:
         children = [
             *self._running.values(),
             *(rerun.child for rerun in (*self._again.values(), *self._on_base.values())),
+            *(listed.child for listed in self._listings.values() if listed.child),
         ]
         for child in children:
             child.stop("interrupted")

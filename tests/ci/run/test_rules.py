@@ -134,6 +134,7 @@ IN_ITS_SURROUNDINGS = [
     (among(open_earlier=True), I, R.INCONCLUSIVE, "1 passed"),
     (among(unbuilt="no image"), D, R.UNFINISHED, "no image"),
     (among(stray="it holds t"), D, R.UNFINISHED, "it holds t"),
+    (among(unlisted="no list"), D, R.UNFINISHED, "no list"),
     (among(expired="the entry of f has expired", excused=("f",)), F, R.QUARANTINED, "the entry of f has expired"),
     (among(excused=("f",)), P, R.QUARANTINED, "1 passed; 1 failed in quarantine"),
     (among(None), D, R.UNFINISHED, LATE),

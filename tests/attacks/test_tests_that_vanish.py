@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who: the author of a change. What: a test that would fail is taken away in one of the many ways that pytest has, and
+what is left is green.
+
+What must happen: the verdict is no pass without a named approval, and the report, the terminal and the annotation name
+the test. Lists that are missing or no lists are no pass either, and no name approves them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from support.plans import git, hilgate, write_repository
+
+from hilgate.errors import Exit
+from hilgate.model.plan import Plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TESTS = """
+import pytest
+import lib
+
+@pytest.mark.parametrize("size", [16, 48, 528])
+def test_gather(size):
+    assert lib.rounded(size) % 16 == 0
+
+class TestWrite:
+    def test_strides(self):
+        assert lib.rounded(17) == 32
+"""
+CASES = "SIZES = [1, 2, 3]\n"
+HELD = "import pytest\nfrom cases import SIZES\n@pytest.mark.parametrize('n', SIZES)\ndef test_held(n): assert n\n"
+SETTINGS = "[tool.pytest.ini_options]\npythonpath = ['.', 'tests']\n"
+FILES = {
+    "lib.py": "def rounded(n):\n    return (n + 15) // 16 * 16\n",
+    "pyproject.toml": SETTINGS,
+    "ci/protected.yaml": "files:\n  - {paths: ['**'], flag: nothing}\n",
+    "tests/conftest.py": "",
+    "tests/cases.py": CASES,
+    "tests/test_gather.py": TESTS,
+    "tests/test_held.py": HELD,
+}
+STEP = {
+    "evidence": "junit",
+    "env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+    "may_lack": {"program:no-such-thing": {"why": "it needs no-such-thing", "most": 1}},
+}
+COMMAND = "python -m pytest tests -q -p no:cacheprovider"
+STRIDES, GATHER = "tests/test_gather.py::TestWrite::test_strides", "tests/test_gather.py::test_gather"
+WITHOUT_CLASS = TESTS.partition("class ")[0]
+DROPS = "def {hook}:\n    {items}[:] = [one for one in {items} if 'strides' not in one.name]\n"
+REPORTS = ("report.html", "annotation.md")
+NOT_STRIDES = "'-k \"not strides\"'"
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A green repository, whose change begins on a branch of its own."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    root = write_repository(tmp_path, {"unit": COMMAND}, unit=STEP)
+    git(root, "branch", "-f", "base")
+    return root
+
+
+def change(root: Path, files: dict[str, str | None]) -> None:
+    for name, text in files.items():
+        if text is None:
+            (root / name).unlink()
+        else:
+            (root / name).write_text(text)
+
+
+WAYS = {
+    "another-name": ({"tests/test_gather.py": WITHOUT_CLASS + "def test_x(): pass\n"}, STRIDES),
+    "emptied-and-renamed": (
+        {
+            "tests/test_gather.py": TESTS.replace(
+                "test_strides(self):\n        assert", "test_other(self):\n        return"
+            )
+        },
+        STRIDES,
+    ),
+    "file-deleted": ({"tests/test_gather.py": None}, STRIDES),
+    "class-renamed": ({"tests/test_gather.py": TESTS.replace("TestWrite", "TestPages")}, STRIDES),
+    "not-a-test": ({"tests/test_gather.py": TESTS.replace("Write:", "Write:\n    __test__ = False")}, STRIDES),
+    "parameters-thinned": ({"tests/test_gather.py": TESTS.replace("[16, 48, 528]", "[16, 528]")}, f"{GATHER}[48]"),
+    "parameters-of-a-helper": ({"tests/cases.py": "SIZES = [1, 2]\n"}, "tests/test_held.py::test_held[3]"),
+    "collect-ignore": ({"tests/conftest.py": "collect_ignore = ['test_gather.py']\n"}, STRIDES),
+    "modifyitems": (
+        {"tests/conftest.py": DROPS.format(hook="pytest_collection_modifyitems(items)", items="items")},
+        STRIDES,
+    ),
+    "collection-finish": (
+        {"tests/conftest.py": DROPS.format(hook="pytest_collection_finish(session)", items="session.items")},
+        STRIDES,
+    ),
+    "runtestloop": (
+        {
+            "tests/conftest.py": "import pytest\n@pytest.hookimpl(tryfirst=True)\n"
+            + DROPS.format(hook="pytest_runtestloop(session)", items="session.items")
+        },
+        STRIDES,
+    ),
+    "addopts": ({"pyproject.toml": f"{SETTINGS}addopts = {NOT_STRIDES}\n"}, STRIDES),
+    "pytest.ini": ({"pytest.ini": "[pytest]\npythonpath = . tests\npython_classes = Checks\n"}, STRIDES),
+    "import-error-hidden": (
+        {"tests/test_gather.py": TESTS.replace("import lib", "lib = pytest.importorskip('lib_of_yesterday')")},
+        STRIDES,
+    ),
+}
+
+
+NOT_RUN_EITHER = {
+    "runtestloop": "pytest collected 7 tests, and its junit.xml reports 6",
+    "import-error-hidden": "tests.test_gather did not run, and it names no condition that the step may lack",
+}
+"""Ways after which the step did not run, whoever approves: why."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_test_that_is_gone_needs_a_named_approval(repository, way):
+    files, name = WAYS[way]
+    change(repository, files)
+    done = hilgate(repository, "gate", "--base", "base")
+    verdict = json.loads((repository / "results/verdict.json").read_text())
+    if why := NOT_RUN_EITHER.get(way):
+        assert (verdict["outcome"], why in verdict["why"]) == ("did not run", True), verdict["why"]
+    else:
+        assert (done.returncode, verdict["outcome"]) == (Exit.INCONCLUSIVE, "inconclusive"), done.stdout + done.stderr
+        assert verdict["why"].startswith("needs a named approval: tests/")
+    assert name in [test for one in verdict["loosened"] for test in one["tests"]]
+    shown = name.partition("::")[2]
+    for said in (done.stdout, *((repository / "results" / file).read_text() for file in REPORTS)):
+        assert shown in re.sub(r"\\|\n *", "", said)
+    judged = hilgate(repository, "judge", "--approved-by", "A. Owner")
+    assert judged.returncode == (Exit.NOTHING_RAN if why else Exit.PASS)
+
+
+def test_nothing_is_said_where_every_test_is_still_there(repository):
+    """A function of the product is renamed, so that the merge base's tests fit no tree but their own."""
+    change(repository, {"lib.py": FILES["lib.py"].replace("rounded", "aligned")})
+    change(repository, {"tests/test_gather.py": TESTS.replace("rounded", "aligned") + "def test_more(): pass\n"})
+    done = hilgate(repository, "gate", "--base", "base")
+    assert done.returncode == Exit.PASS, done.stdout + done.stderr
+    listed = [line for line in records(repository, "steps/unit-cpu") if line["kind"] == "listing"]
+    assert [(len(one["here"]), len(one["at_base"]), one["problem"]) for one in listed] == [(8, 7, "")]
+
+
+def records(root: Path, folder: str) -> list[dict[str, object]]:
+    lines = (root / "results" / folder / "results.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_nothing_is_listed_where_no_test_can_have_gone(repository):
+    change(repository, {"lib.py": FILES["lib.py"] + "\n"})
+    assert hilgate(repository, "gate", "--base", "base").returncode == Exit.PASS
+    assert not [line for line in records(repository, "steps/unit-cpu") if line["kind"] == "listing"]
+
+
+def test_a_merge_base_that_cannot_be_collected_needs_a_named_approval(repository):
+    change(repository, {"tests/test_held.py": "import a_module_that_nobody_has\n"})
+    git(repository, "commit", "-qam", "broken")
+    git(repository, "branch", "-f", "base")
+    change(repository, {"tests/test_held.py": HELD})
+    done = hilgate(repository, "gate", "--base", "base")
+    assert done.returncode == Exit.INCONCLUSIVE, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert "pytest could not list the merge base's tests of unit-cpu: exit 2 (the test run was interrupted)" in said
+    assert "a_module_that_nobody_has" in said
+
+
+def test_variables_of_a_shell_do_not_hide_a_test_in_both_trees(repository):
+    """Here the tests of the change are left out by a word that the merge base's listing is not given."""
+    change(repository, {"tests/test_gather.py": TESTS + "\n"})
+    done = hilgate(repository, "gate", "--base", "base", PYTEST_ADDOPTS="--deselect=" + STRIDES)
+    assert "TestWrite::test_strides (unit-cpu)" in " ".join(done.stdout.split()), done.stdout
+
+
+def test_a_step_is_held_to_what_its_own_command_selects_and_has(repository):
+    """Options of the command hold for both trees, and a file that the merge base lacks has lost nothing."""
+    command = f"{COMMAND.replace('tests', 'tests/test_gather.py tests/test_new.py')} -k 'not strides' -n 2"
+    step = STEP | {"env": STEP["env"] | {"PYTEST_PLUGINS": "xdist"}}
+    root = write_repository(repository, {"unit": command}, unit=step)
+    git(root, "branch", "-f", "base")
+    change(root, {"tests/test_new.py": "def test_new(): pass\n"})
+    done = hilgate(root, "gate", "--base", "base")
+    assert done.returncode == Exit.PASS, done.stdout + done.stderr
+    change(root, {"tests/test_gather.py": TESTS.replace("528", "544")})
+    done = hilgate(root, "gate", "--base", "base")
+    assert "1 test is gone: test_gather[528] (unit-cpu)" in " ".join(done.stdout.split()), done.stdout
+
+
+# What an agent's job leaves, judged beside the token.
+
+JUDGE = ("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
+RUN = ("run", "unit-cpu", "--plan", "results/plan.json", "--results", "results/jobs/unit-cpu")
+
+
+def job(root: Path, files: dict[str, str | None]) -> int:
+    """Plan a change for agents and run its job; the exit status of that."""
+    change(root, files)
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "change")
+    assert hilgate(root, "plan", "--base", "base", "--write", "results/plan.json").returncode == 0
+    path = root / "results/plan.json"
+    made = Plan.model_validate_json(path.read_text())
+    path.write_text(made.model_copy(update={"profile": "pr"}).model_dump_json())
+    return hilgate(root, *RUN).returncode
+
+
+def test_on_agents_the_verdict_asks_for_the_name_and_the_job_is_green(repository):
+    files, name = WAYS["class-renamed"]
+    assert job(repository, files) == Exit.PASS, "its dependants may start"
+    assert hilgate(repository, *JUDGE).returncode == Exit.INCONCLUSIVE
+    (one,) = json.loads((repository / "results/verdict.json").read_text())["loosened"]
+    assert (one["path"], one["tests"]) == ("tests/test_gather.py", [name])
+    assert one["what"] == "1 test is gone: TestWrite::test_strides (unit-cpu)"
+    assert hilgate(repository, *JUDGE, "--approved-by", "A. Owner").returncode == Exit.PASS
+
+
+FORGED = """
+import atexit, os, pathlib
+OUT = pathlib.Path(os.environ["HILGATE_OUT"], "tests.json")
+atexit.register(lambda: OUT.{how})
+def test_x(): pass
+"""
+
+
+@pytest.mark.parametrize("how", ["unlink()", "write_text('[1]')"], ids=["none", "numbers"])
+def test_a_list_that_is_none_did_not_run_and_no_name_approves_it(repository, how):
+    job(repository, {"tests/test_gather.py": FORGED.format(how=how)})
+    done = hilgate(repository, *JUDGE, "--approved-by", "A. Owner")
+    assert done.returncode == Exit.NOTHING_RAN, done.stdout
+    assert "its job left no list of its tests and the merge base's" in " ".join(done.stdout.split())
+
+
+def test_only_so_many_tests_may_be_excused_from_inside_a_test_file(repository):
+    """19 of 20 were, and each kept its step green."""
+    excused = TESTS.replace("\nclass", "\n@pytest.mark.needs('program:no-such-thing')\nclass")
+    change(repository, {"tests/test_gather.py": excused, "lib.py": "def rounded(n):\n    return (n + 15) // 16 * 16\n"})
+    assert hilgate(repository, "gate", "--base", "base").returncode == Exit.PASS, "the one that the step declares"
+    change(repository, {"tests/test_held.py": HELD.replace("@", "@pytest.mark.needs('program:no-such-thing')\n@", 1)})
+    done = hilgate(repository, "gate", "--base", "base")
+    assert done.returncode == Exit.NOTHING_RAN, done.stdout
+    said = "4 checks did not run for lack of program:no-such-thing, and at most 1 may; the last: tests/test_held.py"
+    assert said in " ".join(done.stdout.split())

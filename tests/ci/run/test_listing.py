@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When tests are looked for that a change has taken away, what counts as a list of tests, and how losses are said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.plans import plan, step
+
+from hilgate.model.record import LONGEST_ID, MOST_TESTS, ListingRecord
+from hilgate.run.listing import BaseListing, paths_to_list, vanished
+
+BASE = "b" * 40
+
+
+def a_step(command="python -m pytest tests/kernels --ignore=tests/kernels/far -k fast", **changes):
+    return step("unit", command, **({"evidence": "junit"} | changes))
+
+
+@pytest.mark.parametrize(
+    ("file", "due"),
+    [
+        ("tests/kernels/test_a.py", True),
+        ("tests/kernels/mla/test_b.py", True),
+        ("tests/kernels/far/test_c.py", False),  # of another step
+        ("tests/models/test_d.py", False),
+        ("tests/kernels/oracle.py", True),
+        ("tests/support/cases.py", True),
+        ("tests/data/cases.json", True),
+        ("tests/conftest.py", True),
+        ("conftest.py", True),
+        ("src/conftest.py", True),
+        ("pyproject.toml", True),
+        ("pytest.ini", True),
+        ("src/layout.py", False),
+        ("docs/test_page.md", False),
+    ],
+)
+def test_tests_are_listed_where_a_change_can_have_taken_some_away(file, due):
+    paths = paths_to_list(a_step(), plan(merge_base=BASE, changed_files=("README.md", file)))
+    assert paths == (("tests/kernels",) if due else ())
+
+
+@pytest.mark.parametrize(
+    ("a_step", "merge_base"),
+    [
+        (a_step(), ""),
+        (a_step("python -m pytest tests").part("-k one"), BASE),
+        (a_step("python -m hilgate.checks.hygiene", evidence="findings"), BASE),
+        (a_step("make junit"), BASE),
+    ],
+    ids=["no-merge-base", "a-part", "no-tests", "another-program"],
+)
+def test_nothing_is_listed_without_a_merge_base_or_a_whole_run_of_pytest(a_step, merge_base):
+    assert paths_to_list(a_step, plan(merge_base=merge_base, changed_files=("tests/test_a.py",))) == ()
+
+
+def test_a_command_without_paths_takes_every_change_for_one_of_its_tests():
+    a_plan = plan(merge_base=BASE, changed_files=("src/layout.py",))
+    assert paths_to_list(a_step("python -m pytest -q"), a_plan) == (".",)
+
+
+TOO_LONG, TOO_MANY = json.dumps(["x" * (LONGEST_ID + 1)]), json.dumps(["x"] * (MOST_TESTS + 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[1]", '[""]', "[" * 100_000, TOO_LONG, TOO_MANY],
+    ids=["empty", "object", "number", "no-name", "deep", "long", "many"],
+)
+def test_what_is_no_list_of_ids_is_recorded_by_nobody(tmp_path, text):
+    (tmp_path / "tests.json").write_text(text)
+    with pytest.raises(ValueError, match=r"tests\.json"):
+        BaseListing(a_step(), tmp_path, None).poll()
+
+
+def test_a_list_that_is_too_large_is_not_read(tmp_path):
+    with (tmp_path / "tests.json").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match="no list of at most"):
+        BaseListing(a_step(), tmp_path, None).poll()
+
+
+def test_ids_that_are_no_text_are_recorded_as_text(tmp_path):
+    (tmp_path / "tests.json").write_text('["t.py::test_\\udcff"]')
+    record = BaseListing(a_step(), tmp_path, None).poll()
+    assert record == ListingRecord(step="unit-cpu", here=("t.py::test_\\udcff",), at_base=())
+    assert ListingRecord.model_validate_json(record.model_dump_json()) == record
+
+
+def listed(key, at_base, here=(), **more):
+    return ListingRecord(step=key, here=here, at_base=at_base, **more)
+
+
+def test_losses_of_a_file_are_one_sentence_with_the_first_names_and_the_count():
+    steps = (a_step("python -m pytest tests"), a_step("python -m pytest tests", key="other-cpu"))
+    a_plan = plan(*steps, merge_base=BASE, changed_files=("tests/conftest.py",))
+    ids = tuple(f"tests/t.py::test_it[{n}]" for n in range(9))
+    lists = {"unit-cpu": listed("unit-cpu", ids, ids[1:2]), "other-cpu": listed("other-cpu", ids[:1])}
+    (one,) = vanished(steps, a_plan, lists)
+    named = "test_it[0], test_it[2], test_it[3], test_it[4], test_it[5]"
+    assert one.what == f"8 tests are gone: {named} and 3 more (unit-cpu and 1 more)"
+    assert (one.path, one.tests) == ("tests/t.py", (ids[0], *ids[2:]))
+
+
+def test_losses_of_many_files_are_counted():
+    steps = (a_step("python -m pytest tests"),)
+    a_plan = plan(*steps, merge_base=BASE, changed_files=("tests/conftest.py",))
+    ids = tuple(f"tests/test_{n:02}.py::test_it" for n in range(25))
+    found = vanished(steps, a_plan, {"unit-cpu": listed("unit-cpu", ids)})
+    assert [one.path for one in found] == [*(f"tests/test_{n:02}.py" for n in range(20)), "(more)"]
+    assert found[-1].what == "5 tests of 5 more files are gone"
+
+
+def test_a_list_that_nobody_asked_for_says_nothing():
+    steps = (a_step("python -m pytest tests"),)
+    a_plan = plan(*steps, merge_base=BASE, changed_files=("src/layout.py",))
+    assert vanished(steps, a_plan, {"unit-cpu": listed("unit-cpu", ("tests/t.py::test_it",))}) == ()
