@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 unexport ARGS
 .PHONY: gate test simulate image extensions setup lock clean wheels docs docs-serve pictures
 
-gate: setup  ## plan, run, judge, report: what changed, else a smoke run; ARGS=--all runs everything
+gate: setup  ## plan, run, judge, report: what changed, else the quick steps; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
 
 # Tests that start no engine and compile for no AMD GPU. A gate after them runs those that it selects once more.

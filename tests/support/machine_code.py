@@ -71,7 +71,7 @@ SESSION = pytest.StashKey()
 
 def fresh(env: Mapping[str, str]) -> bool:
     """Whether all is executed: on agents and before a release (as in pagedkv.audit)."""
-    return env.get("HILGATE_PROFILE", "gate") not in {"gate", "smoke"}
+    return env.get("HILGATE_PROFILE", "gate") not in {"gate", "quick"}
 
 
 def declared(arch: str, triton: str, test: str) -> str:

@@ -132,7 +132,7 @@ class Settings:
 
 
 def choice_of(
-    ctx: typer.Context, root: Path, *, base: str | None, everything: bool, smoke: bool, named: tuple[str, ...] = ()
+    ctx: typer.Context, root: Path, *, base: str | None, everything: bool, named: tuple[str, ...] = ()
 ) -> PlanChoice:
     """Choose what a local command runs: what its options name, else what the state of the checkout calls for.
 
@@ -147,15 +147,14 @@ def choice_of(
 
     source = ctx.get_parameter_source("base")
     typed = source is not None and source.name == "COMMANDLINE"
-    given = {"--all": everything, "--smoke": smoke, "--steps": bool(named), "--base": typed}
+    given = {"--all": everything, "--steps": bool(named), "--base": typed}
     options = [name for name, is_given in given.items() if is_given]
-    if (everything or smoke) and len(options) > 1:
+    if everything and len(options) > 1:
         raise MisuseError(f"{' and '.join(options)} exclude each other", remedy=f"leave out {options[1]}")
     if named:
         return PlanChoice("gate", base or default_base(root)[0] or None, f"{', '.join(named)}, as asked")
-    if everything or smoke:
-        words = f"{'smoke' if smoke else 'everything'}, as asked"
-        return PlanChoice("smoke" if smoke else "gate", base or default_base(root)[0] or None, words, whole=everything)
+    if everything:
+        return PlanChoice("gate", base or default_base(root)[0] or None, "everything, as asked", whole=True)
     return choose(root, base=base, whole=whole_gate())
 
 

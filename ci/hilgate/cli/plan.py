@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 ProfileName = Annotated[
-    Literal["smoke", "gate", "pr", "nightly", "release"] | None,
+    Literal["gate", "pr", "nightly", "release"] | None,
     typer.Option(
-        help="What to plan for (default: what `hilgate gate` would run). smoke and gate plan for this machine, the "
-        "others for the agents. nightly and release plan every step."
+        help="What to plan for (default: what `hilgate gate` would run). gate plans for this machine, the others "
+        "for the agents. nightly and release plan every step."
     ),
 ]
 
@@ -75,8 +75,8 @@ def plan(
 
     root = repository(ctx)
     choice = PlanChoice(profile or "gate", base, "")
-    if not select and not models and profile in {None, "smoke"}:
-        choice = choice_of(ctx, root, base=base, everything=everything, smoke=profile == "smoke")
+    if not select and not models and profile is None:
+        choice = choice_of(ctx, root, base=base, everything=everything)
         terminal.say(terminal.stderr(), choice.why)
     names, served = tuple(select or ()), tuple(models or ())
     # Never the history of a checkout, which a change could bring with it.
@@ -248,7 +248,7 @@ def show_home(ctx: typer.Context) -> None:
         f"hilgate {__version__}\n{SUMMARY}\n\nTry:\n"
         "  hilgate plan          what would run on this machine, and why\n"
         "  hilgate run hygiene   one area, now; no GPU, account or network needed\n"
-        "  hilgate gate          your change, else a smoke run; --all: everything\n\n"
+        "  hilgate gate          your change, else the quick steps; --all: everything\n\n"
         f"This machine: {_one_line(machine)}"
     )
     print_readiness(areas)

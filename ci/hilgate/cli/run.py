@@ -88,7 +88,6 @@ def gate(
     *,
     base: Base = None,
     everything: Everything = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Run a small subset of each area, whatever changed.")] = False,
     steps: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,8 +107,8 @@ def gate(
 ) -> None:
     """Plan, run, judge and report on this machine.
 
-    Runs the steps that the change against the default branch selects. Without a change it makes a smoke run, which
-    decides no merge. The exit status is the verdict.
+    Runs the steps that the change against the default branch selects. Without a change it runs the quick steps of
+    ci/project.yaml, which decide no merge. The exit status is the verdict.
     """
     began = time.monotonic()
     from hilgate.declare import quarantine
@@ -125,7 +124,7 @@ def gate(
     root = repository(ctx)
     folder = results or root / "results"
     with locked(folder):
-        choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=tuple(steps or ()))
+        choice = choice_of(ctx, root, base=base, everything=everything, named=tuple(steps or ()))
         declarations = load(root)
         quarantine.load_quarantine(root, declarations)  # a mistake in it is reported before anything runs
         plan = within_limits(

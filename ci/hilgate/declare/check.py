@@ -96,6 +96,21 @@ def check_project(document: Document[Project], root: Path) -> None:
             document.blame(("images", name, "pins"), what, "leave it out, and pin what its recipe names")
 
 
+def check_quick(document: Document[Project], areas: Sequence[Document[Area]]) -> None:
+    """Record quick steps that are not declared, or that the gate of a person's machine does not have."""
+    steps = {step.key: step for area in areas if area.value for step in area.value.steps}
+    unread = any(area.value is None for area in areas)
+    quick = document.value.quick if document.value else ()
+    for index, key in enumerate(quick):
+        if key in quick[:index]:
+            document.blame(("quick", index), f"step {key!r} is listed twice", "keep one")
+        elif key in steps and LOCAL not in steps[key].profiles:
+            what = f"step {key!r} is in no plan for a person's machine"
+            document.blame(("quick", index), what, f"add {LOCAL} to its profiles, or name another step")
+        elif key not in steps and not unread:
+            document.blame(("quick", index), f"unknown step {key!r}", suggest(key, steps))
+
+
 def _check_agents(document: Document[Agents], agents: Agents) -> None:
     if CPU not in agents.devices:
         document.blame(("devices",), f"device {CPU!r} is missing", "every machine has it; declare it")
@@ -255,8 +270,6 @@ def _check_need(document: Document[Area], loc: Loc, step: Step, need: Step) -> N
             f"step {need.key!r} does not run on {', '.join(dict.fromkeys((*never, CPU)))}",
             f"add a device to {need.key!r} or drop the need",
         )
-    if step.smoke and not need.smoke:
-        document.blame(loc, f"step {need.key!r} has no smoke subset, and {step.key!r} has one", "give it one, or none")
     absent: list[Profile] = [profile for profile in step.profiles if profile not in need.profiles]
     if absent:
         document.blame(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.agent.declared import AGENTS_FILE, PROJECT_FILE
 from hilgate.declare import imports
-from hilgate.declare.check import check, check_project, check_queues
+from hilgate.declare.check import check, check_project, check_queues, check_quick
 from hilgate.declare.yaml import Document, Mistake, parse, read
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.git import files_at, names_at
@@ -223,6 +223,7 @@ def load(root: Path) -> Declarations:
         check_queues(agents, root)
     if project.value:
         check_project(project, root)
+        check_quick(project, areas)
     documents: list[Document[Project] | Document[Agents] | Document[Area]] = [project, agents, *areas]
     if mistakes := [mistake for document in documents for mistake in document.mistakes]:
         raise InvalidDeclarationsError(mistakes)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 OLD_KEYS: Final[Mapping[str, str]] = {
     "steps.reuse": "remove it: no pass of an earlier run counts any more, and `hilgate gate --resume` continues a run",
+    "steps.smoke": "remove it: `quick` of ci/project.yaml names the steps that run when nothing has changed",
     "steps.minimum": "remove it: every test that pytest collects must end",  # steps whose evidence is findings keep it
     "budgets": "remove it: a gate says which steps took over twice their declared `minutes`",
 }

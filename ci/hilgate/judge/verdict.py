@@ -23,6 +23,7 @@ from hilgate.model.verdict import StepVerdict, Verdict
 from hilgate.run.listing import paths_to_list, vanished
 from hilgate.run.outcome import crashed, first, first_line, other_packages
 from hilgate.run.rules import PASSED_LATE, Facts, Surroundings, decide
+from hilgate.text import count
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -59,8 +60,8 @@ def judge(
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
     outcome = worst(step.outcome for step in steps)
     why = _why(outcome, steps)
-    if plan.promised and outcome is Outcome.PASS:
-        why = words_of_part(sum((step.counts for step in steps), Counts()), plan)
+    if plan.profile == "quick" and outcome is Outcome.PASS:
+        why = _words_of_quick_run(sum((step.counts for step in steps), Counts()), plan)
     if (expired := entries.expired()) and outcome is not Outcome.FAIL:
         outcome, why = Outcome.FAIL, expired[0]
     believed = [step for step in plan.steps if StepResult(step, plan, recorded, entries).believed]
@@ -102,12 +103,11 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
     return EXIT_STATUS[verdict.outcome]
 
 
-def words_of_part(counts: Counts, plan: Plan) -> str:
-    """Say how much of the whole steps passed on this machine: `smoke: 412 of at least 4,210 checks`."""
-    what = "smoke" if plan.profile == "smoke" else f"a subset of {', '.join(s.key for s in plan.steps if s.arguments)}"
-    # Whole steps have more checks than they promise, and may make up for the subsets.
-    of = f" of at least {plan.promised:,}" if counts.passed < plan.promised else ""
-    return f"{what}: {counts.passed:,}{of} checks"
+def _words_of_quick_run(counts: Counts, plan: Plan) -> str:
+    """`quick run: 412 checks of 9 of 38 steps; it decides no merge`: how much of the gate passed on this machine."""
+    others = sum(one.cause == "not quick" for one in plan.omissions)
+    of = f"{len(plan.steps)} of {count(len(plan.steps) + others, 'step')}"
+    return f"quick run: {count(counts.passed, 'check')} of {of}; it decides no merge"
 
 
 def totals(verdict: Verdict) -> Counts:

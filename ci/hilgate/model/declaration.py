@@ -149,6 +149,9 @@ class Project(StrictModel):
     before any step runs; empty for none. `hilgate doctor` shows them; a local run begins only where all pass."""
     images: dict[Key, Image] = Field(default_factory=dict)
     """Name, as queues and `provides` give it, to how it is built."""
+    quick: tuple[Key, ...] = ()
+    """Keys of the steps that `hilgate gate` runs on a person's machine when nothing has changed, with what they need;
+    empty runs every step. They decide no merge."""
     status: str = "hilgate/required"
     """The one commit status that a merge waits for."""
     approvers: str = "hilgate-approvers"
@@ -192,19 +195,6 @@ def _needs_no_shell(command: str) -> str:
         what = f"{shell[0]!r} needs a shell and there is none"
         raise refused(what, "put it into a script or a module and run that")
     return command
-
-
-class Smoke(StrictModel):
-    """The subset of a step that a local machine runs when nothing has changed (`hilgate gate --smoke`)."""
-
-    arguments: Annotated[str, AfterValidator(_needs_no_shell)] = ""
-    """Added to the step's command, to run a part of it; empty runs it whole."""
-    minimum: int = Field(ge=1)
-    """Fewest checks that it must report, as `Step.minimum`."""
-    minutes: float = Field(gt=0)
-    """What it usually takes on 2 cores."""
-    on_change: bool = False
-    """Whether a change that selects the step runs only this subset locally. `--all` and agents always run all of it."""
 
 
 BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
@@ -274,8 +264,6 @@ class Step(StrictModel):
     """CPU cores it keeps busy; the local runner fills the machine with them."""
     minutes: float = Field(default=1.0, gt=0)
     """What it usually takes on 2 cores; used for ordering and, until it was measured, for the estimate in the plan."""
-    smoke: Smoke | None = None
-    """Its subset in a smoke run; a step without one is not in it."""
     columns: tuple[str, ...] = ()
     """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
     is not green."""

@@ -12,10 +12,10 @@ from hilgate.errors import MisuseError
 from hilgate.model import ImageDigest, Key, StrictModel, refused
 from hilgate.model.declaration import CPU, Profile, Step
 
-PlanProfile = Literal["smoke"] | Profile
-"""What a plan is made for: a profile, or `smoke`, which only local plans have."""
+PlanProfile = Literal["quick"] | Profile
+"""What a plan is made for: a profile, or `quick`, which only local plans have."""
 
-LOCAL = frozenset({"gate", "smoke"})
+LOCAL = frozenset({"gate", "quick"})
 """Profiles of plans for one machine at hand."""
 
 
@@ -42,23 +42,12 @@ class PlannedStep(StrictModel):
     reason: str
     """Why it is in the plan."""
     arguments: str = ""
-    """What a person or its smoke subset added to its command, to run a part of it."""
+    """What a person added to its command, to run a part of it."""
 
-    @property
-    def as_declared(self) -> bool:
-        """Whether it is whole, or its smoke subset: nothing that a person narrowed."""
-        return self.arguments in {"", self.step.smoke.arguments if self.step.smoke else ""}
-
-    def part(self, arguments: str, minimum: int = 1) -> PlannedStep:
-        """A part of it: these arguments behind its command, and by default one check is enough."""
+    def part(self, arguments: str) -> PlannedStep:
+        """Return a part of it: these arguments after its command, and one check is enough."""
         command = f"{self.step.command} {arguments}".rstrip()
-        return self.redeclared(command=command, minimum=minimum).model_copy(update={"arguments": arguments})
-
-    def subset(self) -> PlannedStep:
-        """Its smoke subset; the step itself where it has none."""
-        if self.step.smoke is None:
-            return self
-        return self.part(self.step.smoke.arguments, self.step.smoke.minimum).redeclared(minutes=self.step.smoke.minutes)
+        return self.redeclared(command=command, minimum=1).model_copy(update={"arguments": arguments})
 
     def redeclared(self, **changes: object) -> PlannedStep:
         """The same with these fields of its declared step changed, e.g. `command`, for a run of a part of it."""
@@ -81,11 +70,11 @@ class PlannedStep(StrictModel):
 
 
 OmissionCause = Literal[
-    "not affected", "not asked for", "other profiles", "not in smoke", "no queue", "not here", "need omitted"
+    "not affected", "not asked for", "other profiles", "not quick", "no queue", "not here", "need omitted"
 ]
-"""Why a step is left out: the change does not select it; others were named; it belongs to other plans; it has no smoke
-subset; no queue offers the device; this machine lacks something or another device of it is taken; what it needs is left
-out itself."""
+"""Why a step is left out: the change does not select it; others were named; it belongs to other plans; it is
+no quick step of the project; no queue offers the device; this machine lacks something or another device of it is taken;
+what it needs is left out itself."""
 
 
 class Omission(StrictModel):
@@ -114,7 +103,7 @@ class ProtectedChange(StrictModel):
 class Plan(StrictModel):
     """`plan.json`: what will run and why, fixed before anything runs."""
 
-    schema_version: Literal[6] = 6
+    schema_version: Literal[7] = 7
     created: dt.datetime
     commit: str
     """Full sha of HEAD; empty outside a git checkout."""
@@ -125,9 +114,6 @@ class Plan(StrictModel):
     merge_base: str = ""
     """Full sha of the merge base of HEAD and `base`; its thresholds and its quarantine are the ones that count."""
     profile: PlanProfile
-    promised: int = 0
-    """Of a smoke plan: the fewest checks that the whole gate's steps promise here; of one that runs subsets of what a
-    change selects, those that its whole steps promise. Else 0."""
     fork: bool = False
     """Whether the change comes from a fork: no secrets, no caches written."""
     images: dict[Key, str] = Field(default_factory=dict)
@@ -153,11 +139,11 @@ class Plan(StrictModel):
         """Refuse to let a part of the gate stand for it.
 
         Raises:
-            MisuseError: It is a smoke plan, or a step of it was narrowed by hand.
+            MisuseError: It is a quick plan, or a step of it was narrowed by hand.
         """
         part = next((step.key for step in self.steps if step.arguments), "")
-        if self.profile == "smoke" or part:
-            what = "a smoke run" if self.profile == "smoke" else f"a run of a part of {part}"
+        if self.profile == "quick" or part:
+            what = "a quick run" if self.profile == "quick" else f"a run of a part of {part}"
             raise MisuseError(
                 f"{what} decides about no merge and no release", where=where, remedy="run `hilgate gate --all`"
             )

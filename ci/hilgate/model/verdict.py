@@ -71,7 +71,7 @@ class Verdict(StrictModel):
     schema_version: Literal[5] = 5
     decided: dt.datetime
     profile: PlanProfile | None
-    """Of its plan; null where there was none. What a smoke run says is no answer about a change."""
+    """Of its plan; null where there was none. What a quick run says is no answer about a change."""
     commit: str
     plan_digest: str
     outcome: Outcome

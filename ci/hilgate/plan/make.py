@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate import git
+from hilgate.agent.declared import PROJECT_FILE
 from hilgate.agent.trust import of_build
 from hilgate.declare import imports
 from hilgate.declare.load import as_permitted, load, require_modest
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
     from hilgate.model import Key
-    from hilgate.model.declaration import Smoke
     from hilgate.model.plan import PlannedStep, PlanProfile
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
@@ -47,7 +47,7 @@ WHEN: dict[PlanProfile, str] = {
 }
 """Profile -> when its plans are made, as in "runs nightly"."""
 
-WHOLE = ("nightly", "release", "smoke")
+WHOLE = ("nightly", "release", "quick")
 """Profiles that run all of their steps, whatever changed."""
 
 
@@ -64,10 +64,10 @@ class PlanChoice:
 
 
 def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --all") -> PlanChoice:
-    """Choose what a local command runs: the steps of the change, else a smoke run, else everything.
+    """Choose what a local command runs: the steps of the change, else the quick steps, else everything.
 
     Everything runs wherever less could leave something unseen: without a default branch to compare with, and under CI
-    (the variable that CI services set), where a green smoke run could be taken for a gate.
+    (the variable that CI services set), where a green quick run could be taken for a gate.
 
     `base` is what to compare with (None finds the default branch), `whole` the command that runs everything.
 
@@ -85,9 +85,9 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
     same = f"no change against {change.base}"
     if on_ci():
         return PlanChoice("gate", found, f"everything: {same}, and this is a CI machine (CI is set)", whole=True)
-    if not any(step.smoke for _, step in load(root).steps()):
-        return PlanChoice("gate", found, f"everything: {same}, and no step declares a smoke subset", whole=True)
-    return PlanChoice("smoke", found, f"{same}: smoke, a subset of each area (`{whole}` runs everything)")
+    if not load(root).project.quick:
+        return PlanChoice("gate", found, f"everything: {same}, and {PROJECT_FILE} names no quick step", whole=True)
+    return PlanChoice("quick", found, f"{same}: the quick steps, which decide no merge (`{whole}` runs everything)")
 
 
 def first_line(plan: Plan, root: Path, why: str) -> str:
@@ -111,8 +111,6 @@ class ChangeFacts:
     """Image -> digest of those that are built already."""
     loosened: tuple[ProtectedChange, ...] = ()
     fork: bool = False
-    ci: bool = False
-    """Whether this is a CI machine, where a subset could be taken for the whole."""
 
 
 Built = Callable[[Iterable[str]], Mapping[str, str]]
@@ -133,7 +131,6 @@ def gather_facts(root: Path, change: Changes, built: Built | None = None) -> Cha
         digests={name: known[content] for name, content in images.items() if content in known},
         loosened=protected_changes(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
         fork=of_build(os.environ).fork,
-        ci=on_ci(),
     )
 
 
@@ -314,15 +311,6 @@ def assemble(
         selection = select_steps(declarations.areas, None if whole else change.files, graph, change.appeared)
         wanted, otherwise = _overruled(selection, declarations, profile, known.digests)
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
-    promised = 0
-    if profile == "smoke":
-        steps = tuple(step.subset() for step in steps)
-        everything = {step.key: Wanted("") for _, step in declarations.steps() if "gate" in step.profiles}
-        promised = sum(step.step.minimum for step in expand(declarations, everything, target, otherwise=otherwise)[0])
-    elif profile == "gate" and change.files is not None and not (whole or select or models or known.ci):
-        thin = tuple(_thin(step) for step in steps)
-        promised = sum(step.step.minimum for step in steps) if thin != steps else 0
-        steps = thin
     plan = Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
@@ -330,7 +318,6 @@ def assemble(
         base=change.base,
         merge_base=change.merge_base,
         profile=profile,
-        promised=promised,
         fork=known.fork,
         images=(images := _images(steps, facts) if facts else {}),
         digests={name: digest for name, digest in known.digests.items() if name in images},
@@ -344,23 +331,10 @@ def assemble(
     if not steps:
         placeless = {"no queue", "not here", "need omitted"}
         reasons = [f"{one.key}: {one.reason}" for one in omissions if one.cause in placeless]
-        none = "no step declares a smoke subset" if profile == "smoke" else "no declared step is affected"
-        where = "; ".join(reasons[:5]) or none
+        where = "; ".join(reasons[:5]) or "no declared step is affected"
         remedy = ELSEWHERE if reasons else "`hilgate gate --all` runs everything"
         raise NothingSelectedError("no step can be planned", where=where, remedy=remedy)
     return plan
-
-
-def _thin(step: PlannedStep) -> PlannedStep:
-    """Reduce a step to the part that a local run of a change does; agents run all of it."""
-    if step.step.smoke is None or not step.step.smoke.on_change:
-        return step
-    return step.subset().model_copy(update={"reason": f"{step.reason}; {_of_it(step.step.smoke)}"})
-
-
-def _of_it(smoke: Smoke) -> str:
-    """Say which part of a step runs, in a few words; `hilgate explain` shows the arguments that choose it."""
-    return f"a subset (at least {count(smoke.minimum, 'check')})"
 
 
 def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]) -> None:
@@ -383,7 +357,7 @@ def _overruled(
 ) -> tuple[dict[Key, Wanted], dict[Key, NotWanted]]:
     """Apply the profile and the images that exist already to what the change selects; return wanted and unwanted steps.
 
-    A step belongs to its profiles alone. A smoke plan has every step with a smoke subset. Some profiles run everything.
+    A step belongs to its profiles alone. A quick plan has the quick steps of the project. Some profiles run everything.
     An image is not built where a build of the default branch has built the same contents (`built`: image -> digest).
     """
     wanted: dict[Key, Wanted] = {}
@@ -392,12 +366,12 @@ def _overruled(
         if step.provides and step.provides in built:
             image = f"{step.provides} is {built[step.provides][:19]}"
             otherwise[step.key] = ("not affected", f"a build of the default branch built the same: {image}")
-        elif ("gate" if profile == "smoke" else profile) not in step.profiles:
+        elif ("gate" if profile == "quick" else profile) not in step.profiles:
             otherwise[step.key] = ("other profiles", "runs " + " and ".join(WHEN[one] for one in step.profiles))
-        elif profile == "smoke" and step.smoke is None:
-            otherwise[step.key] = ("not in smoke", "has no smoke subset; runs when a change can break it")
-        elif profile == "smoke" and step.smoke:
-            wanted[step.key] = Wanted(f"smoke: {_of_it(step.smoke) if step.smoke.arguments else 'the whole step'}")
+        elif profile == "quick" and step.key in declarations.project.quick:
+            wanted[step.key] = Wanted(f"quick step of {PROJECT_FILE}")
+        elif profile == "quick":
+            otherwise[step.key] = ("not quick", "no quick step; runs when a change can break it")
         elif profile in WHOLE:
             wanted[step.key] = Wanted(f"everything runs {WHEN[profile]}")
         elif step.key in selection.reasons:

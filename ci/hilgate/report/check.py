@@ -33,7 +33,7 @@ def check_of(view: ReportView) -> dict[str, Any]:
     """The body of "Create a check run" for a verdict: an annotation for each cause that has a line in the repository.
 
     Raises:
-        MisuseError: The plan is of no commit, or of a smoke run or a part of a step.
+        MisuseError: The plan is of no commit, or of a quick run or a part of a step.
     """
     plan, verdict = view.plan, view.verdict
     plan.require_whole("the plan")

@@ -84,7 +84,7 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
     """
     here = plan.local
     against = f"against {plan.base}, {count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
-    against = "smoke" if plan.profile == "smoke" else against
+    against = "the quick steps" if plan.profile == "quick" else against
     where = "on this machine" if here else f"on the agents, profile {plan.profile}"
     commit = (plan.commit[:12] or ("no commit yet" if plan.dirty else "no git")) + (
         " with local changes" if plan.dirty else ""
@@ -374,10 +374,6 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
         "ends after": f"{count(step.timeout_minutes, 'minute')} (usually {step.minutes:g} on 2 cores)",
         "this change": rule,
         "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
-        "smoke": f"{step.smoke.arguments or 'the whole step'}, at least {step.smoke.minimum} reported (usually "
-        f"{step.smoke.minutes:g} minutes){', and where a change selects it locally' if step.smoke.on_change else ''}"
-        if step.smoke
-        else "",
         "models": ", ".join(step.models),
         "table": f"{step.matrix.rows} x {step.matrix.columns}, in {step.matrix.file}" if step.matrix else "",
         "needs": ", ".join(step.needs),

@@ -459,12 +459,12 @@ COUNTED: dict[Ruling, str] = {
 def headline(plan: Plan, verdict: Verdict, recorded: Recorded, found: Sequence[Cause]) -> str:
     """`41 passed, 1 failed, 12 not run; units-cpu: timed out after 600 s`: the checks of all steps, and the top cause.
 
-    Of a pass, why its first check was skipped; of a run of subsets that passed, how little of the whole it was, and how
-    to run that.
+    Of a pass, why its first check was skipped; of a quick run that passed, how little of the gate that is, and how to
+    run all of it.
     """
-    if verdict.outcome is Outcome.PASS and plan.promised:
+    if verdict.outcome is Outcome.PASS and plan.profile == "quick":
         return f"{verdict.why}; `{whole_gate()}` runs everything"
-    return f"{'smoke: ' if plan.profile == 'smoke' else ''}{_counted(verdict, recorded, found)}"
+    return f"{'quick run: ' if plan.profile == 'quick' else ''}{_counted(verdict, recorded, found)}"
 
 
 HEADLINE = 200

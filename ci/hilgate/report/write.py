@@ -187,7 +187,7 @@ def read_plan_or_say_so(path: Path, folder: Path, *, whole: bool = False) -> Pla
 
     Raises:
         RecordsError: There is none, or it is damaged.
-        MisuseError: It is of a smoke run or of a part of a step, and must be whole.
+        MisuseError: It is of a quick run or of a part of a step, and must be whole.
 
     A verdict and an annotation that say so are written before: no old verdict may outlive that.
     """

@@ -87,7 +87,7 @@ class GateStep(StrictModel):
     minutes: float | None = Field(default=None, gt=0)
     """What it takes on 2 cores, or on its GPUs; only of a hub's model may it be left out, and is then guessed."""
     local: bool = False
-    """Whether the gate on a person's machine runs it too, in a smoke run as well; else only agents do."""
+    """Whether the gate on a person's machine runs it too; else only agents do."""
 
 
 class Gate(StrictModel):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from hileval.gates.declare import EVALS
 from hilgate.errors import DeclarationError
 from hilgate.model import first_problem
-from hilgate.model.declaration import CPU, Area, Smoke, Step
+from hilgate.model.declaration import CPU, Area, Step
 
 if TYPE_CHECKING:
     from hileval.gates.declare import DriftGate, Gate, Gates
@@ -99,14 +99,13 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> St
         minutes = max(15.0, 7.5 * gate.gpus)  # a guess: nobody has measured it
     # What a change to our kernels cannot turn red, and what needs a hub, waits for the night.
     profiles = ("nightly", "release") if hub or not ours else ("pr", "nightly", "release")
-    minimum = _checks(gate, drift)
     fields: dict[str, Any] = {
         "key": f"accuracy-{name.replace('.', '-')}",
         "label": one.step.label or _label(name, gate, drift),
         "command": f"python -m hileval gate {name}",
         "devices": one.arch or gate.arch or DEVICES,
         "evidence": "findings",
-        "minimum": minimum,
+        "minimum": _checks(gate, drift),
         "timeout_minutes": min(180, max(120, int(3 * minutes))) if hub else 30,
         "models": (next(key for key, other in declared.gates.items() if other.model == gate.model),),
         "packages": (
@@ -117,7 +116,6 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> St
         ),
         "profiles": ("gate", *profiles) if one.step.local else profiles,
         "minutes": minutes,
-        "smoke": Smoke(minimum=minimum, minutes=minutes) if one.step.local else None,
         "columns": OF_DRIFT if drift else OF_ANSWERS,
     }
     if hub:

@@ -131,7 +131,7 @@ def test_a_refusal_says_which_permission_is_missing(server, forge):
     assert "Checks and Pull requests: write" in str(raised.value)
 
 
-@pytest.mark.parametrize("changes", [{"commit": ""}, {"dirty": True}, {"profile": "smoke"}], ids=repr)
+@pytest.mark.parametrize("changes", [{"commit": ""}, {"dirty": True}, {"profile": "quick"}], ids=repr)
 def test_what_is_of_no_commit_or_of_a_part_is_not_published(changes):
     with pytest.raises(MisuseError):
         check_of(ReportView(*a_build(passed(), **changes)))

@@ -397,9 +397,7 @@ def test_a_tree_with_its_own_hilgate_is_not_served_by_another(first_tree):
 def unpacked(tmp_path):
     """What `git archive | tar x` makes of a repository whose step `asks` needs git."""
     steps = {"asks": writes_findings(passing("asked")), "plain": writes_findings(passing())}
-    root = write_repository(
-        tmp_path / "cloned", steps, asks={"checkout": True, "smoke": {"minimum": 1, "minutes": 0.1}}
-    )
+    root = write_repository(tmp_path / "cloned", steps, asks={"checkout": True})
     folder = tmp_path / "unpacked"
     folder.mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=root, check=True, capture_output=True).stdout
@@ -417,10 +415,9 @@ WITHOUT_GIT = (
     [
         ([], f"everything: {WITHOUT_GIT}"),
         (["--all"], f"everything, as asked; {WITHOUT_GIT}"),
-        (["--smoke"], f"smoke, as asked; {WITHOUT_GIT}"),
         (["--steps", "plain"], "plain, as asked"),
     ],
-    ids=["alone", "all", "smoke", "another step"],
+    ids=["alone", "all", "another step"],
 )
 def test_without_git_the_first_line_names_the_steps_that_cannot_run(unpacked, options, line):
     done = hilgate(unpacked, "gate", *options, CI="")

@@ -60,6 +60,14 @@ def test_gate_at_a_desk_stays_under_thirty_cpu_minutes():
     assert sum(step.minutes for step in at_a_desk) < 30
 
 
+def test_the_quick_steps_take_three_minutes_on_two_cores():
+    declared = load(REPOSITORY)
+    quick = [declared.step(key)[1] for key in declared.project.quick]
+    needed = {need for step in quick for need in step.needs}
+    assert needed <= set(declared.project.quick)
+    assert sum(step.minutes for step in quick) <= 3 * 2
+
+
 def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path):
     named = STEP.replace("one,", "two,").replace("[cpu]", "[gfx942], queues: {gfx942: amd_mi300_8}")
     four = STEP.replace("one,", "four, gpus: 4,").replace("[cpu]", "[cpu, gfx942]")
@@ -102,8 +110,8 @@ def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path)
         (STEP.replace("python -m x", "python x | tee log"), "'|' needs a shell and there is none"),
         (STEP.replace("python -m x", "'python \"x'"), "cannot be split into words"),
         (
-            STEP.replace("label: l", "label: l, smoke: {arguments: -k 'a, minimum: 1, minutes: 1}"),
-            "cannot be split into",
+            STEP.replace("label: l", "label: l, smoke: {arguments: -k a, minimum: 1, minutes: 1}"),
+            "steps[0].smoke: the key 'smoke' is gone; remove it: `quick` of ci/project.yaml names the steps that run",
         ),
         (STEP.replace("junit", "xml"), "steps[0].evidence"),
         (STEP.replace("key: one", "key: One"), "steps[0].key: string must match pattern"),
@@ -210,15 +218,11 @@ DEPENDANT = STEP.replace("key: one", "key: two, needs: [one]")
             "step 'one' is not in the plans gate, pr; add to the profiles of 'one'",
         ),
         (
-            [STEP, DEPENDANT.replace("label: l", "label: l, smoke: {minimum: 1, minutes: 1}")],
-            "step 'one' has no smoke subset, and 'two' has one; give it one, or none",
-        ),
-        (
             [STEP, STEP.replace("key: one", "key: one-cpu").replace("[cpu]", "[gfx942]")],
             "'one-cpu' is taken by ci/areas/a.yaml:6 steps[0].key",
         ),
     ],
-    ids=["no shared device", "not in the same plans", "a subset that needs a whole step", "planned keys collide"],
+    ids=["no shared device", "not in the same plans", "planned keys collide"],
 )
 def test_steps_that_do_not_fit_each_other(tmp_path, steps, expected):
     (found,) = mistakes(write(tmp_path, a=area("a", *steps)))
@@ -299,6 +303,35 @@ def test_import_that_is_not_there_and_one_that_is_missing(tmp_path, imports, com
     (found,) = mistakes(root)
     assert found.startswith("ci/areas/a.yaml:6 ")
     assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("quick", "expected"),
+    [
+        ("[oen]", "[0]: unknown step 'oen'; did you mean 'one'?"),
+        ("[one-cpu]", "[0]: unknown step 'one-cpu'"),
+        ("[two, one, two]", "[2]: step 'two' is listed twice; keep one"),
+        (
+            "[night]",
+            "[0]: step 'night' is in no plan for a person's machine; add gate to its profiles, or name another",
+        ),
+        ("one", ": must be a valid array, got 'one'"),
+    ],
+)
+def test_quick_steps_that_no_gate_can_run_are_refused(tmp_path, quick, expected):
+    night = STEP.replace("key: one", "key: night, profiles: [nightly]")
+    root = write(tmp_path, a=area("a", STEP, STEP.replace("key: one", "key: two"), night))
+    (root / "ci" / "project.yaml").write_text(f"# of a project\nquick: {quick}\n")
+    (found,) = mistakes(root)
+    assert found.startswith(f"ci/project.yaml:2 quick{expected}")
+
+
+def test_a_mistake_in_an_area_is_not_one_of_the_quick_steps(tmp_path):
+    """What a file with mistakes of its own declares is not known."""
+    root = write(tmp_path, a=area("a", STEP.replace("junit", "3")))
+    (root / "ci" / "project.yaml").write_text("quick: [one]\n")
+    (found,) = mistakes(root)
+    assert found.startswith("ci/areas/a.yaml:6 steps[0].evidence")
 
 
 def test_root_is_found_from_below(tmp_path):

@@ -405,11 +405,11 @@ def test_the_lines_show_memory_and_what_was_left_running():
         ({}, "pr", True),
         ({}, "nightly", True),
         ({}, "gate", False),
-        ({}, "smoke", False),
+        ({}, "quick", False),
         ({"queue": None}, "pr", False),
         ({"device": "cpu"}, "pr", False),
     ],
-    ids=["pr", "nightly", "local", "smoke", "no-queue", "cpu"],
+    ids=["pr", "nightly", "local", "quick", "no-queue", "cpu"],
 )
 def test_where_it_is_demanded(changes, profile, demanded):
     assert nodes.is_demanded(GATHER.model_copy(update=changes), plan(profile=profile)) is demanded

@@ -211,10 +211,10 @@ TAMPERED = {
         "checksums: SHA256SUMS has a line",
     ),
     "another plan": (edited("plan.json", b'"minimum": 1', b'"minimum": 2'), True, "plan: another plan: its digest"),
-    "a smoke run": (
-        edited("plan.json", b'"profile": "gate"', b'"profile": "smoke"'),
+    "a quick run": (
+        edited("plan.json", b'"profile": "gate"', b'"profile": "quick"'),
         True,
-        "plan: a smoke run decides about no",
+        "plan: a quick run decides about no",
     ),
     "a part of a step": (
         edited("plan.json", b'"arguments": ""', b'"arguments": "-k x"'),
@@ -439,9 +439,9 @@ def test_the_order_of_members_does_not_count(sound, tmp_path):
     assert verify.verify(forge(sound, tmp_path / "f.tar", lambda members: members)).sound
 
 
-def test_no_bundle_of_a_smoke_run_is_written(tmp_path):
-    with pytest.raises(MisuseError, match="a smoke run decides about no merge and no release"):
-        write(tmp_path, profile="smoke", promised=9)
+def test_no_bundle_of_a_quick_run_is_written(tmp_path):
+    with pytest.raises(MisuseError, match="a quick run decides about no merge and no release"):
+        write(tmp_path, profile="quick")
 
 
 def test_a_statement_names_the_bundle_and_the_images_by_digest(sound):

@@ -60,18 +60,18 @@ def test_as_many_checks_are_demanded_as_a_gate_gives():
 
 
 @pytest.mark.parametrize(
-    ("changes", "profiles", "smoke"),
+    ("changes", "profiles"),
     [
-        ({"local": True}, ("gate", "pr", "nightly", "release"), True),
-        ({}, ("pr", "nightly", "release"), False),
-        ({"attention_backend": "vllm"}, ("nightly", "release"), False),
+        ({"local": True}, ("gate", "pr", "nightly", "release")),
+        ({}, ("pr", "nightly", "release")),
+        ({"attention_backend": "vllm"}, ("nightly", "release")),
     ],
     ids=["local", "ours", "the trusted one"],
 )
-def test_where_a_gate_of_the_repository_runs(changes, profiles, smoke):
+def test_where_a_gate_of_the_repository_runs(changes, profiles):
     step = DECLARED.gates["pocket-hybrid"].step.model_copy(update={"local": changes.pop("local", False)})
     made = steps_of(changed("pocket-hybrid", step=step, **changes))["pocket-hybrid"]
-    assert (made.profiles, made.smoke is not None) == (profiles, smoke)
+    assert made.profiles == profiles
     assert bool(made.needs) == (changes == {})
 
 
