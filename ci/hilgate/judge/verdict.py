@@ -21,7 +21,7 @@ from hilgate.model.declaration import Quarantine
 from hilgate.model.record import EXIT_STATUS, Counts, Outcome, worst
 from hilgate.model.verdict import StepVerdict, Verdict
 from hilgate.run.listing import paths_to_list, vanished
-from hilgate.run.outcome import crashed, first, first_line, other_packages
+from hilgate.run.outcome import crashed, first_line, leading, other_packages
 from hilgate.run.rules import PASSED_LATE, Facts, Surroundings, decide
 from hilgate.text import count
 
@@ -257,9 +257,9 @@ class StepResult:
         return self.attempt.checks if self.attempt and self.believed else ()
 
     @property
-    def first_failure(self) -> Check | None:
-        """The first failing check that arrived, believed or not."""
-        return first(self.attempt.checks, FAIL) if self.attempt else None
+    def leading_failure(self) -> Check | None:
+        """The leading failing check that arrived, believed or not."""
+        return leading(self.attempt.checks, FAIL) if self.attempt else None
 
     @cached_property
     def failed(self) -> tuple[Check, ...]:
@@ -374,7 +374,7 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
         why += f" (attempt {len(s.earlier) + 1}; before: {before})"
     record = s.attempt.record if s.attempt else None
     image = record.environment.image if record else ""
-    line = reproduce_line(step, s.first_failure)
+    line = reproduce_line(step, s.leading_failure)
     return StepVerdict(
         key=step.key,
         area=step.area,

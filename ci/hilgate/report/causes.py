@@ -19,6 +19,7 @@ from hilgate.model.record import SEVERITY, Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.report.factors import EVERY, case_of, common, split
 from hilgate.run import outcome
+from hilgate.run.outcome import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -257,13 +258,3 @@ def kernel_log(recorded: Recorded, key: str) -> str:
     """The shape of the first line that the kernel logged about GPUs while a step ran; empty where it logged none."""
     lines = [line for health in recorded.health.get(key, ()) for line in health.dmesg]
     return shape_of(lines[0]) if lines else ""
-
-
-_PLACE = re.compile(r"(\S+\.py:\d+): \S+( \(\S+\))?")
-
-
-def place(check: Check) -> str:
-    """`file:line` where a test failed, and the helper's: the last line of its message (`hilgate.evidence`)."""
-    last = check.message.splitlines()[-1:]
-    found = _PLACE.fullmatch(last[0].strip()) if last else None
-    return found[1] + (found[2] or "") if found else ""

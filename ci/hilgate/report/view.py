@@ -20,10 +20,11 @@ from hilgate.model.declaration import CPU
 from hilgate.model.record import SEVERITY, Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.report import tables
-from hilgate.report.causes import causes, place
+from hilgate.report.causes import causes
 from hilgate.report.merge_base import NOTHING, MergeBase, of_cause, whose
 from hilgate.report.reservations import reservations
 from hilgate.run import outcome
+from hilgate.run.outcome import place
 from hilgate.text import count, duration, marked, shorten
 
 if TYPE_CHECKING:

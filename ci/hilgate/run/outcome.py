@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from hilgate.conditions import NEEDS
@@ -28,6 +29,23 @@ NOT_STARTED = "not started"
 def first(checks: Iterable[Check], outcome: Outcome) -> Check | None:
     """The first check with this outcome."""
     return next((check for check in checks if check.outcome is outcome), None)
+
+
+_PLACE = re.compile(r"(\S+\.py:\d+): \S+( \(\S+\))?")
+
+
+def place(check: Check) -> str:
+    """`file:line` where a test failed, and the helper's: the last line of its message (`hilgate.evidence`)."""
+    last = check.message.splitlines()[-1:]
+    found = _PLACE.fullmatch(last[0].strip()) if last else None
+    return found[1] + (found[2] or "") if found else ""
+
+
+def leading(checks: Iterable[Check], outcome: Outcome) -> Check | None:
+    """The first check with this outcome at the place where most of them have it: what a reader is told first."""
+    found = [check for check in checks if check.outcome is outcome]
+    places = [place(check) for check in found]
+    return found[places.index(Counter(places).most_common(1)[0][0])] if found else None
 
 
 def first_line(text: str) -> str:

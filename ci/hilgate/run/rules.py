@@ -22,6 +22,7 @@ from hilgate.run.outcome import (
     TIMED_OUT,
     first,
     first_line,
+    leading,
     needs_of,
     summary,
 )
@@ -178,8 +179,8 @@ class Facts:
         return summary(check.message) if check else ""
 
     def finding(self, outcome: Outcome) -> str:
-        """The same, behind the id of the check."""
-        check = first(self.checks, outcome)
+        """What the leading check with this outcome says, after its id."""
+        check = leading(self.checks, outcome)
         return f"{check.id}: {summary(check.message)}" if check else ""
 
     def exit_in_words(self, text: str = "") -> str:

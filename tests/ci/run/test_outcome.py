@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import pytest
+from support.jobs import failed, passed
 
-from hilgate.run.outcome import said, summary
+from hilgate.model.record import Outcome
+from hilgate.run.outcome import leading, said, summary
 
 ENGINE = """
 ERROR 11-23 05:00:12 [core.py:866] Traceback (most recent call last):
@@ -96,3 +98,10 @@ COMPARED = {
 def test_a_comparison_that_failed_is_reported_with_its_numbers(name):
     message, words = COMPARED[name]
     assert summary(message) == words
+
+
+def test_leading_check_is_of_the_place_where_most_fail():
+    checks = [failed(name, f"assert x\nt.py:{line}: AssertionError") for name, line in (("a", 3), ("b", 9), ("c", 9))]
+    assert leading([passed("d"), *checks], Outcome.FAIL).id == "b"
+    assert leading([failed("e", "no place"), failed("f", "nor here")], Outcome.FAIL).id == "e"
+    assert leading([passed("d")], Outcome.FAIL) is None
