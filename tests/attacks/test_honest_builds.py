@@ -13,46 +13,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from support.flow import DIGEST, FILES, OURS, TEST, THEIRS, Build, Machine, machine
-from support.forks import project
+from support.flow import DIGEST, FORK, TEST, Build, Machine
 from support.plans import git
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-BRANCH = {"BRANCH": "theirs", "PULL_REQUEST": "7", "PULL_REQUEST_BASE_BRANCH": "main", "PULL_REQUEST_REPO": OURS}
-FORK = {**BRANCH, "PULL_REQUEST_REPO": THEIRS}
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """A host that serves a repository, and a clone that sends changes."""
-    folder = tmp_path_factory.mktemp("host")
-    change = project(folder, **FILES)
-    return machine(folder, change.ours, change.theirs)
-
-
-@pytest.fixture(scope="module")
-def main(host: Machine) -> Build:
-    """The build of main, whose results the others find."""
-    return host.build(host.ours, git(host.ours, "rev-parse", "main"), BRANCH="main", PULL_REQUEST="false")
-
-
-def clone(host: Machine) -> Path:
-    return host.folder / "theirs"
-
-
-def change(host: Machine, name: str, text: str) -> str:
-    """A commit of the clone on top of main."""
-    git(clone(host), "checkout", "-q", "-B", "theirs", "origin/main")
-    (clone(host) / name).write_text(text)
-    git(clone(host), "commit", "-qam", "theirs")
-    return git(clone(host), "rev-parse", "HEAD")
+    from support.internet import Internet
 
 
 def test_main_builds_its_image_on_a_host_and_is_remembered(host: Machine, main: Build) -> None:
     jobs = ["upload", "plan", "image-cpu", "one-cpu", "recheck", "verdict"]
-    assert main.statuses == dict.fromkeys(jobs, 0), "\n".join(main.logs.values())
+    assert main.statuses == dict.fromkeys(jobs, 0), main.log()
     assert main.posted == 0
     assert [DIGEST in line for line in main.containers] == [True]
     assert len(list(host.history.iterdir())) == 1
@@ -60,11 +30,11 @@ def test_main_builds_its_image_on_a_host_and_is_remembered(host: Machine, main: 
 
 @pytest.mark.parametrize("kind", ["fork", "branch"])
 def test_a_pull_request_that_changes_what_is_tested_is_green_without_a_step_on_a_host(
-    host: Machine, main: Build, kind: str
+    main: Build, green: dict[str, tuple[Build, Internet]], kind: str
 ) -> None:
-    commit = change(host, "src/limits.py", "FLOOR = 1.9 / 2\n")
-    found = host.build(clone(host), commit, **(FORK if kind == "fork" else BRANCH))
-    assert found.statuses == dict.fromkeys(main.statuses.keys() - {"image-cpu"}, 0), "\n".join(found.logs.values())
+    found, _ = green[kind]
+    shown = {} if kind == "fork" else {"publish-verdict": 5}  # the forge refuses
+    assert found.statuses == dict.fromkeys(main.statuses.keys() - {"image-cpu"}, 0) | shown, found.log()
     assert found.posted == 0
     plan = json.loads(found.artifact("plan", "results/plan.json"))
     assert (plan["fork"], plan["digests"], plan["loosened"]) == (kind == "fork", {"cpu": DIGEST}, [])
@@ -72,15 +42,15 @@ def test_a_pull_request_that_changes_what_is_tested_is_green_without_a_step_on_a
 
 
 def test_a_merge_queue_decides_on_its_own_change_and_not_on_those_before_it(host: Machine, main: Build) -> None:
-    before = change(host, "src/limits.py", "FLOOR = 0.95  # a change that is ahead in the queue\n")
-    (clone(host) / "tests/test_a.py").write_text(f"{TEST}    assert limits.FLOOR < 1\n")
-    git(clone(host), "commit", "-qam", "behind it")
+    before = host.change("0.95  # a change that is ahead in the queue")
+    (host.clone / "tests/test_a.py").write_text(f"{TEST}    assert limits.FLOOR < 1\n")
+    git(host.clone, "commit", "-qam", "behind it")
     branch = "gh-readonly-queue/main/pr"
-    git(clone(host), "push", "-qf", "origin", f"{before}:refs/heads/{branch}-7", f"HEAD:refs/heads/{branch}-8")
+    git(host.clone, "push", "-qf", "origin", f"{before}:refs/heads/{branch}-7", f"HEAD:refs/heads/{branch}-8")
     queue = {"MERGE_QUEUE_BASE_BRANCH": "main", "MERGE_QUEUE_BASE_COMMIT": before, "PULL_REQUEST": "false"}
-    commit = git(clone(host), "rev-parse", "HEAD")
-    found = host.build(clone(host), commit, BRANCH=f"{branch}-8", **queue)
-    assert (set(found.statuses.values()), found.posted) == ({0}, 0), "\n".join(found.logs.values())
+    commit = git(host.clone, "rev-parse", "HEAD")
+    found = host.build(host.clone, commit, BRANCH=f"{branch}-8", **queue)
+    assert (set(found.statuses.values()), found.posted) == ({0}, 0), found.log()
     plan = json.loads(found.artifact("plan", "results/plan.json"))
     assert (plan["merge_base"], plan["changed_files"], plan["fork"]) == (before, ["tests/test_a.py"], False)
     assert set(found.statuses) == main.statuses.keys() - {"image-cpu"}
@@ -89,8 +59,7 @@ def test_a_merge_queue_decides_on_its_own_change_and_not_on_those_before_it(host
 
 def test_a_fork_whose_image_nobody_has_built_reads_who_can_start_it(host: Machine) -> None:
     (host.folder / "none").mkdir()
-    commit = change(host, "src/limits.py", "FLOOR = 1.9 / 2\n")
-    found = replace(host, history=host.folder / "none").build(clone(host), commit, **FORK)
+    found = replace(host, history=host.folder / "none").build(host.clone, host.change("1.9 / 2"), **FORK)
     assert (found.statuses["image-cpu"], found.posted) == (5, 4)
     who = "gate-owners may push the commit to a branch here"
     assert who in found.artifact("verdict", "results/annotation.md")

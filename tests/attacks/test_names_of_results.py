@@ -18,10 +18,8 @@ import stat
 from typing import TYPE_CHECKING
 
 import pytest
-from support.flow import FILES, OURS, THEIRS, machine
-from support.forks import project
+from support.flow import FORK, OURS
 from support.nodes import ROOT
-from support.plans import git
 from support.store import Upload, serving
 
 from hilgate.agent import collect, fetch
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.agent import Agent
+    from support.flow import Build, Machine
 
 AGENTS = [
     "stand-in",
@@ -239,16 +238,14 @@ def test_it():
 """
 
 
-def test_a_fork_that_forges_by_names_gets_the_verdict_that_it_deserves(tmp_path: Path) -> None:
+def test_a_fork_that_forges_by_names_gets_the_verdict_that_it_deserves(
+    host: Machine, main: Build, tmp_path: Path
+) -> None:
     """A whole build; the agent of this test reads names as the real one does."""
-    change, mark = project(tmp_path, **FILES), tmp_path / "executed"
-    host = machine(tmp_path, change.ours, change.theirs)
-    main = host.build(host.ours, git(host.ours, "rev-parse", "main"), BRANCH="main", PULL_REQUEST="false")
-    assert main.posted == 0, "\n".join(main.logs.values())
-    change.write("src/limits.py", "FLOOR = 0.5\n")
-    change.write("tests/test_forges.py", FORGES.format(mark=mark, ours=OURS))
-    facts = {"BRANCH": "theirs", "PULL_REQUEST": "7", "PULL_REQUEST_BASE_BRANCH": "main", "PULL_REQUEST_REPO": THEIRS}
-    found = host.build(change.theirs, change.commit(), **facts)
+    assert main.posted == 0, main.log()
+    mark = tmp_path / "executed"
+    commit = host.change("0.5", **{"tests/test_forges.py": FORGES.format(mark=mark, ours=OURS)})
+    found = host.build(host.clone, commit, **FORK)
     assert "left behind" in found.logs["one-cpu"]
     assert not mark.exists()
-    assert (found.statuses["one-cpu"], found.posted) == (1, 1), "\n".join(found.logs.values())
+    assert (found.statuses["one-cpu"], found.posted) == (1, 1), found.log()

@@ -26,6 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OURS, THEIRS = "https://forge.invalid/ours/it", "https://forge.invalid/theirs/it"
+NAMES = {"ORGANIZATION_SLUG": "acme", "PIPELINE_SLUG": "it"}
+BRANCH = {
+    "BRANCH": "theirs",
+    "PULL_REQUEST": "7",
+    "PULL_REQUEST_BASE_BRANCH": "main",
+    "PULL_REQUEST_REPO": OURS,
+    **NAMES,
+}
+FORK = {**BRANCH, "PULL_REQUEST_REPO": THEIRS}
+MAIN = {"BRANCH": "main", "PULL_REQUEST": "false", **NAMES}
+"""Buildkite's variables of a pull request of a branch or of a fork, and of the default branch."""
 UPLOAD = "hilgate flow > upload.yml\nbuildkite-agent pipeline upload --reject-parse-warnings upload.yml"
 
 HOOKS = ROOT / "ci/hooks"
@@ -110,6 +121,10 @@ class Build:
     def artifact(self, step: str, name: str) -> str:
         return (self.folder / "artifacts" / step / name).read_text()
 
+    def log(self) -> str:
+        """What all steps have printed."""
+        return "\n".join(self.logs.values())
+
     @property
     def containers(self) -> list[str]:
         """The lines of `docker run`."""
@@ -128,6 +143,20 @@ class Machine:
     """Of the host, beside those that each has."""
     secrets: dict[str, str] = field(default_factory=dict)
     """Of the cluster; a step sees those that it names, and a job that names one that is not there does not start."""
+
+    @property
+    def clone(self) -> Path:
+        """A clone that sends changes."""
+        return self.folder / "theirs"
+
+    def change(self, floor: str, **files: str) -> str:
+        """A commit of the clone on top of main; the test passes with a floor of 0.95."""
+        git(self.clone, "checkout", "-q", "-B", "theirs", "origin/main")
+        for name, text in {"src/limits.py": f"FLOOR = {floor}\n", **files}.items():
+            (self.clone / name).write_text(text)
+        git(self.clone, "add", "-A")
+        git(self.clone, "commit", "-qm", "theirs")
+        return git(self.clone, "rev-parse", "HEAD")
 
     def build(self, source: Path, commit: str, **facts: str) -> Build:
         """Build a commit of `source` to its end.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FORGE, BUILDKITE = "forge.invalid", "api.buildkite.com"
 BOT, WRITER, STARTER = "rocm-gate[bot]", "ghs_writes", "bkua_starts"
+SECRETS = {"HILGATE_GITHUB_WRITER": WRITER, "HILGATE_BUILDS_TOKEN": STARTER}
+"""Of a cluster, by the names that steps ask for."""
 REPOSITORY = "/api/v3/repos/ours/it"
 BUILDS = "/v2/organizations/acme/pipelines/it/builds"
 
@@ -41,6 +43,8 @@ class Internet:
     builds: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, host and path of each request."""
+    refuses: bool = False
+    """Whether all is answered with status 500."""
 
     def say(self, login: str, body: str, pull: int = 7) -> None:
         """Write a comment."""
@@ -64,6 +68,8 @@ class Internet:
     def answer(self, method: str, host: str, path: str, token: str, body: Any) -> tuple[int, Any]:
         """Status and body that a service answers with."""
         self.asked.append((method, host, path))
+        if self.refuses:
+            return 500, {}
         if token != (WRITER if host == FORGE else STARTER):
             return 401, {"message": "Bad credentials"}
         return self._forge(method, path, body) if host == FORGE else self._buildkite(method, path, body)
