@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from support.builds import NOW, built, remember
@@ -14,9 +15,10 @@ from hilgate.judge.verdict import judge
 from hilgate.model.record import Outcome, RerunRecord
 from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
-from hilgate.report import merge_base
+from hilgate.report import merge_base, terminal
 from hilgate.report.causes import causes
 from hilgate.report.merge_base import MergeBase
+from hilgate.report.write import Judged
 from hilgate.run.recheck import NO_SUCH_TEST
 from hilgate.run.results import RESULTS_FILE, step_folder, write
 
@@ -62,6 +64,31 @@ def on_base(name, outcome, message=""):
     return RerunRecord(
         step="a-cpu", check=name, host="n", elsewhere=False, on_base=True, outcome=outcome, seconds=1, message=message
     )
+
+
+def test_terminal_says_whose_each_cause_is_after_the_answer(capsys):
+    """The causes were printed before; a cause that another outcome brings is printed then."""
+    checks = [failed("ours", "KeyError: 'a'"), failed("theirs", "off by 0.5")]
+    a_plan, recorded, verdict = built((step("a", "x"), checks), merge_base=BASE)
+    before = Judged(a_plan, recorded, verdict, Path("report.html"))
+    printed = terminal.print_causes(before, "asking the merge base")
+    first = capsys.readouterr().out
+    assert first.endswith("\n\nasking the merge base ...\n")
+    assert "merge base:" not in first
+    answers = (on_base("ours", Outcome.PASS), on_base("theirs", Outcome.FAIL, "off by 0.1"))
+    after = dataclasses.replace(before, recorded=dataclasses.replace(recorded, on_base={"a-cpu": answers}))
+    terminal.print_verdict(after, printed=printed)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(
+        "1 of these 2 failures is yours; 1 is red on the merge base too, and red here all the same. "
+    )
+    assert "ours: new here: it passed over" in said
+    assert "theirs: red on the merge base too: it failed alike over" in said
+    assert "regression: a-cpu" not in said
+    steps = (verdict.steps[0].model_copy(update={"outcome": Outcome.INCONCLUSIVE}),)
+    other = dataclasses.replace(after, verdict=verdict.model_copy(update={"steps": steps}))
+    terminal.print_verdict(other, printed=printed)
+    assert "regression: a-cpu" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
