@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 import json
 import math
 import re
@@ -375,6 +376,7 @@ def _pytest_reaches(command: str, file: str) -> bool:
     words, places = _pytest_words(command)
     named = [words[place].partition("::")[0] for place in places] or ["."] * bool(words)
     ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
+    ignored += [word for before, word in itertools.pairwise(words) if before == "--ignore"]
     return any(_is_in(file, one) for one in named) and not any(_is_in(file, one) for one in ignored)
 
 

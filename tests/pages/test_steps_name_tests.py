@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from pathlib import Path
 
@@ -17,16 +18,21 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"tests/bugs/test_zoo.py": "it plants the bugs that no step plants, and `.ci/run` runs it"}
 """Test file that needs no step -> why."""
 
+FILTERS = ("-k", "-m", "--deselect", "--ignore-glob")
+"""Options of pytest that leave tests of a folder out, and may leave out all of a file."""
+
 
 def unnamed(files, commands):
-    """Return the test files that no command names; one that takes a part (`-k`, `-m`) counts for files it spells out.
+    """Return the test files that no command names; of a command with a filter only the files that it spells out count.
 
     What a filter leaves of a folder is known to pytest alone: a new file of it may be left out.
     """
     whole, part = [], []
     for command in commands:
-        (part if {"-k", "-m"} & set(shlex.split(command)[3:]) else whole).append(command)
-    spelt_out = {word.partition("::")[0] for command in part for word in shlex.split(command)}
+        options = shlex.split(command)[3:]
+        (part if any(word.startswith(FILTERS) for word in options) else whole).append(command)
+    pairs = [pair for command in part for pair in itertools.pairwise(shlex.split(command))]
+    spelt_out = {word.partition("::")[0] for before, word in pairs if before not in {"--deselect", "--ignore"}}
     reaches = KINDS["junit"].reaches
     return [file for file in files if file not in spelt_out and not any(reaches(one, f"{file}::") for one in whole)]
 
@@ -54,6 +60,10 @@ PYTEST = "python -m pytest"
         (["tests/a", "tests/b -k one"], ["tests/b/test_x.py"]),
         (["tests/a", "tests/b/test_x.py -k one"], []),
         (["tests/a", "-m device tests/b"], ["tests/b/test_x.py"]),
+        (["tests/a", "tests/b --deselect=tests/b/test_x.py"], ["tests/b/test_x.py"]),
+        (["tests/a", "tests/b --deselect tests/b/test_x.py"], ["tests/b/test_x.py"]),
+        (["tests/a", "tests/b --ignore tests/b/test_x.py"], ["tests/b/test_x.py"]),
+        (["tests/a", "tests/b --ignore-glob=*x.py"], ["tests/b/test_x.py"]),
         ([], ["tests/a/test_x.py", "tests/b/test_x.py"]),
     ],
 )

@@ -68,7 +68,7 @@ class StepVerdict(StrictModel):
 class Verdict(StrictModel):
     """`verdict.json`: the one answer, and the answer for each planned step."""
 
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
     decided: dt.datetime
     profile: PlanProfile | None
     """Of its plan; null where there was none. What a quick run says is no answer about a change."""
