@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 FILES = {
     "ci/project.yaml": (declaration.Project, declaration.Image),
     "ci/agents.yaml": (declaration.Device, declaration.Queue),
-    "ci/areas/*.yaml": (declaration.Area, declaration.Step, declaration.Matrix),
+    "ci/areas/*.yaml": (
+        declaration.DeclaredArea,
+        declaration.DeclaredStep,
+        declaration.Evidence,
+        declaration.Matrix,
+        declaration.OnAgents,
+    ),
     "ci/protected.yaml": (Protected,),
     "ci/quarantine.yaml": (declaration.Quarantined,),
     "evals/gates.yaml": (Gate, DriftGate, GateStep),

@@ -172,8 +172,8 @@ def production(family: Family, platform: str) -> dict[str, Any]:
     # On CPUs the scan of Mamba-2 gives no states within a step; where a step goes beyond a block vLLM reads past the
     # end of what it gives (IndexError). There a block is as long as a step.
     here: dict[str, Any] = {"block_size": step} if platform == "cpu" else {}
-    if platform == "cpu" and family.attention == "cross":
-        here = {}  # its context is no longer than a step
+    if platform == "cpu" and family.attention in ("cross", "latent"):
+        here = {}  # its context is no longer than a step, and must hold several blocks
     return (
         PRODUCTION
         | here

@@ -27,12 +27,12 @@ queues:
   one: {device: gfx942, gpus: 1, memory_gib: 192}
   eight: {device: gfx942, gpus: 8, memory_gib: 192}
 """
-MORE = "network: true, secrets: [HF_TOKEN], timeout_minutes: 180, queues: {gfx942: eight}, gpus: 8"
-ASKED = AREA.replace("devices: [cpu]", "devices: [gfx942]").replace("timeout_minutes: 9", MORE)
+MORE = "minutes: 90, agents: {network: true, secrets: [HF_TOKEN], queues: {gfx942: eight}, gpus: 8}"
+ASKED = AREA.replace("devices: [cpu]", "devices: [gfx942]").replace("minutes: 5", MORE)
 BUILDS = (
     AREA.replace("area: a", "area: y")
     .replace("key: one", "key: mine")
-    .replace("timeout_minutes: 9", "timeout_minutes: 9, provides: mine")
+    .replace("minutes: 5", "minutes: 5, agents: {provides: mine}")
 )
 OWN = (
     AREA.replace("area: a", "area: z")
@@ -48,7 +48,7 @@ def planned(folder: Path, *, fork: bool, honest: bool = False) -> dict[str, dict
     change.write("tests/test_b.py", "def test_b():\n    assert True\n")
     if not honest:
         change.write("ci/areas/a.yaml", ASKED)
-        change.write("ci/areas/z.yaml", OWN.replace("timeout_minutes: 9", MORE))
+        change.write("ci/areas/z.yaml", OWN.replace("minutes: 5", MORE))
         change.write("ci/areas/y.yaml", BUILDS)
         bigger = AGENTS.replace("one: {device: gfx942, gpus: 1", "one: {device: gfx942, image: mine, gpus: 8")
         change.write("ci/agents.yaml", bigger)
@@ -68,7 +68,7 @@ def test_a_forks_steps_have_what_the_merge_base_gives_them(tmp_path: Path) -> No
         given = one["step"]
         assert (given["network"], given["secrets"], given["gpus"], given["provides"]) == (False, [], 1, None)
         assert (one["queue"], one["image"]) == ("cpus" if key.endswith("cpu") else "one", None)
-        assert given["timeout_minutes"] == (30 if key.startswith("own") else 9)
+        assert given["timeout_minutes"] == (40 if key.startswith("one") else 30)
 
 
 def test_a_branch_declares_what_it_needs_and_an_honest_fork_is_planned_as_before(tmp_path: Path) -> None:
@@ -76,4 +76,4 @@ def test_a_branch_declares_what_it_needs_and_an_honest_fork_is_planned_as_before
     asked = planned(tmp_path, fork=False)["one-gfx942"]
     assert (asked["queue"], asked["step"]["network"], asked["step"]["timeout_minutes"]) == ("eight", True, 180)
     honest = planned(tmp_path / "honest", fork=True, honest=True)["one-gfx942"]
-    assert (honest["queue"], honest["step"]["timeout_minutes"]) == ("one", 9)
+    assert (honest["queue"], honest["step"]["timeout_minutes"]) == ("one", 40)

@@ -188,13 +188,13 @@ queues:
 
 def asks(folder: Path, steps: int, *, fork: bool, devices: str = "[gfx942, gfx950]", known: str = "[cpu]") -> int:
     """Status of planning a change that adds so many steps, and lets ours run on more devices."""
-    base = {"ci/agents.yaml": AGENTS, "ci/areas/a.yaml": AREA.replace("timeout_minutes: 9", "timeout_minutes: 180")}
+    base = {"ci/agents.yaml": AGENTS, "ci/areas/a.yaml": AREA.replace("minutes: 5", "minutes: 90")}
     change = project(folder, **base)
     change.write("ci/areas/a.yaml", base["ci/areas/a.yaml"].replace("[cpu]", known).replace("title: A", "title: B"))
     head, _, step = AREA.replace("area: a", "area: x").replace("[cpu]", devices).partition("  - ")
     more = "".join(f"  - {step.replace('key: one', f'key: x{number}')}" for number in range(steps))
     if steps:
-        change.write("ci/areas/x.yaml", head + more.replace("timeout_minutes: 9", "timeout_minutes: 30"))
+        change.write("ci/areas/x.yaml", head + more.replace("minutes: 5", "minutes: 1"))
     change.commit()
     done = hilgate(change.theirs, *PR, "--json", **({"HILGATE_FORK": "1"} if fork else {}))
     assert done.returncode == 0 or "GPU-minutes" in done.stderr

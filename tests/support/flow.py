@@ -276,8 +276,8 @@ queues:
   cpus: {device: cpu, gpus: 0, memory_gib: 8, image: cpu}
 """
 IMAGE = """\
-  - {key: image, label: image, command: python build.py, devices: [cpu], evidence: findings, timeout_minutes: 9,
-     provides: cpu}
+  - {key: image, label: image, command: python build.py, devices: [cpu], evidence: findings,
+     agents: {provides: cpu}}
 """
 DIGEST = "sha256:" + "ab" * 32
 BUILDS_IMAGE = f"""\

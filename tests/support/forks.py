@@ -18,7 +18,7 @@ title: A
 why: It is an example.
 paths: [src/, tests/, ci/]
 steps:
-  - {key: one, label: one, command: python -m pytest tests, devices: [cpu], evidence: junit, timeout_minutes: 9}
+  - {key: one, label: one, tests: [tests], devices: [cpu], minutes: 5}
 """
 BASE = {
     "ci/agents.yaml": "devices:\n  cpu: {}\nqueues:\n  cpus: {device: cpu, gpus: 0, memory_gib: 8}\n",

@@ -186,18 +186,23 @@ queues:
 """Its hosts have a program that no local machine has."""
 
 
+def as_declared(step: dict[str, object]) -> dict[str, object]:
+    """The keys of an area's file for the fields of a `Step`, which groups some of them otherwise."""
+    fields = dict(step)
+    agents = {name: fields.pop(name) for name in ("queues", "gpus", "network", "secrets", "provides") if name in fields}
+    shown = {name: fields.pop(name) for name in ("columns", "matrix") if name in fields}
+    requires = [*fields.pop("packages", ()), *(f"program:{tool}" for tool in fields.pop("tools", ()))]
+    requires += [f"model:{model}" for model in fields.pop("models", ())]
+    requires += ["checkout"] if fields.pop("checkout", False) else []
+    grouped = {"agents": agents, "requires": requires, "evidence": {"kind": fields["evidence"]} | shown}
+    return fields | {name: value for name, value in grouped.items() if value}
+
+
 def write_repository(root: Path, commands: dict[str, str], **changes: object) -> Path:
     """A git checkout with one area of these commands (step key -> command), as the planner reads it."""
+    sample = {"devices": ["cpu"], "evidence": "findings"}
     steps = [
-        {
-            "key": key,
-            "label": f"{key} samples",
-            "command": command,
-            "devices": ["cpu"],
-            "evidence": "findings",
-            "timeout_minutes": 1,
-        }
-        | changes.get(key, {})
+        as_declared({"key": key, "label": f"{key} samples", "command": command} | sample | changes.get(key, {}))
         for key, command in commands.items()
     ]
     area = {

@@ -203,7 +203,7 @@ def schema(
     """Print the JSON schema of a file of hilgate."""
     from pydantic import TypeAdapter
 
-    from hilgate.model.declaration import Agents, Area, Project, Quarantine
+    from hilgate.model.declaration import Agents, DeclaredArea, Project, Quarantine
     from hilgate.model.plan import Plan
     from hilgate.model.record import Check, Health, Record
     from hilgate.model.verdict import Verdict
@@ -224,7 +224,7 @@ def schema(
     }
     given: dict[str, Any] = {
         "findings.jsonl": Check,
-        "area.yaml": Area,
+        "area.yaml": DeclaredArea,
         "agents.yaml": Agents,
         "quarantine.yaml": Quarantine,
         "project.yaml": Project,

@@ -97,6 +97,15 @@ def gate(
             help="Run only this step or area; may be repeated.",
         ),
     ] = None,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--except",
+            metavar="NAME",
+            autocompletion=declared("areas", "steps"),
+            help="Leave out this step or area, which passed elsewhere; may be repeated.",
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the last run: run only what has not passed yet.")
     ] = False,
@@ -128,7 +137,13 @@ def gate(
         declarations = load(root)
         quarantine.load_quarantine(root, declarations)  # a mistake in it is reported before anything runs
         plan = within_limits(
-            make_plan, root, base=choice.base, profile=choice.profile, select=tuple(steps or ()), whole=choice.whole
+            make_plan,
+            root,
+            base=choice.base,
+            profile=choice.profile,
+            select=tuple(steps or ()),
+            leave_out=tuple(leave_out or ()),
+            whole=choice.whole,
         )
         terminal.say(terminal.stderr(), first_line(plan, root, choice.why))
         earlier = _earlier(folder, plan) if resume else None

@@ -133,7 +133,7 @@ def _check_places(document: Document[Area], at: Loc, step: Step, agents: Agents)
             what = f"unknown device {device!r}"
             document.blame((*at, "devices", position), what, suggest(device, agents.devices))
     for device, name in step.queues.items():
-        loc, queue = (*at, "queues", device), agents.queues.get(name)
+        loc, queue = (*at, "agents", "queues", device), agents.queues.get(name)
         if device not in step.devices:
             document.blame(loc, f"{device!r} is not a device of step {step.key!r}", suggest(device, step.devices))
         elif queue is None:
@@ -159,8 +159,16 @@ def _check_globs(document: Document[Area]) -> None:
 def _check_imports(document: Document[Area], at: Loc, step: Step, packages: Packages) -> None:
     """They exist, and what the command itself names is among them: left out, a change to it would not select it."""
     places = [packages.locate(entry) for entry in step.imports]
-    for position, (entry, place) in enumerate(zip(step.imports, places, strict=True)):
-        if place is None:
+    tests = [test.removeprefix("!").partition("::")[0] for test in step.tests]
+    for position, test in enumerate(tests):
+        path = packages.root / test
+        if not path.exists():
+            document.blame((*at, "tests", position), f"there is no {test!r}", packages.remedy(test))
+        elif not step.tests[position].startswith("!") and not (path.is_file() or any(path.rglob("test_*.py"))):
+            document.blame((*at, "tests", position), f"{test!r} holds no test (test_*.py)", packages.remedy(test))
+    declared = [entry for entry in step.imports if entry not in tests]
+    for position, entry in enumerate(declared):
+        if packages.locate(entry) is None:
             what = f"there is no module or test file {entry!r}"
             document.blame((*at, "imports", position), what, packages.remedy(entry))
     for name in packages.run_by(shlex.split(step.command)) if step.imports else []:
@@ -204,7 +212,7 @@ def _check_tables(steps: Sequence[Declared]) -> None:
     taken: dict[str, str] = {}
     for document, at, step in steps:
         if step.matrix is not None:
-            file, loc = step.matrix.file, (*at, "matrix", "file")
+            file, loc = step.matrix.file, (*at, "evidence", "matrix", "file")
             if file in taken:
                 document.blame(loc, f"{file!r} is taken by {taken[file]}", "choose another name")
             taken.setdefault(file, document.at(*loc))
@@ -243,7 +251,7 @@ def _providers(declared: Sequence[Declared]) -> Mapping[Key, Step]:
             continue
         if step.provides in found:
             what = f"the image {step.provides!r} is built by step {found[step.provides].key!r} already"
-            document.blame((*at, "provides"), what, "keep one of the two")
+            document.blame((*at, "agents", "provides"), what, "keep one of the two")
         elif step.devices != (CPU,):
             document.blame((*at, "devices"), "a step that builds an image runs on the cpu alone", f"write [{CPU}]")
         found.setdefault(step.provides, step)

@@ -16,11 +16,11 @@ from hilgate.declare.check import check, check_project, check_queues, check_quic
 from hilgate.declare.yaml import Document, Mistake, parse, read
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.git import files_at, names_at
-from hilgate.model.declaration import CPU, Agents, Area, Image, Project, Step
+from hilgate.model.declaration import CPU, Agents, Area, DeclaredArea, Image, Project, Step
 from hilgate.model.plan import planned_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
     from hilgate.model import Key
@@ -101,6 +101,16 @@ class Declarations:
     def _providers(self) -> dict[str | None, Step]:
         return {step.provides: step for _, step in reversed([*self.steps()])}
 
+    def without(self, keys: Collection[Key]) -> Declarations:
+        """The same without these steps, as if each had passed: no other step waits for one of them."""
+
+        def kept(area: Area) -> Area:
+            steps = [step for step in area.steps if step.key not in keys]
+            free = [step.model_copy(update={"needs": tuple(n for n in step.needs if n not in keys)}) for step in steps]
+            return area.model_copy(update={"steps": tuple(free)})
+
+        return replace(self, areas=tuple(map(kept, self.areas)))
+
     def models(self) -> dict[Key, tuple[Step, ...]]:
         """Model -> the steps that run it, in declared order."""
         found: dict[Key, tuple[Step, ...]] = {}
@@ -124,6 +134,13 @@ def find_root(start: Path) -> Path:
         where=str(start),
         remedy="change to a folder below one that has ci/agents.yaml, pass --root, or write one: `hilgate init`",
     )
+
+
+def _area(path: Path, root: Path) -> Document[Area]:
+    """An area file with its steps resolved; mistakes keep the places where they stand in the file."""
+    document = read(path, root, DeclaredArea)
+    value = document.value.resolved() if document.value else None
+    return Document(document.name, value, document.lines, document.mistakes)
 
 
 def _project(root: Path) -> Document[Project]:
@@ -169,11 +186,11 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Decla
     """
     names = [name for name in names_at(root, commit, "ci/areas") if name.endswith(".yaml")]
     texts = files_at(root, commit, [*names, AGENTS_FILE])
-    areas = [parse(texts[name] or b"", name, Area).value for name in names]
+    areas = [parse(texts[name] or b"", name, DeclaredArea).value for name in names]
     agents = parse(texts[AGENTS_FILE] or b"", AGENTS_FILE, Agents)
     if agents.value is None:
         raise InvalidDeclarationsError(agents.mistakes)
-    known = {step.key: step for area in areas if area for step in area.steps}
+    known = {step.key: step for area in areas if area for step in area.resolved().steps}
     none: dict[str, object] = {"network": False, "secrets": (), "queues": {}, "gpus": 1, "provides": None}
 
     def permitted(step: Step) -> Step:
@@ -212,7 +229,7 @@ def load(root: Path) -> Declarations:
     """
     agents, project = read(root / AGENTS_FILE, root, Agents), _project(root)
     files = sorted((root / "ci" / "areas").glob("*.yaml"))
-    areas = [read(path, root, Area) for path in files[:MOST_AREAS]]
+    areas = [_area(path, root) for path in files[:MOST_AREAS]]
     if len(files) > MOST_AREAS:
         agents.mistakes.append(Mistake("ci/areas", f"has {len(files)} files", f"put the steps into {MOST_AREAS}"))
     if not files:
@@ -257,4 +274,4 @@ def _check_tools(areas: Iterable[Document[Area]], declarations: Declarations) ->
                     remedy = f"name a queue without an image, or images.{image}.tools of {PROJECT_FILE}"
                 if missing := [tool for tool in step.tools if tool not in there]:
                     what = f"on agents it runs {place}, which nobody says to have {', '.join(missing)}"
-                    document.blame(("steps", index, "tools"), what, remedy)
+                    document.blame(("steps", index, "requires"), what, remedy)

@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from hilgate.declare.old_keys import OLD_KEYS
-from hilgate.model import REFUSED, StrictModel
+from hilgate.model import MAPPING, REFUSED, WORD, StrictModel
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def validate(data: object, model: type[ModelT], document: Document[ModelT]) -> N
         details = error.errors()
         unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
         for detail in details:
-            kind, loc = detail["type"], tuple(part for part in detail["loc"] if part != "[key]")
+            kind, loc = detail["type"], tuple(part for part in detail["loc"] if part not in ("[key]", WORD, MAPPING))
             name = str(loc[-1]) if loc else ""
             old = OLD_KEYS.get(".".join(part for part in loc if isinstance(part, str)))
             if kind == "extra_forbidden" and old:

@@ -24,6 +24,10 @@ REFUSED: Final = "refused"
 """Type of the validation errors that `refused` makes."""
 
 
+WORD, MAPPING = "[word]", "[mapping]"
+"""In places of validation errors: which spelling was read of a value that may be a word or a mapping."""
+
+
 def refused(what: str, remedy: str = "") -> PydanticCustomError:
     """The error that a validator raises for a value that is of the right type and wrong all the same."""
     return PydanticCustomError(REFUSED, "{what}", {"what": what, "remedy": remedy})

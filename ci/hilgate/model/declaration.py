@@ -4,14 +4,24 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 import shlex
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from hilgate.conditions import problem_of
-from hilgate.model import RESERVED_FILES, Key, StrictModel, refused
+from hilgate.model import MAPPING, RESERVED_FILES, WORD, Key, StrictModel, refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +68,10 @@ def _with_its_number(value: object) -> object:
     if isinstance(value, str):
         raise refused("is a sentence without a number", f"write {{why: {value}, most: N}}, N checks at most")
     return value
+
+
+Excuses = dict[Condition, Annotated[Excuse, BeforeValidator(_with_its_number)]]
+"""Condition -> its excuse."""
 
 
 LabelName = Annotated[str, AfterValidator(_label_name)]
@@ -212,12 +226,14 @@ POSTED_BY = (
 
 
 class Step(StrictModel):
-    """One declared unit of work. It becomes one planned step per device."""
+    """A declared step, resolved (`DeclaredStep.resolved`). It becomes one planned step per device."""
 
     key: Key
     """Its name; on a device it is followed by the device, e.g. kernels-mla-gfx942."""
     label: str
     """What a person reads: a few words, no device name."""
+    tests: tuple[str, ...] = ()
+    """As declared; empty where it is no run of pytest, or was declared by its command."""
     command: Annotated[str, AfterValidator(_needs_no_shell)]
     """Run without a shell in the repository root; a leading `python` is the interpreter that runs hilgate."""
     devices: tuple[Key, ...] = Field(min_length=1)
@@ -229,10 +245,8 @@ class Step(StrictModel):
     minimum: int = Field(default=1, ge=1)
     """Fewest checks that it must report, where its evidence is findings: those that ran, and those that cannot run here
     (`may_lack`). Of a step of pytest every test that is collected must end, and there is at least one."""
-    may_lack: dict[Condition, Annotated[Excuse, BeforeValidator(_with_its_number)]] = Field(default_factory=dict)
-    """Conditions that a machine may lack, e.g. {cpu:amx_tile: {why: the prefix cache of MLA needs AMX, most: 14}}. A
-    check that names such a condition, and is skipped where it is lacking, is said and not red. Any other check that did
-    not run, and one more than `most`, makes the step *did not run*."""
+    may_lack: Excuses = Field(default_factory=dict)
+    """As `DeclaredStep.may_lack`."""
     timeout_minutes: int = Field(ge=1, le=180)
     """When it is ended; it then did not run."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -293,8 +307,188 @@ class Step(StrictModel):
         return minutes
 
 
-class Area(StrictModel):
+class Evidence(StrictModel):
+    """What a step leaves, and the table that the report makes of it."""
+
+    kind: str
+    """A kind of `hilgate.evidence`: findings or junit."""
+    columns: tuple[str, ...] = ()
+    """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
+    is not green."""
+    matrix: Matrix | None = None
+    """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
+
+
+def _spelling(value: object) -> str:
+    return MAPPING if isinstance(value, dict | Evidence) else WORD
+
+
+KindAlone = Annotated[str, Tag(WORD)]
+KindAndTable = Annotated[Evidence, Tag(MAPPING)]
+"""The two ways to write the evidence of a step; each reports its own mistakes alone."""
+
+
+class OnAgents(StrictModel):
+    """What a job of a step is given on agents. A fork's step has what the merge base gives the step of that name."""
+
+    queues: dict[Key, Key] = Field(default_factory=dict)
+    """device -> queue, where the smallest queue of that device is not the right one."""
+    gpus: int = Field(default=1, ge=1, le=8)
+    """GPUs it needs where its device is a GPU; a local machine must have them too."""
+    network: bool = False
+    """Whether its container may reach the network."""
+    secrets: tuple[str, ...] = ()
+    """Environment variables it is given from the agent's secrets; never in a build of a fork."""
+    provides: Key | None = None
+    """The image that it builds; steps on queues with that image wait for it."""
+
+
+PYTEST = "python -m pytest"
+
+CHECKOUT, PROGRAM, MODEL = "checkout", "program:", "model:"
+"""Of `DeclaredStep.requires`: a git checkout, a program on the path, a model; other words are distributions."""
+
+
+def _requirement(text: str) -> str:
+    if not re.fullmatch(rf"({PROGRAM}[\w.+-]+|{MODEL}[a-z0-9][a-z0-9_.-]*|[A-Za-z0-9][\w.-]*)", text):
+        remedy = f"write a distribution (torch), {PROGRAM}NAME, {MODEL}NAME or {CHECKOUT}"
+        raise refused(f"{text!r} is nothing that a machine can be asked for", remedy)
+    return text
+
+
+def _test(text: str) -> str:
+    _place(text.removeprefix("!").partition("::")[0])
+    if text.startswith("!") and "::" in text:
+        raise refused(f"{text!r} leaves out a single test", "leave out its file or folder, or --deselect it")
+    return text
+
+
+MINIMUM_TIMEOUT, TIMES_AS_LONG, MAXIMUM_TIMEOUT = 30, 8, 180
+"""A step is ended after eight times the minutes that it usually takes on 2 cores: under load with a cold compile cache,
+steps have taken six times as long. Bounds in minutes."""
+
+
+class DeclaredStep(StrictModel):
+    """One step as an area declares it. `resolved` gives what the planner works with, a `Step`."""
+
+    key: Key
+    """Its name; on a device it is followed by the device, e.g. kernels-mla-gfx942."""
+    label: str
+    """What a person reads: a few words, no device name."""
+    tests: tuple[Annotated[str, AfterValidator(_test)], ...] = ()
+    """Folders and files of tests, or `file.py::name`; `!` before a folder or file leaves it out. They end its command,
+    and a changed module selects the step when one of them imports it."""
+    command: Annotated[str, AfterValidator(_needs_no_shell)] = ""
+    """Run without a shell in the repository root; a leading `python` is the interpreter that runs hilgate. With `tests`
+    it is `python -m pytest`, unless options are needed: `python -m pytest -m device`."""
+    imports: tuple[str, ...] = ()
+    """Modules (dotted) and test files that it runs beside its `tests`: a changed Python module selects it only when one
+    of these imports it. Without both, every file of the area selects it."""
+    devices: tuple[Key, ...] = Field(min_length=1)
+    """Where it can run, keys of `agents.yaml: devices`."""
+    needs: tuple[Key, ...] = ()
+    """Step keys (of any area) that must have passed first, on the same device or on the cpu."""
+    requires: tuple[Annotated[str, AfterValidator(_requirement)], ...] = ()
+    """What the machine must have: distributions (torch), `program:git`, `model:NAME` (`--models` selects by it), and
+    `checkout` where it asks git about the repository. Without one of them it did not run."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of its command, over those of the device."""
+    evidence: KindAlone | KindAndTable = Field(default="junit", discriminator=Discriminator(_spelling))
+    """What it must leave in its output folder besides an exit status: a kind, or `{kind: findings, columns: [...]}`.
+    Required where there are no `tests`, which leave junit."""
+    minimum: int | None = Field(default=None, ge=1)
+    """Fewest findings that it must report; only with the evidence `findings`."""
+    may_lack: Excuses = Field(default_factory=dict)
+    """Conditions that a machine may lack, e.g. {cpu:amx_tile: {why: the prefix cache of MLA needs AMX, most: 14}}. A
+    check that names such a condition, and is skipped where it is lacking, is said and not red. Any other check that did
+    not run, and one more than `most`, makes the step *did not run*."""
+    minutes: float = Field(default=1.0, gt=0, le=MAXIMUM_TIMEOUT)
+    """What it usually takes on 2 cores. Eight times as long, but between 30 minutes and three hours, ends it."""
+    profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
+    """Plans that it belongs to."""
+    agents: OnAgents = OnAgents()
+    """What its job is given on agents: queues, GPUs, network, secrets, and the image that it builds."""
+
+    @field_validator("devices")
+    @classmethod
+    def _listed_once(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := [device for place, device in enumerate(devices) if device in devices[:place]]:
+            raise refused(f"device {twice[0]!r} is listed twice", "keep one")
+        return devices
+
+    @model_validator(mode="after")
+    def _says_what_runs(self) -> Self:
+        if not self.tests and not shlex.split(self.command):
+            raise refused(f"step {self.key!r} runs nothing", "write `tests: [tests/kernels]`, or a `command`")
+        if self.tests and all(test.startswith("!") for test in self.tests):
+            raise refused(f"step {self.key!r} leaves out tests and names none", "name the folder that holds them")
+        if not self.tests and "evidence" not in self.model_fields_set:
+            raise refused(f"step {self.key!r} has a command and no evidence", "write evidence: findings, or junit")
+        return self
+
+    def _evidence(self) -> Evidence:
+        return Evidence(kind=self.evidence) if isinstance(self.evidence, str) else self.evidence
+
+    def resolved(self) -> Step:
+        """What the planner works with: one command line, what it imports, and when it is ended."""
+        named = [test for test in self.tests if not test.startswith("!")]
+        left_out = [f"--ignore={test[1:]}" for test in self.tests if test.startswith("!")]
+        words = [self.command or PYTEST, shlex.join([*named, *left_out])]
+        files = [test.partition("::")[0] for test in named]
+        evidence = self._evidence()
+        return Step(
+            key=self.key,
+            label=self.label,
+            tests=self.tests,
+            command=" ".join(word for word in words if word),
+            devices=self.devices,
+            queues=self.agents.queues,
+            evidence=evidence.kind,
+            **({} if self.minimum is None else {"minimum": self.minimum}),
+            may_lack=self.may_lack,
+            timeout_minutes=min(MAXIMUM_TIMEOUT, max(MINIMUM_TIMEOUT, math.ceil(TIMES_AS_LONG * self.minutes))),
+            env=self.env,
+            needs=self.needs,
+            packages=tuple(word for word in self.requires if ":" not in word and word != CHECKOUT),
+            tools=tuple(word.removeprefix(PROGRAM) for word in self.requires if word.startswith(PROGRAM)),
+            checkout=CHECKOUT in self.requires,
+            imports=tuple(dict.fromkeys([*files, *self.imports])),
+            models=tuple(word.removeprefix(MODEL) for word in self.requires if word.startswith(MODEL)),
+            profiles=self.profiles,
+            gpus=self.agents.gpus,
+            network=self.agents.network,
+            secrets=self.agents.secrets,
+            provides=self.agents.provides,
+            minutes=self.minutes,
+            columns=evidence.columns,
+            matrix=evidence.matrix,
+        )
+
+
+class DeclaredArea(StrictModel):
     """`ci/areas/*.yaml`: a family of steps and the files that can break them."""
+
+    area: Key
+    """Its name, on the command line and in records."""
+    title: str
+    """Its heading in reports."""
+    why: str
+    """One sentence: what a green tick of this area tells the reader."""
+    paths: tuple[str, ...] = Field(min_length=1)
+    """gitignore-style globs; a change to a matching file selects the area."""
+    always: bool = False
+    """Selected whatever changed."""
+    steps: tuple[DeclaredStep, ...] = Field(min_length=1)
+    """What checks it."""
+
+    def resolved(self) -> Area:
+        """The area with its steps resolved."""
+        steps = tuple(step.resolved() for step in self.steps)
+        return Area(area=self.area, title=self.title, why=self.why, paths=self.paths, always=self.always, steps=steps)
+
+
+class Area(StrictModel):
+    """An area as it is planned: `DeclaredArea` with each step resolved."""
 
     area: Key
     """Its name, on the command line and in records."""

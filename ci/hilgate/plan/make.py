@@ -23,7 +23,7 @@ from hilgate.declare.protected import protected_changes, unread_code
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.evidence import kind_of
 from hilgate.images.contents import contents
-from hilgate.model.plan import LOCAL, Plan, ProtectedChange, planned_key
+from hilgate.model.plan import LOCAL, Omission, Plan, ProtectedChange, planned_key
 from hilgate.plan.expand import NotWanted, Target, Wanted, expand
 from hilgate.plan.machine import Machine, detect, on_ci
 from hilgate.plan.select import Selection
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
     from hilgate.model import Key
+    from hilgate.model.declaration import Area
     from hilgate.model.plan import PlannedStep, PlanProfile
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
@@ -141,6 +142,7 @@ def make_plan(
     profile: PlanProfile,
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
+    leave_out: tuple[str, ...] = (),
     built: Built | None = None,
     whole: bool = False,
 ) -> Plan:
@@ -149,7 +151,8 @@ def make_plan(
     With `whole` every step is planned. `base` then decides only the protected changes and whose quarantine counts.
 
     `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
-    planned, whatever changed and whichever profiles they belong to. `built` knows images that need no build; a release
+    planned, whatever changed and whichever profiles they belong to. `leave_out` names areas and steps that passed
+    elsewhere: they are omitted, and no step waits for them. `built` knows images that need no build; a release
     builds each of its images, so that its evidence tells how.
 
     Raises:
@@ -200,6 +203,7 @@ def make_plan(
         profile=profile,
         select=select,
         models=models,
+        leave_out=leave_out,
         graph=imports.build(root, declarations.project.python_path) if by_change and python else None,
         facts=facts,
         absent=absent_tools(declarations),
@@ -290,6 +294,7 @@ def assemble(
     profile: PlanProfile,
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
+    leave_out: tuple[str, ...] = (),
     graph: imports.Imports | None = None,
     facts: ChangeFacts | None = None,
     absent: frozenset[str] = frozenset(),
@@ -304,8 +309,15 @@ def assemble(
     """
     known = facts or ChangeFacts()
     target = Target(machine, absent, no_checkout, known.fork, frozenset(known.digests))
+    left = by_name(declarations, leave_out, profile)
+    omitted = [
+        Omission(key=step.key, area=area.area, label=step.label, cause="not asked for", reason="left out (--except)")
+        for area, step in declarations.steps()
+        if step.key in left
+    ]
+    declarations = declarations.without(left)
     if select or models:
-        wanted = by_model(declarations, models) | by_name(declarations, select)
+        wanted = by_model(declarations, models) | by_name(declarations, select, profile)
         otherwise: dict[Key, NotWanted] = {}
     else:
         selection = select_steps(declarations.areas, None if whole else change.files, graph, change.appeared)
@@ -325,7 +337,7 @@ def assemble(
         python_path=declarations.project.python_path,
         changed_files=change.files or (),
         steps=steps,
-        omissions=omissions,
+        omissions=(*omissions, *omitted),
     )
     _require_each(plan, declarations, select, models)
     if not steps:
@@ -417,8 +429,11 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
-def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wanted]:
+def by_name(declarations: Declarations, names: tuple[str, ...], profile: PlanProfile) -> dict[Key, Wanted]:
     """The steps that these areas, steps or steps on a device name.
+
+    An area stands for its steps of the profile, or for all where it has none of them; a step is taken whatever its
+    profiles are.
 
     Raises:
         MisuseError: A name is none of them; with a did-you-mean.
@@ -434,7 +449,8 @@ def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wan
             raise MisuseError(f"no area or step is called {name!r}", where="ci/areas", remedy=remedy)
         reason = f"asked for: {name}"
         for area, step in declarations.steps():
-            if name in (area.area, step.key):
+            of_area = area.area == name and (profile in step.profiles or not _has(area, profile))
+            if of_area or name == step.key:
                 wanted[step.key] = Wanted(reason)
             for device in step.devices:
                 if name == planned_key(step, device):
@@ -442,6 +458,10 @@ def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wan
                     devices = None if before.devices is None else before.devices | {device}
                     wanted[step.key] = Wanted(reason, devices)
     return wanted
+
+
+def _has(area: Area, profile: PlanProfile) -> bool:
+    return any(profile in step.profiles for step in area.steps)
 
 
 def by_model(declarations: Declarations, models: Iterable[str], *others: str) -> dict[Key, Wanted]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from hileval.gates.declare import EVALS
 from hilgate.errors import DeclarationError
 from hilgate.model import first_problem
-from hilgate.model.declaration import CPU, Area, Step
+from hilgate.model.declaration import CPU, MODEL, DeclaredArea, DeclaredStep, Evidence, OnAgents
 
 if TYPE_CHECKING:
     from hileval.gates.declare import DriftGate, Gate, Gates
@@ -31,19 +31,17 @@ OF_ANSWERS = (
 )
 OF_DRIFT = ("check", "half", "most", "worst", "places")
 
-TREND = Step(
+TREND = DeclaredStep(
     key="accuracy-trend",
     label="do the nights drift down, each too little to be seen",
     command="python -m hileval trend",
     devices=(CPU,),
     profiles=("nightly",),
-    evidence="findings",
-    timeout_minutes=10,
+    evidence=Evidence(kind="findings", columns=("check", "nights", "z", "since", "alarm", "p_value", "lost", "gained")),
     imports=("hileval",),
     env={"HILGATE_HISTORY": "/hilgate/cache/history"},  # of nights before: a folder of the cache that jobs are given
-    packages=JUDGING,
+    requires=JUDGING,
     minutes=0.1,
-    columns=("check", "nights", "z", "since", "alarm", "p_value", "lost", "gained"),
 )
 
 
@@ -57,7 +55,7 @@ def area_of(declared: Gates) -> str:
     """
     gates = {name: gate for name, gate in declared.gates.items() if gate.weights != "drawn"}
     drifts = {name: drift for name, drift in declared.drifts.items() if drift.of in gates}
-    area = Area(
+    area = DeclaredArea(
         area="accuracy",
         title="Accuracy",
         why="Answers have not become worse than the recorded baseline by more than the margin, at the stated power.",
@@ -84,7 +82,7 @@ class _Indented(yaml.SafeDumper):
         return True
 
 
-def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> Step:
+def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> DeclaredStep:
     """The step of a gate, or of a drift gate on the model of that gate."""
     one = drift or gate
     hub, ours = gate.weights == "hub", gate.attention_backend == "pagedkv"
@@ -104,22 +102,20 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> St
         "label": one.step.label or _label(name, gate, drift),
         "command": f"python -m hileval gate {name}",
         "devices": one.arch or gate.arch or DEVICES,
-        "evidence": "findings",
+        "evidence": Evidence(kind="findings", columns=OF_DRIFT if drift else OF_ANSWERS),
         "minimum": _checks(gate, drift),
-        "timeout_minutes": min(180, max(120, int(3 * minutes))) if hub else 30,
-        "models": (next(key for key, other in declared.gates.items() if other.model == gate.model),),
-        "packages": (
+        "requires": (
             *ALWAYS,
             *(("lm_eval",) if gate.kind == "questions" else ()),
             *JUDGING,
             *(("transformers",) if drift and drift.peer == "transformers" else ()),
+            MODEL + next(key for key, other in declared.gates.items() if other.model == gate.model),
         ),
         "profiles": ("gate", *profiles) if one.step.local else profiles,
         "minutes": minutes,
-        "columns": OF_DRIFT if drift else OF_ANSWERS,
     }
     if hub:
-        fields |= {"gpus": gate.gpus, "network": True, "secrets": ("HF_TOKEN",)}
+        fields["agents"] = OnAgents(gpus=gate.gpus, network=True, secrets=("HF_TOKEN",))
         if drift is None:  # they decide together, so they share the level of the test
             fields["env"] = {"HILEVAL_GATES": str(declared.deciding_together)}
     else:
@@ -128,7 +124,7 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> St
         if ours:
             fields["needs"] = ("kernels-cache", "kernels-attention")
     try:
-        return Step.model_validate(fields)
+        return DeclaredStep.model_validate(fields)
     except ValidationError as error:
         raise DeclarationError(
             first_problem(error), where=f"evals/gates.yaml: {name}", remedy="correct its `step` or `arch`"

@@ -74,7 +74,7 @@ def test_a_red_gate_shows_the_first_failure_and_the_line_that_repeats_it(tmp_pat
 def test_fail_fast_starts_nothing_after_the_first_red_step_and_resume_goes_on(tmp_path):
     red = writes_findings(failing(), status=1)
     steps = {"bad": red} | dict.fromkeys(("one", "two", "zero"), GREEN["b"])
-    root = write_repository(tmp_path, steps, bad={"minutes": 9, "timeout_minutes": 9})
+    root = write_repository(tmp_path, steps, bad={"minutes": 9})
     done = hilgate(root, "gate", "--fail-fast", "--jobs", "1")
     started = re.findall(r"(\w+)-cpu: started:", done.stderr)
     assert (done.returncode, started) == (Exit.FAIL, ["one", "bad"]), "a quick step first, then the longest"

@@ -25,7 +25,7 @@ queues:
   amd_mi300_8: {device: gfx942, gpus: 8, memory_gib: 192}
 """
 
-STEP = "{key: one, label: l, command: python -m x, devices: [cpu], evidence: junit, timeout_minutes: 5}"
+STEP = "{key: one, label: l, command: python -m x, devices: [cpu], evidence: junit}"
 
 
 def area(name: str, *steps: str) -> str:
@@ -69,8 +69,8 @@ def test_the_quick_steps_take_three_minutes_on_two_cores():
 
 
 def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path):
-    named = STEP.replace("one,", "two,").replace("[cpu]", "[gfx942], queues: {gfx942: amd_mi300_8}")
-    four = STEP.replace("one,", "four, gpus: 4,").replace("[cpu]", "[cpu, gfx942]")
+    named = STEP.replace("one,", "two,").replace("[cpu]", "[gfx942], agents: {queues: {gfx942: amd_mi300_8}}")
+    four = STEP.replace("one,", "four, agents: {gpus: 4},").replace("[cpu]", "[cpu, gfx942]")
     declarations = load(write(tmp_path, a=area("a", STEP.replace("[cpu]", "[cpu, gfx942]"), named, four)))
     queues = [[declarations.queue_for(step, device) for device in step.devices] for _, step in declarations.steps()]
     assert queues == [["amd-cpu", "amd_mi300_1"], ["amd_mi300_8"], ["amd-cpu", "amd_mi300_8"]]
@@ -81,18 +81,18 @@ def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path)
     ("step", "expected"),
     [
         (
-            STEP.replace("timeout_minutes", "timeout_minuts"),
-            "unknown key 'timeout_minuts'; did you mean 'timeout_minutes'",
+            STEP.replace("evidence", "minuts: 5, evidence"),
+            "unknown key 'minuts'; did you mean 'minutes'",
         ),
         (STEP.replace("label: l", "label: l, reuse: false"), "steps[0].reuse: the key 'reuse' is gone; remove it"),
         (STEP.replace("[cpu]", "[gfx924]"), "steps[0].devices[0]: unknown device 'gfx924'; did you mean 'gfx942'"),
         (STEP.replace("[cpu]", "[cpu, cpu]"), "device 'cpu' is listed twice"),
         (STEP.replace("[cpu]", "[]"), "steps[0].devices: tuple must have at least 1 item"),
-        (STEP.replace("[cpu]", "[gfx942], queues: {gfx942: amd_mi30_1}"), "unknown queue 'amd_mi30_1'; did you mean"),
-        (STEP.replace("[cpu]", "[gfx942], queues: {gfx942: amd-cpu}"), "queue 'amd-cpu' offers cpu, not gfx942"),
-        (STEP.replace("[cpu]", "[cpu], queues: {gfx942: amd_mi300_1}"), "'gfx942' is not a device of step 'one'"),
+        (STEP.replace("[cpu]", "[gfx942], agents: {queues: {gfx942: amd_mi30_1}}"), "unknown queue 'amd_mi30_1'"),
+        (STEP.replace("[cpu]", "[gfx942], agents: {queues: {gfx942: amd-cpu}}"), "'amd-cpu' offers cpu, not gfx942"),
+        (STEP.replace("[cpu]", "[cpu], agents: {queues: {gfx942: amd_mi300_1}}"), "is not a device of step 'one'"),
         (
-            STEP.replace("[cpu]", "[gfx942], gpus: 4, queues: {gfx942: amd_mi300_1}"),
+            STEP.replace("[cpu]", "[gfx942], agents: {gpus: 4, queues: {gfx942: amd_mi300_1}}"),
             "queue 'amd_mi300_1' has 1 GPUs and the step needs 4; name a larger queue",
         ),
         (
@@ -105,7 +105,16 @@ def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path)
         ),
         (STEP.replace("label: l", "label: 2026-01-01"), "'2026-01-01' is read as a date; quote it"),
         (STEP.replace("label: l", "label: l, key: two"), "key 'key' is already on line 6; keep one of them"),
-        (STEP.replace("label: l", "label: l, minutes: 9"), "usually 9 minutes, but ended after 5"),
+        (STEP.replace("label: l", "label: l, minutes: 181"), "must be less than or equal to 180, got 181"),
+        (STEP.replace("command: python -m x, ", ""), "step 'one' runs nothing; write `tests: [tests/kernels]`"),
+        (STEP.replace("command: python -m x", "tests: ['!tests/a']"), "leaves out tests and names none"),
+        (STEP.replace("command: python -m x", "tests: [src]"), "tests[0]: there is no 'src'"),
+        (STEP.replace("command: python -m x", "tests: [ci]"), "tests[0]: 'ci' holds no test (test_*.py)"),
+        (STEP.replace("command: python -m x", "tests: ['../x']"), "'../x' is no plain path below the root"),
+        (STEP.replace("command: python -m x", "tests: ['!a.py::b']"), "leaves out a single test"),
+        (STEP.replace(", evidence: junit", ""), "step 'one' has a command and no evidence"),
+        (STEP.replace("label: l", "label: l, gpus: 4"), "the key 'gpus' is gone; write agents: {gpus: N}"),
+        (STEP.replace("evidence", "requires: ['gpu:4'], evidence"), "'gpu:4' is nothing that a machine"),
         (STEP.replace("label: l", "label: l, minutes: .nan"), "steps[0].minutes"),
         (STEP.replace("python -m x", "python x | tee log"), "'|' needs a shell and there is none"),
         (STEP.replace("python -m x", "'python \"x'"), "cannot be split into words"),
@@ -131,7 +140,7 @@ TABLE = {"rows": "arch", "columns": "dtype", "file": "cells.json"}
 
 def with_table(**changes: str | None) -> str:
     spec = {name: value for name, value in (TABLE | changes).items() if value is not None}
-    return STEP.replace("label: l", f"label: l, matrix: {json.dumps(spec)}")
+    return STEP.replace("evidence: junit", f"evidence: {{kind: junit, matrix: {json.dumps(spec)}}}")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +164,7 @@ def test_mistake_in_a_table_is_named_with_its_remedy(tmp_path, step, expected):
 
 def test_file_of_a_table_belongs_to_one_step(tmp_path):
     (found,) = mistakes(write(tmp_path, a=area("a", with_table(), with_table().replace("key: one", "key: two"))))
-    assert "steps[1].matrix.file: 'cells.json' is taken by ci/areas/a.yaml:6 steps[0].matrix" in found
+    assert "steps[1].evidence.matrix.file: 'cells.json' is taken by ci/areas/a.yaml:6 steps[0].evidence.matrix" in found
 
 
 @pytest.mark.parametrize(
@@ -243,7 +252,7 @@ def test_a_step_that_writes_findings_declares_their_minimum(tmp_path):
     assert load(root).step("one")[1].minimum == 9
 
 
-BUILDS = STEP.replace("key: one", "key: image-rocm, provides: rocm")
+BUILDS = STEP.replace("key: one", "key: image-rocm, agents: {provides: rocm}")
 ON_GPU = STEP.replace("key: one", "key: two").replace("[cpu]", "[gfx942]")
 WITH_IMAGE = AGENTS.replace("gpus: 1, memory_gib: 192", "gpus: 1, memory_gib: 192, image: rocm")
 
@@ -344,13 +353,13 @@ def test_root_is_found_from_below(tmp_path):
 def test_a_queue_of_a_new_product_is_known_to_its_hosts_by_its_declaration_alone(tmp_path):
     line = "  amd_mi350_4: {device: gfx950, gpus: 4, memory_gib: 288, image: rocm}\n"
     text = (REPOSITORY / "ci/agents.yaml").read_text() + line
-    write(tmp_path, text, a=area("a", STEP.replace("evidence", "provides: rocm, evidence")), b=IMAGE_CPU)
+    write(tmp_path, text, a=area("a", STEP.replace("evidence", "agents: {provides: rocm}, evidence")), b=IMAGE_CPU)
     assert load(tmp_path).queue_for(load(tmp_path).areas[0].steps[0], "cpu") == "amd-cpu"
     promise = health.promised({health.QUEUE: "amd_mi350_4", "HILGATE_REPOSITORY": str(tmp_path)})
     assert (promise.gpus, promise.arch, promise.memory_gib) == (4, "gfx950", 288)
 
 
-IMAGE_CPU = area("b", STEP.replace("evidence", "provides: cpu, evidence").replace("one", "two"))
+IMAGE_CPU = area("b", STEP.replace("evidence", "agents: {provides: cpu}, evidence").replace("one", "two"))
 
 
 @pytest.mark.parametrize(

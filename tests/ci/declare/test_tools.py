@@ -28,9 +28,9 @@ title: One
 why: It works.
 paths: ["*"]
 steps:
-  - {key: image, label: i, command: "true", devices: [cpu], queues: {cpu: hosts}, evidence: findings,
-     timeout_minutes: 1, tools: [docker], provides: small}
-  - {key: works, label: w, command: "true", devices: [cpu], evidence: findings, timeout_minutes: 1, tools: [git]}
+  - {key: image, label: i, command: "true", devices: [cpu], evidence: findings, requires: ["program:docker"],
+     agents: {queues: {cpu: hosts}, provides: small}}
+  - {key: works, label: w, command: "true", devices: [cpu], evidence: findings, requires: ["program:git"]}
 """
 
 
@@ -77,12 +77,12 @@ def test_tools_that_are_there_are_no_mistake(tmp_path):
     ("changes", "words"),
     [
         (
-            {"areas/one": AREA.replace("[git]", "[git, buildah]")},
-            "one.yaml:8 steps[1].tools: on agents it runs in the image 'small', which nobody says to have buildah",
+            {"areas/one": AREA.replace('["program:git"]', '["program:git", "program:buildah"]')},
+            "one.yaml:8 steps[1].requires: on agents it runs in the image 'small', which nobody says to have buildah",
         ),
         (
             {"agents": AGENTS.replace(", tools: [docker]", "")},
-            "one.yaml:7 steps[0].tools: on agents it runs on hosts of 'hosts', which nobody says to have docker",
+            "one.yaml:6 steps[0].requires: on agents it runs on hosts of 'hosts', which nobody says to have docker",
         ),
         ({"project": "images: {small: {recipe: Dockerfile}}\n"}, "which nobody says to have git"),
         (

@@ -442,8 +442,9 @@ def test_damaged_plan_is_refused(tmp_path, damage, expected):
         read_plan(path)
 
 
-def test_make_test_runs_every_step_that_is_tests_without_engines_and_compilers_and_ci_the_others():
-    makefile, ci = ((REPOSITORY / name).read_text() for name in ("Makefile", ".ci/run"))
+def test_make_test_runs_tests_without_engines_and_ci_the_others():
+    """No engine and no compiler in `make test`; `.ci/run` runs each step of the whole gate once."""
+    makefile, ci = ((REPOSITORY / name).read_text().replace("\\\n", "") for name in ("Makefile", ".ci/run"))
     named = set(re.search(r"^TESTS := (.+)$", makefile, re.MULTILINE)[1].split())
     for area, one in load(REPOSITORY).steps():
         if "cpu" in one.devices and "gate" in one.profiles:
@@ -451,10 +452,28 @@ def test_make_test_runs_every_step_that_is_tests_without_engines_and_compilers_a
                 "tests/(models|families|examples)|--amdgcn", one.command
             )
             assert bool({area.area, one.key} & named) is wanted, one.key
-        else:
-            assert area.area not in named, f"{one.key} is no step of a local run, and a named area runs whole"
-    # As a newcomer types them, and then what neither of the two runs.
-    assert ".ci/bare-machine 'make gate && make test && make gate ARGS=--all && make test ARGS=tests/bugs'" in ci
+    assert ".ci/bare-machine 'make test && make rest && make test ARGS=tests/bugs'" in ci
+    assert "gate --all $(TESTS:%=--except %)" in makefile
+
+
+def test_a_step_that_passed_elsewhere_is_left_out_and_awaited_by_none():
+    declared = declare(a=[step("s"), step("t", needs=("s",))], b=[step("u", needs=("t",))])
+    plan = assemble(declared, EVERYTHING, LAPTOP, profile="gate", whole=True, leave_out=("a",))
+    assert [(one.key, one.depends_on) for one in plan.steps] == [("u-cpu", ())]
+    assert reasons(plan) == {"s": "left out (--except)", "t": "left out (--except)"}
+    with pytest.raises(MisuseError, match="no area or step is called 'c'"):
+        assemble(declared, EVERYTHING, LAPTOP, profile="gate", leave_out=("c",))
+
+
+def test_an_area_stands_for_its_steps_of_the_profile():
+    declared = declare(a=[step("s"), step("n", profiles=("nightly",))], b=[step("m", profiles=("nightly",))])
+
+    def planned(*names):
+        return [one.key for one in assemble(declared, EVERYTHING, LAPTOP, profile="gate", select=names).steps]
+
+    assert planned("a") == ["s-cpu"]
+    assert planned("b") == ["m-cpu"], "it has none of the profile, so all of them"
+    assert planned("n") == ["n-cpu"], "a step's own name takes it"
 
 
 def test_packages_are_found_where_python_would_find_them(tmp_path):

@@ -9,14 +9,14 @@ from hileval import cli
 from hileval.gates.drift import side_files
 from hileval.gates.steps import AREA, area_of
 from hilgate.errors import DeclarationError
-from hilgate.model.declaration import Area
+from hilgate.model.declaration import DeclaredArea
 
 DECLARED = declared()
 
 
 def steps_of(declared):
-    area = Area.model_validate(yaml.safe_load(area_of(declared)))
-    return {step.command.rsplit(" ", 1)[1]: step for step in area.steps}
+    area = DeclaredArea.model_validate(yaml.safe_load(area_of(declared)))
+    return {step.command.rsplit(" ", 1)[1]: step for step in area.resolved().steps}
 
 
 def changed(name, **changes):
@@ -79,8 +79,8 @@ def test_where_a_gate_of_the_repository_runs(changes, profiles):
     ("name", "minutes", "why"),
     [
         ("pocket-hybrid", None, "step.minutes is required"),
-        ("pocket-hybrid", 31, "ended after 30"),
-        ("kimi-k2.5", 181, "ended after 180"),
+        ("pocket-hybrid", 181, "less than or equal to 180"),
+        ("kimi-k2.5", 0, "greater than 0"),
     ],
 )
 def test_minutes_that_cannot_be_planned_are_refused(name, minutes, why):
