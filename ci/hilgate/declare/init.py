@@ -68,7 +68,7 @@ def init(root: Path) -> dict[str, bool]:
 
 def flow(name: str, declarations: Declarations) -> str:
     """One of `BY_DECLARATIONS`, by its name without folders, for what is declared."""
-    tables = [step.matrix.file for _, step in declarations.steps() if step.matrix]
+    tables = [step.matrix.file for _, step in declarations.steps() if step.matrix and step.profiles != ("gate",)]
     queue, posted_by = declarations.gate_queue(), POSTED_BY.replace(" || ", "\n          || ")
     facts: dict[str, object] = {
         "project": declarations.project,
