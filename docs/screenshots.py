@@ -3,15 +3,12 @@
 
 A clone of the checkout's commit is made in a temporary folder. A bug of the zoo is planted there, a step is run, and
 three pictures are taken: the report's first screen, the terminal at 80 columns, and the history of that run and of runs
-without the bug. Debian's chromium draws the two pages. `pictures/made.json` keeps a digest of each picture and of the
-files that decide how it looks; tests/pages/test_pictures.py compares them.
+without the bug. Debian's chromium draws the two pages.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import re
 import subprocess
@@ -24,19 +21,7 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
-MADE = ROOT / "docs/pictures/made.json"
-TEMPLATES = "ci/hilgate/report/templates"
-PICTURES = {
-    "ci/report.png": (f"{TEMPLATES}/report.html.j2", f"{TEMPLATES}/report.css", "ci/hilgate/report/view.py"),
-    "ci/history.png": (
-        f"{TEMPLATES}/history.html.j2",
-        f"{TEMPLATES}/plot.svg.j2",
-        f"{TEMPLATES}/report.css",
-        "ci/hilgate/report/plots.py",
-    ),
-    "docs/pictures/terminal.svg": ("ci/hilgate/report/terminal.py",),
-}
-"""Picture -> the files that decide how it looks."""
+PICTURES = ("ci/report.png", "ci/history.png", "docs/pictures/terminal.svg")
 
 BUG = "tests/bugs/softcap-dropped-in-decode"
 RED = "kernels-attention"
@@ -61,39 +46,14 @@ class PictureError(Exception):
     """A run did not end as it must, or chromium drew nothing."""
 
 
-def digest(files: tuple[str, ...], root: Path = ROOT) -> str:
-    """The sha256 of files, in their order."""
-    found = hashlib.sha256()
-    for name in files:
-        found.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
-    return found.hexdigest()
-
-
-def stale(root: Path = ROOT) -> list[str]:
-    """What is wrong with the pictures of a tree, a sentence for each; empty where they are as the tree makes them."""
-    made = json.loads((root / MADE.relative_to(ROOT)).read_text(encoding="utf-8"))
-    if made.keys() != PICTURES.keys():
-        return [f"made.json: got {sorted(made)}; expected {sorted(PICTURES)}: make pictures"]
-    said = []
-    for picture, files in PICTURES.items():
-        if digest((picture,), root) != made[picture]["picture"]:
-            said.append(f"{picture} is not the one that was made: make pictures")
-        if digest(files, root) != made[picture]["files"]:
-            said.append(f"{picture} is older than one of {', '.join(files)}: make pictures")
-    return said
-
-
 def main() -> None:
-    """Run, draw, and write down what was drawn from what."""
+    """Run and draw."""
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
         clone = Path(folder) / "hilgate"
         said = take(clone)
         draw(clone / "results/run/report.html", ROOT / "ci/report.png", 800)
         draw(clone / "results/history.html", ROOT / "ci/history.png", 1100)
         (ROOT / "docs/pictures/terminal.svg").write_text(terminal(said), encoding="utf-8")
-        # The clone's files drew them: those of the checkout may be edited, or change meanwhile.
-        made = {name: {"picture": digest((name,)), "files": digest(files, clone)} for name, files in PICTURES.items()}
-    MADE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 def take(clone: Path) -> str:
