@@ -139,6 +139,7 @@ def test_a_schedule_says_what_it_takes():
 
 @pytest.mark.parametrize(("name", "key"), [one for one in STEPS if "hilgate judge" in script(STEPS[one])], ids="-".join)
 def test_whoever_judges_leaves_every_table(name, key):
-    tables = {f"results/{step.matrix.file}" for _, step in DECLARED.steps() if step.matrix}
+    on_agents = [step for _, step in DECLARED.steps() if step.profiles != ("gate",)]
+    tables = {f"results/{step.matrix.file}" for step in on_agents if step.matrix}
     assert len(tables) == 3
     assert tables <= set(STEPS[name, key]["artifact_paths"])
