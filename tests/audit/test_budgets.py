@@ -7,9 +7,21 @@ from dataclasses import replace
 import pytest
 from support.planted import instead, must_be_noticed, planted
 
-from pagedkv.audit.budgets import EVERY, FILE, Budgets, KernelBudget, Limits, LoopBudget, load_budgets, load_declared
-from pagedkv.audit.cases import Case, LaunchConfiguration
+from pagedkv.audit.budgets import (
+    EVERY,
+    FILE,
+    Budgets,
+    Ceiling,
+    DeclaredSpill,
+    KernelBudget,
+    Limits,
+    LoopBudget,
+    load_budgets,
+    load_declared,
+)
+from pagedkv.audit.cases import Case, LaunchConfiguration, cases_of
 from pagedkv.audit.code_object import Loop, Site
+from pagedkv.audit.machine import LDS_GRANULES
 from pagedkv.errors import InvalidFileError
 
 BUDGETS = Budgets(
@@ -18,6 +30,7 @@ BUDGETS = Budgets(
     loops=(LoopBudget("gfx942/.*/prefill", flop_per_instruction=600, waves_per_simd=2),),
     kernels={"attend": KernelBudget(tile="TILE", rows="ROWS", channels=("D", "D"), mfma=1, wide=("key_cache",))},
     evidence={},
+    ceilings={"3.8.0": {"gfx942/ours/prefill/attend": Ceiling(loop_instructions=200, mfma=16, waves_per_simd=4)}},
 )
 
 K_LOAD = "k = tl.load(key_cache + row[:, None] + channel[None, :], mask=mask, other=0.0)"
@@ -80,6 +93,47 @@ def test_a_loop_of_too_few_waves_is_over_budget(figures):
     kernel = figures(vgpr=300, occupancy=1)
     [found] = BUDGETS.loop_violations("gfx942/ours/prefill/attend", BUDGETS.loop_numbers(kernel, SHAPE), kernel)
     assert "at 1 waves a SIMD (at least 2)" in found
+
+
+CEILINGS = [
+    pytest.param({}, [], id="as measured"),
+    pytest.param({"loops": (Loop(201, 16, 16 * 8192),)}, ["loop_instructions is 201 .ceiling 200"], id="instructions"),
+    pytest.param({"loops": (Loop(200, 17, 17 * 8192),)}, ["mfma_issued is 17 .ceiling 16"], id="MFMA"),
+    pytest.param({"vgpr": 300}, ["1 waves a SIMD .at least 4"], id="waves"),
+    pytest.param({"loops": ()}, ["loop_instructions is unknown", "mfma_issued is unknown"], id="no loop"),
+]
+
+
+@pytest.mark.parametrize(("changes", "problems"), CEILINGS)
+def test_a_row_may_not_exceed_its_ceiling(figures, changes, problems):
+    kernel = figures(**changes)
+    numbers = BUDGETS.loop_numbers(kernel, SHAPE)
+    found = BUDGETS.ceiling_violations("gfx942/ours/prefill/attend", "3.8.0", numbers, kernel)
+    assert len(found) == len(problems)
+    assert all(re.search(problem, text) for problem, text in zip(problems, found, strict=True))
+    for row, triton in (("gfx942/ours/prefill/attend", "3.6.0"), ("gfx950/ours/prefill/attend", "3.8.0")):
+        assert BUDGETS.ceiling_violations(row, triton, numbers, kernel) == []
+
+
+def test_a_loop_has_figures_where_its_channels_are_not_known(figures):
+    budgets = replace(BUDGETS, kernels={"attend": KernelBudget(mfma=1)})
+    assert budgets.loop_numbers(figures(), SHAPE) == {"loop_instructions": 200, "mfma_issued": 16}
+    assert budgets.loop_violations("gfx942/ours/prefill/attend", {"mfma_issued": 16}, figures()) == []
+
+
+@pytest.mark.parametrize(("spills", "allowed"), [(18, False), (19, True), (20, False), (0, False)])
+def test_a_declared_spill_is_allowed_to_the_register(figures, spills, allowed):
+    declared = DeclaredSpill("3.6.0", "gfx942/ours/prefill/attend", 19, 76, "it does")
+    kernel = figures(vgpr_spills=spills, scratch_bytes=4 * spills)
+    assert (BUDGETS.violations(kernel, spill=declared) == []) == allowed
+    assert bool(BUDGETS.violations(kernel)) == bool(spills)
+
+
+def test_ceilings_and_declared_spills_are_of_rows_that_exist():
+    known = {case.id(arch, kernel) for case in cases_of("ours") for arch in LDS_GRANULES for kernel in case.kernels}
+    named = {row for rows in load_budgets().ceilings.values() for row in rows} | {e.row for e in load_declared().spills}
+    assert named <= known
+    assert {each.triton for each in load_declared().spills} == {"3.6.0"}, "3.8.0 spills nothing"
 
 
 def test_a_kernel_without_products_or_without_a_loop_has_no_figures_of_one(figures):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets of code objects and known defects of a compiler, as data: `budgets.toml` and `declared.toml`.
 
-A declared crash or narrow load is checked both ways: what is not declared fails, and so does a declaration that is no
-longer true.
+A declared crash, spill or narrow load is checked both ways: what is not declared fails, and so does a declaration that
+is no longer true.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,18 @@ class LoopBudget:
     """Fewest."""
 
 
+@dataclass(frozen=True)
+class Ceiling:
+    """One line of `[ceilings."<Triton>"]`: what a row was measured to take, with a hundredth to spare."""
+
+    loop_instructions: int
+    """Most that a wave issues in a turn of the first loop with products."""
+    mfma: int
+    """Most matrix instructions of those."""
+    waves_per_simd: float
+    """Fewest."""
+
+
 FIGURES = ("waves_per_simd", "kv_tokens_in_flight", "query_rows_in_flight")
 """Figures in which our kernels and vLLM's can be compared; of each, more is better."""
 
@@ -96,6 +108,8 @@ class Budgets:
     """Of ours."""
     evidence: dict[str, KernelBudget]
     """Of vLLM's."""
+    ceilings: dict[str, dict[str, Ceiling]] = field(default_factory=dict)
+    """Version of Triton -> `Case.id` -> its ceiling."""
 
     def narrow(self, figures: Figures, pointer: str) -> str:
         """What is wrong with the loads through `pointer`; empty if they are as wide as asked."""
@@ -119,19 +133,41 @@ class Budgets:
             constants: Its compile-time arguments.
 
         Returns:
-            Nothing of a kernel without products or without such a loop.
+            Nothing of a kernel without products or without such a loop, and no need where its budget has no channels.
         """
         budget = (self.kernels | self.evidence).get(figures.kernel, KernelBudget())
-        if not budget.channels or not figures.text.loops:
+        if not budget.mfma or not figures.text.loops:
             return {}
-        loop, channels = figures.text.loops[0], sum(int(constants[name]) for name in budget.channels)
-        needed = 2 * int(constants[budget.rows]) * int(constants[budget.tile]) * channels / figures.num_waves
-        return {
-            "loop_instructions": loop.instructions,
-            "mfma_issued": loop.mfma,
-            "mfma_needed": needed * loop.mfma / loop.flop,
-            "flop_per_instruction": round(needed / loop.instructions, 1),
-        }
+        loop = figures.text.loops[0]
+        numbers: dict[str, float] = {"loop_instructions": loop.instructions, "mfma_issued": loop.mfma}
+        if budget.channels:
+            channels = sum(int(constants[name]) for name in budget.channels)
+            needed = 2 * int(constants[budget.rows]) * int(constants[budget.tile]) * channels / figures.num_waves
+            numbers["mfma_needed"] = needed * loop.mfma / loop.flop
+            numbers["flop_per_instruction"] = round(needed / loop.instructions, 1)
+        return numbers
+
+    def ceiling_violations(self, row: str, triton: str, numbers: Mapping[str, float], figures: Figures) -> list[str]:
+        """What is wrong with a kernel that has a ceiling; empty without one.
+
+        Args:
+            row: `Case.id`.
+            triton: Version that compiled it.
+            numbers: From `loop_numbers`.
+            figures: The kernel.
+        """
+        ceiling = self.ceilings.get(triton, {}).get(row)
+        if ceiling is None:
+            return []
+        limits_of_loop = {"loop_instructions": ceiling.loop_instructions, "mfma_issued": ceiling.mfma}
+        found = [
+            f"{name} is {numbers.get(name, 'unknown')} (ceiling {most} with Triton {triton})"
+            for name, most in limits_of_loop.items()
+            if name not in numbers or numbers[name] > most
+        ]
+        if figures.waves_per_simd < ceiling.waves_per_simd:
+            found.append(f"{figures.waves_per_simd:g} waves a SIMD (at least {ceiling.waves_per_simd:g})")
+        return found
 
     def loop_violations(self, row: str, numbers: Mapping[str, float], figures: Figures) -> list[str]:
         """What is wrong with the loop over tiles of a kernel of ours; likewise.
@@ -141,7 +177,7 @@ class Budgets:
             numbers: From `loop_numbers`.
             figures: The kernel.
         """
-        if not numbers:
+        if "mfma_needed" not in numbers:
             return []
         found = []
         issued, needed = numbers["mfma_issued"], numbers["mfma_needed"]
@@ -162,12 +198,15 @@ class Budgets:
                 )
         return found
 
-    def violations(self, figures: Figures, *, scattered: tuple[str, ...] = ()) -> list[str]:
+    def violations(
+        self, figures: Figures, *, scattered: tuple[str, ...] = (), spill: DeclaredSpill | None = None
+    ) -> list[str]:
         """What is wrong with one compiled kernel of ours, one sentence each; empty when it is within budget.
 
         Args:
             figures: The kernel.
             scattered: Pointers through which the cache layout lets no lane read 16 consecutive bytes.
+            spill: What it is declared to spill with this Triton, instead of the limits of every kernel.
         """
         budget = self.kernels.get(figures.kernel)
         if budget is None:
@@ -176,12 +215,18 @@ class Budgets:
         found = []
         if figures.lds_bytes > limit:
             found.append(lds_message(figures.kernel, figures.lds_bytes, figures.arch))
-        if code.vgpr_spills > self.every.vgpr_spills:
+        spilled = (code.vgpr_spills, code.scratch_bytes)
+        if spill and spilled != (spill.vgpr_spills, spill.scratch_bytes):
+            found.append(
+                f"{code.vgpr_spills} VGPRs spilled and {code.scratch_bytes} B of scratch, declared are "
+                f"{spill.vgpr_spills} and {spill.scratch_bytes}: correct that entry of {DECLARED.name}, or remove it"
+            )
+        if not spill and code.vgpr_spills > self.every.vgpr_spills:
             found.append(
                 f"{code.vgpr_spills} VGPRs spilled (budget {self.every.vgpr_spills}) at {code.vgpr} of 512: "
                 "use a smaller tile or more waves"
             )
-        if code.scratch_bytes > self.every.scratch_bytes:
+        if not spill and code.scratch_bytes > self.every.scratch_bytes:
             found.append(f"{code.scratch_bytes} B of scratch per work-item (budget {self.every.scratch_bytes})")
         if figures.pointer_choices:
             found.append(
@@ -221,7 +266,8 @@ def load_budgets(path: Path = FILE) -> Budgets:
     Raises:
         InvalidFileError: Not TOML, an unknown key, or a value of the wrong type or sign.
     """
-    data = toml.parse(path.name, path.read_text(encoding="utf-8"), ("every", "kernels", "evidence", "compare", "loop"))
+    tables = ("every", "kernels", "evidence", "compare", "loop", "ceilings")
+    data = toml.parse(path.name, path.read_text(encoding="utf-8"), tables)
     every = toml.entry(f"{path.name}: every", data.get("every", {}), Limits)
     if every.wide_share > 1:
         raise InvalidFileError(f"{path.name}: every: wide_share is a share, got {every.wide_share}")
@@ -234,7 +280,11 @@ def load_budgets(path: Path = FILE) -> Budgets:
         {name: toml.entry(f"{path.name}: {name}", table, KernelBudget) for name, table in data.get(kind, {}).items()}
         for kind in ("kernels", "evidence")
     )
-    return Budgets(every, comparisons, loops, kernels, evidence)
+    ceilings = {
+        version: {row: toml.entry(f"{path.name}: ceilings, {row}", table, Ceiling) for row, table in rows.items()}
+        for version, rows in data.get("ceilings", {}).items()
+    }
+    return Budgets(every, comparisons, loops, kernels, evidence, ceilings)
 
 
 EVERY = "every"
@@ -271,11 +321,24 @@ class DeclaredNarrow:
 
 
 @dataclass(frozen=True)
+class DeclaredSpill:
+    """One `[[spill]]`: the compiler needs more registers than there are."""
+
+    triton: str
+    row: str
+    """`Case.id`."""
+    vgpr_spills: int
+    scratch_bytes: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Declared:
     """The whole file."""
 
     crashes: tuple[DeclaredCrash, ...] = ()
     narrow: tuple[DeclaredNarrow, ...] = ()
+    spills: tuple[DeclaredSpill, ...] = ()
 
     def crash(self, configuration: LaunchConfiguration, arch: str, triton: str) -> DeclaredCrash | None:
         """The declaration that concerns a configuration on an arch and a version of Triton."""
@@ -288,6 +351,10 @@ class Declared:
     def narrow_pointers(self, row: str, triton: str) -> tuple[str, ...]:
         """Pointers of a row through which that version of Triton is known to load less than 16 bytes."""
         return tuple(p for each in self.narrow if (each.triton, each.row) == (triton, row) for p in each.pointers)
+
+    def spill(self, row: str, triton: str) -> DeclaredSpill | None:
+        """The declaration of what a row spills with that version of Triton."""
+        return next((each for each in self.spills if (each.triton, each.row) == (triton, row)), None)
 
     def check_names(self, cases: Iterable[Case]) -> None:
         """Refuse a crash that is declared of a kernel or configuration that does not exist.
@@ -313,12 +380,13 @@ def load_declared(path: Path = DECLARED) -> Declared:
         InvalidFileError: Not TOML, a key is missing, unknown or empty, an arch does not exist, or a regular expression
             cannot be compiled.
     """
-    data = toml.parse(path.name, path.read_text(encoding="utf-8"), ("crash", "narrow"))
+    data = toml.parse(path.name, path.read_text(encoding="utf-8"), ("crash", "narrow", "spill"))
     crashes = toml.entries(f"{path.name}: crash", data.get("crash", []), DeclaredCrash)
     for each in crashes:
         toml.among(f"{path.name}, {each.kernel}: arch", each.arch, LDS_GRANULES)
         _pattern(f"{path.name}, {each.kernel}: says", each.says)
-    return Declared(crashes, toml.entries(f"{path.name}: narrow", data.get("narrow", []), DeclaredNarrow))
+    narrow = toml.entries(f"{path.name}: narrow", data.get("narrow", []), DeclaredNarrow)
+    return Declared(crashes, narrow, toml.entries(f"{path.name}: spill", data.get("spill", []), DeclaredSpill))
 
 
 def _pattern(where: str, text: str) -> None:

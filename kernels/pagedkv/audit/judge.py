@@ -90,7 +90,7 @@ def judge_row(row: Row, budgets: Budgets, declared: Declared, *, triton: str) ->
     elif row.case.source == "vllm":
         outcome, message = _evidence(row)
     else:
-        outcome, message = _ours(row, budgets, declared.narrow_pointers(row.id, triton))
+        outcome, message = _ours(row, budgets, declared, triton)
     return Finding(row.id, outcome, row.seconds, message, labels, _numbers(row, labels, budgets))
 
 
@@ -132,21 +132,25 @@ def _numbers(row: Row, labels: dict[str, str], budgets: Budgets) -> dict[str, fl
     return numbers | {name: workgroups * int(size) for name, size in in_flight.items() if size}
 
 
-def _ours(row: Row, budgets: Budgets, narrow: tuple[str, ...]) -> tuple[Outcome, str]:
-    """Ours must be within budget.
+def _ours(row: Row, budgets: Budgets, declared: Declared, triton: str) -> tuple[Outcome, str]:
+    """Ours must be within budget, but for what this Triton is declared to do.
 
     Args:
         row: The kernel.
         budgets: Limits.
-        narrow: Pointers through which this compiler is declared to load less than 16 bytes.
+        declared: What the compiler is known to do wrong.
+        triton: Its version.
     """
+    narrow, spill = declared.narrow_pointers(row.id, triton), declared.spill(row.id, triton)
     result = row.result
     if isinstance(result, LdsExceededError):
         return "fail", lds_message(result.kernel, result.lds_bytes, row.arch)
     if not isinstance(result, Figures):
         return ("inconclusive" if _timed_out(result) else "fail"), failure(result)
-    violations = budgets.violations(result, scattered=(*row.case.scattered, *narrow))
-    violations += budgets.loop_violations(row.id, budgets.loop_numbers(result, dict(row.constants)), result)
+    violations = budgets.violations(result, scattered=(*row.case.scattered, *narrow), spill=spill)
+    loop = budgets.loop_numbers(result, dict(row.constants))
+    violations += budgets.loop_violations(row.id, loop, result)
+    violations += budgets.ceiling_violations(row.id, triton, loop, result)
     violations += [
         f"loads through {pointer} are wide, and declared.toml declares them narrow: remove that entry"
         for pointer in narrow
@@ -154,7 +158,8 @@ def _ours(row: Row, budgets: Budgets, narrow: tuple[str, ...]) -> tuple[Outcome,
     ]
     if violations:
         return "fail", "; ".join(violations)
-    return "pass", f"same machine code as {row.twin}" if row.twin else ""
+    twin = f"same machine code as {row.twin}" if row.twin else ""
+    return "pass", "; ".join(filter(None, (f"spills as declared: {spill.why}" if spill else "", twin)))
 
 
 def _evidence(row: Row) -> tuple[Outcome, str]:

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from pagedkv.arch import Arch
 
 
+CODE_BYTES = 12
+"""Registers that a code takes on CDNA on its way to a number, beside the number's own: 64 rows and 16 tokens on gfx950
+take 467 registers a lane with Triton 3.8.0 where numbers take 367, which is 11 bytes for each of 16 * (512 + 64) codes.
+With 12 nothing spills with 3.8.0, in either format on gfx90a, gfx942 and gfx950; with 4 there would be tiles of 32
+tokens, and codes that are decoded in software would spill 27 to 115 registers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MlaShape:
     """What the launch of a step follows from, besides the device."""
@@ -74,12 +81,12 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
     * Registers, mma.sync: twice the accumulator, which changes its layout when it is stored, and the tile `t * w * e`.
     * Registers, MFMA: the accumulator, twice in a pipelined loop, the tile, and the operands, which each wave holds
       whole: up to 32 rows of the query, and the tile once for every stage.
-    * Codes on their way to numbers take 20 bytes each on CDNA, 4 elsewhere; pairs take none, and one byte in LDS.
+    * Codes on their way to numbers take CODE_BYTES each on CDNA, 4 elsewhere; pairs take none, and one byte in LDS.
 
     What is left for addresses and the rest: 64 registers a lane, 56 on CDNA. The formulas follow what Triton 3.6
     allocates for 512 + 64 channels of bf16, 16 to 64 rows, 16 to 64 tokens, 1 and 2 stages on gfx90a, gfx942
-    (with `options`) and sm_90: on CDNA what they let pass does not spill, with one exception, 64 rows and 32
-    tokens on gfx950.
+    (with `options`) and sm_90: on CDNA what they let pass does not spill, with two exceptions: 64 rows and 32 tokens
+    on gfx950, and 64 rows of codes with Triton 3.6.0 (audit/declared.toml).
 
     Args:
         arch: Limits of the device.
@@ -105,7 +112,7 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
 
     def registers(tokens: int) -> tuple[int, ...]:
         coded = shape.quantised and not pairs
-        tile, codes = tokens * width, (20 if mfma else 4) * tokens * (latent + rope) * coded
+        tile, codes = tokens * width, (CODE_BYTES if mfma else 4) * tokens * (latent + rope) * coded
         if wgmma:
             return accumulator, 8 * rows * tokens, codes
         if mfma:
@@ -132,7 +139,7 @@ def spread(arch: Arch, shape: MlaShape, *, rows: int, waves: int) -> int:
     With 16 rows there is one block of scores a tile: without this each wave computes it from all channels. Each wave
     has products of at least 16 channels of rope, which come first, and of 32 of the latent.
     """
-    if rows > 16 or arch.operand_from_lds_rows != NEVER or shape.quantised or shape.element_bytes != 2:
+    if rows > 16 or arch.operand_from_lds_rows != NEVER or shape.element_bytes != 2:
         return 1
     enough = (
         next_power_of_two(shape.rope_size) >= 16 * waves and next_power_of_two(shape.latent_size) // 2 >= 32 * waves
