@@ -74,7 +74,8 @@ def test_the_report_and_the_annotation_stay_below_1_mib(number):
     build = built(
         *[(step(f"s{n}", "x", columns=("arch",)), checks[: number // (1 if n == 0 else 40)]) for n in range(30)]
     )
-    html, markdown = report_page(ReportView(*build)), annotation.render(ReportView(*build))
+    view = ReportView(*build)
+    html, markdown = report_page(view), annotation.render(view)
     assert len(html.encode()) < LIMIT_BYTES
     assert len(markdown.encode()) < LIMIT_BYTES
     assert "more" in html
