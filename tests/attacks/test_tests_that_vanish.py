@@ -17,6 +17,7 @@ from support.plans import git, hilgate, write_repository
 
 from hilgate.errors import Exit
 from hilgate.model.plan import Plan
+from hilgate.run.results import with_digest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -195,6 +196,17 @@ def test_a_step_is_held_to_what_its_own_command_selects_and_has(repository):
     change(root, {"tests/test_gather.py": TESTS.replace("528", "544")})
     done = hilgate(root, "gate", "--base", "base")
     assert "1 test is gone: test_gather[528] (unit-cpu)" in " ".join(done.stdout.split()), done.stdout
+
+
+def test_a_resumed_run_lists_what_an_interrupted_one_had_not(repository):
+    change(repository, WAYS["class-renamed"][0])
+    hilgate(repository, "gate", "--base", "base")
+    path = repository / "results/steps/unit-cpu/results.jsonl"
+    lines = [line for line in path.read_bytes().splitlines(keepends=True)[:-1] if b'"kind":"listing"' not in line]
+    path.write_bytes(with_digest(b"".join(lines)))
+    assert hilgate(repository, "judge").returncode == Exit.NOTHING_RAN
+    done = hilgate(repository, "gate", "--base", "base", "--resume")
+    assert (done.returncode, "unit-cpu: started" in done.stderr) == (Exit.INCONCLUSIVE, False), done.stderr
 
 
 # What an agent's job leaves, judged beside the token.

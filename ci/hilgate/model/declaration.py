@@ -243,8 +243,8 @@ class Step(StrictModel):
     evidence: str
     """What it must leave in its output folder besides an exit status: a kind of `hilgate.evidence`."""
     minimum: int = Field(default=1, ge=1)
-    """Fewest checks that it must report, where its evidence is findings: those that ran, and those that cannot run here
-    (`may_lack`). Of a step of pytest every test that is collected must end, and there is at least one."""
+    """Fewest checks that must run, where its evidence is findings. Of a step of pytest every test that is collected
+    must end, and at least one must run."""
     may_lack: Excuses = Field(default_factory=dict)
     """As `DeclaredStep.may_lack`."""
     timeout_minutes: int = Field(ge=1, le=180)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,7 +24,7 @@ from hilgate.model.plan import ProtectedChange
 from hilgate.model.record import LONGEST_ID, MOST_TESTS, ListingRecord
 from hilgate.pytest_listing import VARIABLE
 from hilgate.run.process import LISTING_FILE, OUT_VARIABLE, Child, RunContext, emptied
-from hilgate.text import argument_list, count
+from hilgate.text import argument_list, count, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,7 +39,8 @@ SECONDS: Final = 120.0
 
 MOST_BYTES: Final = 16 * 2**20
 NAMED: Final = 5
-"""Tests of a file that a sentence names."""
+"""Tests of a file that a sentence names; where there are more, all cases of one are named together."""
+LONGEST_NAME: Final = 150
 MOST_FILES: Final = 20
 MOST_RECORDED: Final = 1000
 """Files that are reported one by one, and tests of a file in `verdict.json`."""
@@ -108,7 +109,10 @@ def start(step: PlannedStep, folder: Path, here: Path, base: RunContext, seconds
         return BaseListing(step, folder, None)
     copied = Path(shutil.copyfile(pytest_listing.__file__, out / "listing_of_merge_base.py"))
     env = base.variables(step) | {OUT_VARIABLE: str(out), VARIABLE: str(out / LISTING_FILE)}
-    env["PYTHONPATH"] += os.pathsep + str(out)
+    # Copies of compilers that git ignores lie in the working tree alone.
+    ignored = [path for path in step.env.get("PYTHONPATH", "").split(os.pathsep) if not (base.root / path).exists()]
+    path = [env["PYTHONPATH"], *(str(here.absolute() / one) for one in ignored), str(out)]
+    env["PYTHONPATH"] = os.pathsep.join(path)
     for name in {"PYTEST_ADDOPTS", "PYTEST_PLUGINS"} - step.step.env.keys():
         env.pop(name, None)  # of a shell, in which they may leave the same tests out twice
     words = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", PYTEST_PLUGIN, "-p", copied.stem]
@@ -161,10 +165,13 @@ def vanished(
 
 
 def _gone(file: str, tests: Mapping[str, Iterable[str]]) -> ProtectedChange:
-    names = [name.partition("::")[2] or name for name in tests]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    names = [shorten(name.partition("::")[2] or name, LONGEST_NAME) for name in tests]
+    cases = Counter(name.partition("[")[0] for name in names)
+    few = [f"{name} ({count(number, 'case')})" if number > 1 else name for name, number in cases.items()]
+    said = names if len(names) <= NAMED else few
+    more = f" and {len(said) - NAMED} more" if len(said) > NAMED else ""
     steps = list(dict.fromkeys(key for keys in tests.values() for key in keys))
     others = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
     verb = "is" if len(names) == 1 else "are"
-    what = f"{count(len(names), 'test')} {verb} gone: {', '.join(names[:NAMED])}{more} ({steps[0]}{others})"
+    what = f"{count(len(names), 'test')} {verb} gone: {', '.join(said[:NAMED])}{more} ({steps[0]}{others})"
     return ProtectedChange(path=file, what=what, tests=tuple(tests)[:MOST_RECORDED])

@@ -136,6 +136,9 @@ class Runner:
                             where=step.step.command,
                             remedy="none needed",
                         )
+                for step in self.plan.steps:  # the earlier run may have been interrupted before it had listed them
+                    if step.key in self._outcomes and step.key not in self.earlier.listings:
+                        self._list_tests(step, 0.0)
                 self._run(steps)
             finally:
                 self._end_all()
@@ -185,14 +188,14 @@ class Runner:
                 waiting.remove(key)
                 self._record(step, process.Ended(None, obstacle, 0.0, None))
                 settled.append(key)
-            elif fits(step, [steps[other] for other in (*self._running, *self._beside())], self.cores):
+            elif fits(step, [*(steps[other] for other in self._running), *self._beside()], self.cores):
                 waiting.remove(key)
                 self._start(step)
         return settled
 
-    def _beside(self) -> tuple[str, ...]:
-        """Keys of the ended steps for which something else runs."""
-        return (*self._again, *self._on_base, *self._listings)
+    def _beside(self) -> list[PlannedStep]:
+        """The ended steps for which something else runs."""
+        return [one.step for ones in (self._again, self._on_base, self._listings) for one in ones.values()]
 
     def _obstacle(self, step: PlannedStep) -> str:
         """Why it must not start: an earlier failure, a need that did not pass, what is missing, another tree's code."""

@@ -99,9 +99,27 @@ def test_losses_of_a_file_are_one_sentence_with_the_first_names_and_the_count():
     ids = tuple(f"tests/t.py::test_it[{n}]" for n in range(9))
     lists = {"unit-cpu": listed("unit-cpu", ids, ids[1:2]), "other-cpu": listed("other-cpu", ids[:1])}
     (one,) = vanished(steps, a_plan, lists)
-    named = "test_it[0], test_it[2], test_it[3], test_it[4], test_it[5]"
-    assert one.what == f"8 tests are gone: {named} and 3 more (unit-cpu and 1 more)"
+    assert one.what == "8 tests are gone: test_it (8 cases) (unit-cpu and 1 more)"
     assert (one.path, one.tests) == ("tests/t.py", (ids[0], *ids[2:]))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["test_it"], "1 test is gone: test_it (unit-cpu)"),
+        (["A::test_it[1]", "A::test_it[2]"], "2 tests are gone: A::test_it[1], A::test_it[2] (unit-cpu)"),
+        (
+            [*(f"test_{letter}" for letter in "abcdef"), "test_a[1]"],
+            "7 tests are gone: test_a (2 cases), test_b, test_c, test_d, test_e and 1 more (unit-cpu)",
+        ),
+    ],
+    ids=["one", "few", "many"],
+)
+def test_few_losses_are_named_one_by_one(names, said):
+    steps = (a_step("python -m pytest tests"),)
+    a_plan = plan(*steps, merge_base=BASE, changed_files=("tests/conftest.py",))
+    (one,) = vanished(steps, a_plan, {"unit-cpu": listed("unit-cpu", tuple(f"tests/t.py::{name}" for name in names))})
+    assert one.what == said
 
 
 def test_losses_of_many_files_are_counted():
