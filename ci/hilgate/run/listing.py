@@ -51,13 +51,22 @@ _SETTINGS = frozenset(
 """Files that can make pytest leave tests out, in any folder."""
 
 
+def named_tests(step: PlannedStep) -> tuple[str, ...]:
+    """Files, folders and ids of tests that a step of this Python's pytest declares, else those that its command names.
+
+    In a command, the value of an option that pytest does not know may stand among them.
+    """
+    named = kind_of(step).tests(step.step.command)
+    return tuple(test for test in step.step.tests if named and not test.startswith("!")) or named
+
+
 def paths_to_list(step: PlannedStep, plan: Plan) -> tuple[str, ...]:
     """The tests of a step, as its command names them, if a change may have taken some away; else nothing.
 
     That is a change of a test file below these paths, of a setting of pytest, or of any other file below the same top
     folders: what tests import there may hold their parameters.
     """
-    paths = kind_of(step).tests(step.step.command)
+    paths = named_tests(step)
     if not plan.merge_base or step.arguments or not paths:
         return ()
     tops = {path.partition("/")[0] for path in paths}

@@ -9,7 +9,7 @@ import pytest
 from support.plans import plan, step
 
 from hilgate.model.record import LONGEST_ID, MOST_TESTS, ListingRecord
-from hilgate.run.listing import BaseListing, paths_to_list, vanished
+from hilgate.run.listing import BaseListing, named_tests, paths_to_list, vanished
 
 BASE = "b" * 40
 
@@ -54,6 +54,13 @@ def test_tests_are_listed_where_a_change_can_have_taken_some_away(file, due):
 )
 def test_nothing_is_listed_without_a_merge_base_or_a_whole_run_of_pytest(a_step, merge_base):
     assert paths_to_list(a_step, plan(merge_base=merge_base, changed_files=("tests/test_a.py",))) == ()
+
+
+def test_declared_tests_count_and_not_what_the_command_seems_to_name():
+    tests = ("tests/kernels", "!tests/kernels/far")
+    found = a_step("python -m pytest --family jamba tests/kernels --ignore=tests/kernels/far", tests=tests)
+    assert named_tests(found) == ("tests/kernels",)
+    assert named_tests(a_step("make junit", tests=tests)) == ()
 
 
 def test_a_command_without_paths_takes_every_change_for_one_of_its_tests():
