@@ -227,6 +227,19 @@ def job(root: Path, files: dict[str, str | None]) -> int:
     return hilgate(root, *RUN).returncode
 
 
+def test_planner_and_judge_run_nothing_of_the_change(repository, tmp_path):
+    """Only the job does: collecting runs a conftest.py, which must not happen beside a token."""
+    mark = tmp_path / "results" / "executed"
+    files, name = WAYS["class-renamed"]
+    trap = f"import pathlib\npathlib.Path({str(mark)!r}).write_text('')\n"
+    job(repository, {**files, "tests/conftest.py": trap, "conftest.py": trap})
+    mark.unlink()
+    hilgate(repository, "plan", "--base", "base")
+    assert hilgate(repository, *JUDGE).returncode == Exit.INCONCLUSIVE
+    assert name in (repository / "results/verdict.json").read_text()
+    assert not mark.exists()
+
+
 def test_on_agents_the_verdict_asks_for_the_name_and_the_job_is_green(repository):
     files, name = WAYS["class-renamed"]
     assert job(repository, files) == Exit.PASS, "its dependants may start"

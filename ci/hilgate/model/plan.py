@@ -89,11 +89,11 @@ class Omission(StrictModel):
 
 
 class ProtectedChange(StrictModel):
-    """A change to a protected file, which decides: a tolerance, a budget, a gate, an area, the quarantine, hilgate."""
+    """A change to a protected file, which decides (a tolerance, a gate, an area, hilgate), or tests gone from a file."""
 
     path: str
     what: str
-    """In a few words: changed, deleted or new."""
+    """In a few words: changed, deleted or new, or which tests are gone."""
     hunk: str = ""
     """The beginning of its diff against the merge base."""
     tests: tuple[str, ...] = ()
