@@ -167,7 +167,8 @@ class Runner:
             waiting = sorted({*waiting, *sorter.get_ready()}, key=order.index)
             settled = self._start_ready(steps, waiting)
             settled += self._reap(steps)
-            self._reap_reruns()
+            if not self._listings:  # a verdict needs them, and the merge base is asked after the causes are said
+                self._reap_reruns()
             self._reap_listings()
             for key in settled:
                 sorter.done(key)
