@@ -89,7 +89,7 @@ class Omission(StrictModel):
 
 
 class ProtectedChange(StrictModel):
-    """A change to a protected file, which decides (a tolerance, a gate, an area, hilgate), or tests gone from a file."""
+    """A change to a protected file, which decides (tolerances, gates, areas, hilgate), or tests gone from a file."""
 
     path: str
     what: str
