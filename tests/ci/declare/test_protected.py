@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pathspec
@@ -88,6 +89,7 @@ def test_a_new_file_is_flagged_where_it_decides_by_itself(checkout, name, flagge
     )
 
 
+@functools.cache
 def entries():
     """Those of the working tree's list, as they count once it is merged."""
     listed = parse((ROOT / protected.PROTECTED_FILE).read_bytes(), "list", protected.ProtectedList).value

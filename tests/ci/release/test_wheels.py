@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
+from hatchling.build import build_wheel
 from support.bundles import built, edited, first_problem, forge
 from support.jobs import passed
 
@@ -58,6 +60,13 @@ def distribution(folder: Path, **changes: str) -> Path:
         (root / name).write_text(text)
     subprocess.run(["git", "init", "-q", str(root)], check=True)
     return root
+
+
+def made(folder: Path, out: Path | None = None, **changes: str) -> Path:
+    """A wheel of such a distribution, made by its build backend in this process; pip costs half a second."""
+    target = (out or folder) / "dist"
+    with contextlib.chdir(distribution(folder, **changes)):
+        return target / build_wheel(str(target))
 
 
 def run(root: Path, monkeypatch: pytest.MonkeyPatch, *folders: str) -> tuple[int, dict[str, dict[str, object]], Path]:
@@ -118,29 +127,43 @@ def test_a_wheel_that_holds_where_it_was_built_is_found(tmp_path, monkeypatch):
         "its program",
     ],
 )
-def test_a_wheel_that_does_not_work_is_found(tmp_path, monkeypatch, changes, words):
-    status, found, _ = run(distribution(tmp_path, **changes), monkeypatch)
-    assert status == 1
-    assert found["is built twice"]["outcome"] == "pass"
-    assert words in found["works where nothing else of ours is"]["message"]
+def test_a_wheel_that_does_not_work_is_found(tmp_path, changes, words):
+    check = wheels.tried(made(tmp_path, **changes), tmp_path / "tried")
+    assert check.outcome is Outcome.FAIL
+    assert words in check.message
 
 
-def test_a_wheel_is_tried_beside_those_that_it_requires(tmp_path, monkeypatch):
+def test_a_wheel_is_tried_beside_those_that_it_requires(tmp_path):
     """Its command may need them; a distribution that it does not declare is missing there."""
     command = '[project.scripts]\nsample = "sample.main:main"\n'
-    needs = {
+    program = {"sample/main.py": "import other\n\ndef main():\n    return 0\n"}
+    other = {"pyproject.toml": ABOUT.replace('"sample"', '"other"'), "other/__init__.py": '__version__ = "0.1.0"\n'}
+    for folder, declared, outcome in (("a", 'dependencies = ["other>=0.1"]\n', "pass"), ("b", "", "fail")):
+        made(tmp_path / folder / "other", tmp_path / folder, **other)
+        wheel = made(tmp_path / folder, **program, **{"pyproject.toml": f"{ABOUT}{declared}{command}"})
+        check = wheels.tried(wheel, tmp_path / folder / "tried")
+        assert check.outcome == outcome, check
+    assert "No module named 'other'" in check.message
+
+
+def test_a_step_tries_each_wheel_beside_the_others_and_is_red_where_one_fails(tmp_path, monkeypatch):
+    changes = {
+        "pyproject.toml": f'{ABOUT}dependencies = ["other>=0.1"]\n',
+        "sample/__init__.py": "import other\n__version__ = '0.1.0'\n",
         "other/pyproject.toml": ABOUT.replace('"sample"', '"other"'),
         "other/LICENSE": "Apache License\n",
-        "other/other/__init__.py": '__version__ = "0.1.0"\n',
-        "sample/main.py": "import other\n\ndef main():\n    return 0\n",
+        "other/other/__init__.py": '__version__ = "0.2.0"\n',
     }
-    id_of = "sample-0.1.0-py3-none-any.whl works where nothing else of ours is"
-    for folder, declared, outcome in (("a", 'dependencies = ["other>=0.1"]\n', "pass"), ("b", "", "fail")):
-        changes = needs | {"pyproject.toml": f"{ABOUT}{declared}{command}"}
-        _, _, out = run(distribution(tmp_path / folder, **changes), monkeypatch, ".", "other")
-        checks = {one["id"]: one for one in map(json.loads, (out / "findings.jsonl").read_text().splitlines())}
-        assert checks[id_of]["outcome"] == outcome, checks[id_of]
-    assert "No module named 'other'" in checks[id_of]["message"]
+    status, _, out = run(distribution(tmp_path, **changes), monkeypatch, ".", "other")
+    checks = map(json.loads, (out / "findings.jsonl").read_text().splitlines())
+    outcomes = {check["id"].replace("-0.1.0-py3-none-any.whl", ""): check["outcome"] for check in checks}
+    assert status == 1
+    assert outcomes == {
+        "other is built twice": "pass",
+        "sample is built twice": "pass",
+        "other works where nothing else of ours is": "fail",
+        "sample works where nothing else of ours is": "pass",
+    }
 
 
 def test_what_cannot_be_built_is_reported_with_the_words_of_pip(tmp_path, monkeypatch, capsys):
