@@ -158,6 +158,19 @@ def test_attention_over_what_the_codes_mean(name, layout, scales, phase, device,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("phase", LENGTHS)
+@pytest.mark.parametrize("name", ["e4m3fn", "e4m3fnuz"])
+def test_attention_over_codes_of_256_channels(name, phase, dtype, device, record_property):
+    """Which gfx950 launches with tiles of its own."""
+    query_lens, seq_lens = LENGTHS[phase]
+    shape = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 256, "block_size": 16, "dtype": dtype}
+    data = small(device, query_lens, seq_lens, layout_name="interleaved", quantised=name, scales="tensor", **shape)
+    sides = (meaning(data.pool, side) for side in ("key", "value"))
+    golden, _ = reference.attention(data.query, *sides, **data.metadata, scale=0.1)
+    check(attend(data, scale=0.1, debug=True), golden, record_property)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scales", ["tensor", "token"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_attention_reads_every_code(name, scales, dtype, device):
