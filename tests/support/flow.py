@@ -289,10 +289,12 @@ out = pathlib.Path(os.environ["HILGATE_OUT"])
 content = contents(pathlib.Path.cwd())["cpu"]
 (out / "image.json").write_text(json.dumps({{"image": "cpu", "content": content, "digest": "{DIGEST}"}}))
 """
+FEW_PLUGINS = 'evidence: junit, env: {PYTEST_DISABLE_PLUGIN_AUTOLOAD: "1"}'
+"""pytest starts in half the time."""
 TEST = "import limits\n\n\ndef test_it():\n    assert limits.FLOOR == 0.95\n"
 FILES = {
     "ci/agents.yaml": AGENTS,
-    "ci/areas/a.yaml": AREA.replace("steps:\n", f"steps:\n{IMAGE}"),
+    "ci/areas/a.yaml": AREA.replace("steps:\n", f"steps:\n{IMAGE}").replace("evidence: junit", FEW_PLUGINS),
     "ci/project.yaml": "python_path: [src]\nforks_may_change: [src/, tests/]\nimages:\n  cpu: {recipe: Dockerfile}\n"
     "approvers: gate-owners\n",
     "ci/protected.yaml": 'files:\n  - {paths: ["src/**", "tests/test_*.py"], flag: nothing}\n',
