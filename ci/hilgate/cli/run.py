@@ -611,7 +611,6 @@ def order(
     """
     from hilgate.history.culprit import SURE, Search, find
     from hilgate.model import PLAN_FILE
-    from hilgate.plan.machine import detect
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.run.order import InOrder, before
     from hilgate.run.process import RunContext, Watchdog
@@ -630,7 +629,7 @@ def order(
     search = Search(len(tests), flake_rate)
     search.saw(len(tests) - 1, failed=True)
     with locked(folder), Watchdog() as watchdog:
-        context = RunContext(root, detect().cores, plan, watchdog)
+        context = RunContext(root, plan, watchdog)
         runs = InOrder(step, tests, test, context, folder / "order" / key)
         alone = runs.fails(())
         found = None if alone else find(search, lambda place: runs.fails(tests[: place + 1]))

@@ -274,8 +274,6 @@ class Step(StrictModel):
     """Environment variables it is given from the agent's secrets; never in a build of a fork."""
     provides: Key | None = None
     """The image that it builds; steps on queues with that image wait for it."""
-    cores: int = Field(default=1, ge=1)
-    """CPU cores it keeps busy; the local runner fills the machine with them."""
     minutes: float = Field(default=1.0, gt=0)
     """What it usually takes on 2 cores; used for ordering and, until it was measured, for the estimate in the plan."""
     columns: tuple[str, ...] = ()

@@ -82,7 +82,7 @@ def estimate(
     measured = {step.key: last[step.key] for step in plan.steps if last and step.key in last and not step.arguments}
     each = {step.key: measured.get(step.key, step.step.minutes) for step in plan.steps}
     steps = [step for step in plan.steps if keys is None or step.key in keys]
-    busy = sum(each[step.key] * (min(step.step.cores, cores) if cores else 1) for step in steps)
+    busy = sum(each[step.key] for step in steps)
     longest = max((each[step.key] for step in steps), default=0.0)
     minutes = max(busy / cores, longest) if cores else busy
     gpu_minutes = sum(each[step.key] * step.gpus for step in steps)

@@ -245,10 +245,10 @@ class Child:
             os.killpg(self._process.pid, number)  # the child leads its session, so its pid names the group
 
 
-def variables(step: PlannedStep, plan: Plan, root: Path, cores: int) -> dict[str, str]:
+def variables(step: PlannedStep, plan: Plan, root: Path) -> dict[str, str]:
     """The environment of a step: the tree's own packages come first, whatever else this Python has installed."""
     # Threads would otherwise be as many as the machine has cores, in every step at once.
-    env = {"OMP_NUM_THREADS": str(min(step.step.cores, cores)), **os.environ, **step.env}
+    env = {"OMP_NUM_THREADS": "1", **os.environ, **step.env}
     if plan.local and step.device == CPU and installed([CPU_BUILD]):
         env |= dict.fromkeys(HIDE_GPUS, "-1")
     own = [*plan.python_path, *filter(None, step.env.get("PYTHONPATH", "").split(os.pathsep))]
@@ -258,16 +258,15 @@ def variables(step: PlannedStep, plan: Plan, root: Path, cores: int) -> dict[str
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where steps run: the repository, the cores of the machine, the plan, and what ends them if hilgate is killed."""
+    """Where steps run: the repository, the plan, and what ends them if hilgate is killed."""
 
     root: Path
-    cores: int
     plan: Plan
     watchdog: Watchdog
 
     def variables(self, step: PlannedStep) -> dict[str, str]:
         """The environment of a step."""
-        return variables(step, self.plan, self.root, self.cores)
+        return variables(step, self.plan, self.root)
 
     def imported(self, step: PlannedStep) -> dict[str, str]:
         """Where a Python in the environment of a step finds each package of the plan; empty when it does not say."""

@@ -123,7 +123,7 @@ class Runner:
             if (self.only is None or step.key in self.only) and step.key not in self._outcomes
         }
         with process.Watchdog() as watchdog, self._interrupts:
-            self._context = process.RunContext(self.root, self.cores, self.plan, watchdog)
+            self._context = process.RunContext(self.root, self.plan, watchdog)
             try:
                 if self.only_ids:
                     _, step = steps.popitem()

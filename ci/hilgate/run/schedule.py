@@ -44,8 +44,7 @@ def chain_minutes(steps: Sequence[PlannedStep]) -> dict[Key, float]:
 
 
 def fits(step: PlannedStep, running: Sequence[PlannedStep], cores: int) -> bool:
-    """Return whether a step's GPU and cores are free; a step that wants more cores than there are runs alone."""
+    """Return whether a core and a step's GPU are free; each step keeps one core busy."""
     if step.device != CPU and any(other.device == step.device for other in running):
         return False
-    busy = sum(min(other.step.cores, cores) for other in running)
-    return busy + min(step.step.cores, cores) <= cores
+    return len(running) < cores

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a plan takes: measured minutes, else declared ones, divided by the cores that it keeps busy."""
+"""How long a plan takes: measured minutes, else declared ones, divided by the cores."""
 
 import pytest
 from support.builds import built
@@ -14,7 +14,7 @@ from hilgate.plan.make import assemble
 
 STEPS = (
     step("short", "x", minutes=1),
-    step("wide", "x", minutes=2, cores=2),
+    step("wide", "x", minutes=2),
     step("long", "x", minutes=5),
 )
 
@@ -23,9 +23,9 @@ STEPS = (
     ("last", "cores", "minutes"),
     [
         ({}, 1, 8),  # declared
-        ({}, 2, 5),  # a step of two cores counts twice: (1 + 2 * 2 + 5) / 2
+        ({}, 2, 5),  # the longest step, as (1 + 2 + 5) / 2 is less
         ({}, 8, 5),  # never less than the longest step
-        ({"short-cpu": 3.0}, 2, 6),  # measured for one
+        ({"short-cpu": 5.0}, 2, 6),  # measured for one
         ({"short-cpu": 3.0, "wide-cpu": 1.0, "long-cpu": 9.0}, 2, 9),
         ({"gone-cpu": 90.0}, 2, 5),
     ],

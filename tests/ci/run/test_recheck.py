@@ -103,7 +103,7 @@ def test_without_time_left_there_is_no_rerun(repository, seconds):
     slow = step("samples", COMMAND, evidence="junit")
     ids = ("tests/test_samples.py::test_fine",)
     with Watchdog() as watchdog:
-        context = RunContext(repository, 1, plan(slow), watchdog)
+        context = RunContext(repository, plan(slow), watchdog)
         assert recheck.start(slow, ids, repository / "again", context, seconds) is None
 
 
@@ -113,7 +113,7 @@ def test_a_rerun_that_hangs_is_ended_and_clears_nothing(repository, monkeypatch)
     slow = step("samples", COMMAND, evidence="junit")
     ids = ("tests/test_samples.py::test_fine",)
     with Watchdog() as watchdog:
-        rerun = recheck.start(slow, ids, repository / "again", RunContext(repository, 1, plan(slow), watchdog), 0.2)
+        rerun = recheck.start(slow, ids, repository / "again", RunContext(repository, plan(slow), watchdog), 0.2)
         while (records := rerun.poll("local", elsewhere=False)) is None:
             time.sleep(0.02)
     assert [(one.outcome, one.message) for one in records] == [(Outcome.DID_NOT_RUN, "timed out after 0.2 s")]

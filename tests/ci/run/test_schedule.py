@@ -10,7 +10,7 @@ STEPS = (
     step("quick", "x", minutes=0.1),
     step("head", "x", minutes=1),
     step("tail", "x", minutes=5, depends_on=("head-cpu",)),
-    step("wide", "x", minutes=2, cores=2),
+    step("wide", "x", minutes=2),
     step("short", "x", minutes=3),
 )
 QUICK, HEAD, TAIL, WIDE, SHORT = STEPS
@@ -35,13 +35,11 @@ ON_A_GPU = step("a", "x", device="cuda"), step("b", "x", device="cuda")
         (SHORT, [], 1, True),
         (SHORT, [HEAD], 1, False),
         (SHORT, [HEAD], 2, True),
-        (WIDE, [HEAD], 2, False),
-        (WIDE, [], 1, True),  # what wants more than there are runs alone
-        (HEAD, [WIDE], 1, False),
-        (WIDE, [HEAD], 3, True),
+        (WIDE, [HEAD, TAIL], 2, False),
+        (WIDE, [HEAD, TAIL], 3, True),
         (ON_A_GPU[0], [ON_A_GPU[1]], 8, False),  # one GPU
         (ON_A_GPU[0], [HEAD], 8, True),
     ],
 )
-def test_a_step_starts_where_its_cores_and_its_gpu_are_free(one, running, cores, fit):
+def test_a_step_starts_where_a_core_and_its_gpu_are_free(one, running, cores, fit):
     assert fits(one, running, cores) is fit
