@@ -444,15 +444,29 @@ def _bytes(root: Path, *arguments: str, given: bytes = b"", index: str = "") -> 
 def clone_at(root: Path, commit: str, target: Path) -> None:
     """A clone of a checkout at one of its commits, in a new folder; only what is committed is in it.
 
+    It reads the objects where they lie. `git clone` would start a second git in the checkout, which refuses one that
+    somebody else owns (as in a container) whatever `safe.directory` says, and a shallow one.
+
     Raises:
-        CannotRunHereError: git is not installed, or cannot clone.
+        CannotRunHereError: git is not installed, or cannot check the commit out.
         MisuseError: `root` is no checkout, or has no such commit.
     """
     if not re.fullmatch(r"[0-9a-f]{40,64}", commit) or not _is_checkout(root):
         raise MisuseError("not a git checkout that has the commit", where=str(root), remedy="name a clone that has it")
     if _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
         raise MisuseError(f"it has no commit {commit[:12]}", where=str(root), remedy="git fetch there")
-    _required(root, "clone", "--quiet", "--no-checkout", "--shared", "--", str(root.resolve()), str(target.resolve()))
+    _required(root, "init", "--quiet", "--", str(target.resolve()))
+    own = target.resolve() / ".git"
+    objects, shallow = (
+        root.resolve() / _required(root, "rev-parse", "--git-path", name).strip() for name in ("objects", "shallow")
+    )
+    (own / "objects/info/alternates").write_text(f"{objects}\n", encoding="utf-8")
+    if shallow.exists():
+        shutil.copy(shallow, own / "shallow")
+    branches = "%(objectname) refs/remotes/origin/%(refname:lstrip=2)"
+    (own / "packed-refs").write_text(
+        _required(root, "for-each-ref", f"--format={branches}", "refs/heads"), encoding="utf-8"
+    )
     _required(target, "-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", commit)
 
 

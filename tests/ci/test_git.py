@@ -5,10 +5,20 @@ import os
 import re
 
 import pytest
-from support.plans import git
+from support.plans import git, write_repository
 
 from hilgate.errors import CannotRunHereError, MisuseError
-from hilgate.git import Changes, default_base, file_at, fingerprint, inspect, no_checkout, tracked_files, tracks
+from hilgate.git import (
+    Changes,
+    clone_at,
+    default_base,
+    file_at,
+    fingerprint,
+    inspect,
+    no_checkout,
+    tracked_files,
+    tracks,
+)
 
 
 def commit(root, **files):
@@ -284,3 +294,17 @@ def test_bytecode_that_python_writes_is_no_change(tmp_path):
     assert fingerprint(tmp_path) == before
     (tmp_path / "package/__pycache__/conftest.py").write_text("")
     assert fingerprint(tmp_path) != before
+
+
+def test_a_shallow_checkout_is_cloned_at_one_of_its_commits(tmp_path):
+    """`git clone --shared` refuses a shallow checkout, and agents may have one."""
+    source, shallow, tree = (tmp_path / name for name in ("source", "shallow", "tree"))
+    write_repository(source, {"a": "true"})
+    git(source, "commit", "--allow-empty", "-qm", "second")
+    git(tmp_path, "clone", "-q", "--depth", "1", source.as_uri(), str(shallow))
+    head = git(shallow, "rev-parse", "HEAD")
+    clone_at(shallow, head, tree)
+    assert git(tree, "rev-parse", "HEAD") == head
+    assert git(tree, "status", "--porcelain") == ""
+    assert git(tree, "for-each-ref", "--format=%(objectname)", "refs/remotes/origin") == head
+    assert (tree / "ci/areas/samples.yaml").is_file()
