@@ -40,6 +40,12 @@ def steps(head, text, begin):
     return seen
 
 
+def answered(oracle, length, seed):
+    """A prompt and what the model answers to it, as tokens."""
+    with torch.inference_mode():
+        return mtp._answered(oracle.working, prompt(length, seed, 128))[0].tolist()
+
+
 @pytest.fixture(scope="module", params=DRAFTING)
 def drafting(request, tmp_path_factory):
     """An oracle, its heads, one text that the head has learnt, and what an engine verifies that is right."""
@@ -48,8 +54,7 @@ def drafting(request, tmp_path_factory):
     oracle = Oracle.load(family, folder, torch.float32)
     heads = tuple(Head.read(family, model, folder, oracle.attention) for model in (oracle.exact, oracle.working))
     length, seed = mtp.LEARNT[0]
-    with torch.inference_mode():
-        text = mtp._answered(oracle.working, prompt(length, seed, 128))[0].tolist()
+    text = answered(oracle, length, seed)
     return oracle, heads, text, steps(heads[1], text, length)
 
 
@@ -64,13 +69,18 @@ def test_right_drafts_are_right_and_of_both_kinds(drafting):
 
 
 def test_drafts_of_a_head_that_lost_a_block_are_found(drafting):
+    """In one of the texts that it has learnt: with an FP8 cache rounding may decide the few drafts that one parts in."""
     oracle, heads, text, right = drafting
     working = heads[1]
     blind = Blind(working.model, working.twin, working.of_embedding, working.of_hidden, working.joined)
-    wrong = steps(blind, text, len(right[0].prompt))
+    texts, wrong = {right[0].prompt: text}, steps(blind, text, len(right[0].prompt))
     assert wrong != right
+    for length, seed in mtp.LEARNT[1:]:
+        other = answered(oracle, length, seed)
+        texts[tuple(other[:length])] = other
+        wrong += steps(blind, other, length)
     with pytest.raises(WrongDraftError, match="although transformers' own differs by"):
-        mtp.compare(oracle, heads, {right[0].prompt: text}, wrong)
+        mtp.compare(oracle, heads, texts, wrong)
 
 
 def test_a_drafter_of_which_nothing_is_taken_is_found(drafting):
