@@ -69,7 +69,7 @@ def test_right_drafts_are_right_and_of_both_kinds(drafting):
 
 
 def test_drafts_of_a_head_that_lost_a_block_are_found(drafting):
-    """In one of the texts that it has learnt: with an FP8 cache rounding may decide the few drafts that one parts in."""
+    """In one of the texts that it has learnt: over an FP8 cache rounding may decide the few drafts of one."""
     oracle, heads, text, right = drafting
     working = heads[1]
     blind = Blind(working.model, working.twin, working.of_embedding, working.of_hidden, working.joined)
