@@ -53,7 +53,7 @@ def trap(change: Project) -> Path:
 def test_nothing_of_the_change_runs_and_what_it_loosens_is_reported(change: Project) -> None:
     mark = trap(change)
     change.write("src/limits.toml", "floor = 0.01\n")
-    change.write("ci/protected.yaml", "files:\n  - paths: [nothing]\n")
+    change.write("ci/protected.yaml", "rules:\n  - paths: [nothing]\n")
     change.commit()
     everywhere = os.pathsep.join(str(change.theirs / folder) for folder in ("ci", "src", "."))
     variables = {"PYTHONPATH": everywhere, "PYTHONSTARTUP": "sitecustomize.py", "HILGATE_BASE": "HEAD"}

@@ -31,7 +31,7 @@ OURS = {
     "src/package/__init__.py": "",
     "src/space/part.py": "",
     "src/built.so": "an old binary",
-    "ci/protected.yaml": 'files:\n  - {paths: ["src/**"], flag: nothing}\n',
+    "ci/protected.yaml": 'rules:\n  - {paths: ["src/**"], flag: nothing}\n',
 }
 
 UNREADABLE = [

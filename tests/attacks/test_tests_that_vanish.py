@@ -40,7 +40,7 @@ SETTINGS = "[tool.pytest.ini_options]\npythonpath = ['.', 'tests']\n"
 FILES = {
     "lib.py": "def rounded(n):\n    return (n + 15) // 16 * 16\n",
     "pyproject.toml": SETTINGS,
-    "ci/protected.yaml": "files:\n  - {paths: ['**'], flag: nothing}\n",
+    "ci/protected.yaml": "rules:\n  - {paths: ['**'], flag: nothing}\n",
     "tests/conftest.py": "",
     "tests/cases.py": CASES,
     "tests/test_gather.py": TESTS,

@@ -297,7 +297,7 @@ FILES = {
     "ci/areas/a.yaml": AREA.replace("steps:\n", f"steps:\n{IMAGE}").replace("evidence: junit", FEW_PLUGINS),
     "ci/project.yaml": "python_path: [src]\nforks_may_change: [src/, tests/]\nimages:\n  cpu: {recipe: Dockerfile}\n"
     "approvers: gate-owners\n",
-    "ci/protected.yaml": 'files:\n  - {paths: ["src/**", "tests/test_*.py"], flag: nothing}\n',
+    "ci/protected.yaml": 'rules:\n  - {paths: ["src/**", "tests/test_*.py"], flag: nothing}\n',
     "Dockerfile": "FROM scratch\n",
     "build.py": BUILDS_IMAGE,
     ".gitignore": "results/\nupload.yml\n__pycache__/\n.pytest_cache/\n",

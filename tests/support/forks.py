@@ -24,7 +24,7 @@ BASE = {
     "ci/agents.yaml": "devices:\n  cpu: {}\nqueues:\n  cpus: {device: cpu, gpus: 0, memory_gib: 8}\n",
     "ci/areas/a.yaml": AREA,
     "ci/project.yaml": "forks_may_change: [src/, tests/]\n",
-    "ci/protected.yaml": 'files:\n  - {paths: ["tests/test_*.py"], flag: deletion}\n',
+    "ci/protected.yaml": 'rules:\n  - {paths: ["tests/test_*.py"], flag: deletion}\n',
     "src/limits.toml": "floor = 0.95\n",
     "tests/test_a.py": "def test_a():\n    assert True\n",
 }

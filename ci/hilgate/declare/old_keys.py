@@ -25,6 +25,7 @@ OLD_KEYS: Final[Mapping[str, str]] = {
     "steps.columns": "write evidence: {kind: findings, columns: [NAME]}",
     "steps.matrix": "write evidence: {kind: junit, matrix: {rows: NAME, columns: NAME, file: NAME.json}}",
     "steps.cores": "remove it: a step keeps one core busy",
+    "files": "write `rules` and reverse the list: of those that match a path the last one counts, as in areas",
     "budgets": "remove it: a gate says which steps took over twice their declared `minutes`",
 }
 """Path of the key in its file, without positions in lists -> what to write instead."""

@@ -20,7 +20,7 @@ from hilgate.model import StrictModel, refused
 from hilgate.model.plan import ProtectedChange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from hilgate.model.plan import Plan
@@ -69,13 +69,13 @@ class Protected(StrictModel):
 
 
 class ProtectedList(StrictModel):
-    """The whole file; the first entry that matches a path counts, and what none matches is protected."""
+    """The whole file; the last rule that matches a path counts, as in areas, and what none matches is protected."""
 
-    files: tuple[Protected, ...] = Field(min_length=1)
+    rules: tuple[Protected, ...] = Field(min_length=1)
 
 
 def load(root: Path, merge_base: str) -> tuple[Protected, ...]:
-    """Entries of the merge base, else of the working tree, and one for all that they do not name; none without a list.
+    """Rules of the merge base, else of the working tree, after one for all that they do not name; none without a list.
 
     A list that was written for another version of hilgate is left out where the other one can be read; either way a
     change to the list itself is flagged.
@@ -89,15 +89,15 @@ def load(root: Path, merge_base: str) -> tuple[Protected, ...]:
     documents += [yaml.read(path, root, ProtectedList)] if path.exists() else []
     if not documents:
         return ()
-    counting = next((document.value.files for document in documents if document.value), None)
+    counting = next((document.value.rules for document in documents if document.value), None)
     if counting is None:
         raise InvalidDeclarationsError(documents[0].mistakes)
-    return (Protected(paths=(PROTECTED_FILE,)), *counting, Protected(paths=("**",)))
+    return (Protected(paths=("**",)), *counting, Protected(paths=(PROTECTED_FILE,)))
 
 
-def entry_for(entries: Iterable[Protected], path: str) -> Protected | None:
+def entry_for(entries: Sequence[Protected], path: str) -> Protected | None:
     """How a file is protected; None for a file that decides nothing."""
-    found = next((entry for entry in entries if _matches(entry, path)), None)
+    found = next((entry for entry in reversed(entries) if _matches(entry, path)), None)
     return None if found is None or found.flag == "nothing" else found
 
 

@@ -16,7 +16,7 @@ from hilgate.model.plan import Plan
 from hilgate.plan import machine
 
 TOLERANCES = "ALLOWED = {'fp16': 0.001}\n"
-LISTED = "files:\n  - {paths: [tests/tolerances.py], put_back: true}\n"
+LISTED = "rules:\n  - {paths: [tests/tolerances.py], put_back: true}\n"
 MEASURE = """
 import pathlib
 from tolerances import ALLOWED
@@ -214,7 +214,7 @@ EVERY_WAY = (("gate",), ("gate", "--all"), ("gate", "--steps", "a"), ("run", "a"
 @pytest.mark.parametrize("command", EVERY_WAY, ids=" ".join)
 def test_no_way_to_run_a_change_takes_its_own_quarantine_or_tolerance(command, tmp_path):
     root = write_repository(tmp_path, {"a": writes_findings(passing(), failing("x"), status=1)})
-    (root / "ci" / "protected.yaml").write_text("files:\n  - {paths: ['tests/**']}\n")
+    (root / "ci" / "protected.yaml").write_text("rules:\n  - {paths: ['tests/**']}\n")
     git(root, "add", "-A")
     git(root, "commit", "-qm", "the list")
     git(root, "branch", "-M", "main")

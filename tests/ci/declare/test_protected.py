@@ -93,7 +93,7 @@ def test_a_new_file_is_flagged_where_it_decides_by_itself(checkout, name, flagge
 def entries():
     """Those of the working tree's list, as they count once it is merged."""
     listed = parse((ROOT / protected.PROTECTED_FILE).read_bytes(), "list", protected.ProtectedList).value
-    return (*listed.files, protected.Protected(paths=("**",)))
+    return (protected.Protected(paths=("**",)), *listed.rules)
 
 
 def test_every_file_is_protected_unless_it_is_what_is_tested():
@@ -177,7 +177,7 @@ def test_the_diff_is_of_the_file_and_runs_no_configured_command(checkout):
 def test_a_change_cannot_take_a_file_off_the_list(checkout):
     root, sha = checkout
     (root / AT).write_text("")
-    for text in ("files:\n  - {paths: [nothing]}\n", "files: nonsense\n"):
+    for text in ("rules:\n  - {paths: [nothing]}\n", "rules: nonsense\n"):
         (root / protected.PROTECTED_FILE).write_text(text)
         found = protected.protected_changes(root, sha, [protected.PROTECTED_FILE, AT])
         assert [one.path for one in found] == [protected.PROTECTED_FILE, AT]
@@ -185,18 +185,33 @@ def test_a_change_cannot_take_a_file_off_the_list(checkout):
 
 def test_a_list_of_another_version_leaves_the_other_one_and_is_flagged_itself(checkout):
     root, _ = checkout
-    (root / protected.PROTECTED_FILE).write_text(f"files:\n  - {{paths: [{AT}], compare: values}}\n")
+    (root / protected.PROTECTED_FILE).write_text(f"rules:\n  - {{paths: [{AT}], compare: values}}\n")
     git(root, "commit", "-qam", "as it was")
-    (root / protected.PROTECTED_FILE).write_text("files:\n  - {paths: [evals/gates.yaml]}\n")
+    (root / protected.PROTECTED_FILE).write_text("rules:\n  - {paths: [evals/gates.yaml]}\n")
     names = [protected.PROTECTED_FILE, "evals/gates.yaml"]
     (root / "evals/gates.yaml").write_text("")
     found = protected.protected_changes(root, git(root, "rev-parse", "HEAD"), names)
     assert [one.path for one in found] == names
 
 
+def test_a_list_whose_first_rule_counted_is_refused_by_name(checkout):
+    """Read as if the last rule counted, it could take out what it protects."""
+    root, _ = checkout
+    (root / protected.PROTECTED_FILE).write_text("files:\n  - {paths: [evals/gates.yaml]}\n")
+    git(root, "commit", "-qam", "old")
+    with pytest.raises(InvalidDeclarationsError, match=r"(?s)the key 'files' is gone.*write `rules` and reverse"):
+        protected.protected_changes(root, git(root, "rev-parse", "HEAD"), [AT])
+
+
+def test_of_two_rules_the_last_that_matches_counts():
+    free, kept = protected.Protected(paths=("a/**",), flag="nothing"), protected.Protected(paths=("a/b.toml",))
+    assert protected.entry_for((free, kept), "a/b.toml") == kept
+    assert protected.entry_for((kept, free), "a/b.toml") is None
+
+
 def test_an_invalid_list_without_another_is_refused(checkout):
     root, _ = checkout
-    (root / protected.PROTECTED_FILE).write_text("files: nonsense\n")
+    (root / protected.PROTECTED_FILE).write_text("rules: nonsense\n")
     git(root, "commit", "-qam", "bad")
     with pytest.raises(InvalidDeclarationsError):
         protected.protected_changes(root, git(root, "rev-parse", "HEAD"), [AT])
