@@ -166,7 +166,6 @@ def gate(
     terminal.print_verdict(judged, printed=first.printed)
     if size:
         terminal.print_time(terminal.stderr(), time.monotonic() - began, size)
-    _send(judged)
     raise typer.Exit(status_of(judged))
 
 
@@ -186,14 +185,6 @@ class CausesFirst:
         from hilgate.report import terminal
 
         self.printed = terminal.print_causes(self._decide(), meanwhile)
-
-
-def _send(judged: Judged) -> None:
-    """Send the verdict to those that the environment names; it has been written, and nothing changes it."""
-    from hilgate.report.telemetry import send
-
-    for said in send(judged, os.environ):
-        sys.stderr.write(f"{said}\n")
 
 
 @program.command(cls=TakesArguments)
@@ -306,7 +297,6 @@ def judge(
         print_verdict(judged)
     for where, why in judged.recorded.damaged.items():
         sys.stderr.write(f"damaged: {where}: {why}\n")
-    _send(judged)
     if judged.refused:
         sys.stderr.write(f"error: {judged.refused}\n")
     raise typer.Exit(status_of(judged))

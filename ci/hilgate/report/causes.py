@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One entry for each cause: failures that look alike are said once, with their number, smallest case and factor. Pure.
+"""One entry for each cause: failures that look alike are shown once, with their number and smallest case. Pure.
 
 Two failures look alike when they have one signature: the shape of the message (numbers and the case's own parameters
 taken out), the place in the repository's code, the device and the shape of the kernel log. Failures of one test at one
-place are one entry whatever they say, unless several factors tell them apart; tests that fail at places of their own
-inside one helper are joined only where one factor holds for all of them and no other case of any contradicts it.
+place are one entry, whatever they say.
 
 A step without a failing check is a failure itself, and one that was not started belongs to the step it waited for.
 """
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from hilgate.model.record import SEVERITY, Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.report.factors import EVERY, case_of, common, split
 from hilgate.run import outcome
 from hilgate.run.outcome import place
 
@@ -68,13 +66,12 @@ class Cause:
 
     Attributes:
         failures: All that look alike, the smallest case first.
-        factor: What all share and no other case of their tests has, whether it passed or failed in another way
-            (`factors`); empty where nothing was found, or one failed.
+        extent: `every case of test_x`, or `6 of 12 cases of test_x`; empty where no test has parameters.
         waiting: Keys of the steps that were not started because of it.
     """
 
     failures: tuple[Failure, ...]
-    factor: str = ""
+    extent: str = ""
     waiting: tuple[str, ...] = ()
 
     @property
@@ -108,7 +105,7 @@ def causes(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Cause, ...
         elif not wrong:
             shape = shape_of(step.why, step.key)
             failures.append(Failure(step, None, Signature(shape, "", devices[step.key], log, step.outcome)))
-    found = [cause for group in _alike(failures, cases) for cause in _divided(group, cases)]
+    found = [_cause(group, cases) for group in _alike(failures)]
     return tuple(sorted(_with_waiting(found, waiting, verdict, devices), key=_rank))
 
 
@@ -120,19 +117,17 @@ def _rank(cause: Cause) -> tuple[int, int]:
     return -SEVERITY[first.step.outcome] * 4 - SEVERITY[first.signature.outcome], -len(cause.failures)
 
 
-def _alike(failures: Iterable[Failure], cases: dict[str, list[str]]) -> list[list[Failure]]:
-    """Failures of one signature or of one test and place; of one helper, where a factor holds for all their tests."""
+def _alike(failures: Iterable[Failure]) -> list[list[Failure]]:
+    """Failures of one signature, or of one test at one place."""
     groups: dict[Signature, list[Failure]] = {}
     for one in failures:
         groups.setdefault(one.signature, []).append(one)
     joined: list[list[Failure]] = []
     homes: dict[tuple[str, Signature], list[Failure]] = {}
     for group in sorted(groups.values(), key=len, reverse=True):
-        # A value decides what a test says at one place: `got nan`, `got 0.5`.
-        places = [(case_of(one.id).test, replace(one.signature, shape="")) for one in group if one.signature.place]
-        home = next((homes[one] for one in places if one in homes), None) or next(
-            (other for other in joined if _same_helper(group, other) and _shared(group, other, cases)), None
-        )
+        # The values of a case decide what its test says at one place: `got nan`, `got 0.5`.
+        places = [(test_of(one.id), replace(one.signature, shape="")) for one in group if one.signature.place]
+        home = next((homes[place] for place in places if place in homes), None)
         if home is None:
             home = []
             joined.append(home)
@@ -141,58 +136,22 @@ def _alike(failures: Iterable[Failure], cases: dict[str, list[str]]) -> list[lis
     return joined
 
 
-def _same_helper(one: Sequence[Failure], other: Sequence[Failure]) -> bool:
-    """Whether two groups differ only in a value that is no number, or in the line of the test that called a helper."""
-    first, second = (group[0].signature for group in (one, other))
-    places = {found[0] if (found := _HELPER.search(one.place)) else one.place for one in (first, second)}
-    shapes = {_NAN.sub("#", one.shape) for one in (first, second)}
-    rest = {(one.device, one.kernel_log, one.outcome) for one in (first, second)}
-    return "" not in places and len(places) == len(shapes) == len(rest) == 1
+def test_of(check: str) -> str:
+    """The id of a test without its parameters."""
+    return check.partition("[")[0]
 
 
-_HELPER = re.compile(r"\(\S+\)$")
-
-
-def _shared(one: Sequence[Failure], other: Sequence[Failure], cases: dict[str, list[str]]) -> bool:
-    """Whether one factor holds in both groups, and other cases of the tests of each could have contradicted it."""
-    ids = [failure.id for failure in (*one, *other)]
-    beside = [set(_beside(group, cases)).difference(ids) for group in (one, other)]
-    one_test = one[0].signature.place == other[0].signature.place
-    return all(beside) and common(ids, sorted(beside[0] | beside[1]), plain=not one_test) is not None
-
-
-def _beside(failures: Sequence[Failure], cases: dict[str, list[str]]) -> list[str]:
-    """Ids of the other cases of the tests that failed, in the steps where they failed."""
-    tests = {(one.step.key, case_of(one.id).test) for one in failures}
-    own = {(one.step.key, one.id) for one in failures}
-    return [
-        name
-        for key in {key for key, _ in tests}
-        for name in cases[key]
-        if (key, case_of(name).test) in tests and (key, name) not in own
-    ]
-
-
-def _divided(group: Sequence[Failure], cases: dict[str, list[str]]) -> list[Cause]:
-    """The entries of failures with one signature: one with its factor, or one for each of several factors."""
+def _cause(group: Sequence[Failure], cases: dict[str, list[str]]) -> Cause:
+    """The entry of failures that look alike, the smallest case first."""
     group = sorted(group, key=_size)
     if len(group) == 1 or any(one.check is None or "[" not in one.id for one in group):
-        return [Cause(tuple(group))]
-    ids, beside = [one.id for one in group], _beside(group, cases)
-    if whole := common(ids, beside):
-        tests = dict.fromkeys(case_of(name).test.rpartition("::")[2] for name in ids)
-        of = f" of {' and '.join(tests)}" if whole.words == EVERY else ""
-        return [Cause(tuple(group), whole.words + of)]
-    parts = split(ids, beside)
-    if len(parts) < 2:
-        return [Cause(tuple(group))]
-    taken: set[int] = set()
-    found = []
-    for part in parts:
-        members = tuple(one for place, one in enumerate(group) if place in part.covers - taken)
-        taken |= part.covers
-        found.append(Cause(members, part.words if len(members) > 1 else ""))
-    return found
+        return Cause(tuple(group))
+    tests = {(one.step.key, test_of(one.id)) for one in group}
+    total = sum((key, test_of(name)) in tests for key in {key for key, _ in tests} for name in cases[key])
+    names = sorted({test.rpartition("::")[2] for _, test in tests})
+    of = names[0] if len(names) == 1 else f"{len(names)} tests"
+    number = "every case" if len(group) == total else f"{len(group)} of {total} cases"
+    return Cause(tuple(group), f"{number} of {of}")
 
 
 def _with_waiting(
@@ -203,7 +162,7 @@ def _with_waiting(
     def behind(keys: Iterable[str]) -> list[str]:
         return [name for key in keys for one in waiting.pop(key, []) for name in (one, *behind([one]))]
 
-    causes = [Cause(one.failures, one.factor, tuple(behind(one.steps))) for one in found]
+    causes = [Cause(one.failures, one.extent, tuple(behind(one.steps))) for one in found]
     steps = {step.key: step for step in verdict.steps}
     for keys in waiting.values():
         own = [steps[key] for key in keys]
@@ -219,6 +178,8 @@ def _with_waiting(
 
 
 _SHAPE = re.compile(r"x".join([r"\d+"] * 2) + r"(?:x\d+)*")
+_QUANTITY = re.compile(r"(?<![\w.])(?!(?:b?float|u?int|fp|bf|f|tf|gfx)\d)[a-z]*(\d+(?:\.\d+)?)")
+"""A number of a parameter (`bs48`, `0.5`) that is no part of the name of a type or an architecture."""
 
 
 def _size(failure: Failure) -> tuple[float, float, int, str]:
@@ -227,8 +188,8 @@ def _size(failure: Failure) -> tuple[float, float, int, str]:
     shape = failure.check.labels.get("shape", "") if failure.check else ""
     for extent in shape.split("x") if _SHAPE.fullmatch(shape) else ():
         elements *= float(extent)
-    case = case_of(failure.id)
-    return elements, sum(case.numbers.values()), len(failure.id), failure.id
+    parameters = failure.id.partition("[")[2]
+    return elements, sum(map(float, _QUANTITY.findall(parameters))), len(failure.id), failure.id
 
 
 _VALUE = r"[-+]?(?:0x[0-9a-fA-F]+|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![A-Za-z_])|nan\b|[-+]?inf\b)"

@@ -59,7 +59,7 @@ def _annotation(cause: Cause) -> dict[str, Any] | None:
     if first.check is None or place is None or place[1].startswith(("/", "../")) or "/../" in place[1]:
         return None
     number = len(cause.failures)
-    alike = f"{number} failures look like this{f': {cause.factor}' if cause.factor else ''}\n" if number > 1 else ""
+    alike = f"{number} failures look like this{f': {cause.extent}' if cause.extent else ''}\n" if number > 1 else ""
     return {
         "path": place[1],
         "start_line": int(place[2]),

@@ -161,7 +161,7 @@ def _print_causes(console: Console, judged: Judged, *, merge_base: bool) -> None
 
 def _causes_of(judged: Judged) -> Printed:
     outcomes = [(step.key, step.outcome) for step in judged.verdict.steps]
-    return (*outcomes, *((one.factor, *(failure.id for failure in one.failures)) for one in judged.view.causes))
+    return (*outcomes, *((one.extent, *(failure.id for failure in one.failures)) for one in judged.view.causes))
 
 
 def print_verdict(

@@ -157,7 +157,7 @@ class CheckFinding:
 
     Attributes:
         number: How many failures look like it; it is the smallest of them.
-        factor: `every case with decode and cap5`: what they share and no other case has; empty where nobody knows.
+        extent: `every case of test_x`, or `6 of 12 cases of test_x`; empty where the test has no parameters.
         others: Ids of the others, in all steps.
         steps: Keys of other steps in which it shows.
         waiting: Keys of steps that were not started because of it.
@@ -175,19 +175,18 @@ class CheckFinding:
     case: str
     merge_base: str
     number: int = 1
-    factor: str = ""
+    extent: str = ""
     others: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
 
     @property
     def alike(self) -> str:
-        """`36 failures look like this: every case with decode`; empty for a failure that stands alone."""
+        """`36 failures look like this: every case of test_x`; empty for a failure that stands alone."""
         if self.number == 1:
             return ""
         words = f"{self.number} failures look like this, the smallest is shown"
-        factor = self.factor or ("no common parameter found" if "[" in self.check.id else "")
-        return f"{words}: {factor}" if factor else words
+        return f"{words}: {self.extent}" if self.extent else words
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ def _problem(
             replace(
                 found,
                 number=len(cause.failures),
-                factor=cause.factor,
+                extent=cause.extent,
                 others=tuple(one.id for one in cause.failures[1:]),
                 steps=tuple(key for key in cause.steps if key != step.key),
                 waiting=cause.waiting,

@@ -60,7 +60,7 @@ def test_the_check_stands_at_the_line_that_failed():
         "end_line": 50,
         "annotation_level": "failure",
     }
-    assert note["message"].startswith("2 failures look like this: every case with decode\nAssertionError: 4 of 40")
+    assert note["message"].startswith("2 failures look like this: 2 of 3 cases of test_x\nAssertionError: 4 of 40")
     assert note["title"] == "a-cpu: tests/t.py::test_x[decode-1]"
 
 

@@ -33,8 +33,8 @@ def good(name, test="test_paged"):
 
 
 def entries(*steps_and_checks):
-    """(number, factor) of each entry."""
-    return [(len(one.failures), one.factor) for one in causes(*built(*steps_and_checks))]
+    """(number, extent) of each entry."""
+    return [(len(one.failures), one.extent) for one in causes(*built(*steps_and_checks))]
 
 
 def of(*checks):
@@ -44,7 +44,7 @@ def of(*checks):
 GRID = [f"{phase}-{dtype}-bs{n}" for phase in ("decode", "prefill") for dtype in ("fp16", "fp32") for n in (16, 48, 64)]
 
 
-def test_failures_that_look_alike_are_one_entry_with_their_factor_and_the_smallest_case():
+def test_failures_that_look_alike_are_one_entry_with_the_smallest_case():
     checks = [
         case(name, n=number, by=f"[0.{number}]", labels={"shape": f"{9 - number}x4x64"})
         if name.startswith("decode")
@@ -52,7 +52,7 @@ def test_failures_that_look_alike_are_one_entry_with_their_factor_and_the_smalle
         for number, name in enumerate(GRID)
     ]
     (found,) = causes(*built((step("attention", "x"), checks)))
-    assert (len(found.failures), found.factor) == (6, "every case with decode")
+    assert (len(found.failures), found.extent) == (6, "6 of 12 cases of test_paged")
     assert found.failures[0].check.labels["shape"] == "4x4x64"
 
 
@@ -82,36 +82,24 @@ def test_another_device_and_another_kernel_log_are_other_causes():
     assert len(causes(plan, known, verdict)) == 2
 
 
-def test_two_bugs_with_one_message_and_one_place_are_two_entries():
-    """Both fail in the same assertion of the same test: only their parameters tell them apart."""
-    names = [
-        f"{phase}-{cap}-bs{n}" for phase in ("decode", "prefill") for cap in ("plain", "cap5", "w50") for n in (16, 48)
-    ]
-    softcap = {name for name in names if name.startswith("decode-cap5")}
-    window = {name for name in names if name.startswith("prefill-w50")}
-    found = causes(*built((step("attention", "x"), [case(n) if n in softcap | window else good(n) for n in names])))
-    assert {one.factor for one in found} == {"every case with cap5 and decode", "every case with prefill and w50"}
-    for one in found:
-        ids = {failure.id.partition("[")[2][:-1] for failure in one.failures}
-        assert ids <= softcap or ids <= window
-
-
-def test_tests_that_fail_in_one_helper_are_joined_only_by_a_factor_of_all_of_them():
+def test_two_tests_that_fail_in_one_helper_are_two_entries():
     first = [case(name) if "fp16" in name else good(name) for name in GRID]
-    second = [case(name, test="test_scale", line=90) if "fp16" in name else good(name, "test_scale") for name in GRID]
-    assert of(*first, *second) == [(12, "every case with fp16")]
-    other = [case(name, test="test_scale", line=90) if "prefill" in name else good(name, "test_scale") for name in GRID]
-    assert sorted(of(*first, *other)) == [(6, "every case with fp16"), (6, "every case with prefill")]
-    whole = [case(name, test="test_scale", line=90) for name in GRID]  # nothing there could have contradicted it
-    assert sorted(of(*first, *whole)) == [(6, "every case with fp16"), (12, "every case of test_scale")]
+    second = [case(name, test="test_scale", line=90) for name in GRID]
+    assert of(*first, *second) == [(12, "every case of test_scale"), (6, "6 of 12 cases of test_paged")]
+
+
+def test_two_tests_with_one_message_and_one_place_are_one_entry():
+    first = [case(name) if "fp16" in name else good(name) for name in GRID]
+    second = [case(name, test="test_scale") for name in GRID]
+    assert of(*first, *second) == [(18, "18 of 24 cases of 2 tests")]
 
 
 def test_every_case_is_said_only_where_it_is_every_case():
     """Failures of one test at two places are two entries, and neither has every case."""
     first = [case(name) if "fp16" in name else case(name, line=67) for name in GRID]
-    assert of(*first) == [(6, "every case with fp16"), (6, "every case with fp32")]
+    assert of(*first) == [(6, "6 of 12 cases of test_paged")] * 2
     mixed = [case(name, line=50 if number in (0, 1, 2, 9) else 67) for number, name in enumerate(GRID)]
-    assert sorted(of(*mixed)) == [(4, ""), (8, "")]
+    assert of(*mixed) == [(8, "8 of 12 cases of test_paged"), (4, "4 of 12 cases of test_paged")]
 
 
 def test_one_test_at_one_place_is_one_entry_whatever_it_says():
@@ -120,7 +108,7 @@ def test_one_test_at_one_place_is_one_entry_whatever_it_says():
     assert of(*checks) == [(13, "every case of test_paged")]
 
 
-def test_tests_without_parameters_have_no_factor_to_look_for():
+def test_tests_without_parameters_have_no_extent():
     checks = [failed(f"t.py::test_{n}", f"assert same(a, b)\nt.py:{n}: AssertionError (h.py:3)") for n in range(2)]
     found = ReportView(*built((step("attention", "x"), checks))).problems(5)[0].findings
     assert [one.alike for one in found] == ["", ""]
@@ -129,9 +117,18 @@ def test_tests_without_parameters_have_no_factor_to_look_for():
     assert [one.alike for one in found] == ["2 failures look like this, the smallest is shown"]
 
 
-def test_a_value_that_is_no_number_is_the_same_cause_where_a_factor_says_so():
-    mixed = [case(name, by="[nan]" if "bs48" in name else "[0.3]") if "fp16" in name else good(name) for name in GRID]
-    assert of(*mixed) == [(6, "every case with fp16")]
+@pytest.mark.parametrize(
+    ("names", "smallest"),
+    [
+        (("bs64", "bs16", "bs48"), "bs16"),
+        (("float32-bs16", "float16-bs64", "gfx942-bs48"), "float32-bs16"),
+        (("0.5-q8kv2", "0.25-q8kv2"), "0.25-q8kv2"),
+    ],
+    ids=["sizes", "types are no sizes", "several"],
+)
+def test_the_case_with_the_smallest_numbers_is_shown(names, smallest):
+    (found,) = causes(*built((step("attention", "x"), [case(name) for name in names])))
+    assert found.failures[0].id.endswith(f"[{smallest}]")
 
 
 @pytest.mark.parametrize(
