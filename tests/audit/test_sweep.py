@@ -40,15 +40,10 @@ def test_misuse_is_2_and_names_the_value(grid, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["decode.waves=4", "--record"], ["decode.waves=4"]])
-def test_neither_a_grid_with_cases_nor_a_record_is_2(arguments, capsys):
+@pytest.mark.parametrize("arguments", [[], ["decode.waves=4"], [*CASE]])
+def test_a_grid_without_cases_or_cases_without_a_grid_is_2(arguments, capsys):
     assert sweep.main(["gfx942", *arguments]) == 2
-    assert "expected TABLE.KEY=N,N and --only, or --record" in capsys.readouterr().err
-
-
-def test_a_record_of_no_shape_is_2_and_names_those_there_are(capsys):
-    assert sweep.main(["gfx942", "--record", "--only", "encode"]) == 2
-    assert "prefill-2-rows-128" in capsys.readouterr().err
+    assert "expected TABLE.KEY=N,N and --only" in capsys.readouterr().err
 
 
 def test_a_selection_without_products_is_2(capsys):

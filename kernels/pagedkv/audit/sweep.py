@@ -7,10 +7,6 @@ A key is `<table>.<key>` of `tuning/<arch>.toml`; what is not named stays as it 
 spills, does not fit, or has waves compute the same ranks behind all that do not; then more useful FLOP of a SIMD in a
 cycle rank first (geometric mean of the cases), by the model of throughput.py. That counts waves a SIMD, barriers, LDS,
 and vector instructions beside matrix ones; FLOP for each instruction, which is printed too, does not.
-
-    python -m pagedkv.audit.sweep gfx942 --record --objects .triton/.codeobjects
-
-sweeps what swept.py lists and writes swept.jsonl anew for this arch: what the launches of the AMD archs are taken from.
 """
 
 from __future__ import annotations
@@ -23,12 +19,9 @@ import statistics
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
-
-import triton
 
 from pagedkv.arch import limits
 from pagedkv.attention import launch as attention_launch
@@ -43,18 +36,16 @@ from .compile import Figures, specialisations, start_compiler
 from .isolation import run_isolated
 from .machine import LDS_GRANULES
 from .objects import ObjectStore, find_or_compile
-from .swept import Swept, read_swept, shapes, write_swept
 from .throughput import useful_flop_per_cycle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pagedkv.launch import Tuning
 
     from .budgets import Budgets
     from .cases import Case
     from .compile import Specialisation
-    from .swept import Candidate, Shape
 
 HEAD = (
     f"{'FLOP/cycle':>10}{'FLOP/instr':>11}{'worst':>6}{'loop':>6}{'MFMA':>6}{'waves':>6}{'VGPR':>6}{'LDS':>7}{'spill':>6}"
@@ -68,13 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("arch", choices=list(LDS_GRANULES))
     parser.add_argument("grid", nargs="*", metavar="TABLE.KEY=N,N", help="values to try of a key of tuning data")
     parser.add_argument(
-        "--only",
-        nargs="+",
-        default=[],
-        metavar="TEXT",
-        help="cases, or shapes such as decode-2-rows-64, that contain one of these",
+        "--only", nargs="+", default=[], metavar="TEXT", help="cases whose id contains one of these texts"
     )
-    parser.add_argument("--record", action="store_true", help="sweep every shape of swept.py and write swept.jsonl")
     parser.add_argument("--objects", type=Path, metavar="DIR", help="keep code objects there, as the audit does")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time; default: all cores")
     options = parser.parse_args(arguments)
@@ -82,12 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> Exit:
-    if options.record == bool(options.grid) or not (options.record or options.only):
-        raise MisuseError("expected TABLE.KEY=N,N and --only, or --record, which takes shapes for --only")
+    if not (options.grid and options.only):
+        raise MisuseError("expected TABLE.KEY=N,N and --only")
     axes = [_axis(text) for text in options.grid]
     check_environment(None)
-    if options.record:
-        return _record(options)
     cases = [case for _, case in select(options.only, [options.arch], ["ours"])]
     settings = [dict(point) for point in itertools.product(*axes)]
     start_compiler()
@@ -100,71 +84,16 @@ def _run(options: argparse.Namespace) -> Exit:
     ]
     if not planned:
         raise MisuseError(f"no case with products matches --only {options.only!r}\n  to do: see `pagedkv.audit --list`")
-    results = _compile([wanted for _, wanted in planned], options)
+    kernels = list(dict.fromkeys(wanted for _, wanted in planned if wanted))
+    store = ObjectStore(options.objects) if options.objects and not compiles_all(os.environ) else None
+    calls = [functools.partial(find_or_compile, wanted, store) for wanted in kernels]
+    compiled = run_isolated(calls, jobs=options.jobs, timeout=300)
+    results: dict[Specialisation | None, object] = {None: None}
+    results |= {kernels[index]: result for index, result, _ in compiled}
     groups = itertools.groupby(planned, key=lambda each: each[0])
     lines = [_line(setting, [(wanted, results[wanted]) for _, wanted in group], budgets) for setting, group in groups]
     sys.stdout.write("\n".join([HEAD, *(text for _, text in sorted(lines))]) + "\n")
     return Exit.PASS
-
-
-def _compile(
-    wanted: Iterable[Specialisation | None], options: argparse.Namespace
-) -> dict[Specialisation | None, object]:
-    """Figures of each, or what became of the compilation."""
-    kernels = list(dict.fromkeys(each for each in wanted if each))
-    store = ObjectStore(options.objects) if options.objects and not compiles_all(os.environ) else None
-    calls = [functools.partial(find_or_compile, each, store) for each in kernels]
-    found: dict[Specialisation | None, object] = {None: None}
-    return found | {kernels[index]: result for index, result, _ in run_isolated(calls, jobs=options.jobs, timeout=300)}
-
-
-def _record(options: argparse.Namespace) -> Exit:
-    """Sweep the shapes of swept.py and write what was found of this arch."""
-    start_compiler()
-    budgets, swept = load_budgets(), 0
-    for shape, names in shapes().items():
-        if options.only and not any(text in str(shape) for text in options.only):
-            continue
-        cases = [case for _, case in select([f"ours/{name}/" for name in names], [options.arch], ["ours"])]
-        planned = {
-            candidate: [_forced(options.arch, shape, candidate, case) for case in cases]
-            for candidate in shape.candidates()
-        }
-        results = _compile(itertools.chain.from_iterable(planned.values()), options)
-        rows = [case.id(options.arch, "attention_kernel") for case in cases]
-        scores = {
-            candidate: _score([(row, each, results[each]) for row, each in zip(rows, found, strict=True)], budgets)
-            for candidate, found in planned.items()
-        }
-        found = Swept(options.arch, triton.__version__, date.today().isoformat(), shape, tuple(names), scores)
-        sys.stdout.write(f"{found.summary()}\n")
-        sys.stdout.flush()
-        write_swept([*(each for each in read_swept() if (each.arch, each.shape) != (found.arch, shape)), found])
-        swept += 1
-    if not swept:
-        raise MisuseError(f"no shape matches --only {options.only!r}; there are {', '.join(map(str, shapes()))}")
-    return Exit.PASS
-
-
-def _forced(arch: str, shape: Shape, candidate: Candidate, case: Case) -> Specialisation | None:
-    """The attention that a case launches with a candidate and nothing else."""
-    data = tuning(arch)
-    phase = replace(getattr(data, shape.phase), where=(candidate.where(shape, "sweep"),))
-    found = _planned(arch, replace(data, **{shape.phase: phase}), case)
-    return next(each for each in found if each is None or each.kernel == "attention_kernel")
-
-
-def _score(results: list[tuple[str, Specialisation | None, object]], budgets: Budgets) -> float | None:
-    """Useful FLOP a cycle, as geometric mean; None where one does not fit, spills, or is over budget in its loop."""
-    scores = []
-    for row, wanted, each in results:
-        if wanted is None or not isinstance(each, Figures) or each.code.vgpr_spills + each.code.scratch_bytes:
-            return None
-        numbers = budgets.loop_numbers(each, dict(wanted.constants))
-        if not numbers or budgets.loop_violations(row, numbers, each):
-            return None
-        scores.append(useful_flop_per_cycle(each, numbers, wanted.options["num_stages"]))
-    return round(statistics.geometric_mean(scores), 1)
 
 
 def _axis(text: str) -> list[tuple[str, int]]:
