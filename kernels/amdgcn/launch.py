@@ -77,8 +77,6 @@ class Session:
     launches: list[Launch] = field(default_factory=list)
     ran: dict[str, set[int]] = field(default_factory=dict)
     """Blocks of each kernel that any wave entered."""
-    reached: list[torch.Tensor] = field(default_factory=list)
-    """Tensors that kernels reach through addresses, which lie in int64 tensors that no kernel writes."""
     texts: dict[str, str] = field(default_factory=dict)
     """Machine code of each kernel that was launched, by its key."""
 
@@ -204,15 +202,11 @@ def execute(
     if not len(arguments) <= len(slots) <= len(arguments) + 2:  # two scratch buffers that are not used
         raise LaunchError(f"{metadata.name} takes {len(slots)} arguments, the launch has {len(arguments)}")
     outputs = session.outputs.get(metadata.name)
-    for number, tensor in enumerate(session.reached):
-        _region(memory, f"reached[{number}]", tensor, readonly=False)
     segment = bytearray(program.descriptor["kernarg_size"])
     for (offset, size), (name, kind, value) in zip(slots, arguments, strict=False):
         if isinstance(value, torch.Tensor):
-            tensor, readonly = value, outputs is not None and name not in outputs
-            if session.reached and value.dtype in {torch.int64, torch.uint64}:
-                tensor, readonly = torch.from_numpy(memory.relocated(value.numpy().view(np.int64))), True
-            word = (_region(memory, name, tensor, readonly=readonly) if value.numel() else 0).to_bytes(8, "little")
+            readonly = outputs is not None and name not in outputs
+            word = (_region(memory, name, value, readonly=readonly) if value.numel() else 0).to_bytes(8, "little")
         elif kind.startswith("fp"):
             word = struct.pack("<f" if size == 4 else "<d", value)
         else:

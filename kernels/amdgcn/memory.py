@@ -89,15 +89,6 @@ class Memory:
         self.regions.append(Region(name, views, start, size if end is None else end, readonly, steps, run))
         return (len(self.regions) << _SHIFT) + start
 
-    def relocated(self, words: Array) -> Array:
-        """Int64 words of which real addresses have become those in the region that owns the byte; others stay."""
-        found = words.copy()
-        for number, region in enumerate(self.regions, start=1):
-            offset = words - region.base
-            owned = region.owns(offset, 1)
-            found[owned] = (number << _SHIFT) + offset[owned]
-        return found
-
     def split(self, address: Array) -> tuple[Array, Array]:
         """Region number from 1 on, and offset in it."""
         return (address >> Q(_SHIFT)).astype(L), (address & Q((1 << _SHIFT) - 1)).astype(L)

@@ -34,14 +34,6 @@ OUTPUTS = {
     "mla_schedule_kernel": ("works", "work_indptr", "reduce_indptr"),
     "ssd_carry_kernel": ("carried", "falls"),
     "ssd_prefill_kernel": ("out", "states"),
-    "precopy_mamba_align_fused_kernel": (),  # what it copies it reaches through addresses
-    "postprocess_mamba_fused_kernel": ("num_accepted_tokens_out_ptr",),
-    "preprocess_mamba_align_fused_kernel": ("state_idx_ptr", "num_accepted_tokens_ptr", "src_col_ptr", "src_off_ptr"),
-    "get_aligned_state_indices_multi_group_kernel": ("state_indices_ptr",),
-    "batch_memcpy_kernel": (),
-    "_store_prefill_checkpoint_kernel": ("conv_state_ptr", "ssm_state_ptr"),
-    "_gather_initial_states_kernel": ("output_ptr",),
-    "_scatter_states_kernel": ("state_ptr",),
 }
 """What each kernel may write; a write to any other argument is a fault."""
 
@@ -65,8 +57,6 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 KNOWN = ROOT / ".triton/.launches"
 """Launches of earlier local runs, by content."""
-SESSION = pytest.StashKey()
-"""The `amdgcn.launch.Session` of a test."""
 
 
 def fresh(env: Mapping[str, str]) -> bool:
@@ -112,7 +102,6 @@ class MachineCode:
 
         known = None if fresh(os.environ) else KNOWN / self.arch
         with amdgcn(self.arch, outputs=OUTPUTS, known=known) as session:
-            item.stash[SESSION] = session
             try:
                 return (yield)
             except ProgramFault as fault:

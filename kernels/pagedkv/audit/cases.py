@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of the audit: launches to compile, from three sources (our kernels, vLLM's, the Mamba packages')."""
+"""Cases of the audit: launches to compile, of our kernels, vLLM's, the Mamba packages' and the delta rules."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
-Source = Literal["ours", "vllm", "mamba", "delta", "states"]
+Source = Literal["ours", "vllm", "mamba", "delta"]
 
 SOURCES: dict[Source, str] = {
     "ours": "our_kernels",
     "vllm": "vllm_kernels",
     "mamba": "mamba_kernels",
     "delta": "delta_kernels",
-    "states": "state_kernels",
 }
 """Module beside this one whose `cases()` lists them. Imported by name: each needs packages that the others do not."""
 
@@ -30,7 +29,7 @@ class LaunchConfiguration:
     """One of the configurations that a kernel of another package may be launched with."""
 
     kernel: str
-    """`<package>/<Triton function>`, with a variant behind it where one kernel is compiled at two shapes."""
+    """`<package>/<Triton function>`, with a variant after it where one kernel is compiled at two shapes."""
     name: str
     count: int
     """Configurations that the kernel has."""

@@ -30,7 +30,6 @@ _VLLM_MAMBA = "vllm.model_executor.layers.mamba.ops"
 _VLLM_ATTENTION = "vllm.v1.attention.ops"
 _VLLM_DELTA = "vllm.third_party.flash_linear_attention.ops"
 _VLLM_KIMI = "vllm.models.kimi_k3.amd.ops.third_party.kda"
-_VLLM_WORKER = "vllm.v1.worker"
 _VLLM_WITH_CPU_TWINS = {
     "mamba_ssm": "selective_state_update",
     "ssd_combined": "_mamba_chunk_scan_combined_fwd",
@@ -98,16 +97,6 @@ def vllm_delta(module: str) -> ModuleType:
     with _triton_backend(), _not_a_cpu(), offline("gfx942"), rocm:
         own = module.removeprefix("kimi.")
         return _import("vllm", f"{_VLLM_DELTA if own == module else _VLLM_KIMI}.{own}")
-
-
-def vllm_worker(module: str) -> ModuleType:
-    """A module of vLLM's workers, such as "mamba_utils", which copies states for the prefix cache of hybrids.
-
-    Raises:
-        CannotRunHereError: vLLM is missing or too different.
-    """
-    with _triton_backend(), _not_a_cpu():
-        return _import("vllm", f"{_VLLM_WORKER}.{module}")
 
 
 def vllm_attention(module: str) -> ModuleType:
