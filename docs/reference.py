@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that are made when the site is built: command line, YAML keys, exit statuses, recipes, compiled extensions.
+"""Pages that are made when the site is built: command line, YAML keys, exit statuses, compiled extensions.
 
 Each raises UndocumentedError for a command, an option or a key without a sentence of its own.
 """
@@ -14,7 +14,6 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import recipes
 import typer.main
 
 from hileval.gates.declare import DriftGate, Gate, GateStep
@@ -66,7 +65,6 @@ def pages() -> dict[str, str]:
         "docs/reference/yaml.md": yaml_keys(),
         "docs/reference/exit-status.md": exit_statuses(),
         "docs/reference/extensions.md": extensions(),
-        "docs/how-to/recipes.md": recipes.page(),
     }
 
 

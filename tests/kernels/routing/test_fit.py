@@ -7,6 +7,7 @@ That its numbers are vLLM's is tests/models/test_fit.py.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,14 @@ def test_the_kernels_tests_take_every_size_that_a_hybrid_gets():
     assert len(blocks.hybrids()) >= 9
     assert blocks.made_by("qwen3.5-35b-a3b") == {1: 1056, 2: 1056, 4: 528, 8: 272}
     assert list(BLOCKS) == blocks.all_sizes()
+
+
+def test_the_page_shows_what_fit_prints(monkeypatch, capsys):
+    """Command and output of docs/how-to/serve-a-model.md."""
+    root = Path(__file__).parents[3]
+    monkeypatch.chdir(root)
+    page = Path("docs/how-to/serve-a-model.md").read_text(encoding="utf-8")
+    (shown,) = (block.split("```")[0] for block in page.split("```console\n$ hilgate ")[1:])
+    command, _, output = shown.replace("\\\n", "").partition("\n")
+    assert cli.main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == output
