@@ -100,7 +100,7 @@ class BenchmarkCase:
 
     @property
     def plain(self) -> bool:
-        """Whether it is attention without anything that the charts over one axis hold constant."""
+        """Whether it is attention without scales, window, soft cap, given splits or host time."""
         return not (self.scales != "none" or self.window or self.capped or self.num_splits or self.host)
 
     @property

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the charts as SVG with matplotlib; the same numbers give the same bytes."""
+"""The two bar charts of a recorded run as SVG, drawn with matplotlib. The same records give the same bytes."""
 
 from __future__ import annotations
 
 import io
-import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator
-
-from .series import GOALS, LEAST, OURS, OURS_NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .cases import Op
-    from .series import Bar, ChartLine
+    from .record import BenchmarkRow
+
+GOALS = (80, 85, 90)
+"""Percent of the measured bandwidth that the goals of `cases.py` ask for."""
 
 STYLE = {
     "svg.hashsalt": "hilgate",
@@ -48,13 +48,46 @@ COLOURS: dict[Op, str] = {
     "gather": "#2a8c7c",
     "write": "#c9852b",
 }
-LINES = {OURS: ("#2f6fb0", "o", "-"), OURS_NATIVE: ("#7aa6d6", "D", "--"), LEAST: ("#8b949e", "", ":")}
-PEER_LINES = (("#c8553d", "s", "-"), ("#9a6510", "^", "-"))
 MISSED = "#b42318"
 GOAL = "#1f2328"
 
 WIDTH, ROW, MARGIN = 8.6, 0.25, 1.05
 """Inches: of a chart, of one bar with its gap, of axis and title of a bar chart."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One case in a bar chart."""
+
+    name: str
+    op: Op
+    value: float | None
+    """None where a side did not run or was wrong."""
+    goal: float | None
+    """None where the case sets none of its own."""
+
+    @property
+    def missed(self) -> bool:
+        """Whether the case has a goal and is below it."""
+        return self.goal is not None and (self.value is None or self.value < self.goal)
+
+
+def ratios(rows: Sequence[BenchmarkRow]) -> list[Bar]:
+    """Return the peer's time over ours, per case."""
+    return [Bar(row.case.name, row.case.op, row.record.ratio, row.case.goal.ratio) for row in rows]
+
+
+def bandwidths(rows: Sequence[BenchmarkRow]) -> list[Bar]:
+    """Return percent of the measured read or copy rate, per case that such a rate alone bounds."""
+    return [
+        Bar(row.case.name, row.case.op, _percent(row.record.fraction), _percent(row.case.goal.fraction))
+        for row in rows
+        if row.case.op != "mixed" and row.case.yardstick in {"read", "copy"}
+    ]
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def ratio_chart(bars: Sequence[Bar]) -> str:
@@ -87,46 +120,6 @@ def bandwidth_chart(bars: Sequence[Bar]) -> str:
             _bar(axes, bar, place, 0, "{:.1f}" if bar.missed else "{:.0f}")
         _legend(figure, bars, "goal of the case")
         return _svg(figure)
-
-
-def line_chart(lines: Sequence[ChartLine], label: str, *, thousands: bool = False) -> str:
-    """Return time (log scale) against `label`; `thousands` writes 8192 as 8k."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
-        axes = figure.add_subplot()
-        axes.grid(visible=True, axis="y")
-        axes.set_yscale("log")
-        axes.set_xscale("log", base=2)
-        places = sorted({x for line in lines for x, _ in line.points})
-        axes.set_xticks(places, [f"{x // 1024}k" if thousands else f"{x:,}" for x in places])
-        axes.minorticks_off()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.set_xlabel(label)
-        axes.set_ylabel("us a call, median (log scale)")
-        peers = itertools.cycle(PEER_LINES)
-        above = any(line.name == LEAST for line in lines)  # what ours must keep clear of lies below it, else above
-        for line in lines:
-            colour, marker, dash = LINES.get(line.name) or next(peers)
-            axes.plot(*zip(*line.points, strict=True), dash, color=colour, marker=marker, linewidth=2, label=line.name)
-            if line.name not in {LEAST, OURS_NATIVE}:  # the second lies on ours
-                _point_labels(axes, line, colour, below=line.name == OURS and not above)
-        axes.set_ylim(axes.get_ylim()[0] / 1.35, axes.get_ylim()[1] * 1.35)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        figure.legend(loc="outside upper left", ncols=2, frameon=False)
-        return _svg(figure)
-
-
-def _point_labels(axes: Any, line: ChartLine, colour: str, *, below: bool) -> None:
-    for x, time in line.points:
-        axes.annotate(
-            f"{time:,.0f}" if time >= 100 else f"{time:.1f}",
-            (x, time),
-            (0, -14 if below else 8),
-            textcoords="offset points",
-            ha="center",
-            color=colour,
-            fontsize=8.5,
-        )
 
 
 def _bar_axes(bars: Sequence[Bar], label: str) -> tuple[Figure, Any]:

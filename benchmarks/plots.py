@@ -16,20 +16,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import series
 from .cases import CASES
 from .record import BenchmarkRecordError, BenchmarkRow, Record, environment, read, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 FOLDER = Path(__file__).resolve().parent
 
 ALT = {
     "ratio": "bars: time of vLLM's kernel over ours for every case",
     "bandwidth": "bars: percent of the measured bandwidth for every case, and the goals",
-    "block_size": "lines: decode time over block size, ours and vLLM's",
-    "context": "lines: decode time of one sequence over its length, ours and vLLM's",
 }
 CHARTS = {
     "ratio": (
@@ -44,14 +41,6 @@ CHARTS = {
             "in the table."
         ),
     ),
-    "block_size": (
-        "Time over block size",
-        (
-            "Decode of 64 sequences of 8k tokens, head size 128. Hybrid models have blocks of 544, 784 or 2048 tokens, "
-            "because attention and Mamba share pages."
-        ),
-    ),
-    "context": ("Time over context at batch 1", "Decode of one sequence, head size 128, blocks of 16."),
 }
 """Chart -> heading and what it shows."""
 
@@ -85,12 +74,11 @@ def _span(figures: Sequence[float | None]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def page(rows: Sequence[BenchmarkRow], charts: Mapping[str, str], source: str, folder: str) -> str:
+def page(rows: Sequence[BenchmarkRow], source: str, folder: str) -> str:
     """Return the Markdown page: a summary, one heading, sentence and picture a chart, then all rows.
 
     Args:
         rows: Of one run.
-        charts: Chart -> SVG; one that is not there had too few records to draw.
         source: Name of the results file.
         folder: Where the pictures lie, relative to the page.
     """
@@ -104,8 +92,7 @@ def page(rows: Sequence[BenchmarkRow], charts: Mapping[str, str], source: str, f
         summary(rows),
     ]
     for name, (heading, sentence) in CHARTS.items():
-        picture = f"![{ALT[name]}]({folder}/{name}.svg)" if name in charts else "Too few records to draw it."
-        parts += [f"## {heading}", sentence, picture]
+        parts += [f"## {heading}", sentence, f"![{ALT[name]}]({folder}/{name}.svg)"]
     parts += ["## All rows", table([row.record for row in rows]), left_out(rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -119,17 +106,13 @@ def render(source: Path) -> dict[Path, str]:
     from . import charts
 
     rows = read(source)
-    drawn = {
-        "ratio": charts.ratio_chart(series.ratios(rows)),
-        "bandwidth": charts.bandwidth_chart(series.bandwidths(rows)),
+    pictures = {
+        "ratio": charts.ratio_chart(charts.ratios(rows)),
+        "bandwidth": charts.bandwidth_chart(charts.bandwidths(rows)),
     }
-    if lines := series.over_block_size(rows):
-        drawn["block_size"] = charts.line_chart(lines, "tokens of a block")
-    if lines := series.over_context(rows):
-        drawn["context"] = charts.line_chart(lines, "tokens in the cache", thousands=True)
     folder = source.with_suffix("")
-    files = {folder / f"{name}.svg": text for name, text in drawn.items()}
-    files[source.with_suffix(".md")] = page(rows, drawn, source.name, folder.name)
+    files = {folder / f"{name}.svg": text for name, text in pictures.items()}
+    files[source.with_suffix(".md")] = page(rows, source.name, folder.name)
     return files
 
 

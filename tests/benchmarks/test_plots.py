@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import charts, plots, record, series
+from benchmarks import charts, plots, record
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
@@ -82,62 +82,38 @@ def test_a_side_without_a_time_has_no_figure_in_the_table(rows):
 
 
 def test_ratio_bars_are_the_records(rows):
-    bars = series.ratios(rows)
+    bars = charts.ratios(rows)
     assert [(bar.name, bar.value) for bar in bars] == [(row.case.name, row.record.ratio) for row in rows]
     assert [bar.name for bar in bars if bar.missed] == ["decode bs1 8k"]
 
 
 def test_bandwidth_bars_leave_out_what_matrix_units_bound(rows):
-    bars = {bar.name: bar for bar in series.bandwidths(rows)}
+    bars = {bar.name: bar for bar in charts.bandwidths(rows)}
     assert set(bars) == {row.case.name for row in rows if row.record.yardstick != "matmul"}
     assert bars["gather 262k"].value == pytest.approx(93.848)
     assert bars["gather 262k"].goal == pytest.approx(85)
-    assert {round(bar.goal) for bar in bars.values() if bar.goal} <= set(series.GOALS)
+    assert {round(bar.goal) for bar in bars.values() if bar.goal} <= set(charts.GOALS)
 
 
 def test_a_bar_without_a_figure_misses_its_goal_and_says_so(rows):
     changed = without(rows, "decode bs64 8k", ours_us=None, ratio=None, fraction=None)
-    bars = series.bandwidths(changed)
+    bars = charts.bandwidths(changed)
     assert [bar.name for bar in bars if bar.missed] == ["decode bs64 8k"]
-    for svg in (charts.bandwidth_chart(bars), charts.ratio_chart(series.ratios(changed))):
+    for svg in (charts.bandwidth_chart(bars), charts.ratio_chart(charts.ratios(changed))):
         assert texts(svg).count("not measured") == 1
 
 
 def test_a_missed_goal_is_written_at_its_bar(rows):
-    assert [text for text in texts(charts.ratio_chart(series.ratios(rows))) if "missed" in text] == ["2.80  missed"]
+    assert [text for text in texts(charts.ratio_chart(charts.ratios(rows))) if "missed" in text] == ["2.80  missed"]
 
 
 def test_a_bar_is_as_long_as_its_figure(rows):
     """Widths in the picture, of two bars on the linear axis, are as their percentages."""
-    svg = charts.bandwidth_chart([bar for bar in series.bandwidths(rows) if bar.op == "gather"])
+    svg = charts.bandwidth_chart([bar for bar in charts.bandwidths(rows) if bar.op == "gather"])
     paths = [node for node in ElementTree.fromstring(svg).findall(".//{*}path") if "#2a8c7c" in node.get("style", "")]
     spans = [[float(x) for x in re.findall(r"[ML] ([\d.]+) ", path.get("d"))] for path in paths]
     widths = [max(span) - min(span) for span in spans[:2]]
     assert widths[1] / widths[0] == pytest.approx(0.9518 / 0.93848, rel=1e-4)
-
-
-def test_lines_over_block_size_hold_each_kernel_at_its_sizes(rows):
-    found = {line.name: dict(line.points) for line in series.over_block_size(rows)}
-    assert list(found[series.OURS]) == [16, 544, 784, 2048]
-    assert found[series.OURS][544] == 488.93
-    assert found["vLLM kernel_unified_attention"][2048] == 626.37
-    assert found["vLLM kernel_paged_attention_2d"][2048] == 15039.0
-
-
-def test_lines_over_context_hold_ours_theirs_and_what_the_bytes_take(rows):
-    found = {line.name: dict(line.points) for line in series.over_context(rows)}
-    assert found[series.OURS][8192] == 16.562
-    assert found["vLLM kernel_unified_attention"][32768] == 167.0
-    read = next(row.record.yardstick_rate for row in rows if row.record.yardstick == "read")
-    assert found[series.LEAST][8192] == pytest.approx((2 * 8192 * 8 * 128 * 2 + 2 * 32 * 128 * 2) / read * 1e6)
-
-
-def test_one_point_is_no_line_and_no_chart(rows, tmp_path):
-    few = tmp_path / "few.jsonl"
-    few.write_text("\n".join(row.record.line() for row in rows if row.case.name in {"decode bs1 8k", "gather 262k"}))
-    files = plots.render(few)
-    assert sorted(path.name for path in files) == ["bandwidth.svg", "few.md", "ratio.svg"]
-    assert files[few.with_suffix(".md")].count("Too few records to draw it.") == 2
 
 
 def test_every_picture_of_the_page_is_written_and_none_more(rendered):
