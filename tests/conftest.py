@@ -15,7 +15,7 @@ from hilgate import pytest_plugin
 
 GPU_NODES = ("/dev/kfd", "/dev/nvidiactl")
 HERE = Path(__file__).parent
-INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "test_tiny.py")
+INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "vllm_kernels", HERE / "test_tiny.py")
 COMPILING = HERE / "audit"
 AS_IF_ON_A_GPU = HERE / "mamba"
 MACHINE_CODE = (HERE / "amdgcn/compiled", HERE / "mamba/compiled")

@@ -49,6 +49,7 @@ NO_COVER = {
     "tests/benchmarks": "the same kernels, in shapes of measurements",
     "tests/families": "starts an engine; the pocket hybrid's prompt is tests/models/test_machine_code.py",
     "tests/mamba": "vLLM's kernels; run by hand, gfx942: 96 of 113 agree",
+    "tests/vllm_kernels": "vLLM's kernels; area vllm runs them so",
     "tests/models": "starts an engine; the pocket hybrid's prompt is tests/models/test_machine_code.py",
 }
 """Folder of device tests that area cover leaves out -> why."""
