@@ -4,7 +4,7 @@
 import sys
 from pathlib import Path
 
-from hileval.gates.analysis import compare
+from hileval.gates.compare import compare
 
 before, after = (Path(argument) for argument in sys.argv[1:])
 check, flips = compare(before, after, "strict", alpha=0.01, margin=0.05)  # a pass excludes a drop of 5 points

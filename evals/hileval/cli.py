@@ -8,16 +8,14 @@ Its exit status is that of the worst check.
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
+import itertools
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import Field
 from rich.console import Console
 
 from hileval import statistics
@@ -26,12 +24,10 @@ from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, 
 from hileval.ask.recording import JOURNALS, fingerprint, recorded_path
 from hileval.command import stderr
 from hileval.engines import EngineError
-from hileval.gates.analysis import YEAR, alarms, compare, judge_nights, read_findings, read_nights, render
+from hileval.gates.compare import compare
 from hileval.gates.declare import EngineName, Occasion, load_gates
 from hileval.gates.drift import judge_sides, run_drift
-from hileval.gates.foreign import as_yaml, read_foreign
-from hileval.gates.judge import check_backend, diff_answers, judge, side_by_side
-from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
+from hileval.gates.judge import FLIPPED, check_backend, diff_answers, judge, side_by_side
 from hileval.gates.resolve import ResolvedDrift, find_gate, resolve
 from hileval.gates.steps import AREA, area_of
 from hileval.records.baseline import Baseline, make_baseline
@@ -44,7 +40,6 @@ if TYPE_CHECKING:
 
     from hileval.gates.declare import Gate, Gates
     from hileval.gates.resolve import ResolvedGate
-    from hileval.gates.rule import GateRule
 
 
 app = typer.Typer(
@@ -53,6 +48,7 @@ app = typer.Typer(
 console = Console()
 
 COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow", Outcome.DID_NOT_RUN: "yellow"}
+Name = Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")]
 When = Annotated[
     Occasion | None, typer.Option("--when", help="Apply the rule of this occasion (default: that of the current plan).")
 ]
@@ -66,47 +62,9 @@ Of = Annotated[
 Out = Annotated[Path, typer.Option(envvar="HILGATE_OUT", help="Folder for findings.jsonl and samples.jsonl.")]
 
 
-@app.command("gates")
-def list_gates() -> None:
-    """List the declared gates."""
-    for name, gate in load_gates().gates.items():
-        attention = f", attention by {gate.attention_backend}" if gate.attention_backend else ""
-        where = f" on {', '.join(gate.arch)}" if gate.arch else ""
-        floor = "no floor" if gate.floor is None else f"floor {gate.floor:.0%}"
-        typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}{where}, {floor}")
-    for name, drift in load_gates().drifts.items():
-        second = f" and {drift.second}" if drift.second else ""
-        typer.echo(f"{name}: drift of {drift.of}\n  beside {drift.peer}{second}, no baseline")
-
-
-@app.command("steps")
-def print_steps(
-    write: Annotated[
-        bool, typer.Option("--write", help="Write ci/areas/accuracy.yaml instead of printing it.")
-    ] = False,
-) -> None:
-    """Print the steps that plan the gates, as ci/areas/accuracy.yaml has them."""
-    text = area_of(load_gates())
-    if write:
-        AREA.write_text(text, encoding="utf-8")
-    typer.echo(str(AREA) if write else text, nl=write)
-
-
-@app.command("import")
-def import_config(
-    files: Annotated[list[Path], typer.Argument(help="Accuracy configurations of vLLM, in either of its formats.")],
-    gpus: Annotated[int, typer.Option(min=1, help="Tensor-parallel size for files that name none.")] = 1,
-) -> None:
-    """Print accuracy configurations of vLLM as entries of gates.yaml."""
-    for file in files:
-        typer.echo(as_yaml(*read_foreign(file, gpus)), nl=False)
-
-
 @app.command("gate")
 def run_gate(
-    name: Annotated[
-        str, typer.Argument(help="Gate of evals/gates.yaml, or the file of an accuracy configuration of vLLM.")
-    ],
+    name: Name,
     when: When = None,
     limit: Limit = None,
     of: Of = 1,
@@ -114,15 +72,36 @@ def run_gate(
         EngineName | None,
         typer.Option(help="Use another engine than the declared one. The result is then never a pass."),
     ] = None,
+    judge_only: Annotated[
+        bool,
+        typer.Option("--judge-only", help="Judge the answers in the folder again. Starts no engine, writes nothing."),
+    ] = False,
     out: Out = Path("results/evals"),
 ) -> None:
     """Run a gate and judge it against its baseline."""
     gate = resolve(name, load_gates(), when=when, of=of, engine=engine)
     if isinstance(gate, ResolvedDrift):
         refuse_options(gate, when, limit, engine)
-    with findings(gate.name, out):
-        checks = run_drift(gate, out) if isinstance(gate, ResolvedDrift) else run_answers(gate, limit, out)
-    report(checks, out)
+    if judge_only:
+        checks = judge_stored(gate, out, limit)
+    else:
+        with findings(gate.name, out):
+            checks = run_drift(gate, out) if isinstance(gate, ResolvedDrift) else run_answers(gate, limit, out)
+        Check.write_all(out, checks)
+    show(checks, out)
+    raise typer.Exit(exit_status(checks))
+
+
+def judge_stored(gate: ResolvedGate | ResolvedDrift, folder: Path, limit: int | None) -> list[Check]:
+    """The checks of a gate from the answers that it left in a folder.
+
+    Raises:
+        RecordsError: They are missing, damaged or another gate's.
+    """
+    if isinstance(gate, ResolvedDrift):
+        return judge_sides(gate, folder)
+    asked, served = read_evaluation(folder, gate, limit)
+    return judge(gate, asked, served)
 
 
 def refuse_options(gate: ResolvedDrift, *options: object) -> None:
@@ -168,42 +147,6 @@ def run_answers(gate: ResolvedGate, limit: int | None, out: Path) -> list[Check]
     return checks
 
 
-@app.command("judge")
-def judge_again(
-    name: Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")],
-    folder: Annotated[Path, typer.Argument(help="Folder that `gate` wrote.")],
-    when: When = None,
-    limit: Limit = None,
-    of: Of = 1,
-) -> None:
-    """Judge the stored answers of a gate again. Starts no engine and writes nothing."""
-    gate = resolve(name, load_gates(), when=when, of=of)
-    if isinstance(gate, ResolvedDrift):
-        refuse_options(gate, when, limit)
-        checks = judge_sides(gate, folder)
-    else:
-        asked, served = read_evaluation(folder, gate, limit)
-        checks = judge(gate, asked, served)
-    show(checks, folder)
-    raise typer.Exit(exit_status(checks))
-
-
-@app.command("trend")
-def trend(
-    history: Annotated[
-        Path, typer.Option(envvar="HILGATE_HISTORY", help="Folder of judged builds (`hilgate history add`).")
-    ] = Path("results/history"),
-    out: Out = Path("results/evals"),
-) -> None:
-    """Report models that got worse from night to night.
-
-    Each night may lose too little to fail a gate; the stored nights together show it.
-    """
-    with findings("trend", out):
-        checks = judge_nights(read_nights(history))
-    report(checks, out)
-
-
 @app.command("compare")
 def compare_runs(
     before: Annotated[
@@ -227,36 +170,6 @@ def compare_runs(
     raise typer.Exit(exit_status([check]))
 
 
-@app.command("view")
-def view(
-    run: Annotated[
-        Path,
-        typer.Argument(help="Folder that `gate` wrote, or stored answers (samples.jsonl of a gate or of lm-eval)."),
-    ],
-    against: Annotated[
-        Path | None,
-        typer.Option(help="Baseline (.json) or another run to compare with (default: the baseline of the gate)."),
-    ] = None,
-    which: Annotated[
-        Filter | None, typer.Option("--filter", help="Score to show (default: the score of the gate).")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Page to write.")] = Path("results/evals/view.html"),
-) -> None:
-    """Write a page with the answers of a run.
-
-    It is one static file with every question, its answer, and what changed against the baseline.
-    """
-    checks = read_findings(run) if run.is_dir() else []
-    name = checks[0].id.partition("/")[0] if checks else ""
-    gate = load_gates().gates.get(name)
-    if against is None and gate is not None and gate.path(gate.baseline).is_file():
-        against = gate.path(gate.baseline)
-    page = render(run, against, which or (gate.filter if gate else "flexible"))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
-    typer.echo(str(out))
-
-
 @contextlib.contextmanager
 def findings(name: str, out: Path) -> Iterator[None]:
     """A folder for what a gate says and nothing else: an error leaves a finding, and what another gate left goes."""
@@ -268,13 +181,6 @@ def findings(name: str, out: Path) -> Iterator[None]:
         stopped = did_not_run(name, error)
         Check.write_all(out, [stopped])
         raise
-
-
-def report(checks: Sequence[Check], out: Path) -> NoReturn:
-    """Write and print the checks of a gate, and exit as they say."""
-    Check.write_all(out, checks)
-    show(checks, out)
-    raise typer.Exit(exit_status(checks))
 
 
 class ProgressPrinter:
@@ -323,12 +229,6 @@ def show(checks: Sequence[Check], out: Path) -> None:
     console.print(", ".join(map(str, written)) or f"nothing in {out}", highlight=False, soft_wrap=True)
 
 
-baseline_app = typer.Typer(
-    no_args_is_help=True,
-    help="Record, show and accept baselines.",
-    rich_markup_mode=None,
-)
-app.add_typer(baseline_app, name="baseline")
 Trusted = Annotated[
     str,
     typer.Option(
@@ -336,10 +236,9 @@ Trusted = Annotated[
     ),
 ]
 Alternative = Annotated[EngineName | None, typer.Option("--engine", help="Engine for models that vLLM cannot serve.")]
-Name = Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")]
 
 
-@baseline_app.command("record")
+@app.command("record")
 def record(
     name: Name,
     reason: Annotated[str, typer.Option(help="Why the baseline is recorded. Reviewers read it there.")],
@@ -353,12 +252,9 @@ def record(
     """Ask all questions of a gate K times on a trusted attention backend, and write a proposal.
 
     Each run has its own process, order and batches: K runs of one process would only repeat one run. Finished runs and
-    answers are kept, so the same command continues after a crash. Where the weights are drawn, the answer key is made
-    first, on the same attention backend.
+    answers are kept, so the same command continues after a crash.
     """
     gate = find_gate(name, load_gates())
-    if gate.weights == "drawn":
-        part("the key", "key", name, "--attention-backend", attention_backend)
     if second is not None and runs < 2:
         raise MisuseError("--second is the last of several runs", where=name, remedy="record at least two")
     recorded = []
@@ -366,7 +262,7 @@ def record(
         backend = second if second is not None and number == runs - 1 else attention_backend
         options = [] if engine is None else ["--engine", engine]
         words = ("run", name, "--number", str(number), "--attention-backend", backend, *options)
-        part(f"run {number + 1} of {runs}", *words)
+        in_its_own_process(f"run {number + 1} of {runs}", *words)
         recorded.append(RecordedRuns.model_validate_json(recorded_path(name, number).read_bytes()))
         share = f"{recorded[-1].run.correct(gate.filter)}/{len(recorded[-1].run.samples)}"
         typer.echo(f"run {number + 1} of {runs}: {share} right on {recorded[-1].setting.attention_backend}", err=True)
@@ -384,79 +280,80 @@ def record(
     baseline.write(path)
     for number in range(runs):
         recorded_path(name, number).unlink()
-    typer.echo(
-        f"{path}\n{summary(baseline, gate)}\nlook at it (baseline show {name}), then: baseline accept {name} --by NAME"
-    )
+    typer.echo(str(path))
+    show_proposal(name, gate, baseline)
+    typer.echo(f"review it, then: hileval accept {name} --by NAME")
 
 
-def part(what: str, command: str, name: str, *options: str) -> None:
-    """Have a part of a recording done in a process of its own (`python -m hileval.ask`).
+def in_its_own_process(what: str, *words: str) -> None:
+    """Have a run of a baseline made by `python -m hileval.ask`.
 
     Raises:
-        EngineError: It ended without its answer.
+        EngineError: It ended without its answers.
     """
-    words = [sys.executable, "-m", "hileval.ask", command, name, *options]
-    if status := subprocess.run(words, check=False).returncode:
+    if status := subprocess.run([sys.executable, "-m", "hileval.ask", *words], check=False).returncode:
         raise EngineError(
             f"{what} ended with status {status}",
-            where=name,
+            where=words[1],
             remedy="read what it says above, then repeat the command: what is finished is kept",
         )
 
 
-@baseline_app.command("accept")
+@app.command("accept")
 def accept(
-    name: Name, by: Annotated[str, typer.Option(help="Person who reviewed the proposal and answers for it.")]
+    name: Name,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Person who reviewed the proposal and answers for it (default: show it and change nothing)."),
+    ] = None,
 ) -> None:
-    """Accept the proposal as the baseline."""
+    """Show what the proposal of `record` changes, and with --by accept it as the baseline."""
     gate = find_gate(name, load_gates())
-    if not by.strip():
+    if by is not None and not by.strip():
         raise MisuseError("--by is empty", where=name, remedy="name a person or a team that can be asked")
-    path = proposal_path(gate)
-    accepted = Baseline.read(path).model_copy(update={"accepted_by": by.strip()})
-    accepted.write(gate.path(gate.baseline))
-    path.unlink()
-    typer.echo(f"{gate.path(gate.baseline)}\n{summary(accepted, gate)}")
-
-
-@baseline_app.command("show")
-def show_baseline(name: Name) -> None:
-    """Show the baseline of a gate, and what its proposal changes if there is one."""
-    gate = find_gate(name, load_gates())
-    path, proposal = gate.path(gate.baseline), proposal_path(gate)
-    if proposal.is_file() and not path.exists():
-        typer.echo(f"no baseline yet; proposed  {summary(Baseline.read(proposal), gate)}")
+    proposal = Baseline.read(proposal_path(gate))
+    show_proposal(name, gate, proposal)
+    if by is None:
+        typer.echo(f"nothing is accepted yet: hileval accept {name} --by NAME")
         return
-    baseline = Baseline.read(path)
-    where = baseline.environment
-    typer.echo(summary(baseline, gate))
-    typer.echo(f"recorded {baseline.recorded}: {baseline.reason}; accepted by {baseline.accepted_by}")
-    typer.echo(f"on {baseline.setting.engine}, {baseline.setting.attention_backend}, {where.device}")
-    for field, value in baseline.identity.model_dump().items():
-        typer.echo(f"  {field:<14} {value!s:.64}")
-    if proposal.is_file():
-        show_proposal(name, gate, baseline, Baseline.read(proposal))
+    path = gate.path(gate.baseline)
+    proposal.model_copy(update={"accepted_by": by.strip()}).write(path)
+    proposal_path(gate).unlink()
+    typer.echo(f"accepted: {path}")
 
 
-def show_proposal(name: str, gate: Gate, now: Baseline, proposed: Baseline) -> None:
-    """Print what a proposal changes: identity, setting, exact match and single questions."""
+def show_proposal(name: str, gate: Gate, proposed: Baseline) -> None:
+    """Print a proposal, and what it changes: identity, setting, exact match and single questions.
+
+    Raises:
+        RecordsError: It shares no question with the baseline.
+    """
+    setting, where = proposed.setting, proposed.environment
+    typer.echo(f"proposed  {summary(proposed, gate)}")
+    typer.echo(f"recorded {proposed.recorded} on {setting.engine}, {setting.attention_backend}, {where.device}")
+    typer.echo(f"reason: {proposed.reason}")
+    path = gate.path(gate.baseline)
+    if not path.exists():
+        typer.echo("no baseline yet")
+        return
+    now = Baseline.read(path)
+    typer.echo(f"now       {summary(now, gate)}\nrecorded {now.recorded}; accepted by {now.accepted_by}")
     for line in proposed.identity.differences(now.identity):
         typer.echo(f"identity: {line}")
-    for line in proposed.setting.differences(now.setting):
+    for line in setting.differences(now.setting):
         typer.echo(f"setting: {line}")
-    typer.echo(f"now       {summary(now, gate)}\nproposed  {summary(proposed, gate)}")
-    hashes = {question.doc_hash: question for question in now.questions}
-    both = [question.doc_hash for question in proposed.questions if question.doc_hash in hashes]
+    stored = {question.doc_hash: question for question in now.questions}
+    both = [question.doc_hash for question in proposed.questions if question.doc_hash in stored]
     if not both:
         raise RecordsError("the two share no question", where=name, remedy="they are of different tasks")
     if len(both) < max(now.n, proposed.n):
         typer.echo(f"{len(both)} questions are in both")
     before, after = now.outcomes(gate.filter, both), proposed.outcomes(gate.filter, both)
-    changed = abs(after.mean(axis=0) - before.mean(axis=0)) >= 0.5
-    typer.echo(f"{int(changed.sum())} questions flip; p of no drop {statistics.drop_p(before, after):.3g}")
-    for one in (h for h, flipped in zip(both, changed, strict=True) if flipped):
-        old = hashes[one]
-        typer.echo(f"  question {old.doc_id}: was {getattr(old, gate.filter)}")
+    flipped = abs(after.mean(axis=0) - before.mean(axis=0)) >= FLIPPED
+    typer.echo(f"{int(flipped.sum())} questions flip; p of no drop {statistics.drop_p(before, after):.3g}")
+    for doc_hash in itertools.compress(both, flipped):
+        question = stored[doc_hash]
+        typer.echo(f"  question {question.doc_id}: was {getattr(question, gate.filter)}")
 
 
 def proposal_path(gate: Gate) -> Path:
@@ -475,184 +372,49 @@ def summary(baseline: Baseline, gate: Gate) -> str:
     return f"{right.mean():.2%} [{low:.2%}, {high:.2%}] in {runs}"
 
 
-DROPS = (0.0, 0.02, 0.03, 0.05, 0.10)
-GSM8K_QUESTIONS = 1319
-"""Of the test set, for models without a baseline of their own."""
-
-
-class PowerRow(Power):
-    """One rule under one true drop."""
-
-    gate: str
-    rule: str
-    noise: Noise
-    baseline_runs: int
-    gates: int
-    """How many decide together."""
-    drop: float
-    replays: int
-    smallest_drop: float = Field(ge=0)
-    """That one look at all questions of the rule fails 9 times in 10 (`power.smallest_drop`)."""
-
-
-@app.command("power")
-def print_power(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[GATE]...", help="Gates to simulate (default: all).")
-    ] = None,
-    replays: Annotated[int, typer.Option(min=10, help="Number of simulated merges behind each number.")] = 1000,
-    d: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=0.5, help="Share of questions that runs answer differently (default: d of the baseline)."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 1,
-    of: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of gates that share alpha (default: as in CI, the gates of models from a hub)."
-        ),
-    ] = None,
-    stress: Annotated[
-        bool,
-        typer.Option(help="Also simulate stored runs that share their noise, and answers that change from run to run."),
+@app.command("steps")
+def list_steps(
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the steps of the gates to ci/areas/accuracy.yaml as well.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Show how often each rule notices a drop, by simulation.
-
-    Prints how many merges a rule fails, passes or leaves undecided, and how many answers it needs.
-    """
+    """List the gates: who serves them where, and the smallest drop that each can see."""
     declared = load_gates()
-    rows: list[PowerRow] = []
-    if stress:
-        rows = [row for when in get_args(Occasion) for row in stress_rows(when, declared.rules[when], replays, seed)]
-    for name in () if stress else names or declared.gates:
-        rows += power_of_gate(name, declared, named=bool(names), d=d, replays=replays, seed=seed, of=of)
-    if as_json:
-        typer.echo(json.dumps([row.model_dump() for row in rows], indent=1))
-        return
-    heads: set[str] = set()
-    for row in rows:
-        noise = row.noise
-        head = f"{row.gate}, {row.rule}: accuracy {noise.accuracy:.1%}, K = {row.baseline_runs}, 1 of {row.gates}" + (
-            "" if stress else f", d {noise.d:.1%}; one look sees {100 * row.smallest_drop:.1f} points"
-        )
-        if head not in heads:
-            heads.add(head)
-            typer.echo(f"{head}\n     d   rho  churn  true drop    fail    pass  undecided  answers")
-        typer.echo(
-            f"{noise.d:>6.1%}{noise.rho:>6.1f}{noise.churn:>7.1%}{row.drop:>11.0%}{row.failed:>8.1%}"
-            f"{row.passed:>8.1%}{row.undecided:>11.1%}{row.questions:>9.0f}"
-        )
-    if stress:
-        print_trend(replays, seed)
+    for name, gate in declared.gates.items():
+        attention = f", attention by {gate.attention_backend}" if gate.attention_backend else ""
+        where = f" on {', '.join(gate.arch)}" if gate.arch else ""
+        floor = "no floor" if gate.floor is None else f"floor {gate.floor:.0%}"
+        typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}{where}, {floor}")
+        typer.echo(f"  {sight(gate, declared)}")
+    for name, drift in declared.drifts.items():
+        second = f" and {drift.second}" if drift.second else ""
+        typer.echo(f"{name}: drift of {drift.of}\n  beside {drift.peer}{second}, no baseline")
+    if write:
+        AREA.write_text(area_of(declared), encoding="utf-8")
+        typer.echo(str(AREA))
 
 
-def power_of_gate(
-    name: str, declared: Gates, *, named: bool, d: float | None, replays: int, seed: int, of: int | None
-) -> list[PowerRow]:
-    """The rows of one gate, and on stderr what could not be said; one without a baseline stops it only if `named`."""
-    gate = find_gate(name, declared)
-    rows: list[PowerRow] = []
+SEEN = 0.9
+"""How often one look shall fail the drop that `steps` names."""
+ASSUMED_D, GSM8K_QUESTIONS = 0.02, 1319
+"""Noise and size of a gate that has no baseline yet."""
+
+
+def sight(gate: Gate, declared: Gates) -> str:
+    """The drop that each rule of a gate fails nine times in ten, by one look at all of its questions."""
+    path = gate.path(gate.baseline)
+    baseline = Baseline.read(path) if path.exists() else None
+    d = None if baseline is None else baseline.d(gate.filter)
+    noise = ASSUMED_D if d is None else d
+    n = GSM8K_QUESTIONS if baseline is None else baseline.n
+    sharing = declared.deciding_together if gate.weights == "hub" else 1
+    found = []
     for when in gate.rules:
-        if not named and d is None and not gate.path(gate.baseline).exists():
-            typer.echo(f"{name}, {when}: no baseline says how noisy it is; name a --d to assume", err=True)
-            continue
-        found = power_of_rule(name, gate, when, declared, d=d, replays=replays, seed=seed, of=of)
-        if not found:
-            typer.echo(f"{name}, {when}: no baseline, published figure or floor to start from", err=True)
-        if found and d is not None and found[0].noise.d < d:
-            most = found[0].noise
-            typer.echo(
-                f"{name}, {when}: d {d:.1%} cannot be at an accuracy of {most.accuracy:.1%}; {most.d:.1%} is used",
-                err=True,
-            )
-        rows += found
-    return rows
-
-
-def print_trend(replays: int, seed: int) -> None:
-    """How often a trend of nights of all questions alarms: of an unchanged model, and of half a point less a night."""
-    typer.echo(
-        "trend: alarms in a year unchanged; after 30 nights, in 10 of -0.5 points, in 20, in 10 of -1, in 10 of -0.5 "
-        "more each; in 30 nights after a change of rounding of 0.5, 1 and 3 % lost and gained"
-    )
-    replayed = functools.partial(alarms, n=GSM8K_QUESTIONS, replays=replays, seed=seed)
-    for d in (0.005, 0.01, 0.02, 0.04, 0.08):
-        still = replayed(d, good=0, nights=YEAR)
-        low = [replayed(d, shift=0.005, good=30, nights=nights) for nights in (10, 20)]
-        lower = replayed(d, shift=0.01, good=30, nights=10)
-        falling = replayed(d, ramp=0.005, good=30, nights=10)
-        other = [replayed(d, rounding=share, good=30, nights=30) for share in (0.005, 0.01, 0.03)]
-        typer.echo(f"{d:>6.1%}" + "".join(f"{share:>8.1%}" for share in (still, *low, lower, falling, *other)))
-
-
-def stress_rows(when: str, rule: GateRule, replays: int, seed: int) -> list[PowerRow]:
-    """A rule with no drop and with one of its margin, in every cell of `power.STRESS`."""
-    return [
-        _row(rule, GSM8K_QUESTIONS, noise, gate="any model", when=when, drop=drop, runs=5, replays=replays, seed=seed)
-        for noise in STRESS
-        for drop in (0.0, rule.margin)
-    ]
-
-
-def _row(
-    rule: GateRule,
-    n: int,
-    noise: Noise,
-    *,
-    gate: str,
-    when: str,
-    drop: float,
-    runs: int,
-    replays: int,
-    seed: int,
-    of: int = 1,
-) -> PowerRow:
-    last = rule.plan(n)[-1]
-    new_runs = rule.noisy_runs if rule.noisy_d is not None and noise.d > rule.noisy_d else 1
-    power = simulate(rule.shared(of), n, noise, drop=drop, base_runs=runs, replays=replays, seed=seed)
-    return PowerRow(
-        **power.model_dump(),
-        gate=gate,
-        rule=when,
-        noise=noise,
-        baseline_runs=runs,
-        gates=of,
-        drop=drop,
-        replays=replays,
-        smallest_drop=smallest_drop(last, runs, new_runs, noise.d, rule.alpha / of, 0.9),
-    )
-
-
-def power_of_rule(
-    name: str, gate: Gate, when: Occasion, declared: Gates, *, d: float | None, replays: int, seed: int, of: int | None
-) -> list[PowerRow]:
-    """The rows of one gate and rule: from its baseline's own accuracy and noise, else from the published figure.
-
-    No rows where there is neither a baseline nor a figure nor a floor.
-
-    Raises:
-        RecordsError: There is no baseline, and no d was given.
-    """
-    rule = declared.rules[gate.rule_at(when)]
-    try:
-        baseline = Baseline.read(gate.path(gate.baseline))
-    except RecordsError:
-        if d is None:
-            raise
-        known = gate.published[0].value if gate.published else gate.floor
-        if known is None:
-            return []
-        accuracy, noise, runs, n = known, d, rule.baseline_runs, GSM8K_QUESTIONS
-    else:
-        accuracy = min(float(baseline.outcomes(gate.filter).mean()), 1 - 0.5 / baseline.n)
-        noise, runs, n = (baseline.d(gate.filter) or 0.0) if d is None else d, baseline.runs, baseline.n
-    assumed = Noise(accuracy=accuracy, d=min(noise, accuracy, 1 - accuracy), rho=float(gate.deterministic))
-    of = of or (declared.deciding_together if gate.weights == "hub" else 1)
-    return [
-        _row(rule, n, assumed, gate=name, when=when, drop=drop, runs=runs, replays=replays, seed=seed, of=of)
-        for drop in DROPS
-    ]
+        rule = declared.rules[gate.rule_at(when)]
+        stored = rule.baseline_runs if baseline is None else baseline.runs
+        asked = rule.noisy_runs if rule.noisy_d is not None and noise > rule.noisy_d else 1
+        look = rule.plan(n)[-1]
+        drop = statistics.smallest_drop(look, stored, asked, noise, rule.alpha / sharing, SEEN)
+        found.append(f"{100 * drop:.1f} points of {look:,} questions ({when})")
+    assumed = " assumed" if d is None else ""
+    return f"sees a drop of {', '.join(found)}; d {noise:.1%}{assumed}"

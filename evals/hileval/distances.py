@@ -24,10 +24,12 @@ Floor = tuple[float, float, float]
 FLOOR: Floor = (EXACT_KL, EXACT_KL, EXACT_KL)
 SLACKS = (6.0, 6.0, 32.0)
 """Times rounding that a right attention may be off, in median, 90 % and worst. The worst of a thousand places says
-little of the worst of another thousand. `python -m hileval.pocket rounding` measures what these promise."""
+little of the worst of another thousand. docs/reference/drift.md says how often they failed a right attention."""
 
 Row = Mapping[int, float]
 """Log-probability of each of the ASKED likeliest next tokens; vLLM adds the prompt's own token, however unlikely."""
+Rows = list[list[dict[int, float]]]
+"""Such rows of each sequence, one for each of its places."""
 
 LEFT = 1e-6
 """What a row may be off in float32 where its probabilities are added up."""

@@ -2,7 +2,7 @@
 """Statistics of accuracy gates: exact paired test, sequential looks at one level, confidence bounds of a drop. Pure.
 
 Outcomes are arrays `[runs, questions]` of bool: the same prompts in the same order, True for a right answer. `rule.py`
-turns these numbers into a decision; what a rule can see is in `power.py`.
+turns these numbers into a decision; `smallest_drop` says what one look can see.
 
 Sequential looks. Looking again and again at level alpha gives false alarms more often than alpha. Dividing alpha by the
 number of looks keeps the level but wastes most of it, because the looks share their questions. Here the whole level is
@@ -383,3 +383,20 @@ def _at_most(delta: float, room: Pmf, weights: Pmf, unit: int, questions: int) -
     whole = np.floor(room / unit + EDGE)
     chances = binom.cdf(whole, questions, delta) if delta >= 0 else binom.sf(-whole - 1, questions, -delta)
     return float(weights @ chances)
+
+
+def smallest_drop(n: int, base_runs: int, new_runs: int, d: float, alpha: float, power: float) -> float:
+    """Drop, as a share, that one look fails with probability `power`.
+
+    delta = (z(1 - alpha) + z(power)) sqrt((v0 + delta / M) / n) with v0 = (d / 2) (1 / K + 1 / M): the difference of
+    the means has variance v0 per question where nothing changed, and a lost question adds its own (Connor 1987 for
+    K = M = 1). The exact test asks for less, except where d is so small that one flip decides: no drop is smaller than
+    ceil(log(alpha) / log(K-to-1 odds)) losses.
+    """
+    v0 = d / 2 * (1 / base_runs + 1 / new_runs)
+    z = float(norm.ppf(1 - alpha) + norm.ppf(power))
+    delta = 1.0
+    for _ in range(200):
+        delta = z * math.sqrt((v0 + delta / new_runs) / n)
+    odds = math.comb(base_runs + new_runs, new_runs)
+    return max(delta, math.ceil(-math.log(alpha) / math.log(odds)) / n)

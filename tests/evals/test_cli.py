@@ -64,7 +64,7 @@ def planted(monkeypatch, plant, tmp_path):
 def test_every_end_has_its_status_of_the_table(run, monkeypatch, error, status, words):
     """Python's own status of an exception is 1, which the table calls fail."""
     monkeypatch.setattr(cli, "load_gates", mock.Mock(side_effect=error))
-    code, output, _ = run("gates")
+    code, output, _ = run("steps")
     assert code == status
     assert words in output.err
 
@@ -123,15 +123,18 @@ def test_a_dead_engine_leaves_a_finding_and_no_traceback(run, planted, monkeypat
     [
         (("gate", "poket-hybrid"), 2, "did you mean 'pocket-hybrid'?"),
         (("gate", "pocket-hybrid", "--engine", "sglang"), 2, "sglang"),
-        (("baseline", "record", "pocket-hybrid"), 2, "--"),
-        (("gates",), 0, "pocket-hybrid"),
-        (("power", "nemotron-parse", "--d", "0.02"), 0, "nemotron-parse, release: no baseline, published figure or"),
+        (("gate", "pocket-hybrid", "--judge-only"), 3, "samples.jsonl"),
+        (("record", "pocket-hybrid"), 2, "--"),
+        (("accept", "pocket-hybrid", "--by", " "), 2, "--by is empty"),
+        (("accept", "pocket-hybrid"), 3, "pocket-hybrid.proposed.json"),
+        (("accept", "pocket-hybrid-drift"), 2, "is a drift gate"),
+        (("steps",), 0, "pocket-hybrid"),
     ],
 )
 def test_what_needs_no_engine(run, arguments, code, printed):
     got, output, findings = run(*arguments)
     assert (got, findings) == (code, [])
-    assert printed in (output.out if arguments == ("gates",) else output.err)
+    assert printed in (output.out if arguments == ("steps",) else output.err)
 
 
 def use_gate(monkeypatch, **changes):
@@ -172,7 +175,7 @@ def test_runs_of_a_baseline_have_a_process_order_and_size_each_and_resume(monkey
     monkeypatch.setattr(recording, "check_backend", lambda *_: served)
     monkeypatch.setattr(recording, "environment", lambda: plant.baseline([True]).environment)
     monkeypatch.setattr(cli.subprocess, "run", process)
-    command = ("baseline", "record", "pocket-hybrid", "--reason", "x", "--second", "TRITON_ATTN")
+    command = ("record", "pocket-hybrid", "--reason", "x", "--second", "TRITON_ATTN")
     code, output, _ = run(*command)
     assert code == 4
     assert "run 2 of 5 ended with status 1" in output.err
@@ -189,18 +192,24 @@ def test_runs_of_a_baseline_have_a_process_order_and_size_each_and_resume(monkey
     assert not list(tmp_path.glob("*run-*"))
 
 
-def test_a_baseline_is_shown_with_what_its_proposal_changes(run, monkeypatch, plant, tmp_path):
-    use_gate(monkeypatch, baseline=str(tmp_path / "made.json"))
-    plant.baseline([i != 3 for i in range(200)]).write(tmp_path / "made.proposed.json")
-    _, output, _ = run("baseline", "show", "pocket-hybrid")
-    assert output.out.startswith("no baseline yet; proposed  99.50% [")
-    plant.baseline([True] * 200).write(tmp_path / "made.json")
-    _, output, _ = run("baseline", "show", "pocket-hybrid")
+def test_accept_shows_what_a_proposal_changes_and_takes_it_with_a_name(run, monkeypatch, plant, tmp_path):
+    stored, proposed = tmp_path / "made.json", tmp_path / "made.proposed.json"
+    use_gate(monkeypatch, baseline=str(stored))
+    plant.baseline([i != 3 for i in range(200)]).write(proposed)
+    code, output, _ = run("accept", "pocket-hybrid")
+    assert (code, stored.exists()) == (0, False)
+    assert output.out.startswith("proposed  99.50% [")
+    assert "no baseline yet" in output.out
+    plant.baseline([True] * 200).write(stored)
+    _, output, _ = run("accept", "pocket-hybrid")
     assert "accepted by a planter" in output.out
     assert "1 questions flip" in output.out
-    assert output.out.endswith("question 3: was 11111\n")
-    (tmp_path / "made.proposed.json").unlink()
-    assert "flip" not in run("baseline", "show", "pocket-hybrid")[1].out
+    assert "  question 3: was 11111\n" in output.out
+    assert output.out.endswith("nothing is accepted yet: hileval accept pocket-hybrid --by NAME\n")
+    code, output, _ = run("accept", "pocket-hybrid", "--by", "a reviewer")
+    assert (code, proposed.exists()) == (0, False)
+    accepted = cli.Baseline.read(stored)
+    assert (accepted.accepted_by, accepted.questions[3].strict) == ("a reviewer", "00000")
 
 
 def test_a_missing_baseline_is_a_record_error(run, monkeypatch, tmp_path):
@@ -219,14 +228,23 @@ def test_missing_weights_cannot_run_here(run, monkeypatch, plant, tmp_path):
     assert findings[0].outcome is Outcome.DID_NOT_RUN
 
 
-def test_drift_gates_are_listed_and_their_names_are_offered(run):
-    _, output, _ = run("gates")
-    assert "pocket-hybrid-drift: drift of pocket-hybrid\n  beside vllm, no baseline" in output.out
-    assert "beside ROCM_ATTN and TRITON_ATTN" in output.out
+def test_names_of_drift_gates_are_offered(run):
     code, output, _ = run("gate", "pocket-hybrid-drif")
     assert (code, "did you mean 'pocket-hybrid-drift'?" in output.err) == (2, True)
-    code, output, _ = run("power", "pocket-hybrid-drift")
-    assert (code, "is a drift gate" in output.err) == (2, True)
+
+
+def test_stored_answers_are_judged_again_without_an_engine(run, planted, plant, monkeypatch, tmp_path):
+    """The same checks as the run gave; nothing is asked, and the folder stays as it is."""
+    planted([i >= 9 for i in range(200)])
+    code, _, findings = run("gate", "pocket-hybrid", "--when", "release")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    asked = plant.asked(plant.baseline([True] * 200), plant.run([i >= 9 for i in range(200)]))
+    monkeypatch.setattr(cli, "read_evaluation", lambda *_: (asked, findings[0]))
+    monkeypatch.setattr(cli, "ask_until_decided", mock.Mock(side_effect=AssertionError))
+    again, output, _ = run("gate", "pocket-hybrid", "--when", "release", "--judge-only")
+    assert again == code == 1
+    assert all(check.message.splitlines()[0] in output.out for check in findings)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
 
 
 @pytest.mark.parametrize("option", [("--when", "release"), ("--limit", "5"), ("--engine", "transformers")])
@@ -242,12 +260,3 @@ def test_findings_of_a_drift_gate_do_not_lie_beside_answers_of_another(run, monk
     assert [check.id for check in findings] == ["g/reading"]
     assert not (tmp_path / "samples.jsonl").exists()
     assert output.out.endswith(f"{tmp_path}/findings.jsonl\n")
-
-
-def test_power_of_every_gate_goes_on_past_one_without_a_baseline(run):
-    code, output, _ = run("power", "--replays", "10")
-    assert code == 0
-    assert "granite-4.0-h-small, pre-merge: no baseline says how noisy it is; name a --d to assume" in output.err
-    assert output.out.count("pocket-window, ") == 2
-    code, output, _ = run("power", "granite-4.0-h-small", "--replays", "10")
-    assert (code, "no baseline" in output.err) == (3, True)

@@ -9,10 +9,11 @@ from typing import Annotated, cast
 import typer
 
 from hileval.ask.recording import record_run
-from hileval.ask.sides import Side, SideName, ask_side
+from hileval.ask.sides import ask_side
 from hileval.command import run
 from hileval.gates.declare import EngineName, load_gates
 from hileval.gates.resolve import resolve_drift, without_baseline
+from hileval.records.sides import Side, SideName
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")]
@@ -29,15 +30,6 @@ def one_run(
     """Make one run of a baseline."""
     gate = without_baseline(name, load_gates(), engine)
     record_run(gate.using(attention_backend=None if gate.engine == "transformers" else attention_backend), number)
-
-
-@app.command("key")
-def make_key(name: Name, attention_backend: Backend = "vllm") -> None:
-    """Record the answer key of a gate with random weights."""
-    from hileval.ask.drawn import write_key
-
-    gate = without_baseline(name, load_gates()).using(attention_backend=attention_backend)
-    typer.echo(f"key of {write_key(gate)} questions", err=True)
 
 
 @app.command("side")

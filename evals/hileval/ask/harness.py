@@ -108,12 +108,12 @@ def _sha(text: str) -> str:
 
 
 def documents_of(gate: ResolvedGate) -> Any:
-    """The rows of the task's own test set, in their order, of drawn weights too.
+    """The rows of the task's own test set, in their order.
 
     Raises:
         TaskError: The task or its data cannot be read.
     """
-    return _load(dataclasses.replace(gate, keyed=False).questions).eval_docs
+    return _load(gate.questions).eval_docs
 
 
 def _load(config: dict[str, Any]) -> Any:

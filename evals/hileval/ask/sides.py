@@ -3,74 +3,25 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from hileval.ask.drawn import write_tokenizer
-from hileval.engines import Rows
 from hileval.gates.judge import check_backend
+from hileval.records.sides import Side
 from hilgate.errors import RecordsError
-from hilgate.model import StrictModel
-from hilgate.model.record import Check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from hileval.distances import Rows
     from hileval.gates.declare import DriftGate, EngineName
     from hileval.gates.resolve import ResolvedDrift, ResolvedGate
+    from hileval.records.sides import SideName
 
 BLOCK = 16
 """Tokens that the positive control replaces."""
 KEPT = 512
 """Last places of a long sequence that are compared: the contexts are longest there. Short sequences hold the others."""
-SideName = Literal["ours", "peer", "second"]
-
-
-class Side(StrictModel):
-    """What one engine said."""
-
-    name: str
-    """Engine and version."""
-    served: Check | None
-    read: Rows
-    """After each token of each sequence but the first."""
-    asked: list[list[int]]
-    """Prompts of the sequences: the token ids that each begins with."""
-    written: list[list[int]]
-    """Token ids that the engine generated after each prompt."""
-    wrote: Rows
-    """Distributions from which the generated tokens were drawn."""
-    read_again: dict[SideName, Rows] = Field(default_factory=dict)
-    """Of the peer: the places of what each side wrote, itself included, where it is given all tokens at once."""
-    read_alone: Rows = Field(default_factory=list)
-    """Of the peer: `read` again with each sequence alone, so that matrix products have another shape."""
-    changed: Rows = Field(default_factory=list)
-    """Of the peer: `read` again after one block of each sequence was replaced."""
-
-    def pack(self, file: Path) -> None:
-        """Write it, packed."""
-        file.write_bytes(gzip.compress(self.model_dump_json().encode(), mtime=0))
-
-    @classmethod
-    def unpack(cls, file: Path) -> Side:
-        """Read it.
-
-        Raises:
-            RecordsError: It is missing or not what was written.
-        """
-        try:
-            return cls.model_validate_json(gzip.decompress(file.read_bytes()))
-        except (OSError, EOFError, zlib.error, ValueError) as error:
-            raise RecordsError(
-                f"not the answers of a drift gate: {type(error).__name__}",
-                where=str(file),
-                remedy="name the folder that `gate` wrote",
-            ) from error
 
 
 def sequences_of(gate: ResolvedGate, drift: DriftGate) -> list[list[int]]:
@@ -105,8 +56,6 @@ def _encoder(gate: ResolvedGate) -> Callable[[str], list[int]]:
     has said whether kernels are interpreted.
     """
     folder = gate.folder
-    if gate.declared.weights == "drawn":
-        write_tokenizer(folder)
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 

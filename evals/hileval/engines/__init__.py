@@ -23,8 +23,6 @@ REPORTERS = {"pagedkv": ("pagedkv.vllm_plugin.inspect.WorkerReport", "pagedkv_re
 """What vLLM's workers are extended by, to say who served attention, and the method to call: ours counts calls."""
 REPORTER = ("hileval.engines.worker.EngineWorkerReport", "hileval_report")
 """The same for every other backend: what vLLM itself says, without a package of ours in it."""
-Rows = list[list[dict[int, float]]]
-"""Per sequence and place, the likeliest next tokens with their log-probabilities."""
 SAMPLING_RATE = 16_000
 """Samples of a sound per second."""
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from hileval.distances import ASKED
+from hileval.distances import ASKED, Rows
 from hileval.engines import (
     SAMPLING_RATE,
     Answer,
     EngineError,
     Prompt,
-    Rows,
     as_engine_error,
     require_model_files,
     require_text,
@@ -51,13 +50,12 @@ class TransformersEngine:
 
     auto_class = "AutoModelForCausalLM"
 
-    def __init__(self, model: Path, *, batch: int = 64, temperature: float = 0.0, kv_cache_dtype: str = "auto") -> None:
-        """Load the model in fp32. Answers are greedy, or drawn at a temperature from torch's generator.
+    def __init__(self, model: Path, *, batch: int = 64, kv_cache_dtype: str = "auto") -> None:
+        """Load the model in fp32.
 
         Args:
             model: Its folder.
             batch: Prompts answered at once.
-            temperature: Of drawn answers.
             kv_cache_dtype: vLLM's word for what keys and values are rounded to: `auto` is not at all, `fp8` and
                 `fp8_e4m3` are e4m3fn without a scale.
 
@@ -74,7 +72,6 @@ class TransformersEngine:
             torch.set_num_threads(1)
             self.name = f"transformers {transformers.__version__}"
             self._where, self._batch = str(model), batch
-            self._draw = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
             loader = getattr(transformers, self.auto_class)
             self.model = loader.from_pretrained(model, dtype=torch.float32).eval()
@@ -146,7 +143,7 @@ class TransformersEngine:
                 input_ids=tokens,
                 attention_mask=torch.ones_like(tokens),
                 max_new_tokens=max_tokens,
-                **self._draw,
+                do_sample=False,
                 output_scores=True,
                 return_dict_in_generate=True,
             )

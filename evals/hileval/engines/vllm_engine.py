@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hileval.distances import ASKED
+from hileval.distances import ASKED, Rows
 from hileval.engines import (
     BACKEND,
     REPORTER,
@@ -18,7 +18,6 @@ from hileval.engines import (
     Answer,
     EngineError,
     Prompt,
-    Rows,
     as_engine_error,
     require_model_files,
 )
@@ -51,9 +50,6 @@ class VllmEngine:
         with as_engine_error("starting vLLM", str(model)):
             chosen = self._prepare(attention_backend)
             import vllm
-
-            if arguments.get("load_format") == "drawn":
-                import hileval.engines.worker  # noqa: F401  registers it; the worker is in this process
 
             self.name = f"vllm {vllm.__version__}"
             self._where = str(model)

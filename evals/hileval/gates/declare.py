@@ -97,9 +97,8 @@ class Gate(StrictModel):
     """What reports call it."""
     model: str
     """Folder with weights, config and tokenizer, relative to evals/, or the name of a hub model."""
-    weights: Literal["repository", "hub", "drawn"] = "repository"
-    """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache. Drawn ones
-    come from a seed, and a right answer is what the trusted attention answers in the same job (`hileval.ask.drawn`)."""
+    weights: Literal["repository", "hub"] = "repository"
+    """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache."""
     revision: str = ""
     """Commit of the hub model, of its weights, tokenizer and code; empty is what `main` is today, which is said."""
     kind: Literal["questions", "documents"] = "questions"
@@ -143,7 +142,7 @@ class Gate(StrictModel):
     baseline: str
     """Stored per-question outcomes, relative to evals/."""
     step: GateStep = GateStep()
-    """How it is planned; one with drawn weights is not."""
+    """How it is planned."""
 
     @model_validator(mode="after")
     def _engine_and_backend_agree(self) -> Gate:
@@ -157,10 +156,6 @@ class Gate(StrictModel):
             raise ValueError("floor is required, except for documents on a hub's model of which nothing is published")
         if self.kind == "documents" and (self.protocol == "chat" or self.num_fewshot):
             raise ValueError("documents have no examples and no chat")
-        if self.weights == "drawn" and (self.kind, self.engine) != ("questions", "vllm"):
-            raise ValueError("weights are drawn by vLLM's workers, for questions")
-        if self.weights == "drawn" and self.step != GateStep():
-            raise ValueError("step means nothing where weights are drawn: no step runs such a gate")
         if (size := self.engine_args.get("tensor_parallel_size", 1)) != self.gpus:
             raise ValueError(
                 f"gpus is {self.gpus}, and tensor_parallel_size {size}: a step would get too few or too many"
@@ -201,7 +196,7 @@ class DriftGate(StrictModel):
     vLLM's cannot serve the class; with an FP8 cache its keys and values are rounded to the same codes."""
     second: str | None = Field(default=None, pattern=r"^[A-Z][A-Z0-9_]*$")
     """Another attention of vLLM that is trusted: what it differs from the peer, reading and writing, is rounding as
-    well. In 16 bits a peer that rounds alike in every batch says too little (`python -m hileval.pocket rounding`).
+    well. In 16 bits a peer that rounds alike in every batch says too little (docs/reference/drift.md).
     Served by the peer's own backend it makes the gate inconclusive, so both are best named."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
     """What differs from the other gate's, such as a longer `max_model_len`."""

@@ -15,9 +15,9 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from hileval.ask.sides import Side, SideName
 from hileval.distances import Drift, Floor
 from hileval.engines import EngineError
+from hileval.records.sides import Side
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from hileval.gates.declare import DriftGate
     from hileval.gates.resolve import ResolvedDrift
+    from hileval.records.sides import SideName
     from hilgate.model import Number
 
 

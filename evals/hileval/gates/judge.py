@@ -20,16 +20,12 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hileval import statistics
 from hileval.gates.rule import RuleState, outcomes_of
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from hileval.engines import Engine
     from hileval.gates.declare import Gate
@@ -71,7 +67,7 @@ def judge(
         broken_output,
         _without_baseline(accuracy_id, gate, rule, asked, share)
         if standing is None
-        else _accuracy(accuracy_id, resolved, asked, standing, counted, new[0], changed),
+        else _accuracy(accuracy_id, resolved, asked, standing, counted, changed),
     ]
     if gate.floor is not None:
         checks.append(_floor(f"{name}/floor", gate.floor, share, baseline))
@@ -116,7 +112,6 @@ def _accuracy(
     asked: Evaluation,
     standing: Standing,
     share: statistics.Share,
-    right: statistics.Outcomes,
     changed: tuple[str, ...],
 ) -> Check:
     gate, rule, baseline = resolved.declared, resolved.rule, resolved.baseline
@@ -135,7 +130,6 @@ def _accuracy(
     lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
     labels = {"filter": gate.filter, "state": standing.state.value, "churn": "yes" if churns else "no"}
     labels["baseline"] = f"{baseline.recorded} {baseline.identity.weights[:12]}"
-    labels["right"] = packed(right)
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
     by_line, line_numbers = _by_line(asked.samples)
@@ -170,24 +164,6 @@ def _accuracy(
     }
     numbers |= ({} if d is None else {"d": d}) | line_numbers
     return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=asked.seconds)
-
-
-def packed(right: statistics.Outcomes) -> str:
-    """Which questions were answered right, [questions] in the order of asking: how many, and bits in hexadecimal."""
-    return f"{right.size}:{np.packbits(right).tobytes().hex()}"
-
-
-def unpacked(text: str) -> NDArray[np.bool_]:
-    """What `packed` wrote.
-
-    Raises:
-        ValueError: It is something else.
-    """
-    count, _, bits = text.partition(":")
-    right = np.unpackbits(np.frombuffer(bytes.fromhex(bits), dtype=np.uint8))
-    if not 0 < int(count) <= right.size < int(count) + 8:
-        raise ValueError(f"not the answers of {count} questions")
-    return right[: int(count)].astype(bool)
 
 
 def _unpinned(gate: Gate) -> str:
@@ -244,7 +220,7 @@ def _way_out(rule: GateRule, standing: Standing) -> str:
     return (
         f"{hidden}{smallest:.1%} on, and further runs of them cannot help. What decides: a margin of that size for "
         "this model (`rules` in gates.yaml), more questions, or stored runs that share this rounding "
-        "(`baseline record --second` with an attention that rounds alike)"
+        "(`hileval record --second` with an attention that rounds alike)"
     )
 
 
@@ -263,7 +239,7 @@ def _without_baseline(check_id: str, gate: Gate, rule: GateRule, asked: Evaluati
     return Check(
         id=check_id,
         outcome=outcome,
-        message=f"{share}{by_line}, {why}{_unpinned(gate)}; record one: python -m hileval baseline record",
+        message=f"{share}{by_line}, {why}{_unpinned(gate)}; record one: python -m hileval record",
         labels={"filter": gate.filter, "state": NO_BASELINE},
         numbers=share.numbers | {"correct": share.correct} | line_numbers,
         seconds=asked.seconds,

@@ -17,7 +17,6 @@ import yaml
 
 from hileval.engines import require_model_files
 from hileval.gates.declare import EVALS, TaskError, occasion, read_document_task
-from hileval.gates.foreign import read_foreign
 from hileval.records.baseline import Baseline, environment
 from hileval.records.records import Identity
 from hilgate.errors import CannotRunHereError, MisuseError
@@ -49,7 +48,6 @@ class ResolvedGate:
         rule: The rule that applies now; gates that decide together share its alpha.
         engine: The engine to ask, the declared one or another.
         baseline: The stored runs it is compared with; None judges the floor alone.
-        keyed: Whether a gate with drawn weights is asked its answer key; else the test set of its task.
     """
 
     name: str
@@ -57,7 +55,6 @@ class ResolvedGate:
     rule: GateRule
     engine: EngineName
     baseline: Baseline | None = None
-    keyed: bool = True
 
     @functools.cached_property
     def folder(self) -> Path:
@@ -71,19 +68,13 @@ class ResolvedGate:
         gate = self.declared
         if gate.weights == "hub":
             return snapshot(gate.model, gate.revision)
-        if gate.weights == "repository":
-            require_model_files(gate.path(gate.model))
+        require_model_files(gate.path(gate.model))
         return gate.path(gate.model)
 
     @property
     def task_file(self) -> Path:
         """Where its task is declared."""
         return self.declared.path(self.declared.task)
-
-    @property
-    def key(self) -> Path:
-        """The test set of a gate with drawn weights: its questions with what the trusted attention answered."""
-        return self.folder / "key.jsonl"
 
     @functools.cached_property
     def questions(self) -> dict[str, Any]:
@@ -92,8 +83,7 @@ class ResolvedGate:
         Raises:
             TaskError: The task file or its data cannot be read.
         """
-        key = self.key if self.declared.weights == "drawn" and self.keyed else None
-        return resolve_task(self.task_file, self.declared.num_fewshot, key)
+        return resolve_task(self.task_file, self.declared.num_fewshot)
 
     @functools.cached_property
     def documents(self) -> DocumentTask:
@@ -127,8 +117,7 @@ class ResolvedGate:
         if gate.weights == "hub":
             _require_decided(gate, folder)
         also = sorted(file for pattern in ALSO for file in folder.glob(pattern))
-        drawn = EVALS / "hileval/engines/worker.py"
-        weights = [drawn] if gate.weights == "drawn" else sorted(folder.glob("*.safetensors"))
+        weights = sorted(folder.glob("*.safetensors"))
         return Identity(
             model=gate.model,
             revision=gate.revision,
@@ -179,10 +168,9 @@ class ResolvedGate:
         if self.engine == "vllm":
             from hileval.engines.vllm_engine import VllmEngine
 
-            drawn = {"load_format": "drawn"} if gate.weights == "drawn" else {}
             # What identifies a run is what is loaded: never a name that the hub could look up anew.
-            model = str(self.folder) if gate.weights != "repository" else self.folder
-            return VllmEngine(model, gate.attention_backend or "vllm", gate.engine_args | drawn)
+            model = str(self.folder) if gate.weights == "hub" else self.folder
+            return VllmEngine(model, gate.attention_backend or "vllm", gate.engine_args)
         from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
 
         return (SpeechEngine if gate.kind == "documents" else TransformersEngine)(self.folder)
@@ -206,10 +194,10 @@ class ResolvedDrift:
 def resolve(
     name: str, declared: Gates, *, when: Occasion | None = None, of: int = 1, engine: EngineName | None = None
 ) -> ResolvedGate | ResolvedDrift:
-    """The gate of a name, or of an accuracy configuration of vLLM, as it is to be asked now.
+    """The gate of a name, as it is to be asked now.
 
     Args:
-        name: Its key, or the path of the configuration.
+        name: Its key in gates.yaml.
         declared: What gates.yaml declares.
         when: The occasion; None finds out what the plan that runs it is for. A drift gate has one rule for all.
         of: How many gates decide together and share alpha.
@@ -222,7 +210,7 @@ def resolve(
     """
     if name in declared.drifts:
         return resolve_drift(name, declared)
-    name, gate = read_foreign(Path(name)) if name.endswith((".yaml", ".yml")) else (name, find_gate(name, declared))
+    gate = find_gate(name, declared)
     path = gate.path(gate.baseline)
     rule = declared.rules[gate.rule_at(when or occasion(os.environ))].shared(of)
     baseline = Baseline.read(path) if path.exists() or gate.weights != "hub" else None
@@ -262,8 +250,8 @@ def find_gate(name: str, declared: Gates) -> Gate:
     raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
 
 
-def resolve_task(path: Path, num_fewshot: int, key: Path | None = None) -> dict[str, Any]:
-    """The task as one dict: lm-eval's stock file, overlaid with ours, with absolute data files; `key` is a test set.
+def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
+    """The task as one dict: lm-eval's stock file, overlaid with ours, with absolute data files.
 
     Raises:
         TaskError: unreadable file, no `include`/`task`/`data.test`, missing stock task or data, examples wanted without
@@ -275,7 +263,6 @@ def resolve_task(path: Path, num_fewshot: int, key: Path | None = None) -> dict[
         stock = importlib.metadata.distribution("lm_eval").locate_file(f"lm_eval/tasks/{include}")
         config: dict[str, Any] = yaml.safe_load(EVALS.joinpath(str(stock)).read_text(encoding="utf-8")) | ours
         files = {split: EVALS / data[split] for split in ("test", *sorted(set(data) - {"test"}))}
-        files |= {} if key is None else {"test": key}
     except (OSError, yaml.YAMLError, KeyError, AttributeError, TypeError) as error:
         raise TaskError(
             f"not a task: {type(error).__name__} {error}", where=str(path), remedy="see evals/tasks/pocket_gsm8k.yaml"
@@ -285,7 +272,7 @@ def resolve_task(path: Path, num_fewshot: int, key: Path | None = None) -> dict[
             raise TaskError(
                 f"no data file {file.name}",
                 where=str(path),
-                remedy="python -m hileval.pocket questions makes a pocket model's, baseline record a key.jsonl",
+                remedy="restore it from git; python -m hileval.pocket questions makes a pocket model's",
             )
     if num_fewshot and "train" not in files:
         raise TaskError(f"{num_fewshot} examples without data.train", where=str(path), remedy="name the training file")

@@ -31,30 +31,14 @@ OF_ANSWERS = (
 )
 OF_DRIFT = ("check", "half", "most", "worst", "places")
 
-TREND = DeclaredStep(
-    key="accuracy-trend",
-    label="do the nights drift down, each too little to be seen",
-    command="python -m hileval trend",
-    devices=(CPU,),
-    profiles=("nightly",),
-    evidence=Evidence(kind="findings", columns=("check", "nights", "z", "since", "alarm", "p_value", "lost", "gained")),
-    imports=("hileval",),
-    env={"HILGATE_HISTORY": "/hilgate/cache/history"},  # of nights before: a folder of the cache that jobs are given
-    requires=JUDGING,
-    minutes=0.1,
-)
-
 
 def area_of(declared: Gates) -> str:
-    """The text of the area: one step for each gate in the order of gates.yaml, and the trend of their nights.
-
-    Gates with drawn weights have none: their answer key is made in the same job, by hand.
+    """The text of the area: one step for each gate in the order of gates.yaml.
 
     Raises:
         DeclarationError: A gate cannot be planned; names it.
     """
-    gates = {name: gate for name, gate in declared.gates.items() if gate.weights != "drawn"}
-    drifts = {name: drift for name, drift in declared.drifts.items() if drift.of in gates}
+    gates = declared.gates
     area = DeclaredArea(
         area="accuracy",
         title="Accuracy",
@@ -62,8 +46,7 @@ def area_of(declared: Gates) -> str:
         paths=("evals/", "kernels/pagedkv/", "ci/areas/accuracy.yaml", "!kernels/pagedkv/audit/", "!*.md"),
         steps=(
             *(_step(name, gate, None, declared) for name, gate in gates.items()),
-            *(_step(name, gates[drift.of], drift, declared) for name, drift in drifts.items()),
-            TREND,
+            *(_step(name, gates[drift.of], drift, declared) for name, drift in declared.drifts.items()),
         ),
     )
     written = area.model_dump(mode="json", exclude_defaults=True)

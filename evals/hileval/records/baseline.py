@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hileval.records.records import Sample
 
 
-REMEDY = "restore it from git, or record it anew: python -m hileval baseline record <gate> --reason ... --by ..."
+REMEDY = "restore it from git, or record it anew: python -m hileval record <gate> --reason ... --by ..."
 Digits = Annotated[str, StringConstraints(pattern=r"^[01]+$")]
 """One digit per run: 1 where it holds, 0 where it does not."""
 
@@ -166,7 +166,7 @@ def stored_outcomes(baseline: Baseline, which: Filter, identity: Identity, ids: 
         raise BaselineError(
             "a proposal that nobody has accepted is no baseline",
             where=f"baseline of {baseline.gate}, recorded {baseline.recorded}",
-            remedy="look at it, then: python -m hileval baseline accept <gate> --by NAME",
+            remedy="look at it, then: python -m hileval accept <gate> --by NAME",
         )
     if differences := identity.differences(baseline.identity):
         raise _mismatch(baseline, f"not the model the baseline was recorded with: {'; '.join(differences)}")
@@ -197,7 +197,7 @@ def _mismatch(baseline: Baseline, what: str) -> IdentityMismatchError:
     return IdentityMismatchError(
         what,
         where=f"baseline of {baseline.gate}, recorded {baseline.recorded}",
-        remedy="undo the change, or record a new baseline on purpose: python -m hileval baseline record <gate> ...",
+        remedy="undo the change, or record a new baseline on purpose: python -m hileval record <gate> ...",
     )
 
 

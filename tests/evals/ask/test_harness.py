@@ -59,10 +59,11 @@ def test_right_wrong_and_broken_answers_are_distinguished(gate):
 
 def test_questions_are_those_of_the_file_though_its_size_and_time_are_the_same(gate, tmp_path):
     """What `datasets` keeps in the home folder goes by the name and the time of a file."""
-    key = tmp_path / "key.jsonl"
-    config = resolve_task(gate.path(gate.task), 0, key=_written(key, "1"))
+    file = _written(tmp_path / "test.jsonl", "1")
+    config = resolve_task(gate.path(gate.task), 0)
+    config["dataset_kwargs"] = {"data_files": {"test": str(file)}}
     assert [row["answer"] for row in harness._load(config).eval_docs] == ["#### 1"]
-    _written(key, "2")
+    _written(file, "2")
     assert [row["answer"] for row in harness._load(config).eval_docs] == ["#### 2"]
 
 
@@ -209,7 +210,8 @@ def test_examples_and_question_are_one_message_and_the_identity_says_so(monkeypa
 
     talk = Chat(lambda messages: said.append(messages) or "<s>", lambda _: [1])
     monkeypatch.setattr(harness, "chat_of", lambda _: talk)
-    hub = declared().gates["granite-4.0-h-small"].model_copy(update={"weights": "drawn", "model": "drawn/falcon-h1-7b"})
+    pocket = {"weights": "repository", "model": "pocket/hybrid"}
+    hub = declared().gates["granite-4.0-h-small"].model_copy(update=pocket)
     monkeypatch.setattr(ResolvedGate, "questions", property(lambda gate: resolve_task(gate.task_file, 5)))
     chat = TaskQuestions(resolved(hub.model_copy(update={"protocol": "chat"}), Plain))
     chat.ask([0], 0)

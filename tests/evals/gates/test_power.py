@@ -4,10 +4,11 @@
 import numpy as np
 import pytest
 from support.gates import declared
+from support.merges import STRESS, Noise, simulate
 
 from hileval import statistics
-from hileval.gates.power import STRESS, Noise, simulate, smallest_drop
 from hileval.gates.rule import GateRule
+from hileval.statistics import smallest_drop
 from hilgate.errors import MisuseError
 
 N = 1319

@@ -8,6 +8,7 @@ from support.gates import declared
 from hileval import cli
 from hileval.gates.drift import side_files
 from hileval.gates.steps import AREA, area_of
+from hileval.statistics import smallest_drop
 from hilgate.errors import DeclarationError
 from hilgate.model.declaration import DeclaredArea
 
@@ -31,9 +32,8 @@ def test_the_committed_area_is_what_the_gates_make():
     assert area_of(changed("jamba2-mini", gpus=4)) != area_of(DECLARED)
 
 
-def test_every_gate_but_those_with_drawn_weights_has_a_step():
-    by_hand = {name for name in {*DECLARED.gates, *DECLARED.drifts} if name.startswith("drawn-")}
-    assert set(steps_of(DECLARED)) == {*DECLARED.gates, *DECLARED.drifts, "trend"} - by_hand
+def test_every_gate_has_a_step():
+    assert set(steps_of(DECLARED)) == {*DECLARED.gates, *DECLARED.drifts}
     of_hub = {name for name, gate in DECLARED.gates.items() if gate.weights == "hub" and gate.kind == "questions"}
     assert {drift.of for drift in DECLARED.drifts.values()} >= of_hub
 
@@ -95,10 +95,27 @@ def test_a_device_twice_is_refused():
         area_of(changed("pocket-hybrid", arch=("cpu", "cpu")))
 
 
-def test_the_command_prints_the_area_and_writes_it(monkeypatch, tmp_path, capsys):
+def test_the_command_lists_the_gates_and_writes_their_area(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cli, "AREA", tmp_path / "accuracy.yaml")
-    cli.print_steps(write=False)
-    assert capsys.readouterr().out == area_of(DECLARED)
+    cli.list_steps(write=False)
+    listed = capsys.readouterr().out
+    assert "pocket-hybrid-drift: drift of pocket-hybrid\n  beside vllm, no baseline\n" in listed
+    assert "beside ROCM_ATTN and TRITON_ATTN" in listed
     assert not cli.AREA.exists()
-    cli.print_steps(write=True)
+    cli.list_steps(write=True)
     assert cli.AREA.read_text() == area_of(DECLARED)
+
+
+def test_the_list_says_which_drop_each_gate_can_see(capsys):
+    """With the noise of its own baseline, or 2 % assumed; hub gates share alpha, and so see larger drops alone."""
+    cli.list_steps(write=False)
+    lines = capsys.readouterr().out.splitlines()
+    seen = {
+        name: lines[lines.index(line) + 2] for line in lines for name in DECLARED.gates if line.startswith(f"{name}: ")
+    }
+    assert set(seen) == set(DECLARED.gates)
+    hybrid = smallest_drop(250, 5, 1, 0.0, 0.01, 0.9)
+    assert f"a drop of {100 * hybrid:.1f} points of 250 questions (pre-merge), " in seen["pocket-hybrid"]
+    assert seen["pocket-hybrid"].endswith("; d 0.0%")
+    hub = smallest_drop(1319, 5, 1, 0.02, 0.01 / DECLARED.deciding_together, 0.9)
+    assert f"{100 * hub:.1f} points of 1,319 questions (release); d 2.0% assumed" in seen["granite-4.0-h-small"]

@@ -6,15 +6,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from support import cache_faults
 
+from hileval.ask.documents import sound
 from hileval.engines import EngineError, ModelFilesError, Prompt
 from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
-from hileval.pocket import damage, models
-from hileval.pocket.cli import MODELS, TEST_FILE, TEST_SEED, exact_match, transcribed
+from hileval.pocket import models
+from hileval.pocket.cli import MODELS, TEST_FILE, TEST_SEED
 from hileval.pocket.data import documents, read_jsonl, speak
-from hileval.pocket.models import build_tokenizer
-from hileval.pocket.train import RECIPES
-from hilgate.errors import Exit, MisuseError
+from hileval.pocket.models import START, build_tokenizer
+from hileval.pocket.train import RECIPES, prompt_of
+from hilgate.errors import Exit
 
 NAMES = (*models.ARCHITECTURES, "speech")
 ROWS = [row for row in read_jsonl(TEST_FILE) if len(row.question.split()) in {25, 37, 45}][:40]
@@ -25,8 +27,8 @@ TOGETHER = {
     "speech": "cross K and V moved together (invisible to attention)",
 }
 VISIBLE = [
-    *(("hybrid", fault) for fault in damage.KV_FAULTS if "invisible" not in fault),
-    *(("speech", fault) for fault in (*damage.CROSS_FAULTS, damage.SELF_FAULT) if "invisible" not in fault),
+    *(("hybrid", fault) for fault in cache_faults.KV_FAULTS if "invisible" not in fault),
+    *(("speech", fault) for fault in (*cache_faults.CROSS_FAULTS, cache_faults.SELF_FAULT) if "invisible" not in fault),
     ("packed", "V of one layer zeroed"),
     ("packed", "V of one layer read in another packing"),
     ("latent", "latent rows of every layer zeroed"),
@@ -43,12 +45,25 @@ def engines():
     return {name: kind(MODELS / name) for name, kind in kinds.items()}
 
 
+def exact_match(engine, rows):
+    """How many rows an engine answers with the right `#### N`."""
+    answers = engine.answer([prompt_of(row) for row in rows], max_tokens=32, stop=["Question:"])
+    return sum(answer.text.endswith(f"#### {row.number}") for answer, row in zip(answers, rows, strict=True))
+
+
+def transcribed(engine, texts):
+    """How many documents an engine writes down without a mistake."""
+    prompts = [Prompt(START, "audio", sound(speak(text).astype("<i2").tobytes())) for text in texts]
+    answers = engine.answer(prompts, max_tokens=32, stop=[])
+    return sum(answer.text == text for answer, text in zip(answers, texts, strict=True))
+
+
 @pytest.fixture
 def right(engines):
     """How many of the first n questions or documents a model answers, under a fault or none."""
 
     def count(name, n, fault=None):
-        remove = damage.plant(engines[name].model, fault) if fault else lambda: None
+        remove = cache_faults.plant(engines[name].model, fault) if fault else lambda: None
         try:
             return transcribed(engines[name], TEXTS[:n]) if name == "speech" else exact_match(engines[name], ROWS[:n])
         finally:
@@ -70,7 +85,7 @@ def test_damage_shows(right, name, fault):
 
 def test_lost_state_costs_some_answers_only(right):
     """The other limit: the look-up runs through attention, so a state fault costs about 13 points (measured on 200)."""
-    assert right("hybrid", 40, damage.STATE_FAULT) <= 38
+    assert right("hybrid", 40, cache_faults.STATE_FAULT) <= 38
 
 
 @pytest.mark.parametrize(("name", "n"), [("packed", 20), ("speech", 40)])
@@ -80,16 +95,16 @@ def test_moving_keys_and_values_together_does_not_show(right, name, n):
 
 
 def test_a_removed_fault_leaves_nothing(engines, right):
-    damage.plant(engines["window"].model, "no window")()
+    cache_faults.plant(engines["window"].model, "no window")()
     assert engines["window"].model.config.sliding_window == 8
     assert right("window", 5) == 5
-    damage.plant(engines["speech"].model, "cross V zeroed")()
+    cache_faults.plant(engines["speech"].model, "cross V zeroed")()
     assert right("speech", 5) == 5
 
 
 def test_another_packing_moves_values_within_their_blocks():
     values = torch.arange(2.0 * 40 * 32).reshape(1, 2, 40, 32)
-    keys, damaged = damage.PACKED_FAULTS["V of one layer read in another packing"](values, values)
+    keys, damaged = cache_faults.PACKED_FAULTS["V of one layer read in another packing"](values, values)
     assert keys is values
     assert not torch.equal(damaged[:, :, :32], values[:, :, :32])
     assert torch.equal(damaged[:, :, :32].flatten().sort()[0], values[:, :, :32].flatten().sort()[0])
@@ -119,12 +134,10 @@ def test_the_first_layer_starts_by_looking_one_and_two_tokens_back(name):
         assert int(score.argmax()) == 1 + head % 2
 
 
-def test_missing_weights_and_unknown_faults(tmp_path, engines):
+def test_missing_weights_cannot_run_here(tmp_path):
     with pytest.raises(ModelFilesError, match=r"config\.json is missing") as caught:
         TransformersEngine(tmp_path)
     assert caught.value.exit_status is Exit.CANNOT_RUN_HERE
-    with pytest.raises(MisuseError, match="no fault"):
-        damage.plant(engines["hybrid"].model, "gremlins")
 
 
 def test_silence_is_no_document_and_an_answer_that_does_not_end_is_cut(engines):

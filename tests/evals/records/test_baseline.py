@@ -30,7 +30,7 @@ def test_missing(tmp_path):
     with pytest.raises(BaselineError, match="no baseline") as caught:
         Baseline.read(tmp_path / "none.json")
     assert caught.value.exit_status is Exit.INVALID_DECLARATION
-    assert "baseline record" in caught.value.remedy
+    assert "hileval record" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistical power of a rule: seeded simulation through the judge's own decisions, closed form for one look. Pure.
-
-`python -m hileval power` prints it per model, from the d that the model's own baseline shows; `--stress` prints how
-often a rule fails an unchanged model where the stored runs share their noise and where ours rounds otherwise for good.
-"""
+"""Simulated merges: how often a rule of a gate fails, passes or leaves undecided a model of known noise and drop."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
-from scipy.stats import norm
 
 from hileval import statistics
 from hileval.gates.rule import RuleState
@@ -136,20 +130,3 @@ def _suspects(
     for runs in range(2, new.shape[1] + 1):
         found |= statistics.difference_p(statistics.differences(base, new[:, :runs])) <= rule.alpha
     return np.asarray(found)
-
-
-def smallest_drop(n: int, base_runs: int, new_runs: int, d: float, alpha: float, power: float) -> float:
-    """Drop, as a share, that one look fails with probability `power`.
-
-    delta = (z(1 - alpha) + z(power)) sqrt((v0 + delta / M) / n) with v0 = (d / 2) (1 / K + 1 / M): the difference of
-    the means has variance v0 per question where nothing changed, and a lost question adds its own (Connor 1987 for
-    K = M = 1). The exact test asks for less, except where d is so small that one flip decides: no drop is smaller than
-    ceil(log(alpha) / log(K-to-1 odds)) losses.
-    """
-    v0 = d / 2 * (1 / base_runs + 1 / new_runs)
-    z = float(norm.ppf(1 - alpha) + norm.ppf(power))
-    delta = 1.0
-    for _ in range(200):
-        delta = z * math.sqrt((v0 + delta / new_runs) / n)
-    odds = math.comb(base_runs + new_runs, new_runs)
-    return max(delta, math.ceil(-math.log(alpha) / math.log(odds)) / n)

@@ -1,89 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawn weights: a tokenizer that loses nothing, a key that is what the engine answered, answers judged once more."""
+"""Stored answers of a gate, judged once more; the sequences that a drift gate reads."""
 
 import json
-import shutil
 
 import pytest
-from support.gates import declared, resolved
+from support.gates import resolved
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
-from hileval.ask.drawn import write_key, write_tokenizer
 from hileval.ask.evaluation import read_evaluation
-from hileval.ask.harness import TaskQuestions, documents_of
+from hileval.ask.harness import documents_of
 from hileval.ask.sides import sequences_of
-from hileval.engines import Answer
-from hileval.gates.declare import EVALS, DriftGate
+from hileval.gates.declare import DriftGate
 from hileval.gates.judge import judge
-from hilgate.errors import CannotRunHereError, HilgateError, RecordsError
+from hilgate.errors import RecordsError
 from hilgate.model.record import Check, Outcome
 
-pytestmark = pytest.mark.usefixtures("no_report_of_the_machine")
 
-GATE = declared().gates["drawn-falcon-h1-tiny"]
-RULE = declared().rules["drawn"].model_copy(update={"questions": 40, "margin": 0.3, "baseline_runs": 1})
-
-
-class Engine:
-    name = "planted 1"
-
-    def __init__(self, says):
-        self.says = says
-
-    def answer(self, prompts, *, max_tokens, stop):
-        assert (max_tokens, "Question:" in stop) == (3, True)
-        return [Answer(self.says(prompt), "length", 3, 0) for prompt in prompts]
-
-    def attention_layers(self):
-        return [{"layer": "0", "impl": "pagedkv.x", "backend": "pagedkv.B", "writes": 1, "attentions": 1}]
-
-    def close(self):
-        pass
-
-
-@pytest.fixture
-def folder(tmp_path):
-    shutil.copy(EVALS / GATE.model / "config.json", tmp_path)
-    return tmp_path
-
-
-def as_numbers(prompt):
-    return f"\n#### 7\n#### {len(prompt)}" if len(prompt) % 5 else "\u00e9"
-
-
-def test_text_is_bytes_and_every_other_token_is_an_answer(folder):
-    write_tokenizer(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = "Question: Janet\u2019s ducks\n  lay 16\t\u00e9ggs."
-    ids = tokenizer.encode(text)
-    assert (len(ids), tokenizer.decode(ids)) == (len(text.encode()), text)
-    assert min(ids) >= 3
-    assert max(ids) < 259
-    assert tokenizer.decode([259, 511]) == "\n#### 259\n#### 511"
-    assert len(tokenizer) == 512
-
-
-def test_the_key_holds_what_was_answered_and_the_gate_asks_it(folder):
-    gate = resolved(GATE, lambda: Engine(as_numbers), rule=RULE, folder=folder)
-    with pytest.raises(HilgateError, match=r"no data file key\.jsonl"):
-        TaskQuestions(gate)
-    kept = write_key(gate)
-    again = TaskQuestions(gate)
-    assert 20 < kept == again.available < 40, "what holds no number is no key"
-    assert all(sample.flexible_correct for sample in again.ask(range(kept), 0))
-    gate.key.unlink()
-    with pytest.raises(CannotRunHereError, match="no answer holds a number"):
-        write_key(resolved(GATE, lambda: Engine(lambda _: "\u00e9"), rule=RULE, folder=folder))
-
-
-def test_a_drift_gate_asks_the_real_questions_and_needs_no_key(folder):
-    gate = resolved(GATE, lambda: Engine(as_numbers), rule=RULE, folder=folder)
-    sequences = sequences_of(gate, DriftGate(kind="drift", of=gate.name, lengths={0: 2, 900: 1}))
-    assert [len(tokens) > 100 for tokens in sequences] == [True, True, True]
-    assert not gate.key.exists()
-    text = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(sequences[0])
-    assert text == f"Question: {(row := documents_of(gate)[0])['question']}\nAnswer: {row['answer']}\n\n"
+def test_a_drift_gate_reads_the_real_questions(gate):
+    """One question with its right answer, and a sequence of 900 tokens that is joined from several."""
+    asked = resolved(gate)
+    sequences = sequences_of(asked, DriftGate(kind="drift", of="pocket-hybrid", lengths={0: 2, 900: 1}))
+    assert len(sequences[0]) > 30
+    assert len(sequences[2]) == 900
+    row = documents_of(asked)[0]
+    text = Tokenizer.from_file(str(asked.folder / "tokenizer.json")).decode(sequences[0], skip_special_tokens=False)
+    assert text == f"Question: {row['question']}\nAnswer: {row['answer']}\n\n"
 
 
 @pytest.fixture

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judge two stored runs of the same questions: our samples.jsonl, or lm-eval's samples_*.jsonl."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hileval import statistics
+from hileval.gates.judge import Flip
+from hilgate.errors import RecordsError
+from hilgate.model.record import Check, Outcome, json_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hileval.records.records import Filter
+
+FILTERS = {"strict": "strict-match", "flexible": "flexible-extract"}
+"""lm-eval's names."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a run says to one question."""
+
+    doc_id: int
+    question: str
+    target: str
+    text: str
+    right: bool
+    prompt_hash: str | None
+    """Of what was asked; None where the file does not say."""
+
+
+def read_answers(path: Path, which: Filter) -> dict[str, Answered]:
+    """Answers by their question's hash.
+
+    Raises:
+        RecordsError: Unreadable, not answers, a question twice, a score that is neither 0 nor 1, or none of the filter.
+    """
+    found: dict[str, Answered] = {}
+    others, number = set[str](), 0
+    try:
+        for number, line in json_lines(path):  # noqa: B007 - the error names it
+            row = json.loads(line)
+            if "filter" in row and row["filter"] != FILTERS[which]:
+                others.add(str(row["filter"]))
+                continue
+            ours = "strict_correct" in row
+            right = row[f"{which}_correct"] if ours else row["exact_match"]
+            if right not in (0, 1):
+                raise ValueError(f"a score of {right!r}")  # noqa: TRY301 - one place words what is wrong with a file
+            if "doc_hash" not in row:
+                raise KeyError("doc_hash, which lm-eval writes from 0.4.3 on")  # noqa: TRY301 - the same
+            if row["doc_hash"] in found:
+                raise ValueError(f"question {row['doc_id']} occurs twice")  # noqa: TRY301 - the same
+            found[row["doc_hash"]] = Answered(
+                doc_id=row["doc_id"],
+                question=row["question"] if ours else str(row["doc"].get("question", row["doc"])),
+                target=str(row["target"]).rsplit("#### ", 1)[-1],
+                text=row["text"] if ours else row["resps"][0][0],
+                right=bool(right),
+                prompt_hash=row.get("prompt_hash"),
+            )
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RecordsError(
+            f"not stored answers: {type(error).__name__}: {error}",
+            where=f"{path}:{number}" if number else str(path),
+            remedy="name a samples.jsonl of a gate, or samples_<task>_<time>.jsonl of lm-eval 0.4.3 or later, of "
+            "a task with an exact_match",
+        ) from error
+    if not found:
+        held = f"the file holds {', '.join(sorted(others))}; " if others else ""
+        other = next((name for name in FILTERS if FILTERS[name] in others), None)
+        raise RecordsError(
+            f"no answer of filter {FILTERS[which]}",
+            where=str(path),
+            remedy=held + (f"use --filter {other}" if other else f"{' and '.join(FILTERS.values())} can be compared"),
+        )
+    return found
+
+
+def compare(before: Path, after: Path, which: Filter, *, alpha: float, margin: float) -> tuple[Check, list[Flip]]:
+    """Whether the second run is worse: both tests at alpha; a pass excludes a drop of the margin.
+
+    Raises:
+        RecordsError: See `read_answers`; or the files share no question, or not all of them, or were asked with other
+            prompts.
+    """
+    old, new = read_answers(before, which), read_answers(after, which)
+    if old.keys() != new.keys():
+        raise RecordsError(
+            f"{len(old)} and {len(new)} questions, {len(old.keys() & new.keys())} of them the same",
+            where=f"{before}, {after}",
+            remedy="compare runs of the same questions",
+        )
+    asked = [(one, one.prompt_hash, new[key].prompt_hash) for key, one in old.items()]
+    other = [one for one, then, now in asked if None not in (then, now) and then != now]
+    if other:
+        raise RecordsError(
+            f"{len(other)} of {len(old)} questions were asked with another prompt, first question {other[0].doc_id}",
+            where=f"{before}, {after}",
+            remedy="compare runs of the same prompts: system prompt, examples and chat template included",
+        )
+    base, now = (np.array([[side[key].right for key in old]]) for side in (old, new))
+    p_value = max(statistics.drop_p(base, now), float(statistics.difference_p(statistics.differences(base, now))))
+    low, high = statistics.drop_interval(base, now, alpha)
+    flips = [
+        Flip(one.doc_id, one.question, one.target, one.right, new[key].right, one.text, new[key].text)
+        for key, one in old.items()
+        if one.right != new[key].right
+    ]
+    flips.sort(key=lambda flip: not flip.lost)
+    lost = sum(flip.lost for flip in flips)
+    if p_value <= alpha:
+        outcome, verdict = Outcome.FAIL, "dropped"
+    elif high <= margin:
+        outcome, verdict = Outcome.PASS, f"a drop of {margin:.1%} is excluded"
+    else:
+        outcome, verdict = Outcome.INCONCLUSIVE, f"no drop is shown, and one of {margin:.1%} is not excluded"
+    n, drop = base.size, statistics.drop(base, now)
+    message = (
+        f"{base.sum()}/{n} = {base.mean():.1%} before, {now.sum()}/{n} = {now.mean():.1%} after, lost {lost}, "
+        f"gained {len(flips) - lost}, drop {drop:.1%} [{low:.1%}, {high:.1%}], p={p_value:.2g}: {verdict}"
+    )
+    numbers = {"n": n, "lost": lost, "gained": len(flips) - lost, "p_value": p_value, "drop": drop}
+    return Check(id="compare/accuracy", outcome=outcome, message=message, numbers=numbers), flips
