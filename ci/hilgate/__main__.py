@@ -37,6 +37,6 @@ def _quit(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    if not __package__:  # run as a file, isolated (hilgate.agent.trusted)
+    if not __package__:  # run as a file, isolated, as agents do
         sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -204,7 +204,7 @@ def _untracked(root: Path, errors: str = "backslashreplace") -> set[str]:
         folders = {name.partition("/")[0] for name in listed("--cached") if "/" in name}
         for name in hidden:
             top, slash, _ = name.partition("/")
-            # At the top an agent links the compilers beside its workspace (hilgate.agent.job).
+            # At the top an agent links the compilers beside its workspace.
             of_a_folder = top in folders if slash else not (name[0] == "." and (root / name).is_symlink())
             if of_a_folder and not _OF_TOOLS.search(name):
                 new.add(name)

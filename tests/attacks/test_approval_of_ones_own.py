@@ -15,7 +15,7 @@ import pytest
 from support.nodes import ROOT
 from support.plans import git
 
-from hilgate.agent import approver
+from agent_host import approver
 from hilgate.errors import MisuseError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from hilgate.agent import collect, fetch
+from agent_host import collect, fetch
 
 if TYPE_CHECKING:
     from pathlib import Path

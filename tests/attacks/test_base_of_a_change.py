@@ -19,18 +19,19 @@ from support.forks import Project, merge_base
 from support.nodes import ROOT
 from support.plans import git
 
-from hilgate.agent import declared, trust
+from agent_host import clone, trust
 from hilgate.buildkite import github
 from hilgate.declare.init import flow
 from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, DeclarationError
+from hilgate.names import RULESETS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def name_oldest(change: Project, commit: str) -> None:
-    path = change.ours / declared.OLDEST_BASE_FILE
+    path = change.ours / clone.OLDEST_BASE_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"# why\n{commit}  # a word\n")
 
@@ -68,7 +69,7 @@ def test_a_clone_that_names_what_nobody_has_lets_nothing_pass(change: Project) -
 
 
 def test_this_repository_names_a_commit_of_its_own() -> None:
-    oldest = declared.oldest_base(ROOT)
+    oldest = clone.oldest_base(ROOT)
     assert len(oldest) == 40
     if git(ROOT, "rev-parse", "--is-shallow-repository") == "false":
         git(ROOT, "merge-base", "--is-ancestor", oldest, "HEAD")
@@ -177,13 +178,13 @@ def test_a_merge_queue_does_not_build_on_a_commit_of_a_merged_branch(change: Pro
 
 
 def declare_rebases(change: Project, *, queue: bool) -> None:
-    ruleset = json.loads((ROOT / declared.RULESETS / "main.json").read_text())
+    ruleset = json.loads((ROOT / RULESETS / "main.json").read_text())
     for rule in ruleset["rules"]:
         if rule["type"] == "merge_queue" and queue:
             rule["parameters"]["merge_method"] = "REBASE"
         if rule["type"] == "pull_request" and not queue:
             rule["parameters"]["allowed_merge_methods"] = ["squash", "rebase"]
-    path = change.ours / declared.RULESETS / "main.json"
+    path = change.ours / RULESETS / "main.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(ruleset))
 
@@ -200,13 +201,13 @@ def test_where_changes_are_rebased_only_the_newest_commit_of_main_counts(change:
 
 
 def test_our_ruleset_and_that_of_adopters_let_nobody_rebase(tmp_path: Path) -> None:
-    assert not declared.may_rebase(ROOT)
-    path = tmp_path / declared.RULESETS / "main.json"
+    assert not clone.may_rebase(ROOT)
+    path = tmp_path / RULESETS / "main.json"
     path.parent.mkdir(parents=True)
     path.write_text(flow("main.json", load(ROOT)))
-    assert not declared.may_rebase(tmp_path)
+    assert not clone.may_rebase(tmp_path)
     for ruleset in github.load(tmp_path).values():
         assert [*github.rebasing(ruleset)] == []
     path.write_text("[]")
     with pytest.raises(DeclarationError, match="not a ruleset"):
-        declared.may_rebase(tmp_path)
+        clone.may_rebase(tmp_path)

@@ -44,7 +44,7 @@ def trap(change: Project) -> Path:
                 change.write(f"{folder}{name}.py", f"open({str(mark)!r}, 'w')\n")
     change.write("ci/hilgate/__init__.py", f"open({str(mark)!r}, 'w')\n")
     change.write("ci/hilgate/__main__.py", f"open({str(mark)!r}, 'w')\n")
-    change.write("ci/hilgate/agent/trusted.py", f"open({str(mark)!r}, 'w')\n")
+    change.write("ci/agent_host/trusted.py", f"open({str(mark)!r}, 'w')\n")
     change.write("ci/evil.pth", f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n")
     change.write("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '-p evil'\n")
     return mark
@@ -76,9 +76,7 @@ def test_nothing_of_the_change_runs_and_what_it_loosens_is_reported(change: Proj
 
 @pytest.mark.parametrize("words", [["plan"], ["judge"], ["pipeline", "--plan", "p.json"], ["job", "one-cpu"]])
 def test_the_code_is_that_of_the_merge_base(tmp_path: Path, words: list[str]) -> None:
-    files = dict.fromkeys(
-        ("ci/hilgate/__main__.py", "ci/hilgate/agent/__main__.py", "ci/hilgate/agent/trusted.py"), MINE
-    )
+    files = dict.fromkeys(("ci/hilgate/__main__.py", "ci/agent_host/__main__.py", "ci/agent_host/trusted.py"), MINE)
     change = project(tmp_path, **files, **{"ci/project.yaml": "python_path: [src, ci]\n"})
     mark = trap(change)
     change.write("ci/project.yaml", "python_path: [src]\n")

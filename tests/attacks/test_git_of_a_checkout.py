@@ -16,7 +16,7 @@ import pytest
 from support.nodes import ROOT
 from support.plans import git
 
-from hilgate.agent import trust
+from agent_host import trust
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.plans import git, hilgate
 
-from hilgate.agent import trust
+from agent_host import trust
 from hilgate.declare.protected import protected_changes
 from hilgate.errors import CannotRunHereError
 

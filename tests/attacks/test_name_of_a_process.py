@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from hilgate.agent import host, kernel_log
+from agent_host import host, kernel_log
 
 NAMES = [
     "HWS hang",

@@ -22,7 +22,7 @@ from support.flow import FORK, OURS
 from support.nodes import ROOT
 from support.store import Upload, serving
 
-from hilgate.agent import collect, fetch
+from agent_host import collect, fetch
 from hilgate.buildkite.lint import UPLOADER
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def test_a_folder_where_the_hooks_write_stays_behind(tmp_path: Path, name: str) 
 def test_depth_number_and_bytes_have_a_budget_and_a_hole_counts_what_it_claims(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hilgate.agent.collect.MOST_FILES", 20)
-    monkeypatch.setattr("hilgate.agent.collect.MOST_BYTES", 10_000)
+    monkeypatch.setattr("agent_host.collect.MOST_FILES", 20)
+    monkeypatch.setattr("agent_host.collect.MOST_BYTES", 10_000)
     made = tmp_path / "made"
     (made / "/".join("d" * 11)).mkdir(parents=True)
     (made / "/".join("d" * 11) / "deep").write_text("x")

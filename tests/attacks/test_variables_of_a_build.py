@@ -25,7 +25,10 @@ CONFIGURATION = (ROOT / "ci/agent/buildkite-agent.cfg").read_text()
 ON = "\nenable-environment-variable-allowlist=true\n" in CONFIGURATION
 ALLOWED = re.findall(r'^allowed-environment-variables="(.*)"$', CONFIGURATION, re.MULTILINE)
 READ = {
-    name for path in (ROOT / "ci/hilgate").rglob("*.py") for name in re.findall(r"\bHILGATE_[A-Z_]+", path.read_text())
+    name
+    for package in ("hilgate", "agent_host")
+    for path in (ROOT / "ci" / package).rglob("*.py")
+    for name in re.findall(r"\bHILGATE_[A-Z_]+", path.read_text())
 }
 ASKED = {
     "HILGATE_FLOW",

@@ -13,7 +13,7 @@ import pytest
 import torch
 import triton
 
-from hilgate.agent import gpus
+from agent_host import gpus
 from pagedkv import selfcheck
 
 if TYPE_CHECKING:

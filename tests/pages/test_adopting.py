@@ -15,7 +15,7 @@ import yaml
 from support.pipelines import DECLARED
 from support.plans import git, hilgate
 
-from hilgate.agent import health, trust
+from agent_host import health, trust
 from hilgate.buildkite.lint import lint_files
 from hilgate.declare.init import flow
 from hilgate.declare.load import load

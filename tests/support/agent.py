@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.nodes import write_gpu
 
-from hilgate.agent import container, host, job
+from agent_host import container, host, job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

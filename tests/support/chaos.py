@@ -28,7 +28,8 @@ from support.loopback import Asked, served
 from support.nodes import ROOT
 from support.plans import git
 
-from hilgate.agent import declared, host
+from agent_host import host
+from hilgate.names import AGENTS_FILE, PROJECT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -159,7 +160,7 @@ class Night:
         self.repository = folder / "repository"
         (self.repository / "ci").mkdir(parents=True)
         (self.repository / "file").write_text("content\n")
-        for name in (declared.AGENTS_FILE, declared.PROJECT_FILE):
+        for name in (AGENTS_FILE, PROJECT_FILE):
             shutil.copy(ROOT / name, self.repository / name)
         for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "all"]):
             git(self.repository, *words)
@@ -316,7 +317,7 @@ class Night:
 
     def reap(self) -> subprocess.CompletedProcess[str]:
         """The reaper, as the service starts it before the agent and a timer does."""
-        words = [sys.executable, "-I", str(ROOT / "ci/hilgate/agent/__main__.py"), "reap", "--builds", str(self.builds)]
+        words = [sys.executable, "-I", str(ROOT / "ci/agent_host/__main__.py"), "reap", "--builds", str(self.builds)]
         return subprocess.run(words, env=self.env, capture_output=True, text=True, check=False)
 
     def left(self) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from support.plans import git
 
-from hilgate.agent import base
+from agent_host import base
 
 AREA = """\
 area: a

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hilgate.agent import health, hooks
+from agent_host import health, hooks
 from hilgate.model.record import Health
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class FakeNode:
         code = self.folder / "selfcheck.py"
         code.write_text(
             f"import json, sys; sys.path.insert(0, {str(ROOT / 'ci')!r})\n"
-            "from hilgate.agent.gpus import expected_checksums\n"
+            "from agent_host.gpus import expected_checksums\n"
             "given = dict(word[2:].split('=') for word in sys.argv[1:] if '=' in word)\n"
             "words, product = expected_checksums(int(given['seed']), int(given['elements']))\n"
             f"devices = [dict(index=i, name='fake', words=f'{{words:016x}}', product=f'{{product:016x}}')"

@@ -23,7 +23,6 @@ from hilgate.text import line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from hilgate.agent import facts
     from hilgate.model.declaration import Queue
     from hilgate.model.plan import Plan
 
@@ -495,22 +494,6 @@ def overdue(unfinished: Iterable[RemoteBuild], queues: Mapping[str, Queue], now:
                 words = f"{queue}: no agent took a job within {queues[queue].wait_minutes} minutes, so it was ended"
                 found.append((job.graphql_id, f"{words} after {minutes:.0f}: {build.web_url} [paused]"))
     return found
-
-
-def queue_facts(
-    agents: Iterable[RemoteAgent], unfinished: Iterable[RemoteBuild], queues: Mapping[str, Queue], now: dt.datetime
-) -> list[facts.Sample]:
-    """Agents and waiting jobs of each queue, for Prometheus."""
-    waiting, agents, samples = _waiting(unfinished, now), list(agents), []
-    for name, queue in queues.items():
-        up = [agent for agent in agents if _queue(agent.meta_data) == name]
-        counts = {"connected": len(up), "paused": sum(agent.paused for agent in up), "expected": queue.agents}
-        for state, count in counts.items():
-            samples.append(("hilgate_queue_agents", {"queue": name, "state": state}, float(count)))
-        minutes = [one[0] for one in waiting.get(name, ())]
-        samples.append(("hilgate_queue_waiting_jobs", {"queue": name}, float(len(minutes))))
-        samples.append(("hilgate_queue_wait_seconds_max", {"queue": name}, 60 * max(minutes, default=0.0)))
-    return samples
 
 
 def beat(url: str) -> str:

@@ -16,10 +16,9 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from hilgate.agent.declared import RULESETS
-from hilgate.agent.trust import repository
 from hilgate.buildkite.api import RemoteError
 from hilgate.errors import DeclarationError, MisuseError
+from hilgate.names import RULESETS, repository
 from hilgate.text import line
 
 if TYPE_CHECKING:

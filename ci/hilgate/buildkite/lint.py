@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import yaml
 
-from hilgate.agent.fetch import RECHECK_KEY_SUFFIX
 from hilgate.declare.check import find_cycle
 from hilgate.errors import Exit
 from hilgate.model.declaration import BUILDKITE_KEY, POSTED_BY, RESERVED_KEYS
+from hilgate.names import RECHECK_KEY_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

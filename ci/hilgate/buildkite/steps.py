@@ -27,12 +27,11 @@ from buildkite_sdk.schema import (
 )
 from pydantic import BaseModel
 
-from hilgate.agent.fetch import recheck_key
-from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.buildkite.lint import KILLED, LOST, lint, schema_problems, sdk_schema
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.model import JOBS_FOLDER, PLAN_FILE
 from hilgate.model.declaration import POSTED_BY
+from hilgate.names import RECHECK_SUFFIX, recheck_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -153,7 +152,7 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
 def emit(
     steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, rechecks: bool = False, posts: str = ""
 ) -> str:
-    """Emit, lint and validate. `hilgate` on hosts is that of the merge base (`hilgate.agent.trusted`).
+    """Emit, lint and validate. `hilgate` on hosts is that of the merge base of the change.
 
     Raises:
         InvalidPipelineError: With every problem found.

@@ -150,10 +150,8 @@ def watch(
 
     Also names settings of GitHub that differ from ci/agent/github. Exit status 1 when there is anything to report.
     BUILDKITE_API_TOKEN needs the scopes read_agents and read_builds, for --end-late also the access to GraphQL.
-    HILGATE_GITHUB_TOKEN needs the permission Metadata: read (a public repository needs none). With HILGATE_TEXTFILE, a
-    folder of Prometheus' node exporter, the queues' numbers are written there.
+    HILGATE_GITHUB_TOKEN needs the permission Metadata: read (a public repository needs none).
     """
-    from hilgate.agent import facts
     from hilgate.buildkite import api, github
     from hilgate.declare.load import load
 
@@ -172,7 +170,6 @@ def watch(
             found.append(sentence)
         except HilgateError as error:
             found.append(f"a job that waits too long was not ended: {error.what} [paused]")
-    samples = api.queue_facts(agents, unfinished, queues, now)
     if rulesets := github.load(repository(ctx)):
         asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
         settings = github.compare(rulesets, asking, branch)
@@ -183,9 +180,6 @@ def watch(
     # The address hears that somebody has looked, whatever there was to see: this build reports what was seen.
     if heartbeat and (unheard := api.beat(heartbeat)):
         found.append(f"{unheard} [gate-down]")
-    samples.append(("hilgate_watch_alarms", {}, float(len(found))))
-    samples.append(("hilgate_watch_timestamp_seconds", {}, now.timestamp()))
-    facts.write(os.environ, "watch", samples)
     sys.stdout.write("".join(f"{sentence}\n" for sentence in found) or "nodes, main, the night and queues are well\n")
     if found:
         sys.stdout.write(f"what to do: {api.RUNBOOKS}, by the word in brackets\n")

@@ -11,13 +11,12 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import declared, trust
 from hilgate.declare import globs
 from hilgate.declare.old_keys import OLD_KEYS
-from hilgate.errors import DeclarationError
 from hilgate.evidence import KINDS
 from hilgate.model.declaration import BUILDKITE_KEY, CPU, RESERVED_KEYS, Project
 from hilgate.model.plan import planned_key
+from hilgate.names import stays_inside
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
@@ -62,32 +61,11 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], packages: P
     _check_needs(agents, steps, unread=any(document.value is None for document in areas))
 
 
-HOST_READS_ELSE = "an agent's host, which has no YAML, reads something else here"
-
-
-def check_queues(document: Document[Agents], root: Path) -> None:
-    """What agents' hosts read of the queues, without YAML, is what is declared."""
-    try:
-        seen = declared.queues(declared.read(root, document.name))
-    except DeclarationError as error:
-        document.blame(("queues",), error.what, error.remedy)
-        return
-    for name, queue in document.value.queues.items() if document.value else ():
-        if seen.get(name) != declared.QueuePromise(name, queue.gpus, queue.device, queue.memory_gib, queue.image or ""):
-            document.blame(("queues", name), HOST_READS_ELSE, "write it in one line")
-
-
-def check_project(document: Document[Project], root: Path) -> None:
-    """What agents' hosts read of the project is what is declared, and nothing that they execute is left to forks."""
-    text, project = declared.read(root, document.name), document.value or Project()
-    selfcheck = (project.selfcheck,) if project.selfcheck else ()
-    for key, value in (("forks_may_change", project.forks_may_change), ("selfcheck", selfcheck)):
-        if declared.words(text, key) != value:
-            document.blame((key,), HOST_READS_ELSE, "write each word in a line of its own, unquoted")
-    if "python_path" in project.model_fields_set and declared.words(text, "python_path") != project.python_path:
-        document.blame(("python_path",), HOST_READS_ELSE, "write [one, other] in one line")
+def check_project(document: Document[Project]) -> None:
+    """Record what hosts execute and forks may change, and pins that are no table of docker/pins.toml."""
+    project = document.value or Project()
     for index, path in enumerate(project.forks_may_change):
-        if path == "." or not trust.stays_inside(f"{path}file" if path.endswith("/") else path, (path,)):
+        if path == "." or not stays_inside(f"{path}file" if path.endswith("/") else path, (path,)):
             what = f"hosts execute {path!r}, or could take it for a module of Python itself"
             document.blame(("forks_may_change", index), what, "leave it out: a maintainer pushes such a change")
     for name, image in project.images.items():

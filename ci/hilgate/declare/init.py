@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from hilgate import git
-from hilgate.agent.declared import RULESETS
-from hilgate.agent.trust import stays_inside
 from hilgate.declare import imports
 from hilgate.declare.load import load
 from hilgate.declare.protected import UNREADABLE_CODE
 from hilgate.errors import MisuseError
 from hilgate.model.declaration import POSTED_BY
+from hilgate.names import RULESETS, stays_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

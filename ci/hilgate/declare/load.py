@@ -10,14 +10,14 @@ import functools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hilgate.agent.declared import AGENTS_FILE, PROJECT_FILE
 from hilgate.declare import imports
-from hilgate.declare.check import check, check_project, check_queues, check_quick
+from hilgate.declare.check import check, check_project, check_quick
 from hilgate.declare.yaml import Document, Mistake, parse, read
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.git import files_at, names_at
 from hilgate.model.declaration import CPU, Agents, Area, DeclaredArea, Image, Project, Step
 from hilgate.model.plan import planned_key
+from hilgate.names import AGENTS_FILE, PROJECT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -145,7 +145,7 @@ def _area(path: Path, root: Path) -> Document[Area]:
 
 def _project(root: Path) -> Document[Project]:
     path = root / PROJECT_FILE
-    return read(path, root, Project) if path.exists() else Document(PROJECT_FILE, Project())
+    return read(path, root, Project, aliases=False) if path.exists() else Document(PROJECT_FILE, Project())
 
 
 def load_project(root: Path) -> Project:
@@ -227,7 +227,7 @@ def load(root: Path) -> Declarations:
     Raises:
         InvalidDeclarationsError: With every mistake found (exit status 3).
     """
-    agents, project = read(root / AGENTS_FILE, root, Agents), _project(root)
+    agents, project = read(root / AGENTS_FILE, root, Agents, aliases=False), _project(root)
     files = sorted((root / "ci" / "areas").glob("*.yaml"))
     areas = [_area(path, root) for path in files[:MOST_AREAS]]
     if len(files) > MOST_AREAS:
@@ -236,10 +236,8 @@ def load(root: Path) -> Declarations:
         agents.mistakes.append(Mistake("ci/areas", "no area is declared", "add a file ci/areas/<area>.yaml"))
     packages = imports.find(root, (project.value or Project()).python_path)
     check(agents, areas, packages)
-    if agents.value:
-        check_queues(agents, root)
     if project.value:
-        check_project(project, root)
+        check_project(project)
         check_quick(project, areas)
     documents: list[Document[Project] | Document[Agents] | Document[Area]] = [project, agents, *areas]
     if mistakes := [mistake for document in documents for mistake in document.mistakes]:

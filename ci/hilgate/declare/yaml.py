@@ -65,16 +65,27 @@ class Document(Generic[ModelT]):
         self.mistakes.append(Mistake(self.at(*loc), what, remedy))
 
 
-def read(path: Path, root: Path, model: type[ModelT]) -> Document[ModelT]:
-    """Parse a file below `root`; mistakes are collected in the document, never raised."""
+def read(path: Path, root: Path, model: type[ModelT], *, aliases: bool = True) -> Document[ModelT]:
+    """Parse a file below `root`; mistakes are collected in the document, never raised.
+
+    Without `aliases` one is a mistake: agents' hosts read the file too, and refuse it.
+    """
     name = path.relative_to(root).as_posix()
     if path.resolve() != root.resolve() / name:
         return Document(name, mistakes=[Mistake(name, "is a link, or lies behind one", "put the file itself there")])
     try:
         with path.open("rb") as file:  # never more of it than is parsed
-            return parse(file.read(MOST_BYTES + 1), name, model)
+            text = file.read(MOST_BYTES + 1)
     except OSError as error:
         return Document(name, mistakes=[Mistake(name, f"cannot be read: {error}", "restore the file")])
+    document = parse(text, name, model)
+    if document.value is not None and not aliases:
+        for event in yaml.parse(text.decode(), Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                line = event.start_mark.line + 1 if event.start_mark else 1
+                document.value, document.lines[()] = None, line
+                document.blame((), f"agents' hosts refuse the alias *{event.anchor}", "write out what it stands for")
+    return document
 
 
 def parse(text: bytes, name: str, model: type[ModelT]) -> Document[ModelT]:

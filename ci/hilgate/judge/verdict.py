@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.conditions import Where, holds, of_the_device
 from hilgate.declare.quarantine import Entries
 from hilgate.errors import Exit
@@ -20,6 +19,7 @@ from hilgate.judge.health import is_demanded, lines, missing, trouble
 from hilgate.model.declaration import Quarantine
 from hilgate.model.record import EXIT_STATUS, Counts, Outcome, worst
 from hilgate.model.verdict import StepVerdict, Verdict
+from hilgate.names import RECHECK_SUFFIX
 from hilgate.run.listing import paths_to_list, vanished
 from hilgate.run.outcome import crashed, first_line, leading, other_packages
 from hilgate.run.rules import PASSED_LATE, Facts, Surroundings, decide

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate import git
-from hilgate.agent.declared import PROJECT_FILE
-from hilgate.agent.trust import of_build
 from hilgate.declare import imports
 from hilgate.declare.load import as_permitted, load, require_modest
 from hilgate.declare.protected import protected_changes, unread_code
@@ -24,6 +22,7 @@ from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, No
 from hilgate.evidence import kind_of
 from hilgate.images.contents import contents
 from hilgate.model.plan import LOCAL, Omission, Plan, ProtectedChange, planned_key
+from hilgate.names import PROJECT_FILE, of_build
 from hilgate.plan.expand import NotWanted, Target, Wanted, expand
 from hilgate.plan.machine import Machine, detect, on_ci
 from hilgate.plan.select import Selection
@@ -251,7 +250,7 @@ def require_own_hilgate(root: Path, packages: Mapping[str, str]) -> None:
     Raises:
         CannotRunHereError: This hilgate is of another tree, as where several working trees share one environment.
     """
-    if sys.flags.isolated:  # on purpose: an agent decides with the code of the merge base (hilgate.agent.trusted)
+    if sys.flags.isolated:  # on purpose: an agent decides with the code of the merge base
         return
     own, this = packages.get("hilgate"), place(Path(__file__).parents[1], root)
     if own not in {None, this}:

@@ -22,12 +22,12 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from hilgate import __version__, git
-from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.declare.load import load
 from hilgate.declare.quarantine import load_quarantine, read_used
 from hilgate.errors import CannotRunHereError, HilgateError, MisuseError, RecordsError
 from hilgate.judge.verdict import judge, read_verdict
 from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, StrictModel
+from hilgate.names import RECHECK_SUFFIX
 from hilgate.plan.make import plan_digest, plan_whole, read_plan
 from hilgate.release import bundle, provenance
 from hilgate.report import tables

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.git import files_at
 from hilgate.model import first_problem
@@ -39,6 +38,7 @@ from hilgate.model.record import (
     StepRecord,
     record_adapter,
 )
+from hilgate.names import RECHECK_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ import pytest
 from support.nodes import JOB, QUIET, ROOT, FakeNode
 
 HOOKS = ROOT / "ci/hooks"
-HOST = ROOT / "ci/hilgate/agent/host.py"
+HOST = ROOT / "ci/agent_host/host.py"
 
 WRAPPER = """\
 . "{hook}"
@@ -30,11 +30,12 @@ def node(tmp_path: Path) -> FakeNode:
     """A checkout with the hooks and the package, of which two lines make it look at this node and not the machine."""
     node = FakeNode(tmp_path / "node", "amd_mi355_1")
     shutil.copytree(HOOKS, node.checkout / "ci/hooks")
-    shutil.copytree(ROOT / "ci/hilgate/agent", node.checkout / "ci/hilgate/agent")
-    for name in ("__init__.py", "errors.py"):
+    shutil.copytree(ROOT / "ci/agent_host", node.checkout / "ci/agent_host")
+    (node.checkout / "ci/hilgate").mkdir()
+    for name in ("__init__.py", "errors.py", "names.py"):
         shutil.copy(ROOT / "ci/hilgate" / name, node.checkout / "ci/hilgate" / name)
     shutil.copy(ROOT / "ci/agents.yaml", node.checkout / "ci")
-    host = node.checkout / "ci/hilgate/agent/host.py"
+    host = node.checkout / "ci/agent_host/host.py"
     text = HOST.read_text()
     for real, fake in (("/proc", node.proc), ("/sys/class/kfd/kfd", node.kfd)):
         assert text.count(f'= Path("{real}")') == 1
@@ -134,7 +135,7 @@ def test_a_wrong_queue_fails_the_job_and_pauses_nothing(node: FakeNode) -> None:
 @pytest.mark.parametrize("damage", ["crash", "no python", "no package"])
 def test_a_preflight_that_cannot_run_is_an_unfit_node(damage: str, node: FakeNode) -> None:
     if damage == "crash":
-        (node.checkout / "ci/hilgate/agent/gpus.py").write_text("raise RuntimeError\n")
+        (node.checkout / "ci/agent_host/gpus.py").write_text("raise RuntimeError\n")
     elif damage == "no python":
         (node.bin / "python3").unlink()
         node.program("python3", "exit 127")
@@ -183,12 +184,12 @@ def test_a_fork_whose_changes_is_unknown_is_refused_after_checkout(node: FakeNod
     assert "after:" not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["trust", "host"])
-def test_without_the_guard_nothing_is_built(name: str, node: FakeNode) -> None:
-    (node.checkout / f"ci/hilgate/agent/{name}.py").write_text("raise RuntimeError\n")
+@pytest.mark.parametrize(("name", "status"), [("trust", 3), ("host", 75)])
+def test_without_the_guard_nothing_is_built(name: str, status: int, node: FakeNode) -> None:
+    (node.checkout / f"ci/agent_host/{name}.py").write_text("raise RuntimeError\n")
     assert run(node, "post-checkout").returncode not in {0, 75}
     # On a fit node too the job ends: what a fork must not see is not known.
-    assert run(node, "pre-command").returncode == 75
+    assert run(node, "pre-command").returncode == status
     shutil.rmtree(node.checkout / "ci/hilgate")
     assert run(node, "post-checkout").returncode != 0
 
@@ -199,7 +200,7 @@ def test_the_hooks_afterwards_never_fail(hook: str, damage: str, node: FakeNode)
     if damage == "sick":
         node.program("amd-smi", "exit 1")
     elif damage == "crash":
-        (node.checkout / "ci/hilgate/agent/host.py").write_text("raise RuntimeError\n")
+        (node.checkout / "ci/agent_host/host.py").write_text("raise RuntimeError\n")
     elif damage == "no package":
         shutil.rmtree(node.checkout / "ci/hilgate")
     assert [run(node, hook, BUILDKITE_COMMAND_EXIT_STATUS=status).returncode for status in ("0", "-1")] == [0, 0]
@@ -216,7 +217,7 @@ def test_after_the_command_there_is_a_record(node: FakeNode) -> None:
 
 def test_pre_exit_ends_what_is_left_and_spares_its_own_agent(node: FakeNode) -> None:
     """The real /proc: the wrapper and this test's server both carry the job's id."""
-    shutil.copy(HOST, node.checkout / "ci/hilgate/agent/host.py")
+    shutil.copy(HOST, node.checkout / "ci/agent_host/host.py")
     env = {**os.environ, "BUILDKITE_JOB_ID": JOB}
     server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=env, start_new_session=True)
     done = run(node, "pre-exit")

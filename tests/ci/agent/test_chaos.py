@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.chaos import KEY, Night, night
 
-from hilgate.agent import host
+from agent_host import host
 from hilgate.buildkite.steps import RETRY
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.agent import topology
 
-from hilgate.agent import container, gpus, host
+from agent_host import container, gpus, host
 from hilgate.errors import CannotRunHereError, DeclarationError, HilgateError
 
 DIGEST = "sha256:" + "ab" * 32

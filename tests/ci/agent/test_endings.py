@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hilgate.agent import endings, facts
-from hilgate.agent.endings import FAST_SECONDS, Endings
+from agent_host import endings, facts
+from agent_host.endings import FAST_SECONDS, Endings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ import json
 import pytest
 from support.nodes import JOB, MACHINES, RECORDED, FakeNode, write_gpu
 
-from hilgate.agent import gpus, host
-from hilgate.agent.gpus import GpuStatus, parse_smi
+from agent_host import gpus, host
+from agent_host.gpus import GpuStatus, parse_smi
 
 
 def answers(machine: str) -> dict[str, str]:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hilgate.agent import health
+from agent_host import clone, health
 from hilgate.declare.load import load
 from hilgate.errors import DeclarationError
+from hilgate.names import PROJECT_FILE
 
 ROOT = Path(__file__).parents[3]
 QUEUES = load(ROOT).agents.queues
-AGENT = sorted((ROOT / "ci/hilgate/agent").glob("*.py"))
+AGENT = [*sorted((ROOT / "ci/agent_host").glob("*.py")), ROOT / "ci/hilgate/names.py", ROOT / "ci/hilgate/errors.py"]
 
 NEWER_THAN_310 = {
     *("tomllib", "StrEnum", "UTC", "ExceptionGroup", "TaskGroup", "assert_never", "Self", "chdir", "batched"),
@@ -29,6 +30,12 @@ def test_a_declared_queue_is_known_to_its_agents(name: str) -> None:
     assert promise.gpus == queue.gpus
     if queue.gpus:
         assert (promise.arch, promise.memory_gib) == (queue.device, queue.memory_gib)
+
+
+def test_a_host_reads_the_project_as_the_plan_does() -> None:
+    seen, project = clone.project(clone.read(ROOT, PROJECT_FILE)), load(ROOT).project
+    assert (seen.forks_may_change, seen.python_path) == (project.forks_may_change, project.python_path)
+    assert seen.selfcheck == project.selfcheck != ""
 
 
 @pytest.mark.parametrize("name", ["amd_mi300_9", "amd_mi300_0", "amd_mi300_8 ", "amd_mi300", "mi300_8", "AMD_MI300_8"])
@@ -48,9 +55,10 @@ def test_an_agents_plain_python_can_run_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", AGENT, ids=lambda path: path.name)
-def test_an_agent_needs_no_package(path: Path) -> None:
+def test_an_agent_needs_no_package_but_yaml(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    own = {name for name in modules if name in {"hilgate.agent", "hilgate.errors"} or name.startswith("hilgate.agent.")}
-    assert {name.split(".")[0] for name in modules - own} <= sys.stdlib_module_names
+    allowed = {"agent_host", "hilgate.errors", "hilgate.names", "yaml"}
+    others = {name for name in modules - allowed if not name.startswith("agent_host.")}
+    assert {name.split(".")[0] for name in others} <= sys.stdlib_module_names

@@ -14,7 +14,7 @@ from support.executor import AGENT, FIRST, PHASES, REAL_AGENT, REPOSITORY, Hook,
 from support.nodes import ROOT
 from support.plans import git
 
-from hilgate.agent import container, host
+from agent_host import container, host
 from hilgate.buildkite.steps import RETRY
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def test_a_cancelled_container_stops_within_the_agents_time_and_the_agent_within
     assert "/opt/hilgate" in UNIT["Service"]["ReadOnlyPaths"]
 
 
-REAPER = "/usr/bin/python3 -I /opt/hilgate/ci/hilgate/agent/__main__.py reap"
+REAPER = "/usr/bin/python3 -I /opt/hilgate/ci/agent_host/__main__.py reap"
 
 
 def test_the_service_stops_its_job_at_once_reaps_before_it_starts_and_keeps_its_token_out_of_the_environment() -> None:

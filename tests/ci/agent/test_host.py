@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hilgate.agent import host
+from agent_host import host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +150,7 @@ def test_the_caller_and_its_ancestors_are_spared(machine: Host) -> None:
     """The hook, the agent above it: all of them carry the job's id."""
     code = (
         "import subprocess, sys, os;"
-        f"hook = subprocess.run([sys.executable, '-m', 'hilgate.agent.host', 'cleanup', '--job', {machine.job!r}],"
+        f"hook = subprocess.run([sys.executable, '-m', 'agent_host.host', 'cleanup', '--job', {machine.job!r}],"
         " capture_output=True, text=True);"
         "print('survived', hook.returncode, hook.stdout, hook.stderr)"
     )

@@ -16,7 +16,7 @@ import pytest
 from support.agent import BUILDER, CPU, DIGEST, KEY, SECRET, topology
 from support.plans import wait_for
 
-from hilgate.agent import collect, container, gpus, job
+from agent_host import collect, container, gpus, job
 
 
 @pytest.mark.parametrize("status", [0, 1, 4, 5, 6, 75, 137])
@@ -224,9 +224,9 @@ def test_a_gpu_step_gets_its_share_of_the_host_or_does_not_start(agent, monkeypa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
 def test_a_signal_stops_the_container_and_keeps_its_results(agent, number):
     agent.docker(seconds=60)
-    (agent.checkout / "ci").symlink_to(Path(job.__file__).parents[2])
+    (agent.checkout / "ci").symlink_to(Path(job.__file__).parents[1])
     where = ("--plan=results/plan.json", f"--results=results/jobs/{KEY}")
-    words = [sys.executable, "-m", "hilgate.agent.job", KEY, *where]
+    words = [sys.executable, "-m", "agent_host.job", KEY, *where]
     env = {**agent.env, "PYTHONPATH": "ci", "TMPDIR": str(agent.bin.parent)}
     with subprocess.Popen(words, cwd=agent.checkout, env=env, stderr=subprocess.PIPE, text=True) as child:
         wait_for((agent.bin / "started").exists, 60)
@@ -252,7 +252,7 @@ def test_a_step_without_an_image_runs_on_the_host_with_named_variables_only(agen
     monkeypatch.setattr(job.sys, "executable", str(agent.bin / "python"))
     assert agent.run(monkeypatch, CPU) == 6
     seen = (agent.bin / "seen").read_text()
-    own = Path(job.__file__).parents[1] / "__main__.py"
+    own = Path(job.__file__).parents[1] / "hilgate/__main__.py"
     assert seen.startswith(f"-I {own} run {CPU} --plan {agent.checkout}/results/plan.json --results ")
     # A link that it leaves would make the agent upload a file of the host.
     assert [path.name for path in (agent.checkout / "results/jobs" / CPU).iterdir()] == ["results.jsonl"]

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from support.nodes import QUIET, FakeNode
 
-from hilgate.agent import host, kernel_log
-from hilgate.agent.kernel_log import Position, Severity
+from agent_host import host, kernel_log
+from agent_host.kernel_log import Position, Severity
 
 LINES = {
     "amdgpu 0000:05:00.0: socket: 0, die: 1, 2 uncorrectable hardware errors detected in umc block": Severity.BROKEN,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.nodes import ROOT, FakeNode
 
-from hilgate.agent import endings, health, host, reap
-from hilgate.agent.reap import Places, Reaped
+from agent_host import endings, health, host, reap
+from agent_host.reap import Places, Reaped
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.loopback import served
 
-from hilgate.agent import services
+from agent_host import services
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hilgate.agent import trust
+from agent_host import trust
+from hilgate import names
 from hilgate.declare.load import load_project
 from hilgate.errors import CannotRunHereError, DeclarationError
 
@@ -37,8 +38,8 @@ BUILD = {"BUILDKITE": "true", "BUILDKITE_REPO": OURS, "BUILDKITE_PULL_REQUEST": 
     ],
 )
 def test_every_spelling_of_our_repository_is_ours(spelling):
-    assert trust.repository(spelling) == "github.com/rocm/hilgate"
-    assert not trust.of_build({**BUILD, "BUILDKITE_PULL_REQUEST_REPO": spelling}).fork
+    assert names.repository(spelling) == "github.com/rocm/hilgate"
+    assert not names.of_build({**BUILD, "BUILDKITE_PULL_REQUEST_REPO": spelling}).fork
 
 
 @pytest.mark.parametrize(
@@ -72,10 +73,10 @@ def test_every_spelling_of_our_repository_is_ours(spelling):
     ],
 )
 def test_everything_else_is_a_fork(spelling):
-    decided = trust.of_build({**BUILD, "BUILDKITE_PULL_REQUEST_REPO": spelling})
+    decided = names.of_build({**BUILD, "BUILDKITE_PULL_REQUEST_REPO": spelling})
     assert (decided.fork, bool(decided.why)) == (True, True)
     # Hosts other than GitHub tell upper from lower case.
-    assert trust.repository("https://git.example/A/b") != trust.repository("https://git.example/a/b")
+    assert names.repository("https://git.example/A/b") != names.repository("https://git.example/a/b")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_everything_else_is_a_fork(spelling):
     ],
 )
 def test_what_is_unknown_is_a_fork(env, fork):
-    assert trust.of_build(env).fork is fork
+    assert names.of_build(env).fork is fork
 
 
 PROJECT = load_project(Path(__file__).parents[3])
@@ -124,15 +125,15 @@ AGENT = {
 
 
 def test_a_step_sees_named_variables_and_the_secrets_that_it_declares_and_a_forks_step_none():
-    kept = trust.environment(AGENT, trust.Trust(fork=False, why=""), ("HF_TOKEN", "ABSENT"))
+    kept = trust.environment(AGENT, names.Trust(fork=False, why=""), ("HF_TOKEN", "ABSENT"))
     assert kept == {"PATH": "/bin", "HF_TOKEN": SECRET, "DOCKER_CONFIG": "/agent/.docker"}
-    kept = trust.environment(AGENT, trust.Trust(fork=True, why=""), ("HF_TOKEN", "MY_NEW_SECRET"))
+    kept = trust.environment(AGENT, names.Trust(fork=True, why=""), ("HF_TOKEN", "MY_NEW_SECRET"))
     assert kept == {"PATH": "/bin", "HILGATE_FORK": "1"}
 
 
-@given(env=st.dictionaries(st.text(min_size=1), st.just(SECRET)), names=st.lists(st.text()))
-def test_no_name_brings_a_secret_into_a_fork(env, names):
-    kept = trust.environment(env, trust.Trust(fork=True, why=""), names)
+@given(env=st.dictionaries(st.text(min_size=1), st.just(SECRET)), secrets=st.lists(st.text()))
+def test_no_name_brings_a_secret_into_a_fork(env, secrets):
+    kept = trust.environment(env, names.Trust(fork=True, why=""), secrets)
     assert set(kept) - {"HILGATE_FORK"} <= trust.KEPT
 
 
@@ -167,7 +168,7 @@ def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
     [
         ("ci/hooks/pre-command", True),
         (".buildkite", True),
-        ("ci/hilgate/agent/job.py", True),
+        ("ci/agent_host/job.py", True),
         ("ci", True),
         ("ci/agents.yaml", True),
         ("docker/build.sh", True),
@@ -204,7 +205,7 @@ def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
     ],
 )
 def test_files_that_agents_execute_outside_of_containers(path, on_host):
-    assert trust.stays_inside(path, PROJECT.forks_may_change) is not on_host
+    assert names.stays_inside(path, PROJECT.forks_may_change) is not on_host
 
 
 def git(folder, *arguments):
@@ -256,7 +257,7 @@ def test_a_fork_that_changes_kernels_and_tests_is_built(fork):
     ("path", "move", "branch", "words"),
     [
         ("ci/hooks/environment", None, "main", "changes what runs on the agents' hosts"),
-        ("hilgate/agent/trust.py", None, "main", "changes what runs on the agents' hosts"),
+        ("agent_host/trust.py", None, "main", "changes what runs on the agents' hosts"),
         ("moved.yml", ".buildkite/pipeline.yml", "main", "changes what runs on the agents' hosts"),
         ("tests/\udcff.py", None, "main", "changes what runs on the agents' hosts"),
         ("README.md", None, "", "does not say what it is compared with"),

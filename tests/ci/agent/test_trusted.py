@@ -14,8 +14,8 @@ from support.forks import BASE, project
 from support.nodes import ROOT
 from support.plans import git
 
-from hilgate.agent import base as comparisons
-from hilgate.agent import host, trusted
+from agent_host import base as comparisons
+from agent_host import host, trusted
 from hilgate.errors import CannotRunHereError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_a_merge_base_without_hilgate_is_served_by_the_agents_clone(tmp_path: Pa
     change = project(tmp_path)
     assert "python_path" not in BASE["ci/project.yaml"]
     base = git(change.ours, "rev-parse", "main")
-    assert trusted.copy_code(change.theirs, base, tmp_path) == ROOT / "ci/hilgate"
+    assert trusted.copy_code(change.theirs, base, tmp_path) == ROOT / "ci"
 
 
 def test_a_shallow_clone_that_has_no_common_history_is_refused_in_words(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_each_runbook_has_ten_lines() -> None:
 
 
 def test_alerts_ask_for_numbers_that_are_written_and_name_a_runbook() -> None:
-    from hilgate.agent.facts import METRICS
+    from agent_host.facts import METRICS
 
     rules = (ROOT / "ci/agent/alerts.rules.yml").read_text()
     assert set(re.findall(r"hilgate_\w+", rules)) <= METRICS.keys()

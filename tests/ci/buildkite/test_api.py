@@ -10,7 +10,6 @@ import pytest
 from support import plans
 from support.rest import TOKEN, build
 
-from hilgate.agent import facts
 from hilgate.buildkite import api
 from hilgate.buildkite.api import (
     ATTEMPTS,
@@ -138,19 +137,6 @@ def test_the_newest_builds_are_read_up_to_the_last_kind_and_no_further():
         raise AssertionError("another page")
 
     assert alarms([], [], builds(), QUEUES, NOW) == []
-
-
-def test_numbers_of_the_queues_are_what_prometheus_reads():
-    queues = {"amd-gate": DECLARED["amd-gate"]}
-    agents = [agent("gate-1", "amd-gate"), agent("gate-2", "amd-gate", paused=True)]
-    text = facts.render(api.queue_facts(agents, running(job(11, "amd-gate"), job(3, "amd-gate")), queues, NOW))
-    assert [line for line in text.splitlines() if not line.startswith("#")] == [
-        'hilgate_queue_agents{queue="amd-gate",state="connected"} 2',
-        'hilgate_queue_agents{queue="amd-gate",state="paused"} 1',
-        'hilgate_queue_agents{queue="amd-gate",state="expected"} 2',
-        'hilgate_queue_waiting_jobs{queue="amd-gate"} 2',
-        'hilgate_queue_wait_seconds_max{queue="amd-gate"} 660',
-    ]
 
 
 def test_every_page_of_agents_and_unfinished_builds_is_read(server, client):

@@ -73,8 +73,8 @@ REAL_PLANS = {
     "nightly": lambda: plan_of(profile="nightly"),
     "release": lambda: plan_of(profile="release"),
 }
-"""Plans of the real areas. What their pipelines must hold is asserted, not recorded: a record of every step would change
-with each step that is added, renamed or removed."""
+"""Plans of the real areas. What their pipelines must hold is asserted, not recorded: a record of every step would
+change with each step that is added, renamed or removed."""
 
 
 @pytest.mark.parametrize("name", REAL_PLANS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hilgate.agent import health
+from agent_host import health
 from hilgate.declare.load import InvalidDeclarationsError, find_root, load
 from hilgate.errors import Exit, MisuseError
 
@@ -371,31 +371,42 @@ IMAGE_CPU = area("b", STEP.replace("evidence", "agents: {provides: cpu}, evidenc
         ("forks_may_change: [json/]", "take it for a module of Python itself"),
         ("forks_may_change: [argparse.py]", "take it for a module of Python itself"),
         ("forks_may_change: [../src/]", "no plain path below the root"),
-        ("forks_may_change: &list [src/]", "an agent's host, which has no YAML, reads something else here"),
-        ("selfcheck: >-\n  a\n  b", "an agent's host, which has no YAML, reads something else here"),
-        ('"python_path": [src]', "an agent's host, which has no YAML, reads something else here"),
+        ("forks_may_change: &list [src/]\npython_path: *list", "agents' hosts refuse the alias *list"),
         ("python_path: [a b]", "no plain path below the root"),
         ("images: {x: {recipe: docker/x.Dockerfile, pins: true}}", "has no table for an image 'x'"),
         ("statsu: x", "did you mean 'status'?"),
     ],
 )
-def test_a_project_that_hosts_would_read_otherwise_or_that_lets_forks_onto_them_is_refused(tmp_path, project, expected):
+def test_a_project_that_hosts_refuse_or_that_lets_forks_onto_them(tmp_path, project, expected):
     root = write(tmp_path, a=area("a"))
     (root / "ci/project.yaml").write_text(project + "\n")
     found = mistakes(root)
     assert any(expected in one and one.startswith("ci/project.yaml:") for one in found), found
 
 
+def test_an_alias_that_hosts_refuse_is_refused_in_a_plan(tmp_path):
+    queues = "amd-cpu: &cpu {device: cpu, gpus: 0, memory_gib: 64}\n  other: *cpu"
+    (found,) = mistakes(write(tmp_path, f"devices: {{cpu: {{}}}}\nqueues:\n  {queues}\n", a=area("a")))
+    assert found.startswith("ci/agents.yaml:4: agents' hosts refuse the alias *cpu")
+
+
 @pytest.mark.parametrize(
     "queues",
     [
         "\n  amd-cpu:\n    device: cpu\n    gpus: 0\n    memory_gib: 64",
-        "\n  amd-cpu: {device: cpu, gpus: 0x0, memory_gib: 64}",
-        "\n  'amd-cpu': {device: cpu, gpus: 0, memory_gib: 64}",
-        "\n  amd-cpu: &cpu {device: cpu, gpus: 0, memory_gib: 64}\n  other: *cpu",
+        "\n  amd-cpu: {device: cpu, gpus: 0x0, memory_gib: 0x40}",
+        "\n  'amd-cpu': {device: cpu, gpus: 0, memory_gib: 64, image: null}",
+        " &all {amd-cpu: {device: !!str cpu, gpus: 0, memory_gib: 64}}",
     ],
-    ids=["block", "hexadecimal", "quoted", "alias"],
+    ids=["block", "hexadecimal", "quoted", "anchor and tag"],
 )
-def test_queues_that_hosts_would_read_otherwise_are_refused(tmp_path, queues):
-    (found,) = mistakes(write(tmp_path, f"devices: {{cpu: {{}}}}\nqueues:{queues}\n", a=area("a")))
-    assert "an agent's host, which has no YAML" in found
+def test_hosts_read_queues_as_the_plan_does(tmp_path, queues):
+    root = write(tmp_path, f"devices: {{cpu: {{}}}}\nqueues:{queues}\n", a=area("a"))
+    (queue,) = load(root).agents.queues.values()
+    promise = health.promised({health.QUEUE: "amd-cpu", "HILGATE_REPOSITORY": str(root)})
+    assert (promise.arch, promise.gpus, promise.memory_gib, promise.image) == (
+        queue.device,
+        queue.gpus,
+        queue.memory_gib,
+        queue.image or "",
+    )

@@ -18,11 +18,11 @@ from support.bundles import edited, first_problem, forge, members_of
 from support.plans import git, hilgate, python, write_repository, writes_findings
 from support.static_steps import STEPS, script
 
-from hilgate.agent.trust import stays_inside
 from hilgate.declare.load import load_project
 from hilgate.declare.protected import entry_for, load
 from hilgate.errors import CannotRunHereError, MisuseError
 from hilgate.git import commit_time
+from hilgate.names import stays_inside
 from hilgate.plan.make import read_plan
 from hilgate.release import bundle, provenance, verify
 

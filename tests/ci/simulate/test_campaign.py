@@ -99,7 +99,7 @@ def test_each_kind_of_fault_bites_and_deceives_nobody(kind):
 
 def lost_to_a_fast_failing_agent():
     """Jobs of each build whose agent had begun to fail every one of them at once."""
-    runs = Campaign(ROOT, 24, "tests", rate=1.0, kinds=frozenset({FaultKind.FAST_FAILING}))
+    runs = Campaign(ROOT, 48, "tests", rate=1.0, kinds=frozenset({FaultKind.FAST_FAILING}))
     found = []
     for number in range(runs.builds):
         scenario, faults = runs.drawn(scenarios(), number)
@@ -110,7 +110,7 @@ def lost_to_a_fast_failing_agent():
 
 def test_an_agent_that_fails_fast_takes_three_jobs_and_no_more(monkeypatch):
     assert max(lost_to_a_fast_failing_agent()) == 3
-    monkeypatch.setattr("hilgate.agent.endings.IN_A_ROW", 10**6)
+    monkeypatch.setattr("agent_host.endings.IN_A_ROW", 10**6)
     assert max(lost_to_a_fast_failing_agent()) > 3
 
 

@@ -15,7 +15,7 @@ from support.simulate.campaign import Campaign, Wrong
 from support.simulate.job import EPOCH, write_health
 from support.simulate.scenarios import FaultKind
 
-from hilgate.agent import collect
+from agent_host import collect
 from hilgate.judge import verdict
 from hilgate.judge import verdict as judge_verdict
 from hilgate.model.record import Outcome

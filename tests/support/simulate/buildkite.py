@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from hilgate.agent.endings import Endings
+    from agent_host.endings import Endings
 
 
 NEVER = float("inf")

@@ -20,8 +20,8 @@ from support.simulate.buildkite import LOST, Host, JobEnd, JobState, Upload
 from support.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, FaultKind, lackable
 from support.simulate.truth import CANNOT_RUN, FAILED, PASSED, SKIPPED, Event, Excuse, Ledger
 
-from hilgate.agent.collect import collect
-from hilgate.agent.endings import Endings
+from agent_host.collect import collect
+from agent_host.endings import Endings
 from hilgate.conditions import NEEDS
 from hilgate.errors import Exit
 from hilgate.evidence import kind_of

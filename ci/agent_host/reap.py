@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import endings, facts, health, host, services
+from agent_host import endings, facts, health, host, services
 from hilgate.errors import Exit, ending
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def reap(places: Places, env: Mapping[str, str]) -> Reaped:
 @ending
 def main(words: list[str] | None = None) -> int:
     """Reap this machine; 0, or 75 when something stays or a disk has too little room."""
-    parser = argparse.ArgumentParser(prog="hilgate.agent.reap", description="End and remove what jobs left.")
+    parser = argparse.ArgumentParser(prog="agent_host.reap", description="End and remove what jobs left.")
     parser.add_argument(
         "--builds", type=Path, default=endings.BUILDS, metavar="DIR", help=f"the agents' build-path ({endings.BUILDS})"
     )

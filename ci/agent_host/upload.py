@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from hilgate.agent import health, host, pause
+from agent_host import health, host, pause
 from hilgate.errors import Exit
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from hilgate.agent import host
+from agent_host import host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
-from hilgate.agent import host
+from agent_host import host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -30,8 +30,8 @@ from collections.abc import Mapping  # noqa: TC003 - dataclasses resolve it on P
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hilgate.agent import gpus, host
-from hilgate.agent.trust import check_secrets
+from agent_host import gpus, host
+from agent_host.trust import check_secrets
 from hilgate.errors import CannotRunHereError, DeclarationError, Exit
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def _environment(container: Container) -> list[str]:
 
 def _matching(pattern: re.Pattern[str], text: str, what: str) -> str:
     if not pattern.fullmatch(text):
-        raise DeclarationError(f"{text!r} is not {what}", remedy="see ci/hilgate/agent/container.py")
+        raise DeclarationError(f"{text!r} is not {what}", remedy="see ci/agent_host/container.py")
     return text
 
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import host
+from agent_host import host
 from hilgate.errors import Exit, MisuseError, ending
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run commands with a timeout that also kills grandchildren, and end the processes and containers that a job left.
 
-    python3 -m hilgate.agent.host cleanup [--job ID]
+    python3 -m agent_host.host cleanup [--job ID]
 
 A process belongs to a job when its environment names it, when it descends from one that does, or when it is in the
 session of one that does. A process whose environment names another job is that job's, whatever it descends from. What
@@ -53,7 +53,7 @@ JOB_VARIABLES = ("HILGATE_JOB_ID", "BUILDKITE_JOB_ID")
 """Environment variables that name a process's job; the first that it has counts."""
 
 JOB_LABEL = "hilgate.job"
-"""Of a job's containers (`hilgate.agent.container`)."""
+"""Of a job's containers (`agent_host.container`)."""
 
 STATE = "HILGATE_STATE"
 """Of the agent: a folder that outlives jobs."""
@@ -450,7 +450,7 @@ def _end_containers(job: str, grace_seconds: float, result: Cleanup) -> None:
 
 def main(words: list[str] | None = None) -> int:
     """End what a job left; 0 also when there was nothing, 75 when something does not end."""
-    parser = argparse.ArgumentParser(prog="hilgate.agent.host", description="End what a job left on this host.")
+    parser = argparse.ArgumentParser(prog="agent_host.host", description="End what a job left on this host.")
     parser.add_argument("command", choices=["cleanup"])
     parser.add_argument(
         "--job", default=os.environ.get("BUILDKITE_JOB_ID", ""), help="id of the job (default: the current job)"

@@ -33,13 +33,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import declared, endings, gpus, health, host, kernel_log, pause, reap, services, upload
+from agent_host import endings, gpus, health, host, kernel_log, pause, reap, services, upload
 from hilgate.errors import DeclarationError, Exit, HilgateError, ending
+from hilgate.names import PROJECT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hilgate.agent.declared import QueuePromise
+    from agent_host.clone import QueuePromise
 
 SETTLE_SECONDS = 15.0
 """For memory and processes of the job before to go: the driver frees VRAM after the process has ended. None after a
@@ -164,7 +165,7 @@ def started(process: int) -> int:
 def _compute(node: NodeContext, promise: QueuePromise) -> list[str]:
     if gpus.selfcheck(node.env):
         return gpus.selfcheck_problems(node.env, promise.gpus, elements=node.elements)
-    sys.stdout.write(f"note: no kernel was run, so whether the GPUs compute is not known; {declared.PROJECT_FILE}\n")
+    sys.stdout.write(f"note: no kernel was run, so whether the GPUs compute is not known; {PROJECT_FILE}\n")
     sys.stdout.write("  of this agent's clone has no selfcheck\n")
     return []
 
@@ -244,7 +245,7 @@ HOOKS = ("admit", "started", "preflight", "postflight", "upload", "ended")
 @ending
 def main(words: list[str] | None = None) -> int:
     """Run a hook; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="hilgate.agent.hooks", description="Check this node before and after a job.")
+    parser = argparse.ArgumentParser(prog="agent_host.hooks", description="Check this node before and after a job.")
     parser.add_argument("hook", choices=HOOKS)
     parser.add_argument(
         "--checkout", type=Path, default=Path.cwd(), help="checkout of the job (default: the current folder)"

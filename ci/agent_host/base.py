@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.agent import declared, host
+from agent_host import clone, host
 from hilgate.errors import CannotRunHereError
 
 if TYPE_CHECKING:
@@ -131,24 +131,24 @@ def merge_base(place: Path, env: Mapping[str, str]) -> str:
             where=str(place),
             remedy="build it as a pull request, or under the name of its own branch",
         )
-    clone = declared.repository(env)
-    if base.kind != "merge queue" and not _was_head(place, DEFAULT_REF, found, rebased=declared.may_rebase(clone)):
+    own_clone = clone.repository(env)
+    if base.kind != "merge queue" and not _was_head(place, DEFAULT_REF, found, rebased=clone.may_rebase(own_clone)):
         raise CannotRunHereError(
             f"the change begins at {found[:12]}, which never was the head of {default}",
             where=f"git rev-list --first-parent {default}",
             remedy=f"git fetch; rebase the change onto {default}, or merge {default} into it; push",
         )
-    oldest = declared.oldest_base(clone)
+    oldest = clone.oldest_base(own_clone)
     if oldest and not _has(place, oldest):
         raise CannotRunHereError(
             f"no change may begin before {oldest[:12]}, and this repository has no such commit",
-            where=str(clone / declared.OLDEST_BASE_FILE),
-            remedy=f"see {declared.REPOSITORY} of this agent, which names the clone of the repository that it serves",
+            where=str(own_clone / clone.OLDEST_BASE_FILE),
+            remedy=f"see {clone.REPOSITORY} of this agent, which names the clone of the repository that it serves",
         )
     if oldest and not _contains(place, found, oldest):
         raise CannotRunHereError(
             f"the change begins at {found[:12]}, which is older than {oldest[:12]}: what decided then is not safe now",
-            where=declared.OLDEST_BASE_FILE,
+            where=clone.OLDEST_BASE_FILE,
             remedy=f"rebase the change onto {default}",
         )
     return found
@@ -195,7 +195,7 @@ def _no_merge_queue(place: Path, env: Mapping[str, str], base: str, head: str) -
     _fetch(place, env, f"+refs/heads/{branch}:{OWN_REF}")
     if not _was_head(place, OWN_REF, head):
         return f"its commit is not on {branch}"
-    if _was_head(place, DEFAULT_REF, base, rebased=declared.may_rebase(declared.repository(env))):
+    if _was_head(place, DEFAULT_REF, base, rebased=clone.may_rebase(clone.repository(env))):
         return ""
     _fetch(place, env, f"+refs/heads/{QUEUE}/{default}/*:{QUEUE_REFS}/*")
     tips = host.git(place, "for-each-ref", "--format=%(objectname)", f"{QUEUE_REFS}/").split()

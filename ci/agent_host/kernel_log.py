@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU trouble in the kernel's log: which lines mean it, how bad they are, and how far this agent has read.
 
-    python3 -m hilgate.agent.kernel_log [--accept]
+    python3 -m agent_host.kernel_log [--accept]
 
 The patterns are the message texts of Linux, drivers/gpu/drm/amd (6.8 to 7.2); the file is named beside each. A line
 counts only if it begins as the driver's own lines do and its message begins with one of these texts: the kernel also
@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.agent import host
+from agent_host import host
 from hilgate.errors import Exit, ending
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class Position:
 @ending
 def main(words: list[str] | None = None) -> int:
     """Show the trouble that counts for this agent; with --accept it no longer does. 0 without any, else 75."""
-    parser = argparse.ArgumentParser(prog="hilgate.agent.kernel_log", description="GPU trouble in the kernel's log.")
+    parser = argparse.ArgumentParser(prog="agent_host.kernel_log", description="GPU trouble in the kernel's log.")
     parser.add_argument("--accept", action="store_true", help="the node was repaired: ignore everything logged so far")
     arguments = parser.parse_args(words)
     position = Position(os.environ, host.PROC / BOOT_ID)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import host
+from agent_host import host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import facts, health, host, pause, trust
+from agent_host import facts, health, host, pause
 from hilgate.errors import Exit
+from hilgate.names import of_build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,7 +93,7 @@ class Endings:
         elif inside or (where == "command" and status in ANSWERS):
             self._count("answered", now)
             self.row, self.why = 0, []
-        elif trust.of_build(env).fork and status != Exit.SICK_NODE:
+        elif of_build(env).fork and status != Exit.SICK_NODE:
             self._count("of a fork", now)  # its checkout, a refusal of the guard: what the fork brings decides
         else:
             self._count("without a verdict", now, f"{where} ended with {status}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import itertools
 import json
 import re
@@ -20,23 +19,13 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from hilgate.agent import collect, container, host
-from hilgate.agent.health import RECHECK_SUFFIX
+from agent_host import collect, container, host
 from hilgate.errors import Exit, RecordsError, ending
+from hilgate.names import RECHECK_SUFFIX, recheck_key
 
-RECHECK_KEY_SUFFIX = "-recheck"
 AT_ONCE = 8
 SECONDS = 300.0
 _NOTHING = re.compile(r"no artifacts found", re.IGNORECASE)
-
-
-def recheck_key(key: str) -> str:
-    """Key of the step that reruns the failing checks of a planned step; long keys are shortened and stay distinct."""
-    room = 100 - len(RECHECK_KEY_SUFFIX)  # Buildkite takes no longer key
-    if len(key) > room:
-        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
-        key = f"{key[: room - len(digest) - 1]}-{digest}"
-    return key + RECHECK_KEY_SUFFIX
 
 
 def download(folder: str, step: str, checkout: Path) -> list[str]:

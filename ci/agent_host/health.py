@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import declared
+from agent_host import clone
 from hilgate.errors import DeclarationError
+from hilgate.names import AGENTS_FILE, RECHECK_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hilgate.agent.declared import QueuePromise
-    from hilgate.agent.gpus import GpuStatus
+    from agent_host.clone import QueuePromise
+    from agent_host.gpus import GpuStatus
 
 QUEUE = "BUILDKITE_AGENT_META_DATA_QUEUE"
 """Set by the agent from its tags, so no change can talk down what its node must have."""
@@ -50,9 +51,6 @@ MIN_ROOM = "HILGATE_MIN_ROOM_MIB"
 MIN_ROOM_MIB = 1024
 """Free wherever a job writes before its checkout: its environment, the agent's own hook scripts, what is remembered."""
 
-RECHECK_SUFFIX = ".recheck"
-"""What the folder of a rerun elsewhere adds to the planned key."""
-
 MAX_LINES = 50
 """Of the kernel's log in a record; a GPU that faults writes thousands."""
 
@@ -66,13 +64,13 @@ def promised(env: Mapping[str, str]) -> QueuePromise:
     Raises:
         DeclarationError: There is no queue, or nothing is known of it.
     """
-    queue, folder = env.get(QUEUE, ""), declared.repository(env)
-    known = declared.queues(declared.read(folder, declared.AGENTS_FILE))
+    queue, folder = env.get(QUEUE, ""), clone.repository(env)
+    known = clone.queues(clone.read(folder, AGENTS_FILE))
     if queue not in known:
         raise DeclarationError(
             f"nothing is known of the queue {queue!r}; known are {', '.join(known) or 'none'}",
-            where=f"{QUEUE}, {folder / declared.AGENTS_FILE}",
-            remedy=f"correct the agent's queue tag, or bring the clone up to date ({declared.REPOSITORY} names it)",
+            where=f"{QUEUE}, {folder / AGENTS_FILE}",
+            remedy=f"correct the agent's queue tag, or bring the clone up to date ({clone.REPOSITORY} names it)",
         )
     return known[queue]
 

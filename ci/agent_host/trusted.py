@@ -2,15 +2,15 @@
 """Run hilgate as the merge base has it over a checkout that it only reads: no change decides on itself.
 
     hilgate plan | pipeline | judge | ... ARGUMENTS   on agents, `hilgate` is ci/bin/hilgate of the agent's own clone
-    hilgate job KEY ...                               `hilgate.agent.job`: a step of the plan
-    hilgate fetch --plan FILE                         `hilgate.agent.fetch`: what the jobs of a plan left
-    hilgate approver                                  `hilgate.agent.approver`: who approved the change
+    hilgate job KEY ...                               `agent_host.job`: a step of the plan
+    hilgate fetch --plan FILE                         `agent_host.fetch`: what the jobs of a plan left
+    hilgate approver                                  `agent_host.approver`: who approved the change
     hilgate flow [approve | publish]                  prints the pipeline file that the build runs, or uploads
 
 The code is copied out of git into a folder that is no checkout, and started isolated (`python -I`): no file of the
 change, no variable of a pipeline and no package of the user's stands before it. A merge base that holds no hilgate is
 served by the agent's clone. A build that nothing can be compared with is refused. All that asks git, here and in what
-is started, asks a repository that nothing else writes to (`hilgate.agent.base`).
+is started, asks a repository that nothing else writes to (`agent_host.base`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import re
 import sys
 import tarfile
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NoReturn
 
-from hilgate.agent import base, declared, host, trust
+from agent_host import base, clone, host
 from hilgate.errors import Exit, MisuseError, ending
+from hilgate.names import PROJECT_FILE, of_build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,17 +42,22 @@ UPLOADED = ("approve", "publish")
 
 
 def copy_code(place: Path, commit: str, folder: Path) -> Path:
-    """Copy a commit's hilgate into `folder`; returns where its package lies, or this one's where it holds none."""
-    has = host.git(place, "ls-tree", "--name-only", commit, "--", declared.PROJECT_FILE).strip()
-    text = host.git(place, "show", f"{commit}:{declared.PROJECT_FILE}") if has else ""
-    for path in declared.words(text, "python_path"):
-        name = f"{path.rstrip('/')}/hilgate/agent/trusted.py".removeprefix("./")
-        if host.git(place, "ls-tree", "--name-only", commit, "--", name).strip():
-            package, file = name.removesuffix("/agent/trusted.py"), folder / "hilgate.tar"
-            host.git(place, "archive", "--format=tar", f"--output={file}", commit, "--", package)
+    """Copy a commit's hilgate and this package into `folder`; returns the folder that holds both.
+
+    That is where these modules lie for a commit that lacks one of the two.
+    """
+    has = host.git(place, "ls-tree", "--name-only", commit, "--", PROJECT_FILE).strip()
+    text = host.git(place, "show", f"{commit}:{PROJECT_FILE}") if has else ""
+    for path in clone.project(text).python_path:
+        inner = PurePosixPath(path)
+        packages = [str(inner / "agent_host"), str(inner / "hilgate")]  # in git's order
+        entries = [f"{package}/__main__.py" for package in packages]
+        if host.git(place, "ls-tree", "--name-only", commit, "--", *entries).split() == entries:
+            file = folder / "hilgate.tar"
+            host.git(place, "archive", "--format=tar", f"--output={file}", commit, "--", *packages)
             with tarfile.open(file) as archive:
                 archive.extractall(folder)  # noqa: S202 - git made it, of a commit that is ours
-            return folder / package
+            return folder / inner
     return Path(__file__).resolve().parents[1]
 
 
@@ -75,7 +81,7 @@ def flow(place: Path, commit: str, env: Mapping[str, str], name: str = "") -> st
             remedy="start it on the default branch",
         )
     file = f".buildkite/{name}.yml"
-    if name == "publish" and (trust.of_build(env).fork or not host.git(place, "ls-tree", commit, "--", file).strip()):
+    if name == "publish" and (of_build(env).fork or not host.git(place, "ls-tree", commit, "--", file).strip()):
         return ""
     return host.git(place, "show", f"{commit}:{file}")
 
@@ -89,15 +95,15 @@ def command(words: Sequence[str], checkout: Path, env: Mapping[str, str]) -> lis
     folder = _folder(env)
     place = base.own_repository(checkout, folder)
     commit = base.merge_base(place, env)
-    package = copy_code(place, commit, folder)
+    code = copy_code(place, commit, folder)
     isolated = [sys.executable, "-I"]
     if words[:1] in (["job"], ["fetch"], ["approver"]):
         asked = ["--repository", str(place), "--base", commit] if words[0] == "approver" else []
-        return [*isolated, str(package / "agent/__main__.py"), *words, *asked]
+        return [*isolated, str(code / "agent_host/__main__.py"), *words, *asked]
     base.fill(place)
     whole = base.compared(env).kind in {"default branch", "release branch"}
     options = ["--base", commit] if words[:1] == ["plan"] and not whole else []
-    return [*isolated, str(package / "__main__.py"), "--root", str(place), *words, *options]
+    return [*isolated, str(code / "hilgate/__main__.py"), "--root", str(place), *words, *options]
 
 
 def _folder(env: Mapping[str, str]) -> Path:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from hilgate.agent import health, host
+from agent_host import health, host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

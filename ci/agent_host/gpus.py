@@ -19,8 +19,9 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hilgate.agent import declared, host
+from agent_host import clone, host
 from hilgate.errors import DeclarationError
+from hilgate.names import PROJECT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -116,7 +117,7 @@ def parse_smi(answers: Mapping[str, str]) -> tuple[list[GpuStatus], list[str]]:
             raise host.SickNodeError(
                 f"the answer of amd-smi is not understood: {error}: {text.strip()[:60]!r}",
                 where=f"amd-smi {what} --json",
-                remedy="compare it with hilgate.agent.gpus; an unknown amd-smi counts as a sick node",
+                remedy="compare it with agent_host.gpus; an unknown amd-smi counts as a sick node",
             ) from error
     gpus: list[GpuStatus] = []
     problems: list[str] = []
@@ -362,8 +363,11 @@ def _uses(entry: Path, node: RenderNode) -> bool:
 
 def selfcheck(env: Mapping[str, str]) -> str:
     """The command of the tiny kernel: the agent's, else the `selfcheck` that its own clone declares; empty for none."""
-    own = declared.read(declared.repository(env), declared.PROJECT_FILE)
-    return env.get(SELFCHECK) or next(iter(declared.words(own, "selfcheck")), "")
+    return env.get(SELFCHECK) or _project(env).selfcheck
+
+
+def _project(env: Mapping[str, str]) -> clone.Project:
+    return clone.project(clone.read(clone.repository(env), PROJECT_FILE))
 
 
 def selfcheck_problems(env: Mapping[str, str], gpus: int, *, elements: int = ELEMENTS) -> list[str]:
@@ -379,8 +383,7 @@ def selfcheck_problems(env: Mapping[str, str], gpus: int, *, elements: int = ELE
         return [f"the tiny kernel: {command!r} is no command: {error}"]
     inside = dict(env)
     if not env.get(SELFCHECK):
-        own = declared.repository(env)
-        path = declared.words(declared.read(own, declared.PROJECT_FILE), "python_path") or (".",)
+        own, path = clone.repository(env), _project(env).python_path or (".",)
         inside["PYTHONPATH"] = os.pathsep.join(str(own / entry) for entry in path)
     ran = host.run([*words, f"--seed={seed}", f"--elements={elements}"], SELFCHECK_SECONDS, env=inside)
     if ran.failure:

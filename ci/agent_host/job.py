@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run one step of a plan on an agent: in the container of its image, or on the host where it has none.
 
-    hilgate job KEY --plan results/plan.json --results results/jobs/KEY [--recheck]     (hilgate.agent.trusted)
+    hilgate job KEY --plan results/plan.json --results results/jobs/KEY [--recheck]     (agent_host.trusted)
 
 The exit status is that of `hilgate run` (or `hilgate recheck`) inside. What Docker or this node cannot do is 5 or 75
 and never 1, so that nobody is blamed for it.
@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import collect, container, endings, host, reap, trust
-from hilgate.agent.services import REGISTRY
+from agent_host import collect, container, endings, host, reap, trust
+from agent_host.services import REGISTRY
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
+from hilgate.names import Trust, of_build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -303,9 +304,9 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
             where=str(results),
             remedy="remove them, or name another --results; results of two jobs are never mixed",
         )
-    decided = trust.of_build(env)
+    decided = of_build(env)
     if planned.fork and not decided.fork:
-        decided = trust.Trust(fork=True, why="the plan says so")
+        decided = Trust(fork=True, why="the plan says so")
     sys.stderr.write(f"{planned.key}: {'fork' if decided.fork else 'trusted'}: {decided.why}\n")
     if planned.image:
         status = _in_container(planned, arguments, checkout, env, decided)
@@ -321,7 +322,7 @@ def job_id(env: Mapping[str, str]) -> str:
     return env.get("BUILDKITE_JOB_ID") or str(uuid.uuid4())
 
 
-def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], decided: trust.Trust) -> int:
+def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], decided: Trust) -> int:
     if decided.fork and env.get(DISPOSABLE) != "1":
         raise CannotRunHereError(
             f"{planned.key} has no image, and a fork's code ({decided.why}) does not run on this host itself",
@@ -329,7 +330,7 @@ def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], 
             remedy="a maintainer reads the change and pushes it to a branch of this repository, which builds it; or"
             f" give its queue an image, or set {DISPOSABLE}=1 where the machine is thrown away after each job",
         )
-    program = [sys.executable, "-I", str(Path(__file__).resolve().parents[1] / "__main__.py")]
+    program = [sys.executable, "-I", str(Path(__file__).resolve().parents[1] / "hilgate/__main__.py")]
     home = Path(tempfile.mkdtemp(prefix=f"hilgate-home-{job_id(env)}-")).resolve()
     try:
         made, jobs = home / "results", home / "jobs"
@@ -351,7 +352,7 @@ def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], 
 
 
 def _in_container(
-    planned: PlannedJob, arguments: Arguments, checkout: Path, env: Mapping[str, str], decided: trust.Trust
+    planned: PlannedJob, arguments: Arguments, checkout: Path, env: Mapping[str, str], decided: Trust
 ) -> int:
     container.require_docker()
     devices = container.gpu_devices(planned.gpus, env)

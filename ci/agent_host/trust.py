@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a build may do, from who asks for it: a fork gets no secrets and may not change what its agents' hosts execute.
 
-    python3 -m hilgate.agent.trust guard       for the agent's own post-checkout hook: refuses such a fork
-    python3 -m hilgate.agent.trust withheld    for the pre-command hook: names of variables that a fork's job loses
+    python3 -m agent_host.trust guard       for the agent's own post-checkout hook: refuses such a fork
+    python3 -m agent_host.trust withheld    for the pre-command hook: names of variables that a fork's job loses
 
 A build of a fork runs code that nobody here has read. It gets no secrets, writes no cache, pushes nothing, and its
 kernel steps have no network. Whatever cannot be decided counts as a fork. The agent's own post-checkout hook runs
@@ -18,20 +18,15 @@ import os
 import re
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import base, declared, host
+from agent_host import base, clone, host
 from hilgate.errors import CannotRunHereError, DeclarationError, Exit, ending
+from hilgate.names import PROJECT_FILE, Trust, of_build, stays_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-CASELESS_HOSTS = frozenset({"github.com"})
-"""Where `Owner/Repo` and `owner/repo` are the same repository; elsewhere they may belong to two people."""
-
-DEFAULT_PORTS = {"https": 443, "http": 80, "ssh": 22, "git": 9418}
 
 KEPT = frozenset(
     {
@@ -57,33 +52,17 @@ KEPT_ON_A_TRUSTED_HOST = frozenset(
 )
 """How a step that builds an image finds its builder, its registry and the network."""
 
-READ_AS_DATA = re.compile(
-    r"ci/areas/[^/]+\.yaml|ci/quarantine\.yaml|(?:[^/]+/)*[^/]+\.(?:md|png)|LICENSE(?:\.txt)?", re.DOTALL
-)
-"""What a host reads as data or does not read, in every repository."""
-
 LINKS = frozenset({"120000", "160000"})
 """Modes of a symbolic link and of a submodule in git's trees."""
 
 REPLACEMENT = "\ufffd"
 """What `host.git` puts for bytes that are not UTF-8."""
 
-NEVER_INSIDE = sys.stdlib_module_names | {"", "ci", "hilgate", "sitecustomize", "usercustomize"}
-"""First part of a path, without what follows a '.', that no `forks_may_change` reaches: hooks, declarations, and what a
-Python that starts in the checkout would find before its own library (`json/`, `argparse.py`)."""
-
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = re.compile(
     r"(?:BUILDKITE|HILGATE|DOCKER|BUILDKIT|LD|DYLD|PYTHON|GIT|SSH|HIP|HSA|ROCR|CUDA|GPU)(?:_.*)?|PYTHON.*|BASH.*|"
     r"PATH|HOME|IFS|ENV|SHELL|TERM|USER|LOGNAME|TMPDIR|LANG|LC_.*"
 )
-_HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
-_SEGMENT = re.compile(r"[A-Za-z0-9_~][A-Za-z0-9._~-]*")
-_URL = re.compile(
-    r"(?P<scheme>https?|ssh|git)://(?:[^\s/@?#\\]*@)?(?P<host>[A-Za-z0-9.-]+)(?::(?P<port>[0-9]{1,5}))?(?P<path>/[^:]+)"
-)
-_SCP = re.compile(r"(?:[A-Za-z0-9._-]+@)?(?P<host>[A-Za-z0-9.-]+):(?P<path>[^:]+)")
-
 AGENTS_OWN = frozenset(
     {
         *("OLDPWD", "PWD", "SHELL", "SHLVL", "SPT_NOENV", "_", "GIT_TERMINAL_PROMPT", "GIT_LFS_SKIP_SMUDGE"),
@@ -95,56 +74,6 @@ AGENTS_OWN = frozenset(
 _FACTS = re.compile(r"(?:BUILDKITE|HILGATE)(?:_[A-Z0-9_]+)?")
 _SECRETS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE|CREDENTIAL|API_KEY|PRIVATE_KEY")
 """A name of ours or Buildkite's is a fact about the job, unless it says that it is more."""
-
-
-@dataclass(frozen=True)
-class Trust:
-    """Whether a build is a fork's, and the one fact that decided it."""
-
-    fork: bool
-    why: str
-
-
-def of_build(env: Mapping[str, str]) -> Trust:
-    """The trust in a build, from Buildkite's variables; locally there are none: the checkout is the user's."""
-    ours, theirs = env.get("BUILDKITE_REPO", ""), env.get("BUILDKITE_PULL_REQUEST_REPO", "")
-    if env.get("HILGATE_FORK", "") not in {"", "0"}:
-        return Trust(fork=True, why="HILGATE_FORK is set")
-    if not any(name.startswith("BUILDKITE") for name in env):
-        return Trust(fork=False, why="not a Buildkite build")
-    if theirs:
-        known, other = repository(ours), repository(theirs)
-        if known is None or other is None:
-            unreadable = "BUILDKITE_REPO" if known is None else "BUILDKITE_PULL_REQUEST_REPO"
-            return Trust(fork=True, why=f"{unreadable} cannot be read as a repository")
-        same = known == other
-        return Trust(fork=not same, why=f"a pull request from {known} itself" if same else f"{other} is not {known}")
-    # "false" outside of a pull request; a number without the repository that it comes from proves nothing.
-    number = env.get("BUILDKITE_PULL_REQUEST", "")
-    if number != "false":
-        return Trust(fork=True, why=f"pull request {number!r} without BUILDKITE_PULL_REQUEST_REPO")
-    return Trust(fork=False, why="not a pull request")
-
-
-def repository(url: str) -> str | None:
-    """`host/owner/repo` of a repository's address; None for one that is not plainly one.
-
-    https, ssh, git and scp-like spellings, a user, the scheme's own port, `.git` and a closing slash mean nothing. All
-    else must be plain: no query, no percent sign, no empty or dotted segment, ASCII only.
-    """
-    match = (_URL if "://" in url else _SCP).fullmatch(url)
-    if match is None:
-        return None
-    found = match.groupdict()
-    host = found["host"].lower()
-    segments = found["path"].removeprefix("/").removesuffix("/").removesuffix(".git").split("/")
-    plain = all(_SEGMENT.fullmatch(segment) and ".." not in segment for segment in segments)
-    if not _HOST.fullmatch(host) or ".." in host or len(segments) < 2 or not plain:
-        return None
-    port = found.get("port") or ""
-    own_port = port if port and int(port) != DEFAULT_PORTS[found["scheme"]] else ""
-    name = "/".join(segments)
-    return f"{host}{':' if own_port else ''}{own_port}/{name.lower() if host in CASELESS_HOSTS else name}"
 
 
 def environment(env: Mapping[str, str], trust: Trust, secrets: Iterable[str] = ()) -> dict[str, str]:
@@ -177,16 +106,9 @@ def check_secrets(names: Iterable[str]) -> tuple[str, ...]:
     return chosen
 
 
-def stays_inside(path: str, may_change: Iterable[str]) -> bool:
-    """Whether a host only copies a file into a container, reads it as data or does not read it; else it executes it.
-
-    `may_change` is the project's `forks_may_change`: folders with a closing slash, and files.
-    """
-    if READ_AS_DATA.fullmatch(path):
-        return True
-    if path.partition("/")[0].partition(".")[0] in NEVER_INSIDE:
-        return False
-    return any(path.startswith(one) and path != one if one.endswith("/") else path == one for one in may_change)
+def _stays_inside(path: str, may_change: Iterable[str]) -> bool:
+    """`stays_inside`, and not where a Python that starts in the checkout would find this package."""
+    return stays_inside(path, may_change) and path.partition("/")[0].partition(".")[0] != __package__
 
 
 def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
@@ -204,9 +126,9 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
     with tempfile.TemporaryDirectory(prefix="hilgate-guard-") as folder:
         place = base.own_repository(Path(checkout), Path(folder))
         commit = base.merge_base(place, env)
-        declares = host.git(place, "ls-tree", "--name-only", commit, "--", declared.PROJECT_FILE).strip()
-        text = host.git(place, "show", f"{commit}:{declared.PROJECT_FILE}") if declares else ""
-        inside = declared.words(text, "forks_may_change")
+        declares = host.git(place, "ls-tree", "--name-only", commit, "--", PROJECT_FILE).strip()
+        text = host.git(place, "show", f"{commit}:{PROJECT_FILE}") if declares else ""
+        inside = clone.project(text).forks_may_change
         # Without rename detection a file that moves is one that vanishes and one that appears; both names count.
         listing = host.git(place, "diff", "--raw", "-z", "--no-renames", "--no-ext-diff", commit, "HEAD", "--")
     words = listing.split("\0")
@@ -216,7 +138,7 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
     executed = [
         name
         for name, raw in changed.items()
-        if raw.split()[1] in LINKS or not stays_inside(name, inside) or REPLACEMENT in name
+        if raw.split()[1] in LINKS or not _stays_inside(name, inside) or REPLACEMENT in name
     ]
     if executed:
         names = ", ".join(repr(name) for name in executed[:5])
@@ -225,7 +147,7 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
             f"this fork ({decided.why}) changes what runs on the agents' hosts: {names}{more}",
             where=checkout,
             remedy=f"a maintainer reads it and pushes it to a branch of this repository; what forks may change is said "
-            f"by forks_may_change in {declared.PROJECT_FILE} of the default branch",
+            f"by forks_may_change in {PROJECT_FILE} of the default branch",
         )
     return f"fork ({decided.why}); none of its {len(changed)} changed files runs on the host"
 
@@ -233,7 +155,7 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
 def withheld(env: Mapping[str, str]) -> list[str]:
     """The variables that a fork's job must not see, sorted; none outside of forks.
 
-    `hilgate.agent.job` gives a step named variables only. This stands before it, for the lines of a job that are not
+    `agent_host.job` gives a step named variables only. This stands before it, for the lines of a job that are not
     the step: what an agent happens to have in its environment is not there to be printed.
     """
     if not of_build(env).fork:
@@ -247,7 +169,7 @@ def withheld(env: Mapping[str, str]) -> list[str]:
 @ending
 def main(words: list[str] | None = None) -> int:
     """Guard a checkout, or print the withheld names on one line; 0, or the status of the refusal."""
-    parser = argparse.ArgumentParser(prog="hilgate.agent.trust", description="What a build may do on this host.")
+    parser = argparse.ArgumentParser(prog="agent_host.trust", description="What a build may do on this host.")
     parser.add_argument("command", choices=["guard", "withheld"])
     if parser.parse_args(words).command == "withheld":
         sys.stdout.write(" ".join(withheld(os.environ)) + "\n")
