@@ -16,7 +16,7 @@ import pytest
 from support.forks import project
 from support.plans import git, hilgate
 
-from hilgate.checks.hygiene import RULES
+from ci.lint import RULES
 from hilgate.declare import protected
 
 if TYPE_CHECKING:

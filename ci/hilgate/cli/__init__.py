@@ -60,14 +60,14 @@ def declared(*kinds: Literal["areas", "steps", "models", "bugs"]) -> Callable[[t
     """Completion of names that the repository declares; a step is followed by its keys on each device."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        from hilgate.checks import zoo
+        from hilgate import planted_bugs
         from hilgate.declare.load import find_root, load
         from hilgate.model.plan import planned_key
 
         names: list[str] = []
         with contextlib.suppress(Exception):  # a shell has no place for an error
             root = find_root(ctx.find_root().params.get("root") or Path.cwd())
-            names += [bug.id for bug in zoo.load_bugs(root, ())] if "bugs" in kinds else []
+            names += [bug.id for bug in planted_bugs.load_bugs(root, ())] if "bugs" in kinds else []
             if declarations := load(root) if {"areas", "steps", "models"} & set(kinds) else None:
                 names += [area.area for area in declarations.areas] if "areas" in kinds else []
                 names += declarations.models() if "models" in kinds else []

@@ -317,13 +317,13 @@ def selftest(
     results: Results = None,
 ) -> None:
     """Inject known bugs; each must turn a step red."""
-    from hilgate.checks import zoo
+    from hilgate import planted_bugs
     from hilgate.model.record import Check
     from hilgate.report import terminal
     from hilgate.run.runner import locked
 
     root = repository(ctx)
-    chosen = zoo.load_bugs(root, tuple(bugs or ()))
+    chosen = planted_bugs.load_bugs(root, tuple(bugs or ()))
     if listed:
         rows = [bug.model_dump(mode="json") for bug in chosen]
         text = json.dumps(rows, indent=1) if as_json else "\n".join(f"{b.id}  {b.title}  ({b.source})" for b in chosen)
@@ -332,14 +332,14 @@ def selftest(
     out = os.environ.get("HILGATE_OUT")  # set when the self-test is itself a step of a gate
     folder = results or (Path(out) / "zoo" if out else root / "results" / "selftest")
     with locked(folder):
-        checks = zoo.run_bugs(root, chosen, folder, keep=keep)
+        checks = planted_bugs.run_bugs(root, chosen, folder, keep=keep)
     if out:
         Check.write_all(Path(out), checks)
     if as_json:
         sys.stdout.write(json.dumps([check.model_dump(mode="json") for check in checks], indent=1) + "\n")
     else:
         terminal.print_checks(checks)
-    raise typer.Exit(zoo.status_of(checks))
+    raise typer.Exit(planted_bugs.status_of(checks))
 
 
 def _earlier(folder: Path, plan: Plan) -> Recorded | None:

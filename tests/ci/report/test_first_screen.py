@@ -17,10 +17,10 @@ from support.builds import built
 from support.jobs import failed, passed
 from support.plans import step
 
-from hilgate.checks.zoo import ZOO, load_bugs
 from hilgate.declare.load import load
 from hilgate.evidence import FINDINGS_FILE
 from hilgate.model.record import Check, Outcome
+from hilgate.planted_bugs import ZOO, load_bugs
 from hilgate.report.causes import causes
 from hilgate.report.terminal import SCREEN, first_screen
 from hilgate.report.view import ReportView

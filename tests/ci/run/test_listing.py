@@ -47,7 +47,7 @@ def test_tests_are_listed_where_a_change_can_have_taken_some_away(file, due):
     [
         (a_step(), ""),
         (a_step("python -m pytest tests").part("-k one"), BASE),
-        (a_step("python -m hilgate.checks.hygiene", evidence="findings"), BASE),
+        (a_step("python ci/lint.py", evidence="findings"), BASE),
         (a_step("make junit"), BASE),
     ],
     ids=["no-merge-base", "a-part", "no-tests", "another-program"],

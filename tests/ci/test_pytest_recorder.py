@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hilgate.checks import watch
+from hilgate import pytest_recorder
 
 SYSTEM = ("/bin/", "/dev/", "/etc/", "/lib/", "/lib64/", "/proc/", "/sys/", "/usr/")
 START = """
@@ -51,7 +51,7 @@ def notes_of(code: str, root: Path, tmp_path: Path) -> tuple[set[str], bool]:
     held = (*SYSTEM, *(f"{Path(one).resolve()}/" for one in (sys.prefix, sys.base_prefix, site, *sys.path) if one))
     began = (site / "whole").stat().st_ctime_ns
     start = START.format(folder=str(site), root=str(root.resolve()), held=held, began=began)
-    (site / "sitecustomize.py").write_text(Path(watch.__file__).read_text(encoding="utf-8") + start)
+    (site / "sitecustomize.py").write_text(Path(pytest_recorder.__file__).read_text(encoding="utf-8") + start)
     env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     env |= {"PYTHONPATH": str(site), "TMPDIR": str(tmp_path / "tmp"), "SITE": str(site)}
     subprocess.run([sys.executable, "-c", IMPORTS + code], cwd=root, env=env, check=True, timeout=60)

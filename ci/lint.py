@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lint the repository (linters, house rules about files): `python -m hilgate.checks.hygiene`.
+"""Lint the repository (linters, house rules about files): `python ci/lint.py`.
 
 Linters know neither JUnit nor findings; here each becomes one check with its command, so a failure can be pasted back.
 Under the runner (`HILGATE_OUT` set) the checks are also written to `findings.jsonl`.
@@ -22,15 +22,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from hilgate.buildkite.lint import FLOWS, lint_files
-from hilgate.checks import conclude
 from hilgate.declare.load import find_root, load
 from hilgate.declare.protected import unread_code
-from hilgate.errors import NothingSelectedError, ending
+from hilgate.errors import Exit, NothingSelectedError, ending
 from hilgate.git import tracked_files
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 TIMEOUT_SECONDS = 400
 MESSAGE_LINES = 25
@@ -77,9 +76,6 @@ FOLDERS = ("kernels", "ci", "evals", "tests", "docker")
 
 PACKAGES = ("ci/hilgate/", "kernels/pagedkv/", "kernels/amdgcn/", "evals/hileval/")
 """Import packages, in each of which the name of a public class occurs once."""
-
-SIZED = ("ci/hilgate", "kernels/pagedkv", "kernels/amdgcn", "evals/hileval", "evals/families", "benchmarks", "tests")
-"""Folders of Python whose sizes are printed."""
 
 FORBIDDEN = {
     "no-machine-path": (
@@ -169,24 +165,29 @@ RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
 """Check id -> rule: text of each file to findings."""
 
 
-def sizes(texts: Mapping[str, str]) -> Iterator[str]:
-    """Lines of code of each folder of Python, without blank lines and comments, as a line of text; for information."""
-    for folder in SIZED:
-        lines = {
-            name: sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in text.splitlines())
-            for name, text in texts.items()
-            if name.startswith(f"{folder}/") and name.endswith(".py")
-        }
-        yield f"{folder}: {sum(lines.values())} lines of code in {len(lines)} files"
+def conclude(checks: Iterable[Check]) -> Exit:
+    """Print checks as they finish, and return the exit status: 0, 1 (one failed) or 5 (one did not run).
+
+    Under the runner (`HILGATE_OUT` set) they are also written to `findings.jsonl`, after each one: what had finished
+    is there when the command is ended.
+    """
+    out, done = os.environ.get("HILGATE_OUT"), list[Check]()
+    for check in checks:
+        done.append(check)
+        sys.stdout.write(f"{check.outcome.value:<12} {check.id:<32} {check.seconds:5.1f} s  {check.message}\n")
+        sys.stdout.flush()
+        if out:
+            Check.write_all(Path(out), done)
+    outcomes = {check.outcome for check in done}
+    if Outcome.FAIL in outcomes:
+        return Exit.FAIL
+    return Exit.CANNOT_RUN_HERE if Outcome.DID_NOT_RUN in outcomes else Exit.PASS
 
 
 @ending
 def main() -> int:
     """Check the repository around the current folder; exit status 0, 1 (findings) or 5 (a tool is missing)."""
-    root = find_root(Path.cwd())
-    status = conclude(checks(root))
-    sys.stdout.write("".join(f"{line}\n" for line in sizes(_texts(root))))
-    return status
+    return conclude(checks(find_root(Path.cwd())))
 
 
 def checks(root: Path) -> Iterator[Check]:

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from support.plans import environ, git, hilgate, python, write_repository
 
-from hilgate.checks import zoo
+from hilgate import planted_bugs
 from hilgate.errors import Exit, HilgateError
 from hilgate.model.record import Outcome
 
@@ -64,7 +64,7 @@ def plant(root, patch, **changes):
 
 
 def outcomes(root):
-    return zoo.run_bugs(root, zoo.load_bugs(root), root / "results" / "selftest")
+    return planted_bugs.run_bugs(root, planted_bugs.load_bugs(root), root / "results" / "selftest")
 
 
 def test_a_planted_bug_is_caught_and_the_checkout_is_untouched(repository):
@@ -73,7 +73,7 @@ def test_a_planted_bug_is_caught_and_the_checkout_is_untouched(repository):
     assert (control.outcome, bug.outcome) == (Outcome.PASS, Outcome.PASS)
     assert bug.message.startswith("caught by sample-cpu: gather[strided]: got / expected")
     assert (repository / "kernels" / "samplekernel.py").read_text() == SOUND
-    assert zoo.status_of((control, bug)) == Exit.PASS
+    assert planted_bugs.status_of((control, bug)) == Exit.PASS
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_is_not_caught_fails(repository, patch, changes, why):
     control, bug = outcomes(repository)
     assert (control.outcome, bug.outcome) == (Outcome.PASS, Outcome.FAIL)
     assert why in bug.message
-    assert zoo.status_of((control, bug)) == Exit.FAIL
+    assert planted_bugs.status_of((control, bug)) == Exit.FAIL
 
 
 def test_a_cause_that_a_reader_must_scroll_to_is_not_enough(repository, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_bug_of_a_package_that_is_not_installed_did_not_run(repository):
 def test_an_invalid_bug_is_refused_with_its_place(repository, changes, why):
     plant(repository, CAUGHT, **changes)
     with pytest.raises(HilgateError) as caught:
-        zoo.load_bugs(repository)
+        planted_bugs.load_bugs(repository)
     assert why in str(caught.value)
     assert "tests/bugs/packed-reader/bug.yaml:1" in str(caught.value)
 
@@ -188,7 +188,7 @@ def test_a_bug_is_called_like_its_folder(repository):
     folder = plant(repository, CAUGHT)
     folder.rename(folder.with_name("other"))
     with pytest.raises(HilgateError, match="in the folder 'other'"):
-        zoo.load_bugs(repository)
+        planted_bugs.load_bugs(repository)
 
 
 def test_the_command_lists_runs_and_leaves_findings(repository):

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 from support.planted import instead, must_be_noticed, planted
 
-from hilgate.checks import hygiene
-from hilgate.checks.hygiene import RULES, Linter, lint
+from ci import lint as linting
+from ci.lint import RULES, Linter, lint
 from hilgate.errors import Exit
 from hilgate.model.record import Check, Outcome
 
@@ -15,13 +15,13 @@ HOME = "/".join(("", "home", "someone", "project"))  # spelt so that this file k
 INDEX = "https://" + "pypi.example.org/simple"
 
 
-TWICE = f"{hygiene.LICENSE}\nclass Same:\n    pass\n\nclass Same:\n    pass\n"
-LATE = f'"""A module."""\n{hygiene.LICENSE}\n'
+TWICE = f"{linting.LICENSE}\nclass Same:\n    pass\n\nclass Same:\n    pass\n"
+LATE = f'"""A module."""\n{linting.LICENSE}\n'
 FAULTS = {
     "a class name twice": (TWICE, "ci/hilgate/b.py", "class-names"),
     "a license that is late": (LATE, "ci/hilgate/b.py", "licenses"),
     "a script without a license": ("#!/usr/bin/env bash\nset -e\n", "docker/scripts/b.sh", "licenses"),
-    "another license": (f"#!/usr/bin/env bash\n{hygiene.LICENSE} AND MIT\n", ".ci/run", "licenses"),
+    "another license": (f"#!/usr/bin/env bash\n{linting.LICENSE} AND MIT\n", ".ci/run", "licenses"),
     "a flow of one wait": ("steps: [wait]\n", "pipeline.yml", "pipelines"),
     "a local hook": ("", ".buildkite/hooks/pre-exit", "no-local-hooks"),
     "a folder that is a package": ("", "kernels/__init__.py", "no-folder-package"),
@@ -43,8 +43,8 @@ def test_planted_mistake_is_found_by_its_rule_alone(fault):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("ci/hilgate/b.py", f"{hygiene.LICENSE}\nclass One:\n    class Same:\n        pass\n\nclass Same:\n    pass\n"),
-        ("docker/scripts/b.sh", f"#!/usr/bin/env bash\n{hygiene.LICENSE}\nset -e\n"),
+        ("ci/hilgate/b.py", f"{linting.LICENSE}\nclass One:\n    class Same:\n        pass\n\nclass Same:\n    pass\n"),
+        ("docker/scripts/b.sh", f"#!/usr/bin/env bash\n{linting.LICENSE}\nset -e\n"),
         ("ci/hilgate/__init__.py", ""),
         ("README.md", "https://github.com/home/someone and ~/work/x and results/work/x and ${ROOT}/work/x"),
         ("data.json", "1\n" * 5000),
@@ -59,11 +59,6 @@ def test_a_class_name_may_be_in_two_packages_and_not_in_two_files_of_one():
     assert RULES["class-names"](one | two) == []
     (found,) = RULES["class-names"](one | {"ci/hilgate/b.py": "class A: ...\n"})
     assert found == "ci/hilgate/b.py: class A is in ci/hilgate/a.py as well; rename one of them"
-
-
-def test_sizes_count_lines_of_code_alone():
-    texts = {"ci/hilgate/a.py": "import os\n\n# why\nx = 1\n", "ci/hilgate/b/c.py": "y = 2\n", "ci/other.py": "z\n"}
-    assert next(iter(hygiene.sizes(texts))) == "ci/hilgate: 3 lines of code in 2 files"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +79,7 @@ def test_linter_becomes_a_check(tmp_path, command, outcome, message):
 
 
 def test_endless_linter_did_not_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(hygiene, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(linting, "TIMEOUT_SECONDS", 0.2)
     check = lint(Linter("tool", "python -c 'import time; time.sleep(60)'"), [], tmp_path)
     assert check.outcome is Outcome.DID_NOT_RUN
     assert "did not finish" in check.message
@@ -114,8 +109,8 @@ def repository(tmp_path, monkeypatch):
 )
 @pytest.mark.usefixtures("repository")
 def test_status_and_findings(tmp_path, monkeypatch, linter, status):
-    monkeypatch.setattr(hygiene, "LINTERS", (linter,))
-    assert hygiene.main() == status
+    monkeypatch.setattr(linting, "LINTERS", (linter,))
+    assert linting.main() == status
     checks = [
         Check.model_validate_json(line) for line in (tmp_path / "out" / "findings.jsonl").read_text().splitlines()
     ]
@@ -124,14 +119,14 @@ def test_status_and_findings(tmp_path, monkeypatch, linter, status):
 
 
 def test_house_rule_turns_the_status_red(repository, monkeypatch):
-    monkeypatch.setattr(hygiene, "LINTERS", ())
+    monkeypatch.setattr(linting, "LINTERS", ())
     (repository / "notes.md").write_text(f"see {HOME}\n")
-    assert hygiene.main() == Exit.FAIL
+    assert linting.main() == Exit.FAIL
 
 
 def test_outside_a_repository_is_an_error_and_not_a_pass(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert hygiene.main() == Exit.MISUSE
+    assert linting.main() == Exit.MISUSE
     assert "not inside a repository" in capsys.readouterr().err
 
 
