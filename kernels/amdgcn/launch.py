@@ -2,7 +2,7 @@
 """Run Triton launches on CPU tensors through their AMD machine code: `with amdgcn("gfx942"): launcher(...)`.
 
 Triton compiles as for a GPU, with the real arguments' divisibility, and hands over where it would start a grid. Every
-kernel is checked statically (waits, wait states) before it runs for the first time. A result is what the code does
+kernel's waits are checked before it runs for the first time. A result is what the code does
 on this executor; whether a GPU agrees only a GPU can say.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import struct
-import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,21 +25,16 @@ from triton.compiler import compiler as triton_compiler
 from triton.runtime import driver as active_driver
 
 from .errors import LaunchError, ProgramFault
-from .figures import GPUS, figures
-from .known import Known
 from .machine import Machine
 from .memory import Memory
 from .text import parse
 from .translate import Translated, translate
-from .wait_states import check_wait_states
 from .waits import check_waits
 from .waves import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
-    from pathlib import Path
 
-    from .text import Program
 
 ARCHES = {"gfx942": (65536, 304), "gfx950": (163840, 256)}
 """gfx name -> bytes of LDS of a workgroup, compute units."""
@@ -58,11 +52,6 @@ class Launch:
     waves: int
     wave_instructions: int
     """Executed, over all waves."""
-    seconds: float
-    figures: dict[str, float]
-    """See figures.py."""
-    executed: bool = True
-    """Whether it ran now; else an earlier run's bytes were put back (known.py)."""
 
 
 @dataclass
@@ -73,10 +62,7 @@ class Session:
     races: bool
     outputs: Mapping[str, Collection[str]]
     mutate: Callable[[str, str], str] | None
-    known: Known | None = None
     launches: list[Launch] = field(default_factory=list)
-    ran: dict[str, set[int]] = field(default_factory=dict)
-    """Blocks of each kernel that any wave entered."""
     texts: dict[str, str] = field(default_factory=dict)
     """Machine code of each kernel that was launched, by its key."""
 
@@ -88,7 +74,6 @@ class Driver(DriverBase):
         super().__init__()
         lds_bytes, compute_units = ARCHES[arch]
         self.arch, self.session, self.text = arch, None, ""
-        self.programs: dict[str, Program] = {}
         self.translated: dict[str, Translated] = {}
         properties = {
             "max_shared_mem": lds_bytes,
@@ -142,17 +127,14 @@ class Driver(DriverBase):
         self.session.texts[metadata.hash] = text
         if self.session.mutate is not None:
             program = parse(self.session.mutate(metadata.name, text))
-            execute(self.session, program, lambda: translate(program), metadata, (x, y, z), arguments)
+            execute(self.session, translate(program), metadata, (x, y, z), arguments)
             return
-        if metadata.hash not in self.programs:
-            self.programs[metadata.hash] = parse(text)
-        program = self.programs[metadata.hash]
-        execute(self.session, program, lambda: self._translated(metadata, program), metadata, (x, y, z), arguments)
+        execute(self.session, self._translated(metadata, text), metadata, (x, y, z), arguments)
 
-    def _translated(self, metadata: Any, program: Program) -> Translated:
+    def _translated(self, metadata: Any, text: str) -> Translated:
         if metadata.hash not in self.translated:
-            hazards = [*check_waits(program), *check_wait_states(program, as_llvm=True)]
-            if hazards:
+            program = parse(text)
+            if hazards := check_waits(program):
                 raise ProgramFault(f"{metadata.name}: {len(hazards)} hazards; {hazards[0]}")
             self.translated[metadata.hash] = translate(program)
         return self.translated[metadata.hash]
@@ -178,18 +160,16 @@ def _arguments(source: Any, values: tuple[Any, ...]) -> list[tuple[str, str, Any
 
 def execute(
     session: Session,
-    program: Program,
-    translated: Callable[[], Translated],
+    translated: Translated,
     metadata: Any,
     grid: tuple[int, int, int],
     arguments: list[tuple[str, str, Any]],
 ) -> None:
-    """Run one launch, unless it is known.
+    """Run one launch.
 
     Args:
-        session: Where its figures go.
-        program: The kernel.
-        translated: The same, made executable.
+        session: Where it is noted.
+        translated: The kernel.
         metadata: Triton's.
         grid: Workgroups.
         arguments: (name, Triton's type, value).
@@ -198,7 +178,8 @@ def execute(
         LaunchError: The arguments are not those of the text.
         ProgramFault: The program did what no right program does.
     """
-    memory, slots = Memory(), program.arguments
+    program, memory = translated.program, Memory()
+    slots = program.arguments
     if not len(arguments) <= len(slots) <= len(arguments) + 2:  # two scratch buffers that are not used
         raise LaunchError(f"{metadata.name} takes {len(slots)} arguments, the launch has {len(arguments)}")
     outputs = session.outputs.get(metadata.name)
@@ -218,29 +199,10 @@ def execute(
         if what in extents:
             segment[offset : offset + size] = extents[what][axis].to_bytes(size, "little")
     kernarg = memory.add("kernel arguments", np.frombuffer(bytes(segment), np.uint8), readonly=True)
-    known = session.known if session.mutate is None else None
-    settings = (grid, metadata.num_warps, metadata.shared, session.races)
-    key = known.key(program, memory, settings) if known else ""
-    about = known.replay(key, memory) if known and key else None
-    if about is None:
-        before = [None if region.readonly else region.views[1].copy() for region in memory.regions] if key else []
-        banks = GPUS[program.arch].lds_banks
-        machine = Machine(translated(), memory, metadata.shared, twins=2, races=session.races, banks=banks)
-        started = time.perf_counter()
-        machine.run(grid, metadata.num_warps, kernarg)
-        session.ran.setdefault(metadata.name, set()).update(machine.executed)
-        seconds, workgroups = time.perf_counter() - started, grid[0] * grid[1] * grid[2]
-        about = {
-            "kernel": metadata.name,
-            "grid": grid,
-            "waves": workgroups * metadata.num_warps,
-            "seconds": seconds,
-            "wave_instructions": machine.wave_instructions,
-            "figures": figures(program, machine.executed, machine.traffic, machine.conflicts, workgroups),
-        }
-        if known and key:
-            known.keep(key, memory, before, about | {"seconds": 0.0, "executed": False})
-    session.launches.append(Launch(**about | {"grid": tuple(about["grid"])}))
+    machine = Machine(translated, memory, metadata.shared, twins=2, races=session.races)
+    machine.run(grid, metadata.num_warps, kernarg)
+    waves = grid[0] * grid[1] * grid[2] * metadata.num_warps
+    session.launches.append(Launch(metadata.name, grid, waves, machine.wave_instructions))
 
 
 def _region(memory: Memory, name: str, tensor: torch.Tensor, *, readonly: bool) -> int:
@@ -276,7 +238,6 @@ def amdgcn(
     races: bool = True,
     outputs: Mapping[str, Collection[str]] | None = None,
     mutate: Callable[[str, str], str] | None = None,
-    known: Path | None = None,
 ) -> Iterator[Session]:
     """Run the launches of the block on CPU tensors through machine code of `arch`.
 
@@ -285,7 +246,6 @@ def amdgcn(
         races: Whether to look for races in LDS and in memory.
         outputs: Kernel -> arguments that it may write; of a kernel named here, a write to any other is a fault.
         mutate: (kernel, text) -> text to run instead; it is not checked statically.
-        known: Folder of launches of earlier runs, which are not executed again; None executes all.
 
     Raises:
         LaunchError: No such arch, or Triton interprets kernels in this process.
@@ -296,7 +256,7 @@ def amdgcn(
         raise LaunchError("Triton interprets kernels in this process\n  to do: set TRITON_INTERPRET=0")
     driver, load = _driver(arch), triton_compiler.CompiledKernel._init_handles  # noqa: SLF001
     outer = driver.session
-    driver.session = Session(arch, races, outputs or {}, mutate, Known(known) if known else None)
+    driver.session = Session(arch, races, outputs or {}, mutate)
 
     def load_with_text(kernel: Any) -> None:
         driver.text = kernel.asm["amdgcn"]

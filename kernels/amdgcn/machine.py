@@ -8,7 +8,6 @@ other can run. Whatever the order, a race-free program gives the same result, an
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,7 +50,6 @@ class Machine:
         lds_bytes: Of a workgroup.
         twins: 2 looks for undefined values, 1 does not.
         races: Whether to look for races in LDS and in memory.
-        banks: Of the LDS, to count conflicts; 0 counts none.
         junk: What is undefined in a wave and in its twin; None takes the pair of the arch.
     """
 
@@ -63,17 +61,12 @@ class Machine:
         *,
         twins: int = 2,
         races: bool = True,
-        banks: int = 0,
         junk: tuple[int, int] | None = None,
     ) -> None:
         self.translated, self.program, self.memory = translated, translated.program, memory
-        self.lds_bytes, self.twins, self.races, self.banks = lds_bytes, twins, races, banks
+        self.lds_bytes, self.twins, self.races = lds_bytes, twins, races
         self.junk = junk or JUNK.get(self.program.arch, JUNK["gfx942"])
-        self.steps = self.interval = self.wave_instructions = self.conflicts = 0
-        self.traffic: Counter[tuple[str, int]] = Counter()
-        """(global or lds, bytes of an access) -> accesses of lanes."""
-        self.executed: Counter[int] = Counter()
-        """Block -> waves that ran it."""
+        self.steps = self.interval = self.wave_instructions = 0
         self.lds: Lds
         descriptor = self.program.descriptor
         self.sharing = Sharing(split=bool(descriptor.get("tg_split")))
@@ -81,11 +74,6 @@ class Machine:
         odd |= {name: descriptor[name] for name in _SYSTEM if descriptor.get(name)}
         if odd:
             raise LaunchError(f"{self.program.name}: the descriptor sets what the machine does not have: {odd}")
-
-    def count(self, what: str, size: int, enabled: Array | None, group: Waves) -> None:
-        """Note an access."""
-        lanes = group.n * LANES if enabled is None else int(enabled.sum())
-        self.traffic[what, size] += lanes // self.twins
 
     def run(self, grid: tuple[int, int, int], num_waves: int, kernarg: int) -> None:
         """Run all workgroups.
@@ -172,7 +160,6 @@ class Machine:
         if self.steps > LIMIT:
             raise ProgramFault(f"{self.program.name} does not end: {self.steps} instructions of groups have run")
         self.wave_instructions += length * group.real
-        self.executed[block] += group.real
         following = self.translated.run(block, group)
         if following is None:
             return []

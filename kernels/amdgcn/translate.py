@@ -75,27 +75,11 @@ class Translated:
         return self.functions[block](group)
 
 
-@dataclass
-class Probe:
-    """Whether one instruction matters: would another in its place, or none, ever leave other registers?"""
-
-    index: int
-    other: Instruction | None
-    differs: bool = False
-
-    def note(self, mine: list[Any], others: list[Any]) -> None:
-        """Compare registers, SCC and exec after the instruction with those after the other."""
-        self.differs = self.differs or any(
-            a is not b and not np.array_equal(a, b) for a, b in zip(mine, others, strict=True)
-        )
-
-
-def translate(program: Program, probe: Probe | None = None) -> Translated:
+def translate(program: Program) -> Translated:
     """Make a program executable.
 
     Args:
         program: As read.
-        probe: Asked at each execution of its instruction, which is none of memory.
 
     Raises:
         UnknownInstructionError: An instruction, or a form of it, whose meaning is not written down.
@@ -106,21 +90,10 @@ def translate(program: Program, probe: Probe | None = None) -> Translated:
         lines = [f"def block{index}(g):", "    V, S, E, n, scc = g.V, g.S, g.E, g.n, g.scc"]
         for instruction in block.instructions:
             effects(instruction)
-            text = writer.instruction(instruction)
-            if probe and instruction.index == probe.index:
-                state, other = "[*V, *S, scc, E]", writer.instruction(probe.other) if probe.other else []
-                text = [
-                    f"before = {state}",
-                    *other,
-                    f"after = {state}",
-                    "V[:], S[:], scc, E = before[:512], before[512:-2], before[-2], before[-1]",
-                    *text,
-                    f"probe.note({state}, after)",
-                ]
-            lines += [f"    {line}" for line in text]
+            lines += [f"    {line}" for line in writer.instruction(instruction)]
         lines += ["    g.E, g.scc = E, scc", f"    {_leave(program, index)}"]
         sources.append("\n".join(lines) + "\n")
-    names = _NAMES | writer.constants | {"probe": probe}
+    names = _NAMES | writer.constants
     for function in sources:
         exec(_compiled(function, program.name), names)  # noqa: S102 - our own text, from instructions we know
     vectors, scalars = _used(program)

@@ -20,7 +20,6 @@ import numpy as np
 from . import matrix
 from .arithmetic import Array, L, Q, U, pair, sign_extend
 from .errors import ProgramFault
-from .figures import bank_conflicts
 from .lds import offsets
 from .memory import Access
 from .text import EXEC, M0
@@ -82,12 +81,7 @@ class Host(Protocol):
     junk: tuple[int, int]
     twins: int
     races: bool
-    banks: int
     interval: int
-    conflicts: int
-
-    def count(self, what: str, size: int, enabled: Array | None, group: Waves) -> None:
-        """Note an access."""
 
 
 class Waves:
@@ -266,7 +260,6 @@ class Waves:
                 values = [np.where(where, x, y) for x, y in zip(read, values, strict=True)]
         if values is None:
             values = [np.zeros((self.n, LANES), U)] * max(1, size // 4)
-        self.machine.count("global", size, on, self)
         return values if beyond is None else [np.where(beyond, U(0), each) for each in values]
 
     def store(
@@ -291,7 +284,6 @@ class Waves:
             self._share(index, region, lanes, at, size, words, before)
             _write(region.views, at, lanes, size, words)
         self.issue("vm", (), (), on)
-        self.machine.count("global", size, on, self)
 
     def atomic(
         self,
@@ -331,7 +323,6 @@ class Waves:
                 memory[words[now]] = change(old[now], *(each[now] for each in data))
             found[where] = old
             self._share(index, region, lanes, at, 4, atomic=True)
-        self.machine.count("global", 4, on, self)
         return [self._of_twins(found)]
 
     def _share(
@@ -478,9 +469,6 @@ class Waves:
             row, lane = map(int, np.argwhere(bad)[0])
             what = f"LDS access of {size} bytes at {int(at[row, lane])} outside {lds.size} bytes, or unaligned"
             raise self.fault(what, row, lane, index)
-        if self.machine.banks:
-            on = None if enabled is None else enabled[: self.real]
-            self.machine.conflicts += bank_conflicts(at[: self.real], on, size, self.machine.banks)
         moved = at + self.row[:, None] * lds.pitch
         return moved if enabled is None else np.where(enabled, moved, 0)
 
@@ -527,7 +515,6 @@ class Waves:
         at = self._lds(index, address, enabled, size)
         if self.machine.races:
             self._race(index, at, enabled, size)
-        self.machine.count("lds", size, enabled, self)
         return _read(self.machine.lds.views, at, size, signed)
 
     def lds_write(self, index: int, address: Array, enabled: Array | None, size: int, values: list[Array]) -> None:
@@ -544,7 +531,6 @@ class Waves:
                 changes |= old != value
                 lost |= now != value
             self._race(index, at, enabled, size, (changes, lost))
-        self.machine.count("lds", size, enabled, self)
 
     def transposed(self, index: int, kind: str, address: Array, enabled: Array | None) -> list[Array]:
         """`ds_read_b64_tr_`: elements of this type."""

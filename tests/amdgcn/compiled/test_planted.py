@@ -8,9 +8,7 @@ import torch
 import triton
 from support import mla_steps
 from support.attending import attend, expected, small
-from support.launches import CASES, wrong
 from support.machine_code import OUTPUTS
-from support.nops import kept_for_nothing
 from support.tolerances import ROW_RELATIVE
 
 from amdgcn.errors import ProgramFault
@@ -24,6 +22,14 @@ from pagedkv.mla.kernel import mla_decode_kernel
 @pytest.fixture
 def arch(request):
     return request.config.getoption("amdgcn")
+
+
+def wrong(out, golden, bound):
+    """What is wrong with rows: NaN where there is none or none where there is one, or an error beyond the bound."""
+    if not torch.equal(out.isnan(), golden.isnan()):
+        return "NaN"
+    error = (out.double() - golden).nan_to_num(0.0, float("inf"), float("inf")).norm(dim=-1)
+    return "" if (error <= bound * golden.nan_to_num(0.0).norm(dim=-1)).all() else f"error {error.max():.2g}"
 
 
 def decode(query_lens=(1, 1)):
@@ -112,25 +118,9 @@ def test_a_wait_less_is_caught(arch):
 def test_a_write_to_an_input_is_caught(arch):
     with (
         pytest.raises(ProgramFault, match=r"of out \(\d+ bytes, read-only\)"),
-        amdgcn(arch, outputs={"reduce_kernel": []}),
+        amdgcn(arch, outputs={"attention_kernel": []}),
     ):
-        CASES["reduce_kernel"][0]()
-
-
-def test_a_launch_of_the_same_code_and_bytes_is_not_executed_again(arch, tmp_path, monkeypatch):
-    def executed():
-        with amdgcn(arch, known=tmp_path) as session:
-            assert not decode()
-        assert session.launches[0].wave_instructions > 4_000
-        return [launch.executed for launch in session.launches]
-
-    assert [executed(), executed()] == [[True], [False]]
-    [kept] = tmp_path.iterdir()
-    kept.write_bytes(kept.read_bytes()[:100])
-    assert executed() == [True], "a damaged file is believed"
-    monkeypatch.setattr("amdgcn.known.LIMIT", 0)
-    kept.unlink()
-    assert [executed(), executed()] == [[True], [True]], "a full folder keeps more"
+        decode()
 
 
 class OfSixteenChannels:
@@ -155,16 +145,6 @@ def test_a_miscompile_is_caught(arch, monkeypatch):
     golden, _ = reference.attention(data.query, rows, rows[..., :32], **data.metadata, scale=data.scale)
     found = wrong(mla_steps.decode(data, programs=3)[0], golden, ROW_RELATIVE["mla", "float16"])
     assert bool(found) == ((arch, triton.__version__) == ("gfx942", "3.6.0")), found
-
-
-def test_every_nop_of_a_sample_is_demanded(arch):
-    """As many as a gate can afford; `python -m support.audited` takes out each of each audited kernel."""
-    with amdgcn(arch, outputs=OUTPUTS) as session:
-        decode()
-        extend()
-    programs = [parse(text) for text in session.texts.values()]
-    assert sum(one.mnemonic == "s_nop" for each in programs for one in each.instructions) >= 20
-    assert not [why for each in programs for why in kept_for_nothing(each, most=12)]
 
 
 def test_two_archs_in_one_process(arch):

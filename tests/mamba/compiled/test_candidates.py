@@ -2,8 +2,7 @@
 """Every candidate of the autotuned prefill kernels of vLLM's delta rules, executed with races looked for.
 
 An autotuner picks by time alone: a candidate that is wrong or races serves as soon as it is the fastest. Each is taken
-in a whole prefill of one head, whose outputs and states are compared with the recurrence. What the other kernels of the
-prefill do with the same bytes is executed once a session.
+in a whole prefill of one head, whose outputs and states are compared with the recurrence.
 """
 
 import contextlib
@@ -51,11 +50,6 @@ def arch(request):
     return request.config.getoption("amdgcn")
 
 
-@pytest.fixture(scope="module")
-def known(tmp_path_factory):
-    return tmp_path_factory.mktemp("launches")
-
-
 def prefill(case, ops, record=lambda *_: None):
     """Launch the prefill that the case's kernel is part of, and compare it."""
     kernel, variant = case.kernels[0], case.configuration.kernel
@@ -80,14 +74,14 @@ def races(case, arch):
 
 
 @pytest.mark.parametrize("case", TUNED, ids=lambda case: case.name.removeprefix("vllm/"))
-def test_a_candidate_computes_the_recurrence(case, arch, known, delta_ops, record_property):
+def test_a_candidate_computes_the_recurrence(case, arch, delta_ops, record_property):
     """Or does not fit, as the audit says too: then the autotuner drops it."""
     expected = contextlib.nullcontext()
     if found := races(case, arch):
         expected = pytest.raises(ProgramFault, match=found[0])
         record_property("declared", found[1])
     try:
-        with case.configuration.taken(), amdgcn(arch, known=known) as session, expected:
+        with case.configuration.taken(), amdgcn(arch) as session, expected:
             prefill(case, delta_ops, record_property)
         if found:  # the executor runs waves side by side, so that what races is right here
             with case.configuration.taken(), amdgcn(arch, races=False):
