@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 export PYTHONDONTWRITEBYTECODE =
 # ARGS is not exported: it is no part of the environment, which `--resume` compares with that of the run it continues.
 unexport ARGS
-.PHONY: gate test rest simulate image extensions setup lock clean wheels docs docs-serve pictures
+.PHONY: gate test rest image extensions setup lock clean wheels docs docs-serve pictures
 
 gate: setup  ## plan, run, judge, report: what changed, else the quick steps; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
@@ -25,9 +25,6 @@ endif
 
 rest: setup  ## what `make gate ARGS=--all` runs and `make test` does not
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate --all $(TESTS:%=--except %)
-
-simulate: setup  ## replay whole builds with injected faults; ARGS=--help names the options
-	@PYTHONPATH=tests "$(VENV)/bin/python" -m support.simulate $(ARGS)
 
 image: setup  ## build the CPU image, or find it built (docker buildx, or root with buildah and debootstrap)
 	@"$(VENV)/bin/python" -m hilgate.images build cpu

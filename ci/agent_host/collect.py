@@ -115,7 +115,8 @@ def _below(source: Path, folder: PurePosixPath, budget: _Budget) -> Iterator[Pur
     """What lies directly in a folder, in the order of its names, as long as the budget of files lasts."""
     try:
         with os.scandir(source / folder) as entries:
-            names = sorted(itertools.islice((one.name for one in entries), budget.files + 1))
+            # Two more than may be taken: the results, which were taken first, and one to see that there are more.
+            names = sorted(itertools.islice((one.name for one in entries), budget.files + 2))
     except FileNotFoundError:
         return
     except OSError as error:

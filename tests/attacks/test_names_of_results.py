@@ -121,10 +121,9 @@ def test_a_folder_where_the_hooks_write_stays_behind(tmp_path: Path, name: str) 
     assert (tmp_path / "kept/health-before.json").read_text() == "the hook's"
 
 
-def test_depth_number_and_bytes_have_a_budget_and_a_hole_counts_what_it_claims(
+def test_depth_and_bytes_have_a_budget_and_a_hole_counts_what_it_claims(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_host.collect.MOST_FILES", 20)
     monkeypatch.setattr("agent_host.collect.MOST_BYTES", 10_000)
     made = tmp_path / "made"
     (made / "/".join("d" * 11)).mkdir(parents=True)
@@ -138,11 +137,23 @@ def test_depth_number_and_bytes_have_a_budget_and_a_hole_counts_what_it_claims(
     kept = {path.name: path.stat().st_size for path in (tmp_path / "kept").rglob("*") if path.is_file()}
     assert "results.jsonl" in kept, "results go first"
     assert sum(kept.values()) <= 10_000
-    assert len(kept) <= 20
     assert "deep" not in kept
     assert "aa-sparse" not in kept
     assert len(refused) < 70
     assert not [name for name in kept if name.endswith(".new")]
+
+
+def test_files_without_end_stay_behind_and_the_results_do_not(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    for number in range(60):
+        (made / f"many-{number:02}").touch()
+    (made / "results.jsonl").write_text("honest")
+    refused = collect.collect(made, tmp_path / "kept", most_files=20)
+    kept = [path.name for path in (tmp_path / "kept").iterdir()]
+    assert "results.jsonl" in kept
+    assert len(kept) <= 20
+    assert any("at most" in line for line in refused)
 
 
 def deep(folder: Path, levels: int, name: str) -> None:
