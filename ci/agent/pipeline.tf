@@ -1,8 +1,14 @@
-# The pipeline's settings and its schedules as data (Terraform, provider buildkite/buildkite 1.x). Set the two variables.
+# The pipeline's settings and its schedules as data (Terraform). Set the variables, here and in the other files.
 # tests/ci/buildkite/test_static_pipelines.py holds the steps equal to those in docs/how-to/set-up-buildkite.md.
 variable "repository" { type = string }
 variable "cluster_id" { type = string }
-variable "alert_address" { type = string } # address that hears of a paused node, a red main or night, a long queue
+
+terraform {
+  required_providers {
+    buildkite = { source = "buildkite/buildkite", version = "~> 1.0" }
+    github    = { source = "integrations/github", version = ">= 6.11" } # allowed_merge_methods
+  }
+}
 
 resource "buildkite_pipeline" "rocm" {
   name           = "rocm"
@@ -55,19 +61,11 @@ resource "buildkite_pipeline_schedule" "weekly" {
   env         = { HILGATE_FLOW = "release" }
 }
 
-resource "buildkite_pipeline_schedule" "watch" {
+# Ten minutes are the shortest interval that Buildkite keeps. Red: it has ended a job, so a queue has too few agents.
+resource "buildkite_pipeline_schedule" "waiting" {
   pipeline_id = buildkite_pipeline.rocm.id
-  label       = "nodes, main, the night, queues: red when somebody must look"
-  cronline    = "30 * * * * UTC"
-  branch      = "main"
-  env         = { HILGATE_FLOW = "watch", HILGATE_TELL = var.alert_address }
-}
-
-# Ten minutes are the shortest interval that Buildkite keeps. A webhook that starts the same build only makes it sooner.
-resource "buildkite_pipeline_schedule" "answer" {
-  pipeline_id = buildkite_pipeline.rocm.id
-  label       = "comments on pull requests: /hilgate run, retry, cancel, explain"
+  label       = "end jobs that no agent takes"
   cronline    = "*/10 * * * * UTC"
   branch      = "main"
-  env         = { HILGATE_FLOW = "answer" }
+  env         = { HILGATE_FLOW = "waiting" }
 }

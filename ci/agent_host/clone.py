@@ -6,7 +6,6 @@ A file is refused whole if it is damaged, too large, too deep, or written with a
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from agent_host.host import FULL_SHA
 from hilgate.errors import CannotRunHereError, DeclarationError
-from hilgate.names import AGENTS_FILE, PROJECT_FILE, RULESETS
+from hilgate.names import AGENTS_FILE, PROJECT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OLDEST_BASE_FILE = "ci/agent/oldest_base"
 """Full sha of the oldest commit of the default branch that a change may begin at."""
+
+SETTINGS = "ci/agent"
+"""Folder of the settings of Buildkite and GitHub, as Terraform."""
 
 REPOSITORY = "HILGATE_REPOSITORY"
 """Of the agent: its own clone of the repository that it serves, which no job writes to. Without it, the one that these
@@ -92,25 +94,13 @@ def oldest_base(folder: Path) -> str:
 
 
 def may_rebase(folder: Path) -> bool:
-    """Whether a ruleset of the agent's own clone lets GitHub rebase what it merges, commit by commit.
+    """Whether the settings of GitHub in the agent's own clone let it rebase what it merges, commit by commit.
 
     Raises:
-        DeclarationError: A ruleset cannot be read.
+        DeclarationError: A file of settings cannot be read.
     """
-    for path in sorted((folder / RULESETS).glob("*.json")):
-        name = path.relative_to(folder).as_posix()
-        try:
-            rules = [rule.get("parameters", {}) for rule in json.loads(read(folder, name))["rules"]]
-            methods = {
-                name for rule in rules for name in (rule.get("merge_method"), *rule.get("allowed_merge_methods", ()))
-            }
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DeclarationError(
-                "not a ruleset", where=str(path), remedy="write it as GitHub exports one, with rules and parameters"
-            ) from error
-        if methods & {"REBASE", "rebase"}:
-            return True
-    return False
+    files = sorted((folder / SETTINGS).glob("*.tf"))
+    return any('"rebase"' in read(folder, path.relative_to(folder).as_posix()).lower() for path in files)
 
 
 def queues(text: str) -> dict[str, QueuePromise]:

@@ -35,11 +35,6 @@ METRICS = {
     "hilgate_reaped_last_run": ("gauge", "What the last run of the reaper ended or removed, by verb."),
     "hilgate_reaper_problems": ("gauge", "What the last run of the reaper could not do."),
     "hilgate_reaper_timestamp_seconds": ("gauge", "When the reaper ran last."),
-    "hilgate_queue_agents": ("gauge", "Agents of a queue: connected, paused, expected."),
-    "hilgate_queue_waiting_jobs": ("gauge", "Jobs that wait for an agent of a queue."),
-    "hilgate_queue_wait_seconds_max": ("gauge", "How long the job that waits longest for a queue has waited."),
-    "hilgate_watch_alarms": ("gauge", "Sentences of the last `hilgate watch`."),
-    "hilgate_watch_timestamp_seconds": ("gauge", "When `hilgate watch` ran last."),
 }
 """Each metric: its type and what it says."""
 

@@ -5,7 +5,7 @@
     hilgate job KEY ...                               `agent_host.job`: a step of the plan
     hilgate fetch --plan FILE                         `agent_host.fetch`: what the jobs of a plan left
     hilgate approver                                  `agent_host.approver`: who approved the change
-    hilgate flow [approve | publish]                  prints the pipeline file that the build runs, or uploads
+    hilgate flow [approve]                            prints the pipeline file that the build runs, or uploads
 
 The code is copied out of git into a folder that is no checkout, and started isolated (`python -I`): no file of the
 change, no variable of a pipeline and no package of the user's stands before it. A merge base that holds no hilgate is
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from agent_host import base, clone, host
 from hilgate.errors import Exit, MisuseError, ending
-from hilgate.names import PROJECT_FILE, of_build
+from hilgate.names import PROJECT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 PREFIX = "hilgate-trusted-"
 """Of the copies' folders, followed by the job's id; the last hook of the job removes them."""
 
-FLOWS = ("pipeline", "rerun", "release", "watch", "answer")
+FLOWS = ("pipeline", "rerun", "release", "waiting")
 """What a build may ask for by HILGATE_FLOW."""
-OF_MAIN = frozenset({"watch", "answer"})
-"""Those with secrets that act on builds and comments: the default branch's alone."""
-UPLOADED = ("approve", "publish")
+OF_MAIN = frozenset({"waiting"})
+"""Those with a secret that acts on other builds: the default branch's alone."""
+UPLOADED = ("approve",)
 """What a verdict uploads."""
 
 
@@ -64,8 +64,6 @@ def copy_code(place: Path, commit: str, folder: Path) -> Path:
 def flow(place: Path, commit: str, env: Mapping[str, str], name: str = "") -> str:
     """The text of a pipeline file of a commit: the one that is named, or that the build's variables ask for.
 
-    `publish` is empty for a fork, which gets no token, and for a repository without that file.
-
     Raises:
         MisuseError: There is no such flow, or this build may not have it.
     """
@@ -80,10 +78,7 @@ def flow(place: Path, commit: str, env: Mapping[str, str], name: str = "") -> st
             where="HILGATE_FLOW",
             remedy="start it on the default branch",
         )
-    file = f".buildkite/{name}.yml"
-    if name == "publish" and (of_build(env).fork or not host.git(place, "ls-tree", commit, "--", file).strip()):
-        return ""
-    return host.git(place, "show", f"{commit}:{file}")
+    return host.git(place, "show", f"{commit}:.buildkite/{name}.yml")
 
 
 def command(words: Sequence[str], checkout: Path, env: Mapping[str, str]) -> list[str]:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 AGENTS_FILE, PROJECT_FILE = "ci/agents.yaml", "ci/project.yaml"
 
-RULESETS = "ci/agent/github"
-"""Folder of the rulesets that GitHub holds the repository to, as JSON."""
-
 RECHECK_SUFFIX = ".recheck"
 """What the folder of a rerun elsewhere adds to the planned key."""
 

@@ -9,7 +9,6 @@ branch, whichever branch they name.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from typing import TYPE_CHECKING
@@ -20,11 +19,7 @@ from support.nodes import ROOT
 from support.plans import git
 
 from agent_host import clone, trust
-from hilgate.buildkite import github
-from hilgate.declare.init import flow
-from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, DeclarationError
-from hilgate.names import RULESETS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,15 +173,12 @@ def test_a_merge_queue_does_not_build_on_a_commit_of_a_merged_branch(change: Pro
 
 
 def declare_rebases(change: Project, *, queue: bool) -> None:
-    ruleset = json.loads((ROOT / RULESETS / "main.json").read_text())
-    for rule in ruleset["rules"]:
-        if rule["type"] == "merge_queue" and queue:
-            rule["parameters"]["merge_method"] = "REBASE"
-        if rule["type"] == "pull_request" and not queue:
-            rule["parameters"]["allowed_merge_methods"] = ["squash", "rebase"]
-    path = change.ours / RULESETS / "main.json"
+    settings = (ROOT / clone.SETTINGS / "github.tf").read_text()
+    old, new = ('"SQUASH"', '"REBASE"') if queue else ('["squash"]', '["squash", "rebase"]')
+    assert old in settings
+    path = change.ours / clone.SETTINGS / "github.tf"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(ruleset))
+    path.write_text(settings.replace(old, new))
 
 
 @pytest.mark.parametrize("queue", [True, False])
@@ -200,14 +192,11 @@ def test_where_changes_are_rebased_only_the_newest_commit_of_main_counts(change:
     assert merge_base(change.theirs, change.env()) == git(change.ours, "rev-parse", "main")
 
 
-def test_our_ruleset_and_that_of_adopters_let_nobody_rebase(tmp_path: Path) -> None:
+def test_our_settings_let_nobody_rebase_and_unreadable_ones_are_refused(tmp_path: Path) -> None:
     assert not clone.may_rebase(ROOT)
-    path = tmp_path / RULESETS / "main.json"
+    assert not clone.may_rebase(tmp_path), "whoever has no settings here is asked to allow squashes and merges alone"
+    path = tmp_path / clone.SETTINGS / "github.tf"
     path.parent.mkdir(parents=True)
-    path.write_text(flow("main.json", load(ROOT)))
-    assert not clone.may_rebase(tmp_path)
-    for ruleset in github.load(tmp_path).values():
-        assert [*github.rebasing(ruleset)] == []
-    path.write_text("[]")
-    with pytest.raises(DeclarationError, match="not a ruleset"):
+    path.write_bytes(b"\xff")
+    with pytest.raises(DeclarationError, match="cannot be read"):
         clone.may_rebase(tmp_path)

@@ -36,7 +36,6 @@ ASKED = {
     "HILGATE_IMAGE_FROM_BUILD",
     "HILGATE_MODELS",
     "HILGATE_PROFILE",
-    "HILGATE_TELL",
 }
 MORE = (
     "HILGATE_APPROVED_BY",
@@ -83,5 +82,5 @@ def test_the_real_agent_refuses_such_a_job_and_starts_the_others(tmp_path: Path)
 def test_what_flows_schedules_and_reruns_set_is_taken() -> None:
     rerun = request(RemoteBuild.model_validate(build(4)), ["all"], profile="pr")["env"]
     schedules = re.findall(r"(HILGATE_\w+) =", (ROOT / "ci/agent/pipeline.tf").read_text())
-    assert len(schedules) == 5
+    assert len(schedules) == 3
     assert [name for name in (*rerun, *schedules, "HILGATE_FORK") if not taken(name)] == []

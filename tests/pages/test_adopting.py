@@ -93,7 +93,7 @@ def test_every_command_of_the_page_prints_what_the_page_says(adopted):
 
 def test_a_second_init_overwrites_nothing_and_a_folder_without_git_or_tests_is_refused(adopted, tmp_path):
     before = git(adopted, "status", "--porcelain")
-    assert hilgate(adopted, "init").stdout.count("kept ") == 8
+    assert hilgate(adopted, "init").stdout.count("kept ") == 7
     assert git(adopted, "status", "--porcelain") == before
     for prepare, words in ((lambda: None, "no test"), (lambda: git(tmp_path, "init", "-q"), "git lists no file")):
         prepare()

@@ -7,6 +7,7 @@ keeps what a step uploads below the step's key. The docker runs what follows the
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,8 @@ BRANCH = {
 FORK = {**BRANCH, "PULL_REQUEST_REPO": THEIRS}
 MAIN = {"BRANCH": "main", "PULL_REQUEST": "false", **NAMES}
 """Buildkite's variables of a pull request of a branch or of a fork, and of the default branch."""
+SECRETS = {"HILGATE_GITHUB_TOKEN": "ghp_comments", "HILGATE_API_TOKEN": "bkua_ends"}
+"""Of a cluster, by the names that steps ask for."""
 UPLOAD = "hilgate flow > upload.yml\nbuildkite-agent pipeline upload --reject-parse-warnings upload.yml"
 
 HOOKS = ROOT / "ci/hooks"
@@ -49,7 +52,7 @@ exit $status
 """
 
 AGENT = """#!{python} -I
-import glob, os, pathlib, shutil, sys
+import glob, json, os, pathlib, shutil, sys
 {land}
 store, words, key = pathlib.Path({store!r}), sys.argv[1:], os.environ["BUILDKITE_STEP_KEY"]
 if words[:2] == ["artifact", "upload"]:
@@ -70,8 +73,21 @@ elif words[:2] == ["pipeline", "upload"]:
     step = "${{BUILDKITE_STEP_KEY}}"
     text = text if "--no-interpolation" in words else text.replace(step, key).replace("$$", "$")
     (store / f"upload-{{len(list(store.glob('upload-*')))}}").write_text(text)
+elif words[:2] == ["secret", "get"]:
+    with (store / "secrets-asked").open("a") as file:
+        file.write(words[2] + "\\n")
+    secrets = json.loads((store / "secrets").read_text())
+    print(secrets[words[2]]) if words[2] in secrets else sys.exit("no such secret")
 elif words[0] == "annotate":
     (store / f"annotation-{{words[words.index('--context') + 1]}}").write_text(sys.stdin.read())
+"""
+
+GH = """#!{python} -I
+import json, os, pathlib, sys
+call = {{"words": sys.argv[1:], "token": os.environ.get("GH_TOKEN"), "at": os.getcwd(), "body": sys.stdin.read()}}
+with pathlib.Path({store!r}, "gh").open("a") as file:
+    file.write(json.dumps(call) + "\\n")
+sys.exit({refusal!r})
 """
 
 DOCKER = """#!{python} -I
@@ -115,6 +131,8 @@ class Build:
     statuses: dict[str, int] = field(default_factory=dict)
     """Key of each step that ran -> its exit status."""
     logs: dict[str, str] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
+    """Keys of forms: every build here has said what it wants, and a dependency on a step that is left out is none."""
     posted: int | None = None
     """Exit status that was posted as the required one; None where none was."""
 
@@ -124,6 +142,18 @@ class Build:
     def log(self) -> str:
         """What all steps have printed."""
         return "\n".join(self.logs.values())
+
+    @property
+    def comments(self) -> list[dict[str, Any]]:
+        """What `gh` was asked for: its `words`, `token`, working folder `at` and `body`."""
+        path = self.folder / "gh"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def secrets_asked(self) -> list[str]:
+        """Secrets that jobs asked the agent for while they ran."""
+        path = self.folder / "secrets-asked"
+        return path.read_text().split() if path.exists() else []
 
     @property
     def containers(self) -> list[str]:
@@ -143,6 +173,8 @@ class Machine:
     """Of the host, beside those that each has."""
     secrets: dict[str, str] = field(default_factory=dict)
     """Of the cluster; a step sees those that it names, and a job that names one that is not there does not start."""
+    refusal: str | None = None
+    """What GitHub says instead of taking a comment."""
 
     @property
     def clone(self) -> Path:
@@ -170,12 +202,13 @@ class Machine:
         checkout, build = place / "checkout", Build(place)
         git(source, "update-ref", f"refs/heads/of-{place.name}", commit)
         git(self.folder, "clone", "-q", "--branch", f"of-{place.name}", str(source), str(checkout))
-        for name, text in (("buildkite-agent", AGENT), ("docker", DOCKER)):
+        for name, text in (("buildkite-agent", AGENT), ("docker", DOCKER), ("gh", GH)):
             program = place / "bin" / name
             program.parent.mkdir(exist_ok=True)
             values = {"land": LAND, "python": sys.executable, "store": str(place), "calls": str(place / "docker")}
-            program.write_text(text.format(hilgate=f":{ROOT / 'ci'}", **values))
+            program.write_text(text.format(hilgate=f":{ROOT / 'ci'}", refusal=self.refusal, **values))
             program.chmod(0o755)
+        (place / "secrets").write_text(json.dumps(self.secrets))
         env = {f"BUILDKITE_{name}": value for name, value in facts.items()}
         for step in self._steps(build):
             status = self._run(build, checkout, step, commit, env)
@@ -191,6 +224,8 @@ class Machine:
             step = waiting.pop(0)
             if isinstance(step, dict) and "group" in step:
                 waiting = [*step["steps"], *waiting]
+            elif isinstance(step, dict) and "input" in step:
+                build.left_out.add(step["key"])
             elif isinstance(step, dict) and "command" in step:
                 needs = step.get("depends_on") or []
                 if all(self._met(build, need) for need in ([needs] if isinstance(needs, str) else needs)):
@@ -204,7 +239,7 @@ class Machine:
     def _met(self, build: Build, need: str | dict[str, Any]) -> bool:
         if isinstance(need, dict):
             return need["step"] in build.statuses if need.get("allow_failure") else self._met(build, need["step"])
-        return build.statuses.get(need) == 0
+        return build.statuses.get(need) == 0 or need in build.left_out
 
     def _run(self, build: Build, checkout: Path, step: dict[str, Any], commit: str, facts: dict[str, str]) -> int:
         shutil.rmtree(checkout / "results", ignore_errors=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of Buildkite's REST API: find the builds of a pull request and start reruns of some models.
+"""Client of Buildkite's API: find builds of a pull request, start reruns of some models, end jobs that wait.
 
 Each way in which a call fails is one sentence. The token is sent in one header and written nowhere: not in messages,
 not in files, not in what `--dry-run` prints.
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hilgate.model.plan import Plan
 
 TOKEN_VARIABLE = "BUILDKITE_API_TOKEN"  # noqa: S105 - the name of a variable
-HEARTBEAT_VARIABLE = "HILGATE_HEARTBEAT_URL"
 TIMEOUT_SECONDS = 20.0
 GRAPHQL = "https://graphql.buildkite.com/v1"
 _CANCEL = "mutation($id: ID!) { jobTypeCommandCancel(input: { id: $id }) { jobTypeCommand { state } } }"
@@ -44,9 +43,6 @@ PAGES = 5
 
 MOST_PAGES = 500
 """Of any other list: all of it is read. A list without end is an error, and never half an answer."""
-
-FINISHED_DAYS = 14
-"""How far back the newest builds of the default branch are looked for: a weekly one is there twice."""
 
 _NO_TOKEN = (
     "Buildkite does not accept the token",
@@ -99,22 +95,6 @@ class Client:
         """
         parameters = {"per_page": PER_PAGE, "exclude_jobs": "true", "exclude_pipeline": "true", **query}
         return _pages(lambda page: self._ask("GET", _BUILDS, params={**parameters, "page": page}), self.url)
-
-    def agents(self) -> list[RemoteAgent]:
-        """All connected agents of the organization (scope read_agents)."""
-        other = replace(self, url=f"{self.url.partition('/pipelines/')[0]}/agents")
-        parameters = {"per_page": PER_PAGE}
-        ask = other._ask  # noqa: SLF001 - its own
-        return list(_pages(lambda page: ask("GET", _AGENTS, params={**parameters, "page": page}), other.url))
-
-    def cancel(self, number: int) -> None:
-        """End a build, as documented for "Cancel a build".
-
-        Raises:
-            MisuseError: The token or the pipeline is wrong.
-            RemoteError: Buildkite refuses, for example because it has ended, or does not answer.
-        """
-        replace(self, url=f"{self.url}/{number}/cancel")._ask("PUT", _BUILD)  # noqa: SLF001 - its own
 
     def cancel_job(self, job: str) -> None:
         """End a job by its GraphQL id (scope graphql; `jobTypeCommandCancel`): the build goes on without it.
@@ -276,15 +256,6 @@ class RemoteJob(BaseModel, frozen=True):
     agent_query_rules: tuple[str, ...] | None = None
 
 
-class RemoteAgent(BaseModel, frozen=True):
-    """A connected agent."""
-
-    name: str
-    meta_data: tuple[str, ...] | None = None
-    paused: bool = False
-    paused_note: str | None = None
-
-
 class RemoteBuild(BaseModel, frozen=True):
     """A build, as far as is needed here; Buildkite adds fields whenever it likes."""
 
@@ -296,11 +267,7 @@ class RemoteBuild(BaseModel, frozen=True):
     env: dict[str, Any] = Field(default_factory=dict)
     meta_data: dict[str, Any] = Field(default_factory=dict)
     pull_request: PullRequest | None = None
-    created_at: dt.datetime | None = None
     jobs: tuple[RemoteJob, ...] = ()
-
-
-_AGENTS: TypeAdapter[list[RemoteAgent]] = TypeAdapter(list[RemoteAgent])
 
 
 class GraphQLAnswer(BaseModel, frozen=True):
@@ -412,74 +379,6 @@ def shortfall(required: Plan, plan: Plan) -> tuple[str, ...]:
 UNFINISHED = ("scheduled", "running", "failing")
 """States of builds whose jobs may wait."""
 
-KINDS = {
-    "main": {},
-    "the nightly build": {"HILGATE_PROFILE": "nightly"},
-    "the release build": {"HILGATE_FLOW": "release"},
-}
-"""Builds of the default branch that somebody must hear of, by the variables that they were started with."""
-
-
-RUNBOOKS = "ci/agent/RUNBOOKS.md"
-"""What to do about each sentence; a word in brackets at its end is the heading there."""
-
-
-def alarms(
-    agents: Iterable[RemoteAgent],
-    unfinished: Iterable[RemoteBuild],
-    finished: Iterable[RemoteBuild],
-    queues: Mapping[str, Queue],
-    now: dt.datetime,
-) -> list[str]:
-    """What somebody should know, a sentence each; empty when all is well.
-
-    `unfinished` builds have their jobs; `finished` ones are of the default branch, newest first, and are read up to
-    the last kind of build that is missing.
-    """
-    agents = list(agents)
-    found = []
-    for agent in agents:
-        if agent.paused and (of := _queue(agent.meta_data)) in queues:
-            note = line(agent.paused_note or "nobody says why")
-            found.append(f"{agent.name} ({of}) is paused: {note} [{'black-hole' if 'in a row' in note else 'paused'}]")
-    newest: dict[str, RemoteBuild] = {}
-    for build in finished:
-        asked = {name: value for name in ("HILGATE_PROFILE", "HILGATE_FLOW") if (value := build.env.get(name))}
-        newest.setdefault(next((kind for kind, env in KINDS.items() if env == asked), ""), build)
-        if newest.keys() >= KINDS.keys():
-            break
-    for kind in KINDS:
-        ended = newest.get(kind)
-        if ended is None or ended.state != "passed":
-            words = f"{kind} is {ended.state}: {ended.web_url}" if ended else f"{kind}: none has ended"
-            found.append(f"{words} [main-red]")
-    waiting = _waiting(unfinished, now)
-    for name, queue in queues.items():
-        book = "gate-down" if queue.gate else "paused"
-        up = [agent for agent in agents if _queue(agent.meta_data) == name]
-        working = [agent for agent in up if not agent.paused]
-        if len(working) < queue.agents:
-            few = f"{len(working)} of {queue.agents} agents work ({len(up)} are connected)"
-            found.append(f"{name}: {few} [{book}]")
-        late = [one for one in waiting.get(name, ()) if one[0] > queue.wait_minutes]
-        if late:
-            longest, url = max(late)
-            jobs = f"{len(late)} job{'s' if len(late) > 1 else ''}"
-            words = f"{name}: {jobs} waited over {queue.wait_minutes} minutes, the longest {longest:.0f}: {url}"
-            found.append(f"{words} [{book}]")
-    return found
-
-
-def _waiting(unfinished: Iterable[RemoteBuild], now: dt.datetime) -> dict[str, list[tuple[float, str]]]:
-    """Minutes that each job has waited for an agent, and its build, by queue."""
-    waiting: dict[str, list[tuple[float, str]]] = {}
-    for build in unfinished:
-        for job in build.jobs:
-            if job.state == "scheduled" and job.runnable_at:
-                minutes = (now - job.runnable_at).total_seconds() / 60
-                waiting.setdefault(_queue(job.agent_query_rules), []).append((minutes, build.web_url))
-    return waiting
-
 
 def overdue(unfinished: Iterable[RemoteBuild], queues: Mapping[str, Queue], now: dt.datetime) -> list[tuple[str, str]]:
     """(GraphQL id, sentence) of each job of our queues that no agent took within the queue's `wait_minutes`."""
@@ -489,38 +388,13 @@ def overdue(unfinished: Iterable[RemoteBuild], queues: Mapping[str, Queue], now:
             queue = _queue(job.agent_query_rules)
             if job.state != "scheduled" or not job.runnable_at or not job.graphql_id or queue not in queues:
                 continue
-            minutes = (now - job.runnable_at).total_seconds() / 60
-            if minutes > queues[queue].wait_minutes:
-                words = f"{queue}: no agent took a job within {queues[queue].wait_minutes} minutes, so it was ended"
-                found.append((job.graphql_id, f"{words} after {minutes:.0f}: {build.web_url} [paused]"))
+            minutes, allowed = (now - job.runnable_at).total_seconds() / 60, queues[queue].wait_minutes
+            if minutes > allowed:
+                late = f"no agent took a job of {build.web_url} in {minutes:.0f} minutes ({allowed} allowed)"
+                found.append((job.graphql_id, f"{queue}: {late}"))
     return found
 
 
-def beat(url: str) -> str:
-    """Call a heartbeat's address; why it was not heard, empty when it was. The address itself is a secret.
-
-    Raises:
-        MisuseError: It is no address.
-    """
-    if not re.fullmatch(r"https?://[^\s]+", url):
-        raise MisuseError(
-            "the heartbeat's address is none", where=HEARTBEAT_VARIABLE, remedy="give one that begins with https://"
-        )
-    problem = ""
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(BACKOFF_SECONDS * 2**attempt)
-        try:
-            answer = httpx.get(url, timeout=TIMEOUT_SECONDS, follow_redirects=False)
-        except httpx.HTTPError as error:
-            problem = f"no connection ({type(error).__name__})"
-            continue
-        if answer.is_success:
-            return ""
-        problem = f"it answers {answer.status_code}"
-    return f"the heartbeat was not heard: {problem}"
-
-
 def _queue(rules: Iterable[str] | None) -> str:
-    """The queue that tags of an agent or rules of a job name."""
+    """The queue that the rules of a job name."""
     return next((rule.removeprefix("queue=") for rule in rules or () if rule.startswith("queue=")), "")

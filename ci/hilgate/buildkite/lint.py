@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 MAX_STEPS = 500
 """Steps per upload (buildkite-agent, clicommand/pipeline_upload.go)."""
 
-UPLOADER = "${BUILDKITE_STEP_KEY}"
-"""The step that uploads a file, in one that two of them upload: keys of a build differ."""
-
-STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle", "sign", "watch", "answer"}
-STATIC_KEYS |= {"publish-verdict", "publish-required"}
+STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle", "sign", "waiting"}
 """Step keys of the files in `.buildkite`, which share a build with generated steps."""
 
 KILLED, LOST = 137, 255
@@ -52,14 +48,9 @@ FLOWS = {
     "rerun.yml": ("choose", "plan", "wait", "recheck", "wait", "verdict"),
     "release.yml": ("plan", "wait", "recheck", "wait", "verdict", "bundle", "sign"),
     "approve.yml": ("approve", "required"),
-    "watch.yml": ("watch",),
-    "answer.yml": ("answer",),
-    "publish.yml": ("publish-verdict",),
+    "waiting.yml": ("waiting",),
 }
 """The files of `.buildkite` and the steps of each, in order."""
-
-NOTIFIED = {"email": "${HILGATE_TELL?the schedule names who is notified}", "if": 'build.state == "failed"'}
-"""The one notice of a whole build, of one that decides nothing; its schedule says to whom, or nothing is uploaded."""
 
 SIGNING = "sign"
 """The step that signs a release: it alone runs where the key is."""
@@ -114,16 +105,15 @@ def lint_files(texts: Mapping[str, str], declarations: Declarations) -> list[str
 
 
 def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator[str]:
-    text = text.replace(UPLOADER, "verdict") if name == "publish.yml" else text
     pipeline: Step = _load(text)
     project = declarations.project
     steps: list[Step] = [step if isinstance(step, dict) else {str(step): None} for step in pipeline["steps"]]
     shape = tuple("wait" if "wait" in step else str(step.get("key", "?")) for step in steps)
     if shape != FLOWS.get(name):
         yield f"its steps are {', '.join(shape)}, not {', '.join(FLOWS.get(name, ('none',)))}"
-    yield from _build_problems(pipeline, text, [NOTIFIED] if name == "watch.yml" else [])
+    yield from _build_problems(pipeline, text)
     yield from _key_problems([step["key"] for step in steps if step.get("key")])
-    yield from _graph_problems(steps, STATIC_KEYS if name in {"approve.yml", "publish.yml"} else frozenset())
+    yield from _graph_problems(steps, STATIC_KEYS if name == "approve.yml" else frozenset())
     for step in steps:
         if "wait" in step:
             if step.get("continue_on_failure") is not True:
@@ -143,13 +133,13 @@ def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator
         yield from (f"step {step.get('key', '?')!r} {problem}" for problem in found)
 
 
-def _build_problems(pipeline: Step, text: str, notified: list[dict[str, str]]) -> Iterator[str]:
+def _build_problems(pipeline: Step, text: str) -> Iterator[str]:
     """Problems of what stands above the steps, and of the text."""
     if python := [variable for variable in pipeline.get("env") or {} if variable.startswith("PYTHON")]:
         yield f"it sets {python[0]}: what decides is Python"
-    if pipeline.get("notify", []) != notified:
-        yield f"notifies {notified or 'for the whole build, which a step cannot take back'}"
-    if _LONE_DOLLAR.search(text.replace(NOTIFIED["email"], "")):
+    if "notify" in pipeline:
+        yield "notifies for the whole build, which a step cannot take back"
+    if _LONE_DOLLAR.search(text):
         yield "a single '$' is replaced when the file is uploaded; the job's own is '$$'"
 
 

@@ -24,7 +24,7 @@ SECTIONS = {
     "Find the cause": ("order", "recheck", "history"),
     "Kernels and models": ("fit", "explain-kernel"),
     "Declare": ("init", "doctor", "schema", "selftest"),
-    "Buildkite and GitHub": ("pipeline", "rerun", "watch", "publish", "answer"),
+    "Buildkite": ("pipeline", "rerun", "end-waiting"),
     "Release": ("bundle", "verify-bundle", "attest"),
 }
 """The commands as help lists them."""

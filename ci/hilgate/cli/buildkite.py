@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about Buildkite: print what it should run, and ask it for a build."""
+"""Commands about Buildkite: print what it should run, ask it for a build, end jobs that wait too long."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hilgate.cli import Base, History, JobsFolder, Results, declared, program, repository
-from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
+from hilgate.cli import Base, declared, program, repository
+from hilgate.errors import Exit, HilgateError, MisuseError
 
 if TYPE_CHECKING:
-    from hilgate.buildkite.commands import Allowed, AskedComment
-    from hilgate.buildkite.github import Forge
     from hilgate.model.plan import Plan
 
 
@@ -108,82 +106,36 @@ PipelineSlug = Annotated[
         help="Pipeline, as Buildkite's addresses have it.",
     ),
 ]
-ForgeName = Annotated[
-    str,
-    typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
-]
-Author = Annotated[
-    str,
-    typer.Option(
-        metavar="LOGIN",
-        envvar="HILGATE_GITHUB_LOGIN",
-        help="GitHub user of the token; only comments of this user are ever changed.",
-    ),
-]
 
 
-@program.command()
-def watch(
-    ctx: typer.Context,
-    *,
-    branch: Annotated[
-        str,
-        typer.Option(metavar="NAME", envvar="BUILDKITE_PIPELINE_DEFAULT_BRANCH", help="Name of the default branch."),
-    ] = "main",
-    organization: Organization = "",
-    pipeline_slug: PipelineSlug = "",
-    forge: ForgeName = "",
-    heartbeat: Annotated[
-        str,
-        typer.Option(
-            metavar="URL",
-            envvar="HILGATE_HEARTBEAT_URL",
-            help="Call this URL at the end; the service behind it raises an alarm when no call comes.",
-        ),
-    ] = "",
-    end_late: Annotated[
-        bool,
-        typer.Option("--end-late", help="End jobs that wait longer than `wait_minutes` of their queue."),
-    ] = False,
-) -> None:
-    """Name paused or lost nodes, red builds, long queues.
+@program.command("end-waiting")
+def end_waiting(ctx: typer.Context, *, organization: Organization = "", pipeline_slug: PipelineSlug = "") -> None:
+    """End jobs that no agent took within `wait_minutes` of their queue.
 
-    Also names settings of GitHub that differ from ci/agent/github. Exit status 1 when there is anything to report.
-    BUILDKITE_API_TOKEN needs the scopes read_agents and read_builds, for --end-late also the access to GraphQL.
-    HILGATE_GITHUB_TOKEN needs the permission Metadata: read (a public repository needs none).
+    The build then goes on, and its verdict says that these steps did not run. BUILDKITE_API_TOKEN needs the scope
+    read_builds and access to GraphQL. Exit status 1 when a job was ended, 5 when one could not be.
     """
-    from hilgate.buildkite import api, github
+    from hilgate.buildkite import api
     from hilgate.declare.load import load
 
     queues = load(repository(ctx)).agents.queues
     url = api.builds_url(organization, pipeline_slug, api=api.API)
     client = api.Client(url, os.environ.get(api.TOKEN_VARIABLE, ""), graphql=api.GRAPHQL)
-    now = dt.datetime.now(dt.UTC)
-    unfinished = list(client.builds(**{"state[]": api.UNFINISHED, "exclude_jobs": "false"}))
-    since = (now - dt.timedelta(days=api.FINISHED_DAYS)).isoformat(timespec="seconds")
-    ended = client.builds(branch=branch, state="finished", created_from=since)
-    agents = client.agents()
-    found = api.alarms(agents, unfinished, ended, queues, now)
-    for job, sentence in api.overdue(unfinished, queues, now) if end_late else ():
+    unfinished = client.builds(**{"state[]": api.UNFINISHED, "exclude_jobs": "false"})
+    waiting = api.overdue(unfinished, queues, dt.datetime.now(dt.UTC))
+    failed: HilgateError | None = None
+    for job, sentence in waiting:
         try:
             client.cancel_job(job)
-            found.append(sentence)
-        except HilgateError as error:
-            found.append(f"a job that waits too long was not ended: {error.what} [paused]")
-    if rulesets := github.load(repository(ctx)):
-        asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
-        settings = github.compare(rulesets, asking, branch)
-        found += settings.differs
-        sys.stderr.write("".join(f"not seen: {sentence}\n" for sentence in settings.unseen))
-    else:
-        sys.stderr.write(f"settings of the forge are not watched: there is no {github.FOLDER}\n")
-    # The address hears that somebody has looked, whatever there was to see: this build reports what was seen.
-    if heartbeat and (unheard := api.beat(heartbeat)):
-        found.append(f"{unheard} [gate-down]")
-    sys.stdout.write("".join(f"{sentence}\n" for sentence in found) or "nodes, main, the night and queues are well\n")
-    if found:
-        sys.stdout.write(f"what to do: {api.RUNBOOKS}, by the word in brackets\n")
-    raise typer.Exit(Exit.FAIL if found else Exit.PASS)
+            sys.stdout.write(f"ended: {sentence}\n")
+        except HilgateError as error:  # the other jobs are still ended
+            failed = failed or error
+            sys.stdout.write(f"NOT ended: {sentence}\n")
+    if failed:
+        raise failed
+    if not waiting:
+        sys.stdout.write("no job waits too long\n")
+    raise typer.Exit(Exit.FAIL if waiting else Exit.PASS)
 
 
 @program.command()
@@ -241,130 +193,3 @@ def rerun(
     sys.stdout.write(f"build {started.number}: {started.web_url}\n")
     covers = "if it covers the whole plan" if api.ALL in chosen else "no, it is a part of the plan"
     sys.stderr.write(f"{declarations.project.status}: {covers}\n")
-
-
-@program.command()
-def publish(
-    ctx: typer.Context,
-    *,
-    pull_request: Annotated[int, typer.Option("--pr", min=1, metavar="N", help="Number of the pull request.")],
-    author: Author,
-    forge: ForgeName = "",
-    jobs: JobsFolder = None,
-    results: Results = None,
-    history: History = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests and send nothing.")] = False,
-) -> None:
-    """Show a judged build on GitHub, as a check and one comment.
-
-    The check annotates the lines of failures.
-
-    HILGATE_GITHUB_TOKEN needs the permissions Checks and Pull requests: write. GitHub takes checks from apps alone:
-    HILGATE_GITHUB_APP names the app, and the token is then its private key. Neither check nor comment decides a merge.
-    """
-    from hilgate.buildkite import app, github
-    from hilgate.buildkite import publish as sending
-    from hilgate.judge.verdict import read_verdict
-    from hilgate.model import PLAN_FILE, VERDICT_FILE
-    from hilgate.plan.make import plan_digest, read_plan
-    from hilgate.report.check import check_of, comment_of
-    from hilgate.report.merge_base import find
-    from hilgate.report.view import ReportView
-    from hilgate.run.results import read_all
-
-    folder = results or repository(ctx) / "results"
-    plan, verdict = read_plan(folder / PLAN_FILE), read_verdict(folder / VERDICT_FILE)
-    if verdict.plan_digest != plan_digest(plan):
-        raise RecordsError(
-            "the verdict is of another plan than plan.json", where=str(folder), remedy="run `hilgate judge` again"
-        )
-    recorded = read_all(folder, jobs, plan, plan_digest(plan))
-    facts = find(plan, history=history if history and history.is_dir() else None)
-    view = ReportView(plan, recorded, verdict, facts)
-    check, comment = check_of(view), comment_of(view)
-    url = github.repository_url(forge)
-    if dry_run:
-        sys.stdout.write(f"POST {url}/check-runs\n{json.dumps(check, indent=1)}\n")
-        sys.stdout.write(
-            f"POST or PATCH {url}/issues/{pull_request}/comments\n{json.dumps({'body': comment}, indent=1)}\n"
-        )
-        sys.stderr.write("nothing was sent\n")
-        return
-    asking = app.connect(url, os.environ, dt.datetime.now(dt.UTC))
-    for address in sending.publish(asking, pull_request, author, check, comment):
-        sys.stdout.write(f"{address}\n")
-
-
-@program.command()
-def answer(
-    ctx: typer.Context,
-    comment: Annotated[
-        int | None,
-        typer.Argument(
-            min=1, metavar="ID", help="Number of the comment on GitHub (default: what nobody answered yet)."
-        ),
-    ] = None,
-    *,
-    author: Author,
-    forge: ForgeName = "",
-    organization: Organization = "",
-    pipeline_slug: PipelineSlug = "",
-) -> None:
-    """Do what comments on pull requests ask for.
-
-    A comment is one line: /hilgate run STEP|MODEL ..., retry, cancel or explain. ci/agent/commands.json of
-    the default branch says who may ask. Run it from a checkout of the default branch. Without ID it answers the
-    comments of the last six hours; it then reports a refused comment on standard error and does not fail.
-    """
-    from hilgate.buildkite import app, commands, github
-
-    asking = app.connect(github.repository_url(forge), os.environ, dt.datetime.now(dt.UTC))
-    if comment is None:
-        asked = commands.unanswered(asking, author, dt.datetime.now(dt.UTC))
-    else:
-        asked = [one for one in [commands.read(asking, comment)] if one.is_command]
-    if not asked:
-        sys.stdout.write("no command\n")
-        return
-    may, failed = commands.allowed(asking), None
-    for one in asked:
-        try:
-            _answer(ctx, asking, one, may, author, (organization, pipeline_slug))
-        except HilgateError as error:
-            if comment is not None:
-                raise
-            sys.stderr.write(f"comment {one.id}: {error.what}\n")
-            failed = failed or (None if isinstance(error, MisuseError) else error)
-    if failed:
-        raise failed
-
-
-def _answer(
-    ctx: typer.Context,
-    asking: Forge,
-    asked: AskedComment,
-    may: Allowed,
-    author: str,
-    pipeline: tuple[str, str],
-) -> None:
-    """Do what one comment asks for, and answer it; who may not ask gets no answer on GitHub."""
-    from hilgate.buildkite import api, commands
-    from hilgate.buildkite.publish import ANSWER, write
-    from hilgate.declare.load import load
-    from hilgate.text import markdown
-
-    commands.permit(asked, may, (), dt.datetime.now(dt.UTC))
-    declarations = load(repository(ctx))
-    names = ({step.key for _, step in declarations.steps()}, declarations.models())
-    client = api.Client(api.builds_url(*pipeline, api=api.API), os.environ.get(api.TOKEN_VARIABLE, ""))
-    refused: HilgateError | None = None
-    try:
-        said = commands.answer(client, asked, may, commands.parse(asked.body), names, dt.datetime.now(dt.UTC))
-    except HilgateError as error:
-        refused, said = error, f"{error.what}: {error.remedy}"
-    address = write(
-        asking, asked.pull_request, author, ANSWER, f"{markdown(said)}\n\n{commands.answered_mark(asked)}\n"
-    )
-    sys.stdout.write(f"{said}\n{address}\n")
-    if refused:
-        raise refused

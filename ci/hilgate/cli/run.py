@@ -369,6 +369,7 @@ OURS = (
     "verdict.json",
     "report.html",
     "annotation.md",
+    "comment.md",
     "junit.xml",
     "quarantine.json",
     "restored.json",

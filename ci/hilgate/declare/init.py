@@ -15,7 +15,7 @@ from hilgate.declare.load import load
 from hilgate.declare.protected import UNREADABLE_CODE
 from hilgate.errors import MisuseError
 from hilgate.model.declaration import POSTED_BY
-from hilgate.names import RULESETS, stays_inside
+from hilgate.names import stays_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,7 @@ DECLARATIONS = {
 }
 """File -> its template."""
 
-BY_DECLARATIONS = (".buildkite/pipeline.yml", ".buildkite/approve.yml", f"{RULESETS}/main.json")
+BY_DECLARATIONS = (".buildkite/pipeline.yml", ".buildkite/approve.yml")
 """Files that say what the declarations say; each has a template of its name."""
 
 PACKAGES = ("torch", "triton", "vllm", "numpy")

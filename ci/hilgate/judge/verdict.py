@@ -220,7 +220,7 @@ class StepResult:
         """That no agent noted that it took the job, with what to do; empty where one did, and in a local run."""
         if self.plan.local or self.step.queue is None or self.health or self.attempt:
             return ""
-        do = "look at the queue (`hilgate watch`), then start the build again"
+        do = "look at the queue on Buildkite, then start the build again"
         return f"no agent of {self.step.queue} noted that it began: {do}"
 
     @cached_property

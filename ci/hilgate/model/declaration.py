@@ -104,14 +104,12 @@ class Queue(StrictModel):
     """The image that its jobs run in; None runs them on the host."""
     gate: bool = False
     """Whether it runs only what decides (plan, recheck, verdict), and no step of a change."""
-    agents: int = Field(default=0, ge=0)
-    """How many agents of it must be connected and not paused, before `hilgate watch` says so; 0 for no number."""
     signs: bool = False
     """Whether its agents hold the key that signs releases; such a queue is a `gate` and signs, nothing else."""
     tools: tuple[str, ...] = ()
     """Programs that its hosts have, for steps that run there without an image."""
     wait_minutes: int = Field(default=120, gt=0)
-    """How long a job may wait for an agent of it before `hilgate watch` says so."""
+    """How long a job may wait for an agent of it before `hilgate end-waiting` ends it."""
 
 
 class Agents(StrictModel):

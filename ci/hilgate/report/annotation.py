@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 from hilgate.model.record import Outcome
 from hilgate.report.reservations import TITLE
-from hilgate.report.view import EVIDENCE_LINES, LIMIT_BYTES, NAMED_IDS, RULINGS, at_most, beside, fit, more, ruled
+from hilgate.report.view import (
+    DETAILS,
+    EVIDENCE_LINES,
+    LIMIT_BYTES,
+    NAMED_IDS,
+    RULINGS,
+    at_most,
+    beside,
+    fit,
+    more,
+    ruled,
+)
 from hilgate.text import MARKS, duration, fenced, markdown, marked, shorten, xml
 
 if TYPE_CHECKING:
@@ -23,12 +34,24 @@ if TYPE_CHECKING:
     from hilgate.run.results import Recorded
 
 ANNOTATION_FILE = "annotation.md"
+COMMENT_FILE = "comment.md"
+COMMENT_BYTES = 60_000
+"""GitHub refuses a comment of more than 65,536 characters."""
 JUNIT_FILE = "junit.xml"
 
 
 def render(view: ReportView, limit: int = LIMIT_BYTES) -> str:
     """The first screen as CommonMark, by default below Buildkite's limit of 1 MiB."""
     return fit(lambda detail: _render(view, detail), limit)
+
+
+def comment(view: ReportView) -> str:
+    """The first screen, short enough for a comment; where names are too long for that, what it all comes to."""
+    for detail in DETAILS:
+        text = _render(view, detail)
+        if len(text.encode()) < COMMENT_BYTES:
+            return text
+    return f"## {marked(view.verdict.outcome)}\n\nMore than a comment can hold: see the report of the build.\n"
 
 
 def _render(view: ReportView, detail: Detail) -> str:

@@ -136,6 +136,7 @@ def judge_and_report(
     with writing(folder):
         annotation.write_junit(recorded, verdict, folder)
         (folder / annotation.ANNOTATION_FILE).write_text(annotation.render(view), encoding="utf-8")
+        (folder / annotation.COMMENT_FILE).write_text(annotation.comment(view), encoding="utf-8")
         path.write_text(report_page(view, find_logs(folder, jobs, judged)), encoding="utf-8")
     return Judged(judged, recorded, verdict, path, facts, refused)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of tests that speak to Buildkite or GitHub: a server on this machine, and clients of it."""
+"""Fixtures of tests that speak to Buildkite: a server on this machine, and a client of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from support.rest import TOKEN, serving
 
 from hilgate.buildkite.api import Client, builds_url
-from hilgate.buildkite.github import Forge
 
 
 @pytest.fixture
@@ -24,9 +23,3 @@ def client(server):
     made = Client(url, TOKEN, sleep=waits.append, timeout_seconds=10.0)
     made.waits = waits
     return made
-
-
-@pytest.fixture
-def forge(server):
-    """Of GitHub."""
-    return Forge(f"{server.address}/repos/acme/rocm", "token")

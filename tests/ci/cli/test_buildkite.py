@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hilgate pipeline` and `hilgate rerun` as they are typed, and what is asked for on and shown to GitHub."""
+"""`hilgate pipeline`, `hilgate rerun` and `hilgate end-waiting` as they are typed."""
 
-import base64
 import json
 import types
 
@@ -10,8 +9,7 @@ import yaml
 from support import plans
 from support.rest import TOKEN, build, serving
 
-from hilgate.buildkite import api, github
-from hilgate.buildkite.publish import ANSWER, MARK
+from hilgate.buildkite import api
 from hilgate.declare.load import load
 from hilgate.errors import Exit
 
@@ -50,33 +48,6 @@ def test_rerun_starts_a_build_of_the_last_commit_and_says_what_it_means(root, bu
     body = json.loads(buildkite.asked[1][3])
     assert body["env"]["HILGATE_MODELS"] == "pocket-hybrid"
     assert body["env"]["HILGATE_IMAGE_FROM_BUILD"] == "41"
-
-
-@pytest.mark.parametrize("state", ["passed", "failed"])
-def test_watch_is_red_when_there_is_something_to_say(root, buildkite, state):
-    env = ({}, {"HILGATE_PROFILE": "nightly"}, {"HILGATE_FLOW": "release"})
-    buildkite.answer(200, [build(1, state="running")])
-    buildkite.answer(200, [])
-    buildkite.answer(200, [build(2 + n, state=state if n == 0 else "passed", env=one) for n, one in enumerate(env)])
-    buildkite.answer(200, "heard")
-    heartbeat = f"{api.API}/heartbeat"
-    done = plans.hilgate(
-        root, "watch", *WHERE, BUILDKITE_API_TOKEN=TOKEN, HILGATE_HEARTBEAT_URL=heartbeat, HILGATE_TEXTFILE=str(root)
-    )
-    assert done.returncode == (Exit.FAIL if state == "failed" else Exit.PASS), done.stderr
-    assert done.stdout.startswith("main is failed: https" if state == "failed" else "nodes, main, the night and queues")
-    asked = [
-        (path.rpartition("/")[2], query.get("state") or query.get("state[]"))
-        for _, path, query, _, _ in buildkite.asked
-    ]
-    assert asked == [
-        ("builds", ["scheduled", "running", "failing"]),
-        ("agents", None),
-        ("builds", ["finished"]),
-        ("heartbeat", None),
-    ]
-    alarms = int(state == "failed")
-    assert f"\nhilgate_watch_alarms {alarms}\n" in (root / "hilgate-watch.prom").read_text()
 
 
 def test_names_of_the_pipeline_come_from_the_environment(root, buildkite):
@@ -228,121 +199,42 @@ def test_mistake_prints_no_pipeline(planned, arguments, status, words):
     assert words in done.stderr
 
 
-@pytest.fixture
-def forge(buildkite, monkeypatch):
-    """GitHub answers from the same server, in turn with Buildkite."""
-    monkeypatch.setattr(github, "API", buildkite.address)
-    return buildkite
-
-
-def comment(body, login="alice"):
-    address = "https://api.github.com/repos/acme/rocm/issues/7"
-    return {"id": 77, "body": body, "user": {"login": login}, "issue_url": address, "html_url": "https://c.invalid/1"}
-
-
-def listed(*users):
-    text = json.dumps({"users": users, "cooldown_minutes": 10})
-    return {"encoding": "base64", "content": base64.b64encode(text.encode()).decode()}
-
-
-def answer(root, *arguments):
-    names = ("--repository", "acme/rocm", "--author", "gate[bot]", *WHERE)
-    return plans.hilgate(root, "answer", "77", *names, *arguments, **{api.TOKEN_VARIABLE: TOKEN})
-
-
-def test_a_comment_starts_a_rerun_and_is_answered_in_one_comment(root, forge):
-    forge.answer(200, comment("/hilgate run jamba lint")).answer(200, {"default_branch": "main"})
-    forge.answer(200, listed("alice")).answer(200, [build(41)]).answer(200, [build(41)]).answer(201, build(42))
-    forge.answer(200, [comment(f"{ANSWER}\nold", "gate[bot]")]).answer(200, comment("x"))
-    done = answer(root)
-    assert done.returncode == Exit.PASS, done.stderr
-    assert done.stdout.startswith("build 42 was started: ")
-    assert json.loads(forge.asked[5][3])["env"]["HILGATE_MODELS"] == "jamba step:lint"
-    method, path, _, body, _ = forge.asked[-1]
-    assert (method, path) == ("PATCH", "/repos/acme/rocm/issues/comments/77")
-    assert json.loads(body)["body"].startswith(f"{ANSWER}\nbuild 42 was started: https")
-
-
-def test_a_wrong_name_is_answered_and_nothing_is_started(root, forge):
-    forge.answer(200, comment("/hilgate run jmba")).answer(200, {"default_branch": "main"}).answer(200, listed("alice"))
-    forge.answer(200, [build(41)]).answer(200, [build(41)]).answer(200, []).answer(201, comment("x"))
-    done = answer(root)
-    assert done.returncode == Exit.MISUSE
-    assert "did you mean 'jamba'?" in json.loads(forge.asked[-1][3])["body"]
-    assert [one[0] for one in forge.asked] == ["GET"] * 6 + ["POST"]
-
-
-@pytest.mark.parametrize(("body", "login", "status"), [("hello", "eve", 0), ("/hilgate retry", "eve", Exit.MISUSE)])
-def test_a_talk_and_a_stranger_get_no_answer(root, forge, body, login, status):
-    forge.answer(200, comment(body, login)).answer(200, {"default_branch": "main"}).answer(200, listed("alice"))
-    assert answer(root).returncode == status
-    assert {one[0] for one in forge.asked} == {"GET"}
-
-
-def test_a_judged_build_is_published(root, forge):
-    assert plans.hilgate(root, "gate", "--all").returncode in {Exit.PASS, Exit.FAIL, Exit.NOTHING_RAN}
-    names = ("--repository", "acme/rocm", "--author", "gate[bot]", "--pr", "7")
-    shown = plans.hilgate(root, "publish", *names, "--dry-run")
-    assert shown.returncode == Exit.PASS, shown.stderr
-    assert '"name": "hilgate"' in shown.stdout
-    assert forge.asked == []
-    forge.answer(200, []).answer(201, comment("x")).answer(201, comment("x"))
-    done = plans.hilgate(root, "publish", *names)
-    assert done.stdout.split() == ["https://c.invalid/1"] * 2
-    assert json.loads(forge.asked[2][3])["head_sha"] == plans.git(root, "rev-parse", "HEAD")
-    assert json.loads(forge.asked[1][3])["body"].startswith(MARK)
-
-
-def poll(root):
-    """`hilgate answer` as the schedule calls it."""
-    names = ("--repository", "acme/rocm", *WHERE)
-    return plans.hilgate(root, "answer", *names, **{api.TOKEN_VARIABLE: TOKEN, "HILGATE_GITHUB_LOGIN": "gate[bot]"})
-
-
-def test_a_schedule_answers_each_that_may_ask_and_a_stranger_stops_nobody(root, forge):
-    theirs = {**comment("/hilgate explain"), "id": 78}
-    forge.answer(200, [theirs, comment("/hilgate cancel", "eve")]).answer(200, {"default_branch": "main"})
-    forge.answer(200, listed("alice")).answer(200, [build(41)]).answer(200, [build(41)])
-    forge.answer(200, []).answer(201, comment("x"))
-    done = poll(root)
-    assert done.returncode == Exit.PASS, done.stderr
-    assert "comment 77: eve may not ask" in done.stderr
-    body = json.loads(forge.asked[-1][3])["body"]
-    assert body.startswith(f"{ANSWER}\nbuild 41 of cccccccccccc is failed")
-    assert body.endswith("\n<!-- of comment 78 -->\n")
-
-
-def test_a_schedule_that_finds_nothing_asks_nothing_more(root, forge):
-    forge.answer(200, [comment("hello")])
-    assert (poll(root).stdout, len(forge.asked)) == ("no command\n", 1)
-
-
-def test_an_outage_is_a_failure_of_the_schedule(root, forge):
-    forge.answer(200, [comment("/hilgate explain")]).answer(200, {"default_branch": "main"}).answer(
-        200, listed("alice")
-    )
-    for _ in range(api.ATTEMPTS):
-        forge.answer(503)
-    forge.answer(200, []).answer(201, comment("x"))
-    assert poll(root).returncode == Exit.CANNOT_RUN_HERE
-    assert "5 times in a row" in json.loads(forge.asked[-1][3])["body"], "who asked reads it too"
-
-
-@pytest.mark.parametrize("refused", [False, True], ids=["ended", "refused"])
-def test_watch_ends_a_job_that_no_agent_takes_and_goes_on_where_it_may_not(root, buildkite, monkeypatch, refused):
-    monkeypatch.setattr(api, "GRAPHQL", f"{api.API}/graphql")
+def waiting(root, *jobs):
     queue = next(iter(load(root).agents.queues))
-    waiting = {"graphql_id": "Sm9i", "state": "scheduled", "agent_query_rules": [f"queue={queue}"]}
-    waiting["runnable_at"] = "2026-01-01T00:00:00Z"
-    env = ({}, {"HILGATE_PROFILE": "nightly"}, {"HILGATE_FLOW": "release"})
-    buildkite.answer(200, [build(1, state="running", jobs=[waiting])]).answer(200, [])
-    buildkite.answer(200, [build(2 + n, state="passed", env=one) for n, one in enumerate(env)])
-    buildkite.answer(200, {"errors": [{"message": "no"}]} if refused else {"data": {}}).answer(200, "heard")
-    heartbeat = f"{api.API}/heartbeat"
-    late = plans.hilgate(
-        root, "watch", "--end-late", *WHERE, BUILDKITE_API_TOKEN=TOKEN, HILGATE_HEARTBEAT_URL=heartbeat
-    )
-    assert late.returncode == Exit.FAIL
-    assert ("was not ended: Buildkite refuses to end a job: no" if refused else "so it was ended after") in late.stdout
-    assert [path for _, path, *_ in buildkite.asked][-2:] == ["/graphql", "/heartbeat"]
-    assert json.loads(buildkite.asked[-2][3])["variables"] == {"id": "Sm9i"}
+    common = {"state": "scheduled", "agent_query_rules": [f"queue={queue}"], "runnable_at": "2026-01-01T00:00:00Z"}
+    return [common | {"graphql_id": name} for name in jobs]
+
+
+def end_waiting(root, monkeypatch):
+    monkeypatch.setattr(api, "GRAPHQL", f"{api.API}/graphql")
+    return plans.hilgate(root, "end-waiting", *WHERE, BUILDKITE_API_TOKEN=TOKEN)
+
+
+def test_jobs_that_no_agent_takes_are_ended(root, buildkite, monkeypatch):
+    buildkite.answer(200, [build(1, state="running", jobs=waiting(root, "one", "two"))]).answer(200, {"data": {}})
+    done = end_waiting(root, monkeypatch)
+    assert done.returncode == Exit.FAIL, "somebody must look at the queue"
+    assert done.stdout.count("ended: ") == 2
+    (listed, *ended) = buildkite.asked
+    assert listed[2]["state[]"] == ["scheduled", "running", "failing"]
+    assert [(path, json.loads(body)["variables"]["id"]) for _, path, _, body, _ in ended] == [
+        ("/graphql", "one"),
+        ("/graphql", "two"),
+    ]
+
+
+def test_a_job_that_cannot_be_ended_leaves_the_others_and_the_build_red(root, buildkite, monkeypatch):
+    buildkite.answer(200, [build(1, state="running", jobs=waiting(root, "one", "two"))])
+    buildkite.answer(200, {"errors": [{"message": "no"}]}).answer(200, {"data": {}})
+    done = end_waiting(root, monkeypatch)
+    assert done.returncode == Exit.CANNOT_RUN_HERE
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["NOT ended", "ended"]
+    assert "Buildkite refuses to end a job: no" in done.stderr
+
+
+def test_jobs_that_wait_no_longer_than_they_may_are_left_alone(root, buildkite, monkeypatch):
+    running = [job | {"state": "running"} for job in waiting(root, "one")]
+    buildkite.answer(200, [build(1, state="running", jobs=running)])
+    done = end_waiting(root, monkeypatch)
+    assert (done.returncode, done.stdout) == (Exit.PASS, "no job waits too long\n")
+    assert len(buildkite.asked) == 1

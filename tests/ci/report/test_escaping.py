@@ -153,6 +153,14 @@ def test_huge_messages_and_names_end_in_small_reports():
     assert len(report_page(ReportView(*build)).encode()) < LIMIT_BYTES
 
 
+def test_a_comment_is_short_enough_and_mentions_nobody():
+    for text in ("`" * 200_000, "thanks to @everyone and @octo-org/team"):
+        comment = annotation.comment(ReportView(*evil_build(text)))
+        assert len(comment.encode()) <= annotation.COMMENT_BYTES
+        outside = "".join(part for place, part in enumerate(comment.split("```")) if place % 2 == 0)
+        assert "@" not in outside.replace("\\@", "")
+
+
 def test_an_error_that_quotes_a_file_name_obeys_nothing(capsys):
     with pytest.raises(SystemExit):
         app._end(MisuseError("no file '\x1b]0;x\x07'\n+++ passed"), app.Settings())
