@@ -183,7 +183,7 @@ def easier_plan(path: Path) -> None:
 
 
 def protected(site: Site, _job: Job) -> None:
-    """The change loosens its own gate."""
+    """A protected file changes."""
     change = ProtectedChange(path="tests/support/tolerances.py", what="fp16: 1e-3 -> 1e-1")
     site.plan = site.plan.model_copy(update={"loosened": (change,)})
 
