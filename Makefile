@@ -42,7 +42,7 @@ docs: setup  ## build the documentation into results/site/; a dead link or an un
 docs-serve: setup  ## serve the documentation, and build it again after each edit
 	@NO_MKDOCS_2_WARNING=1 "$(VENV)/bin/python" -m mkdocs serve
 
-pictures: setup  ## take the pictures of the report, the history and the terminal from a real run with a planted bug
+pictures: setup  ## take the pictures of the report and the terminal from a real run with a planted bug
 	@OMP_NUM_THREADS=1 "$(VENV)/bin/python" docs/screenshots.py
 
 wheels: setup  ## build the three wheels twice, compare their bytes, install and try each: results/wheels/wheels/

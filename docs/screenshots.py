@@ -2,8 +2,7 @@
 """Make the pictures of what people look at from a real run with a planted bug: `make pictures`.
 
 A clone of the checkout's commit is made in a temporary folder. A bug of the zoo is planted there, a step is run, and
-three pictures are taken: the report's first screen, the terminal at 80 columns, and the history of that run and of runs
-without the bug. Debian's chromium draws the two pages.
+two pictures are taken: the report's first screen, which Debian's chromium draws, and the terminal at 80 columns.
 """
 
 from __future__ import annotations
@@ -21,15 +20,10 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURES = ("ci/report.png", "ci/history.png", "docs/pictures/terminal.svg")
+PICTURES = ("ci/report.png", "docs/pictures/terminal.svg")
 
 BUG = "tests/bugs/softcap-dropped-in-decode"
 RED = "kernels-attention"
-STEPS = ("accuracy-pocket-hybrid", RED)
-"""Of each build of the history."""
-
-BUILDS = 4
-"""Of the history; the third has the bug."""
 
 LINES = 25
 """Of the terminal."""
@@ -52,27 +46,15 @@ def main() -> None:
         clone = Path(folder) / "hilgate"
         said = take(clone)
         draw(clone / "results/run/report.html", ROOT / "ci/report.png", 800)
-        draw(clone / "results/history.html", ROOT / "ci/history.png", 1100)
         (ROOT / "docs/pictures/terminal.svg").write_text(terminal(said), encoding="utf-8")
 
 
 def take(clone: Path) -> str:
-    """Make the builds of the history in a clone, the red one last of all; what the terminal said of it."""
+    """Run the red step in a clone; what the terminal said of it."""
     git(ROOT, "clone", "--quiet", str(ROOT), str(clone))
     git(clone, "checkout", "--quiet", "-B", "main")
     git(clone, "update-ref", "refs/remotes/origin/main", "HEAD")
     git(clone, "symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/main")
-    for build in range(1, BUILDS + 1):
-        red = build == BUILDS - 1
-        if red:
-            git(clone, "apply", *map(str, sorted((ROOT / BUG).glob("*.patch"))))
-        hilgate(clone, "run", *STEPS, status=1 if red else 0)
-        hilgate(clone, "history", "add", "--results", "results/run")
-        if red:
-            git(clone, "checkout", "--quiet", ".")
-        git(clone, "commit", "--quiet", "--allow-empty", "--message", "A later commit")
-    hilgate(clone, "history", "report", "--out", "results/history.html")
-    git(clone, "update-ref", "refs/remotes/origin/main", "HEAD")
     git(clone, "apply", *map(str, sorted((ROOT / BUG).glob("*.patch"))))
     return hilgate(clone, "run", RED, status=1)
 

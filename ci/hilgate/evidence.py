@@ -176,10 +176,6 @@ class EvidenceKind(abc.ABC):
         """The command that runs these checks alone; empty where there is none."""
         return ""
 
-    def listed(self, command: str, listing: Path, root: Path) -> str:  # noqa: ARG002
-        """The command that runs the checks of a file, one id a line, in their order; empty where there is none."""
-        return ""
-
     def selector(self, check: str) -> str:  # noqa: ARG002
         """What behind `hilgate run STEP -- ` runs this check alone; empty where nothing does."""
         return ""
@@ -282,13 +278,6 @@ class JunitEvidence(EvidenceKind):
         files = dict.fromkeys(name.partition("::")[0] for name in ids)
         again = [word for file in files for word in ([one for one in named if one.startswith(f"{file}::")] or [file])]
         return shlex.join([*kept, *again]) if replaced and ids else ""
-
-    def listed(self, command: str, listing: Path, root: Path) -> str:
-        """A pytest command with its test paths replaced by a file of node ids; empty as of `narrow`."""
-        words, places = _pytest_words(command)
-        replaced = [place for place in places if (root / words[place].partition("::")[0]).exists()]
-        kept = [word for place, word in enumerate(words) if place not in replaced]
-        return shlex.join([*kept, f"@{listing}"]) if replaced else ""
 
     def selector(self, check: str) -> str:
         """Pytest's -k, where a word of the id can do it."""

@@ -470,29 +470,6 @@ def clone_at(root: Path, commit: str, target: Path) -> None:
     _required(target, "-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", commit)
 
 
-def between(root: Path, good: str, bad: str) -> tuple[str, ...]:
-    """Commits after `good` up to and with `bad` along first parents, oldest first: what was merged, one by one.
-
-    Raises:
-        CannotRunHereError: git is not installed, or cannot list them.
-        MisuseError: One of them is no commit here, or nothing lies between them.
-    """
-    names = []
-    for commit in (good, bad):
-        known = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
-        if known is None:
-            raise MisuseError(f"it has no commit {commit[:40]!r}", where=str(root), remedy="git fetch there")
-        names.append(known.strip())
-    found = _required(root, "rev-list", "--first-parent", "--reverse", f"{names[0]}..{names[1]}").split()
-    if not found:
-        raise MisuseError(
-            f"no commit lies between {names[0][:12]} and {names[1][:12]}",
-            where=str(root),
-            remedy="give --good an ancestor of --bad",
-        )
-    return tuple(found)
-
-
 def commit_time(root: Path, commit: str) -> int:
     """When a commit was made, in seconds since 1970 (UTC).
 

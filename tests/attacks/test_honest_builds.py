@@ -12,6 +12,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from support.builds import rows_of
 from support.flow import DIGEST, FORK, TEST, Build, Machine
 from support.plans import git
 
@@ -21,7 +22,7 @@ def test_main_builds_its_image_on_a_host_and_is_remembered(host: Machine, main: 
     assert main.statuses == dict.fromkeys(jobs, 0), main.log()
     assert main.posted == 0
     assert [DIGEST in line for line in main.containers] == [True]
-    assert len(list(host.history.iterdir())) == 1
+    assert len(rows_of(host.history)["builds"]) == 1
 
 
 @pytest.mark.parametrize("kind", ["fork", "branch"])
@@ -49,11 +50,10 @@ def test_a_merge_queue_decides_on_its_own_change_and_not_on_those_before_it(host
     plan = json.loads(found.artifact("plan", "results/plan.json"))
     assert (plan["merge_base"], plan["changed_files"], plan["fork"]) == (before, ["tests/test_a.py"], False)
     assert set(found.statuses) == main.statuses.keys() - {"image-cpu"}
-    assert len(list(host.history.iterdir())) == 1, "what is not merged yet is not remembered"
+    assert len(rows_of(host.history)["builds"]) == 1, "what is not merged yet is not remembered"
 
 
 def test_a_fork_whose_image_nobody_has_built_reads_who_can_start_it(host: Machine) -> None:
-    (host.folder / "none").mkdir()
     found = replace(host, history=host.folder / "none").build(host.clone, host.change("1.9 / 2"), **FORK)
     assert (found.statuses["image-cpu"], found.posted) == (5, 4)
     who = "gate-owners may push the commit to a branch here"

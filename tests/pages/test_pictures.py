@@ -23,9 +23,7 @@ def test_the_terminal_fetches_no_font_and_has_80_columns():
     assert "http" not in re.sub(r'xmlns="[^"]*"|<!--.*?-->', "", text)
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/tutorial.md", "docs/how-to/read-a-verdict.md", "docs/how-to/look-back.md"]
-)
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/how-to/read-a-verdict.md"])
 def test_the_pages_show_them(page):
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / page).read_text(encoding="utf-8"))
     files = {str((ROOT / page).parent.joinpath(one).resolve().relative_to(ROOT)) for one in shown}

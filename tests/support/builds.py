@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
+import sqlite3
 from html.parser import HTMLParser
 
 from support.jobs import failed, passed
 from support.plans import ENVIRONMENT, plan, step
 
-from hilgate.history import store
 from hilgate.judge import verdict
 from hilgate.model.record import BuildRecord, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
+from hilgate.report import history
 from hilgate.run import results
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
@@ -79,25 +81,28 @@ def began(recorded, moment):
     return dataclasses.replace(recorded, builds=(build.model_copy(update={"started": moment}),))
 
 
-def remember(folder, checks, *, minute=0, flaky=(), **changes):
-    """Add a build of step a, which began at a minute after NOW, to a history; returns its folder."""
+def remember(path, checks, *, minute=0, flaky=(), **changes):
+    """Add a build of step a, which began at a minute after NOW, to a history; returns its name."""
     a_plan, recorded, decided = built((step("a", "x"), checks), **changes)
     steps = tuple(one.model_copy(update={"flaky": flaky}) for one in decided.steps)
     recorded = began(recorded, NOW + dt.timedelta(minutes=minute))
-    build, added = store.add(folder, a_plan, recorded, decided.model_copy(update={"steps": steps}), branch="main")
+    build, added = history.add(path, a_plan, recorded, decided.model_copy(update={"steps": steps}), branch="main")
     assert added
     return build
 
 
-def bytes_of(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def rows_of(path):
+    """Everything that a history holds, table by table."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
+        return {name: connection.execute(f"select * from {name}").fetchall() for name in tables}
 
 
-def three_builds(folder):
+def three_builds(path):
     """A history, a minute apart: a score that rises, a kernel that slows down, a flaky check, and a hostile id."""
     for number, time in enumerate((10.0, 12.0, 22.0)):
         score = {"exact_match": 0.5 + number / 10, "ci_low": 0.3 + number / 10, "ci_high": 0.8, "n": 200}
         checks = [passed("pocket/accuracy", numbers=score), passed("decode", numbers={"ours_us": time})]
         checks += [failed("<script>alert(1)</script> $x^2$ ${HOME} | ` \u202e")] if number == 1 else []
-        remember(folder, checks, minute=number, flaky=("sometimes",) if number != 1 else ())
-    return folder
+        remember(path, checks, minute=number, flaky=("sometimes",) if number != 1 else ())
+    return path

@@ -295,11 +295,10 @@ class Machine:
 
 def machine(folder: Path, ours: Path, theirs: Path) -> Machine:
     """A host whose git reaches both repositories by their public addresses."""
-    for name in ("home", "history"):
-        (folder / name).mkdir()
+    (folder / "home").mkdir()
     lines = [f'[url "{path}"]\n  insteadOf = {url}\n' for path, url in ((ours, OURS), (theirs, THEIRS))]
     (folder / "home/.gitconfig").write_text("".join(lines) + "[safe]\n  directory = *\n")
-    return Machine(folder, ours, folder / "history")
+    return Machine(folder, ours, folder / "history.sqlite")
 
 
 # A project of one step in an image that another one builds; agents differ from those that decide.

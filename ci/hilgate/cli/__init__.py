@@ -21,7 +21,7 @@ SUMMARY = "Decides whether a change to the ROCm attention kernels may merge: pla
 
 SECTIONS = {
     "Test a change": ("gate", "run", "judge", "plan", "explain"),
-    "Find the cause": ("order", "recheck", "history"),
+    "Find the cause": ("recheck", "history"),
     "Kernels and models": ("fit", "explain-kernel"),
     "Declare": ("init", "doctor", "schema", "selftest"),
     "Buildkite": ("pipeline", "rerun", "end-waiting"),
@@ -91,10 +91,9 @@ Everything = Annotated[bool, typer.Option("--all", help="Take every step, whatev
 History = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR",
+        metavar="FILE",
         envvar="HILGATE_HISTORY",
-        file_okay=False,
-        help="Folder of judged builds (default: results/history/).",
+        help="History of judged builds (default: results/history.sqlite).",
     ),
 ]
 JobsFolder = Annotated[

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about judged builds: history (add, show, report), bundles of evidence (bundle, attest, verify-bundle)."""
+"""Commands about judged builds: history (add, show), bundles of evidence (bundle, attest, verify-bundle)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hilgate.history.queries import Metric, Row
     from hilgate.release.verify import BundleAnswer
+    from hilgate.report.history import Metric, Row
 
 
-METRICS = "grid, accuracy, kernels, flakes, waiting, hours, minutes"
+METRICS = "flakes, times, accuracy, kernels"
 Step = Annotated[
     str,
     typer.Option(
@@ -61,10 +61,10 @@ def add(
     history: History = None,
 ) -> None:
     """Add one judged build to the history. Adding it again changes nothing."""
-    from hilgate.history import store
     from hilgate.judge.verdict import read_verdict
     from hilgate.model import PLAN_FILE, VERDICT_FILE
     from hilgate.plan.make import plan_digest, read_plan
+    from hilgate.report import history as store
     from hilgate.run.results import read_all
 
     source = results or repository(ctx) / "results"
@@ -76,9 +76,10 @@ def add(
             "the verdict is of another plan than plan.json", where=str(source), remedy="run `hilgate judge` again"
         )
     recorded = read_all(source, jobs, plan, plan_digest(plan))
-    build, added = store.add(history or store.folder_of(repository(ctx)), plan, recorded, verdict, branch=branch)
-    words = f"added {build.name}: {text.count(len(plan.steps), 'step')} to" if added else f"{build.name} is already in"
-    sys.stdout.write(f"{words} {build.parent}\n")
+    path = history or store.path_of(repository(ctx))
+    build, added = store.add(path, plan, recorded, verdict, branch=branch)
+    words = f"added {build}: {text.count(len(plan.steps), 'step')} to" if added else f"{build} is already in"
+    sys.stdout.write(f"{words} {path}\n")
 
 
 @builds.command()
@@ -95,15 +96,14 @@ def show(
     history: History = None,
 ) -> None:
     """Print tables over builds. Bars run from the oldest to the newest build."""
-    from hilgate.history import queries, store
+    from hilgate.report import history as store
     from hilgate.report.terminal import stdout
 
-    chosen = tuple(one for one in queries.METRICS if metric in {"", one})
+    chosen = tuple(one for one in store.METRICS if metric in {"", one})
     if not chosen:
-        remedy = text.suggest(metric, queries.METRICS)
+        remedy = text.suggest(metric, store.METRICS)
         raise MisuseError(f"no metric is called {metric!r}", where="--metric", remedy=remedy)
-    folder = history or store.folder_of(repository(ctx))
-    answers = queries.ask(folder, chosen, step=step, since=since)
+    answers = store.ask(history or store.path_of(repository(ctx)), chosen, step=step, since=since)
     if as_json:
         sys.stdout.write(json.dumps(answers, indent=1, default=dt.datetime.isoformat) + "\n")
         return
@@ -114,106 +114,13 @@ def show(
         show_history_tables(out, name, found, limit=rows)
 
 
-@builds.command()
-def report(
-    ctx: typer.Context,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Page to write (default: history.html beside the history)."),
-    ] = None,
-    step: Step = "",
-    since: Since = None,
-    history: History = None,
-) -> None:
-    """Write the history as one HTML page with small plots."""
-    from hilgate.history import queries, store
-    from hilgate.report.history import render_history
-
-    folder = history or store.folder_of(repository(ctx))
-    page = render_history(queries.ask(folder, step=step, since=since), step=step)
-    path = out or folder / "history.html"
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise MisuseError(
-            f"the page cannot be written: {error.strerror}", where=str(path), remedy="--out FILE"
-        ) from None
-    sys.stdout.write(f"{path}\n")
-
-
-@builds.command()
-def culprit(
-    ctx: typer.Context,
-    step: Annotated[str, typer.Argument(metavar="STEP", help="Planned key, for example kernels-cache-gfx942.")],
-    check: Annotated[str, typer.Argument(metavar="CHECK", help="Id of the check, as the report names it.")],
-    good: Annotated[
-        str, typer.Option(metavar="SHA", help="Commit before the range (default: the newest pass before a failure).")
-    ] = "",
-    bad: Annotated[
-        str, typer.Option(metavar="SHA", help="Last commit of the range (default: the newest failure).")
-    ] = "",
-    saw: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SHA=pass|fail", help="A run that is not in the history; may be repeated."),
-    ] = None,
-    branch: Annotated[str, typer.Option(metavar="NAME", help="Branch whose builds are read.")] = "main",
-    history: History = None,
-) -> None:
-    """Name the commit that broke a check, or the one to run next.
-
-    Knows how often the check is flaky. Exit status 6 while no commit is 95 % likely; 0 when one is named.
-    """
-    from hilgate import git
-    from hilgate.history import culprit as search
-    from hilgate.history import store
-
-    root = repository(ctx)
-    seen = search.observed(history or store.folder_of(root), step, check, branch)
-    commits = git.between(root, *search.red_range(seen.runs, good, bad))
-    runs = [*seen.runs, *(_seen(one, commits) for one in saw or ())]
-    state = search.Search(len(commits), seen.flake_rate)
-    search.weigh(state, commits, runs)
-    flaky = f"flaky in {seen.flaky} of {text.count(seen.builds, 'build')}"
-    sys.stdout.write(f"{text.count(len(commits), 'commit')} in the range; {text.line(check)} was {flaky}\n")
-    place, sure = state.best
-    name = commits[place] if place < len(commits) else ""
-    likely = f"{name[:12]} broke it" if name else "no commit broke it: it is a flake"
-    if sure >= search.SURE:
-        sys.stdout.write(f"{likely} ({100 * sure:.0f} % sure)\n")
-        raise typer.Exit(Exit.PASS)
-    sys.stdout.write(f"not sure yet; likeliest: {likely} ({100 * sure:.0f} %)\n")
-    following = commits[state.next_place]
-    sys.stdout.write(f"next: run {step} at {following}, then repeat this with --saw {following[:12]}=pass or =fail\n")
-    raise typer.Exit(Exit.INCONCLUSIVE)
-
-
-def _seen(words: str, commits: Sequence[str]) -> tuple[str, bool]:
-    """(commit, failed) of `SHA=pass` or `SHA=fail`.
-
-    Raises:
-        MisuseError: It is neither, or names no commit of the range.
-    """
-    name, _, outcome = words.partition("=")
-    found = [commit for commit in commits if name and commit.startswith(name)]
-    if outcome not in {"pass", "fail"} or len(found) != 1:
-        raise MisuseError(
-            f"--saw {words!r} says nothing about a commit of the range",
-            where="--saw",
-            remedy=f"write e.g. --saw {commits[0][:12]}=pass; the range is {commits[0][:12]} to {commits[-1][:12]}",
-        )
-    return found[0], outcome == "fail"
-
-
 BARS = "▁▂▃▄▅▆▇█"
 MOST_BARS = 8
 NOTHING = {
-    "grid": "no step of these builds was planned",
-    "hours": "no step of these builds was run",
+    "flakes": "no check failed in these builds",
+    "times": "no step of these builds was run",
     "accuracy": "no check of these builds has an exact_match with its interval",
     "kernels": "no check of these builds has a time (a number named ..._us or ..._ms)",
-    "flakes": "no check failed in these builds",
-    "waiting": "no step of these builds was planned for a queue",
-    "minutes": "no step of these builds was run",
 }
 
 
@@ -244,113 +151,86 @@ def _time(value: float) -> str:
     return shortest(float(value)) if value < 1000 else f"{value:.0f}"
 
 
-def _minutes(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+def _change(row: Row) -> str:
+    """By how much the newest value differs from the median of those before."""
+    return "new" if row["change"] is None else f"{row['change']:+.1%}"
 
 
-def _not_passed(row: Row) -> str:
-    return ", ".join(key for key, outcome in row["cells"].items() if outcome != "pass") or "nothing"
+def _flake_cells(row: Row) -> dict[str, str]:
+    return {
+        "did not always pass": f"{row['key']}  {row['id']}",
+        "flaky": f"{row['flaky']} of {row['builds']}",
+        "95 %": f"{100 * row['low']:.0f} to {row['high']:.0%}",
+        "failed": str(row["failed"]),
+        "last": f"{row['last']:%m-%d %H:%M}",
+    }
 
 
-def _passed(row: Row) -> str:
-    outcomes = list(row["cells"].values())
-    return f"{outcomes.count('pass')} of {len(outcomes)}"
+def _time_cells(row: Row) -> dict[str, str]:
+    return {
+        "minutes of": row["key"],
+        "newest": f"{row['last']:.1f}",
+        "before": "" if row["before"] is None else f"{row['before']:.1f}",
+        "change": _change(row),
+        "runs": str(row["builds"]),
+        "GPU-hours": f"{row['gpu_hours']:.1f}" if row["gpu_hours"] else "",
+        "course": bars(row["value"]),
+    }
 
 
-COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
-    "grid": {
-        "steps that did not pass": _not_passed,
-        "commit": lambda row: row["commit"][:10] or "none",
-        "began (UTC)": lambda row: f"{row['time']:%Y-%m-%d %H:%M}",
-        "passed": _passed,
-    },
-    "accuracy": {
-        "accuracy": lambda row: row["id"],
-        "match": lambda row: f"{row['score'][-1]:.1%}",
-        "[interval]": lambda row: f"[{row['low'][-1]:.1%}, {row['high'][-1]:.1%}]",
-        "n": lambda row: f"{row['n'][-1]:g}" if row["n"][-1] is not None else "?",
-        "base": lambda row: "none" if row["baseline"][-1] is None else f"{row['baseline'][-1]:.1%}",
-        "builds": lambda row: str(row["builds"]),
-        "course": lambda row: bars(row["score"]),
-    },
-    # The largest changes first; a change is the newest value against the median of those before.
-    "kernels": {
-        "kernel time": _case,
-        "newest": lambda row: f"{_time(row['last'])} {_unit(row)}",
-        "before": lambda row: "" if row["before"] is None else _time(row["before"]),
-        "change": lambda row: "new" if row["change"] is None else f"{row['change']:+.1%}",
-        "builds": lambda row: str(row["builds"]),
-        "course": lambda row: bars(row["value"]),
-    },
-    "flakes": {
-        "did not always pass": lambda row: f"{row['key']}  {row['id']}",
-        "flaky": lambda row: f"{row['flaky']} of {row['builds']}",
-        "95 %": lambda row: f"{100 * row['low']:.0f} to {row['high']:.0%}",
-        "failed": lambda row: str(row["failed"]),
-        "last": lambda row: f"{row['last']:%m-%d %H:%M}",
-    },
-    "waiting": {
-        "waiting for": lambda row: row["queue"],
-        "jobs": lambda row: str(row["jobs"]),
-        "half (min)": lambda row: _minutes(row["half"]),
-        "9 of 10": lambda row: _minutes(row["nine_of_ten"]),
-        "longest": lambda row: _minutes(row["longest"]),
-        "never began": lambda row: str(row["never"] or ""),
-        "course": lambda row: bars(row["course"] or []),
-    },
-    "hours": {
-        "hours of": lambda row: row["key"],
-        "week of": lambda row: f"{row['week']:%Y-%m-%d}",
-        "runs": lambda row: str(row["runs"]),
-        "minutes": lambda row: _minutes(row["minutes"]),
-        "GPU-hours": lambda row: _minutes(row["gpu_hours"]),
-    },
-    "minutes": {
-        "began (UTC)": lambda row: f"{row['time']:%Y-%m-%d %H:%M}",
-        "commit": lambda row: row["commit"][:10] or "none",
-        "outcome": lambda row: text.marked(row["outcome"]),
-        "step": lambda row: row.get("key", ""),
-        "steps": lambda row: str(row.get("steps", "")),
-        "wall": lambda row: f"{row['wall_minutes']:.1f}" if "wall_minutes" in row else "",
-        "run": lambda row: f"{row['step_minutes']:.1f}",
-        "GPU": lambda row: f"{row['gpu_minutes']:.1f}",
-        "queue": lambda row: f"{row['queue_minutes']:.1f}",
-    },
-}
+def _accuracy_cells(row: Row) -> dict[str, str]:
+    n, baseline = row["n"][-1], row["baseline"][-1]
+    return {
+        "accuracy": row["id"],
+        "match": f"{row['score'][-1]:.1%}",
+        "[interval]": f"[{row['low'][-1]:.1%}, {row['high'][-1]:.1%}]",
+        "n": "?" if n is None else f"{n:g}",
+        "base": "none" if baseline is None else f"{baseline:.1%}",
+        "builds": str(row["builds"]),
+        "course": bars(row["score"]),
+    }
+
+
+def _kernel_cells(row: Row) -> dict[str, str]:
+    return {
+        "kernel time": _case(row),
+        "newest": f"{_time(row['last'])} {_unit(row)}",
+        "before": "" if row["before"] is None else _time(row["before"]),
+        "change": _change(row),
+        "builds": str(row["builds"]),
+        "course": bars(row["value"]),
+    }
+
+
+CELLS = {"flakes": _flake_cells, "times": _time_cells, "accuracy": _accuracy_cells, "kernels": _kernel_cells}
 """What each metric shows of a row, by the name of the column; a column without a value in any row is left out."""
 
-WORDS = frozenset({"course", "commit", "outcome", "step", "last", "began (UTC)", "week of"})
+WORDS = frozenset({"course", "last"})
 """Columns that are read, not compared: set flush left."""
 
 
 def show_history_tables(out: Console, metric: Metric, rows: Sequence[Row], *, limit: int) -> None:
-    """One table of a metric, or the reason why there is none; minutes are a log, newest last."""
+    """One table of a metric, or the reason why there is none."""
     from hilgate.report.terminal import cell, say, table_of
 
     if not rows:
         say(out, f"{metric}: {NOTHING[metric]}", "dim")
         return
-    log = metric == "minutes"
-    shown = rows[-limit:] if log else rows[:limit]
-    columns = {name: [value(row) for row in shown] for name, value in COLUMNS[metric].items()}
-    columns = {name: values for name, values in columns.items() if any(values)}
+    shown = rows[:limit]
+    cells = [CELLS[metric](row) for row in shown]
+    columns = [name for name in cells[0] if any(of_row[name] for of_row in cells)]
     table, device = table_of(tuple(columns), ()), None
     for number, column in enumerate(table.columns):
         column.no_wrap, column.ratio = number > 0, None if number else 1
         column.justify = "left" if number == 0 or column.header in WORDS else "right"
-    for row, values in zip(shown, zip(*columns.values(), strict=True), strict=True):
+    for row, of_row in zip(shown, cells, strict=True):
         if metric in {"accuracy", "kernels"} and row["device"] != device:
             device = row["device"]
             table.add_row(cell(f"on {device}", "dim"))
-        styles = [text.STYLES[row["outcome"]] if name == "outcome" else "" for name in columns]
-        table.add_row(*(cell(value, style) for value, style in zip(values, styles, strict=True)))
+        table.add_row(*(cell(of_row[name]) for name in columns))
     out.print(table)
     if len(rows) > limit:
-        say(out, f"and {len(rows) - limit} {'earlier (--rows)' if log else 'more (--rows, --step, --json)'}", "dim")
-    if log:
-        names = {"run": "step_minutes", "GPU": "gpu_minutes", "queue": "queue_minutes"}
-        courses = ", ".join(f"{words} {bars([row[name] for row in rows])}" for words, name in names.items())
-        say(out, f"minutes of {text.count(len(rows), 'build')}: {courses}", "dim")
+        say(out, f"and {len(rows) - limit} more (--rows, --step, --json)", "dim")
 
 
 @program.command()

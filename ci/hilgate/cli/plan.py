@@ -65,13 +65,12 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show which steps would run, where and why. Runs nothing."""
-    from hilgate.history.queries import forecast
-    from hilgate.history.store import images
     from hilgate.plan.estimate import estimate, last_minutes
     from hilgate.plan.limits import within_limits
     from hilgate.plan.machine import detect
     from hilgate.plan.make import PlanChoice, make_plan
     from hilgate.report import terminal
+    from hilgate.report.history import images
 
     root = repository(ctx)
     choice = PlanChoice(profile or "gate", base, "")
@@ -98,9 +97,6 @@ def plan(
     else:
         size = estimate(made, last_minutes(root), cores=detect().cores) if made.local else estimate(made)
         terminal.print_plan(terminal.stdout(), made, size, omitted=omitted)
-        if history and not made.local:
-            for words in forecast(history, {step.queue for step in made.steps if step.queue}):
-                terminal.say(terminal.stdout(), words, "dim")
 
 
 @program.command()

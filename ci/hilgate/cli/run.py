@@ -219,7 +219,7 @@ def run(
     from hilgate.plan.limits import within_limits
     from hilgate.plan.make import make_plan, read_plan
     from hilgate.report.terminal import print_slowest, print_verdict
-    from hilgate.run.runner import locked
+    from hilgate.run.runner import keep_untracked, locked
 
     arguments: str = ctx.meta[ARGUMENTS]
     chosen = tuple(names)
@@ -239,6 +239,8 @@ def run(
     else:
         plan = within_limits(make_plan, root, base=default_base(root)[0] or None, profile="gate", select=chosen)
         plan = narrowed(plan, chosen, arguments)
+    if results is None:
+        keep_untracked(root / "results")  # minutes of steps and the history lie there, too
     with locked(folder):
         set_previous_aside(folder)
         plan.save(folder / PLAN_FILE)
@@ -584,53 +586,6 @@ def require_known(names: tuple[str, ...], known: frozenset[str], where: str) -> 
     for name in names:
         if name not in known:
             raise MisuseError(f"no step is called {name!r}", where=where, remedy=suggest(name, known))
-
-
-@program.command()
-def order(
-    ctx: typer.Context,
-    key: Annotated[str, typer.Argument(metavar="STEP", help="Key of a step of the last run, with its device.")],
-    test: Annotated[str, typer.Argument(metavar="TEST", help="Id of a test that failed in that step.")],
-    flake_rate: Annotated[
-        float, typer.Option(min=0.0, max=0.9, metavar="P", help="Share of runs in which the test fails by chance.")
-    ] = 0.02,
-    results: Results = None,
-) -> None:
-    """Find the test that makes a later one fail.
-
-    Runs TEST after parts of the tests that ran before it, until one is left. Exit status 6 when none makes it fail.
-    """
-    from hilgate.history.culprit import SURE, Search, find
-    from hilgate.model import PLAN_FILE
-    from hilgate.plan.make import plan_digest, read_plan
-    from hilgate.run.order import InOrder, before
-    from hilgate.run.process import RunContext, Watchdog
-    from hilgate.run.results import read_all
-    from hilgate.run.runner import locked
-
-    root = repository(ctx)
-    folder = results or root / "results" / "run"
-    plan = read_plan(folder / PLAN_FILE)
-    require_known((key,), frozenset(step.key for step in plan.steps), str(folder))
-    attempt = read_all(folder, None, plan, plan_digest(plan)).last(key)
-    if attempt is None:
-        raise MisuseError(f"{key} was not run", where=str(folder), remedy=f"`hilgate run {key}` first")
-    tests = before(attempt, test)
-    (step,) = (one for one in plan.steps if one.key == key)
-    search = Search(len(tests), flake_rate)
-    search.saw(len(tests) - 1, failed=True)
-    with locked(folder), Watchdog() as watchdog:
-        context = RunContext(root, plan, watchdog)
-        runs = InOrder(step, tests, test, context, folder / "order" / key)
-        alone = runs.fails(())
-        found = None if alone else find(search, lambda place: runs.fails(tests[: place + 1]))
-    if found is None:
-        sys.stdout.write("it fails alone too: no other test makes it fail\n")
-        raise typer.Exit(Exit.INCONCLUSIVE)
-    none = found.place == len(tests)
-    what = "no test before it makes it fail" if none else f"it fails behind {tests[found.place]}"
-    sys.stdout.write(f"{what} ({100 * found.sure:.0f} % sure, {count(found.runs + 1, 'run')})\n")
-    raise typer.Exit(Exit.INCONCLUSIVE if none or found.sure < SURE else Exit.PASS)
 
 
 class SameNodeError(HilgateError):

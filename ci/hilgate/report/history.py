@@ -1,89 +1,590 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the history: one HTML file without script or network, below 1 MiB, light and dark, printable."""
+"""The history: one SQLite file of judged builds, which `hilgate history add` appends to.
+
+A build is added in one transaction or not at all. The file keeps a write-ahead log, so a reader sees whole builds
+beside a writer and after a crash. Of checks that passed only their ids are kept, once for all builds that ran the same
+ones; checks that did not pass keep their message, and accuracy and times of kernels keep their numbers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import contextlib
+import datetime as dt
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import sqlite3
+import statistics
+import tempfile
+import zlib
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from hilgate import text
-from hilgate.report.plots import accuracy_plot, kernel_plot, minutes_plot, unit_of
-from hilgate.report.templating import pages
-from hilgate.report.view import shortest
+from hilgate.errors import HilgateError, MisuseError, NothingSelectedError, RecordsError
+from hilgate.model.record import Outcome
+from hilgate.run.outcome import summary
+from hilgate.text import suggest
 
 if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from hilgate.history.queries import Metric, Row
+    from hilgate.model.plan import Plan
+    from hilgate.model.record import Check
+    from hilgate.model.verdict import Verdict
+    from hilgate.run.results import Recorded
 
-LETTERS = {"pass": "P", "fail": "F", "inconclusive": "I", "did not run": "N", "mixed": "M"}
-"""What stands in a cell of the grid, beside its colour."""
-MOST_COMMITS, MOST_STEPS = 40, 120
-"""Of the grid; the terminal and --json have the others."""
-MOST_PLOTS, MOST_ROWS = 8, 200
-"""Of one kind: a plot of 200 builds has about 20 KiB. The tables below them hold more, --json everything."""
+FILE: Final = "history.sqlite"
+"""Below `results/`, unless HILGATE_HISTORY or --history names another."""
+HISTORY_VARIABLE = "HILGATE_HISTORY"
+FORMAT: Final = 1
+"""The file's `user_version`; a file with a higher one is refused."""
+BUSY_SECONDS = 30.0
+"""How long a writer waits for another one."""
+
+_TABLES = (
+    """create table builds (
+        id integer primary key,
+        digest text not null unique,  -- of plan, files and start: the same build judged again is the same
+        began real not null,  -- seconds since 1970, UTC
+        seconds real not null,  -- from the first start of a step to the last end
+        commit_sha text not null,
+        branch text not null,
+        profile text not null,
+        outcome text not null,
+        why text not null
+    )""",
+    "create index builds_by_commit on builds (commit_sha, began)",
+    "create index builds_by_time on builds (began)",
+    """create table images (
+        content text not null, build integer not null references builds, digest text not null,
+        primary key (content, build)
+    ) without rowid""",
+    """create table test_lists (
+        id integer primary key,
+        digest text not null unique,
+        ids blob not null  -- zlib of JSON: [ids that ran, ids that did not run]
+    )""",
+    """create table steps (
+        build integer not null references builds, key text not null, step text not null, device text not null,
+        outcome text not null,
+        attempts integer not null, seconds real not null, gpus integer not null,  -- seconds of all attempts
+        recorded text, message text, tests integer references test_lists,  -- of the attempt that counts, if any
+        primary key (build, key)
+    ) without rowid""",
+    "create index steps_by_key on steps (key, step)",
+    """create table checks (  -- those that did not simply pass
+        build integer not null references builds, key text not null, id text not null,
+        outcome text not null, flaky integer not null, message text not null,
+        primary key (build, key, id)
+    ) without rowid""",
+    """create table numbers (
+        key text not null, id text not null, name text not null, build integer not null references builds,
+        value real not null,
+        primary key (key, id, name, build)
+    ) without rowid""",
+)
 
 
-def render_history(answers: Mapping[Metric, Sequence[Row]], *, step: str) -> str:
-    """The page of the history, below 1 MiB; `answers` are the rows of every metric."""
-    builds = list(answers["minutes"])
-    template = pages().get_template("history.html.j2")
-    return template.render(
-        step=step,
-        grid=_grid(answers["grid"]),
-        letters=LETTERS,
-        hours=answers["hours"][:MOST_ROWS],
-        builds=builds[::-1][:MOST_ROWS],
-        earlier=max(0, len(builds) - MOST_ROWS),
-        times=[build["time"] for build in builds],
-        minutes=minutes_plot(builds, step),
-        accuracy=[_accuracy(row) for row in answers["accuracy"][:MOST_ROWS]],
-        accuracy_plots=[(row["id"], row["device"], accuracy_plot(row)) for row in answers["accuracy"][:MOST_PLOTS]],
-        kernels=answers["kernels"][:MOST_ROWS],
-        kernel_plots=[
-            (row["id"], f"{unit_of(row)}, {row['device']}", kernel_plot(row))
-            for row in answers["kernels"]
-            if row["builds"] > 1
-        ][:MOST_PLOTS],
-        flakes=answers["flakes"][:MOST_ROWS],
-        waiting=answers["waiting"][:MOST_ROWS],
-        more={name: max(0, len(rows) - MOST_ROWS) for name, rows in answers.items()},
-        percent=lambda value: "none" if value is None else f"{value:.1%}",
-        number=lambda value: "none" if value is None else shortest(float(value)),
-        duration=lambda minutes: text.duration(minutes * 60 or None),
+def path_of(root: Path) -> Path:
+    """Where a command that takes no --history looks for one."""
+    named = os.environ.get(HISTORY_VARIABLE)
+    return Path(named) if named else root / "results" / FILE
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Turn what SQLite says into an error of ours.
+
+    Raises:
+        MisuseError: The file cannot be opened or written.
+        RecordsError: It is damaged, or no database.
+    """
+    if path.is_dir():
+        raise MisuseError(
+            "a history is a file, and this is a folder", where=str(path), remedy=f"name a file: {path / FILE}"
+        )
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise MisuseError(
+            f"the history cannot be opened or written: {error}", where=str(path), remedy="name another with --history"
+        ) from None
+    except (sqlite3.DatabaseError, zlib.error, ValueError) as error:
+        raise RecordsError(
+            f"the history is damaged: {error}", where=str(path), remedy="restore a copy of it, or move it away"
+        ) from None
+
+
+def _require_format(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("pragma user_version").fetchone()
+    if version > FORMAT:
+        raise RecordsError(
+            f"a newer hilgate wrote this history: its format is {version}, and this one knows {FORMAT}",
+            where=str(path),
+            remedy="use that version of hilgate, or name another file with --history",
+        )
+    if version < FORMAT:
+        raise RecordsError("this is no history of hilgate", where=str(path), remedy="name another with --history")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """One transaction on the file, which is made where there is none."""
+    with _refused(path):
+        if not path.exists():
+            _create(path)
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
+            connection.isolation_level = None  # transactions begin and end where it says so below
+            connection.execute("begin immediate")
+            try:
+                _require_format(connection, path)
+                yield connection
+            except BaseException:
+                if connection.in_transaction:  # a full disk ends it already
+                    connection.execute("rollback")
+                raise
+            connection.execute("commit")
+
+
+def _create(path: Path) -> None:
+    """Make an empty history, which appears whole: SQLite lets no two processes change a journal's mode at once."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=path.parent) as folder:
+            fresh = Path(folder, FILE)
+            with contextlib.closing(sqlite3.connect(fresh)) as connection:
+                connection.execute("pragma journal_mode = wal")
+                for statement in _TABLES:
+                    connection.execute(statement)
+                connection.execute(f"pragma user_version = {FORMAT}")
+                connection.commit()
+            with contextlib.suppress(FileExistsError):  # another writer made it meanwhile
+                os.link(fresh, path)
+    except OSError as error:
+        raise MisuseError(
+            f"the history cannot be written: {error.strerror}", where=str(path), remedy="name another with --history"
+        ) from None
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """The file as one moment shows it.
+
+    Raises:
+        NothingSelectedError: There is no build in it.
+        MisuseError: It cannot be opened.
+        RecordsError: It is damaged, newer or no history.
+    """
+    none = NothingSelectedError(
+        "there is no build in this history", where=str(path), remedy="add one: `hilgate history add`"
     )
+    with _refused(path):
+        if not path.exists():
+            raise none
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS)) as connection:
+            connection.isolation_level = None
+            connection.execute("begin")
+            _require_format(connection, path)
+            if connection.execute("select id from builds limit 1").fetchone() is None:
+                raise none
+            yield connection
+
+
+# Adding a build
+
+
+def add(path: Path, plan: Plan, recorded: Recorded, verdict: Verdict, *, branch: str = "") -> tuple[str, bool]:
+    """Add a judged build unless it is there, however often it was judged.
+
+    Returns:
+        A name for the build (when it began, and its commit), and whether it was added.
+
+    Raises:
+        RecordsError: Nothing of the build was recorded, or the verdict is of another plan or lacks a step; or the
+            file is damaged, newer or no history.
+        MisuseError: The file cannot be written.
+    """
+    if not recorded.builds:
+        raise RecordsError(
+            "no job of this build left a record, so there is nothing to remember",
+            remedy="name the folder of their results with --jobs",
+        )
+    missing = {step.key for step in plan.steps} - {step.key for step in verdict.steps}
+    if verdict.commit != plan.commit or missing:
+        what = f"has no answer for {min(missing)}" if missing else f"is of commit {verdict.commit[:12]}"
+        raise RecordsError(f"the verdict {what}", remedy="run `hilgate judge` on these results first")
+    began = min(build.started for build in recorded.builds).astimezone(dt.UTC)
+    digest = hashlib.sha256(f"{verdict.plan_digest} {recorded.builds[0].tree} {began.isoformat()}".encode()).hexdigest()
+    name = f"{began:%Y%m%dT%H%M%SZ}-{plan.commit[:12] or 'nocommit'}"
+    with _writing(path) as connection:
+        if connection.execute("select id from builds where digest = ?", (digest,)).fetchone():
+            return name, False
+        done = connection.execute(
+            "insert into builds (digest, began, seconds, commit_sha, branch, profile, outcome, why)"
+            " values (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(digest, began.timestamp(), _wall_seconds(recorded), plan.commit, branch, plan.profile),
+                *(verdict.outcome.value, verdict.why),
+            ),
+        )
+        assert done.lastrowid is not None
+        _add_contents(connection, done.lastrowid, plan, recorded, verdict)
+    return name, True
+
+
+def _wall_seconds(recorded: Recorded) -> float:
+    records = [attempt.record for attempts in recorded.attempts.values() for attempt in attempts]
+    ends = [record.started + dt.timedelta(seconds=record.seconds) for record in records]
+    return (max(ends) - min(record.started for record in records)).total_seconds() if records else 0.0
+
+
+def _add_contents(connection: sqlite3.Connection, build: int, plan: Plan, recorded: Recorded, verdict: Verdict) -> None:
+    """Everything of a build but its own row."""
+    images = {content: verdict.images[name] for name, content in plan.images.items() if name in verdict.images}
+    connection.executemany(
+        "insert into images values (?, ?, ?)", [(content, build, digest) for content, digest in images.items()]
+    )
+    decided = {step.key: step for step in verdict.steps}
+    for step in plan.steps:
+        answer, attempts = decided[step.key], recorded.attempts.get(step.key, ())
+        checks = attempts[-1].checks if attempts else ()
+        last = (attempts[-1].record.outcome.value, attempts[-1].record.message) if attempts else (None, None)
+        connection.execute(
+            "insert into steps values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(build, step.key, step.step.key, step.device, answer.outcome.value, answer.attempts),
+                *(math.fsum(attempt.record.seconds for attempt in attempts), step.gpus),
+                *last,
+                _test_list(connection, checks) if attempts else None,
+            ),
+        )
+        flaky = set(answer.flaky)
+        red = [one for one in checks if one.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE} or one.id in flaky]
+        rows = [(build, step.key, one.id, one.outcome.value, one.id in flaky, summary(one.message)) for one in red]
+        rows += [(build, step.key, one, Outcome.FAIL.value, True, "") for one in sorted(flaky - {c.id for c in red})]
+        # An id that stands twice in a step counts once, as everywhere.
+        connection.executemany("insert or ignore into checks values (?, ?, ?, ?, ?, ?)", rows)
+        numbers = [
+            (step.key, one.id, name, build, float(value))
+            for one in checks
+            for name, value in one.numbers.items()
+            if name in _ACCURACY or _is_time(name)
+        ]
+        connection.executemany("insert or ignore into numbers values (?, ?, ?, ?, ?)", numbers)
+
+
+def _test_list(connection: sqlite3.Connection, checks: Iterable[Check]) -> int:
+    """The number of a list of tests; steps that ran the same ones share it."""
+    ran: list[str] = []
+    skipped: list[str] = []
+    for one in checks:
+        (skipped if one.outcome is Outcome.DID_NOT_RUN else ran).append(one.id)
+    ids = json.dumps([ran, skipped]).encode()
+    digest = hashlib.sha256(ids).hexdigest()
+    found = connection.execute("select id from test_lists where digest = ?", (digest,)).fetchone()
+    if found:
+        return int(found[0])
+    done = connection.execute("insert into test_lists (digest, ids) values (?, ?)", (digest, zlib.compress(ids)))
+    assert done.lastrowid is not None
+    return done.lastrowid
+
+
+_ACCURACY = frozenset({"exact_match", "ci_low", "ci_high", "n", "baseline_exact_match"})
+_TIME = re.compile(r"(^|_)(us|ms)$")
+_NO_TIME_OF_OURS = re.compile(r"(^|_)(peer|spread)_")
+"""A peer's time is a control, and a spread no time."""
+
+
+def _is_time(name: str) -> bool:
+    return bool(_TIME.search(name)) and not _NO_TIME_OF_OURS.search(name)
+
+
+# What reports and plans ask
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Commits by steps.
+class StepThen:
+    """What a step did in an earlier build: its own outcome and message, and of each check the same."""
+
+    outcome: Outcome
+    message: str
+    checks: Mapping[str, tuple[Outcome, str]]
+
+
+def newest_build_of(path: Path, commit: str) -> dict[str, StepThen] | None:
+    """Planned key -> what the step did in the newest build of a commit; None where it has no build.
+
+    Raises:
+        NothingSelectedError: There is no build of any commit.
+        MisuseError: The file cannot be opened.
+        RecordsError: It is damaged, newer or no history.
+    """
+    with _reading(path) as connection:
+        build = connection.execute(
+            "select id from builds where commit_sha = ? order by began desc limit 1", (commit,)
+        ).fetchone()
+        if build is None:
+            return None
+        checks: dict[str, dict[str, tuple[Outcome, str]]] = defaultdict(dict)
+        steps = connection.execute(
+            "select key, recorded, message, ids from steps left join test_lists on tests = id"
+            " where build = ? and recorded is not null",
+            build,
+        ).fetchall()
+        for key, _, _, ids in steps:
+            ran, skipped = json.loads(zlib.decompress(ids))
+            checks[key] |= dict.fromkeys(ran, (Outcome.PASS, ""))
+            checks[key] |= dict.fromkeys(skipped, (Outcome.DID_NOT_RUN, ""))
+        for key, name, outcome, message in connection.execute(
+            "select key, id, outcome, message from checks where build = ?", build
+        ):
+            checks[key][name] = Outcome(outcome), message
+        return {key: StepThen(Outcome(outcome), message, checks[key]) for key, outcome, message, _ in steps}
+
+
+@dataclass(frozen=True)
+class Lately:
+    """What the newest builds say of each check.
 
     Attributes:
-        steps: Planned keys, those that did not always pass first.
-        rows: (commit, when its newest build began, outcome of each step or None: not planned), newest first.
-        more: In words, how much is left out.
+        failures: (planned key, check id) -> in how many of them it failed, flaky ones included.
+        flaky: The same of those that failed and then passed over the same files.
+        runs: Planned key -> in how many of them it ran.
     """
 
-    steps: tuple[str, ...]
-    rows: tuple[tuple[str, dt.datetime, tuple[str | None, ...]], ...]
-    more: str
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    flaky: Counter[tuple[str, str]] = field(default_factory=Counter)
+    runs: Counter[str] = field(default_factory=Counter)
 
 
-def _grid(rows: Sequence[Row]) -> Grid:
-    """The newest commits and the steps that were planned at them."""
-    newest = rows[:MOST_COMMITS]
-    steps = sorted({key for row in newest for key in row["cells"]})
-    steps.sort(key=lambda key: all(row["cells"].get(key, "pass") == "pass" for row in newest))
-    left = {"commit": len(rows) - len(newest), "step": len(steps[MOST_STEPS:])}
-    shown = tuple(steps[:MOST_STEPS])
-    return Grid(
-        shown,
-        tuple((row["commit"], row["time"], tuple(row["cells"].get(key) for key in shown)) for row in newest),
-        ", ".join(f"{text.count(number, word)}" for word, number in left.items() if number),
-    )
+def lately(path: Path, builds: int) -> Lately:
+    """Failures of the newest builds; raises as `newest_build_of`."""
+    newest = "build in (select id from builds order by began desc limit ?)"
+    found = Lately()
+    with _reading(path) as connection:
+        for key, name, failed, flaky in connection.execute(
+            f"select key, id, count(*), sum(flaky) from checks where {newest} and (outcome = 'fail' or flaky)"  # noqa: S608 - a text of ours
+            " group by key, id",
+            (builds,),
+        ):
+            found.failures[key, name] = failed
+            found.flaky[key, name] = flaky
+        runs = connection.execute(
+            f"select key, count(*) from steps where {newest} and attempts > 0 group by key",  # noqa: S608 - likewise
+            (builds,),
+        )
+        found.runs.update(dict(runs.fetchall()))
+    return found
 
 
-def _accuracy(row: Row) -> dict[str, object]:
-    newest = {name: row[name][-1] for name in ("score", "low", "high", "n", "baseline", "outcome")}
-    return newest | {"id": row["id"], "device": row["device"], "builds": row["builds"]}
+def images(path: Path, contents: Iterable[str]) -> dict[str, str]:
+    """Contents of an image -> its digest in the newest build that has it; unknown where the history cannot be read."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(HilgateError), _reading(path) as connection:
+        for content in contents:
+            digest = connection.execute(
+                "select images.digest from images join builds on build = builds.id where content = ?"
+                " order by began desc limit 1",
+                (content,),
+            ).fetchone()
+            found |= {content: digest[0]} if digest else {}
+    return found
+
+
+# What people ask: `hilgate history show`
+
+Metric = Literal["flakes", "times", "accuracy", "kernels"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+Row = dict[str, Any]
+"""The same for the terminal and for --json. Values over builds are lists in the order of time."""
+NEWEST = 1000
+"""Builds that are read where no date is asked for."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Which rows are asked for: a condition on builds and steps, and its values."""
+
+    condition: str
+    values: Mapping[str, Any]
+    whole: bool
+    """Whether all steps are asked for."""
+
+
+def ask(
+    path: Path, metrics: Iterable[Metric] = METRICS, *, step: str = "", since: dt.datetime | None = None
+) -> dict[Metric, list[Row]]:
+    """The rows of each metric.
+
+    `step` is a planned key, or the key of a declared step on all its devices; empty takes all. `since` is in UTC.
+
+    Raises:
+        NothingSelectedError: There is no build in the history.
+        RecordsError: It is damaged, newer or no history.
+        MisuseError: No build has that step, or the file cannot be opened.
+    """
+    with _reading(path) as connection:
+        connection.row_factory = sqlite3.Row
+        values: dict[str, Any] = {"since": since.replace(tzinfo=dt.UTC).timestamp() if since else 0.0}
+        if since is None:
+            first = "select began from builds order by began desc limit 1 offset ?"
+            values["since"] = next((row["began"] for row in connection.execute(first, (NEWEST - 1,))), 0.0)
+        condition = "began >= :since"
+        if step:
+            known = {row["key"]: row["step"] for row in connection.execute("select distinct key, step from steps")}
+            keys = {f"key{n}": key for n, key in enumerate(known) if step in {key, known[key]}}
+            if not keys:
+                remedy = suggest(step, {*known, *known.values()})
+                raise MisuseError(f"no build in this history has a step {step!r}", where="--step", remedy=remedy)
+            values |= keys
+            condition += f" and steps.key in ({', '.join(f':{name}' for name in keys)})"
+        asked = _Asked(condition, values, whole=not step)
+        return {metric: _ANSWERS[metric](connection, asked) for metric in metrics}
+
+
+def _flakes(connection: sqlite3.Connection, asked: _Asked) -> list[Row]:
+    """Checks that failed, with the interval of the rate at which they were flaky."""
+    sql = f"""
+        with ran as (
+            select steps.key, count(*) as builds from steps join builds on build = builds.id
+            where {asked.condition} and attempts > 0 group by steps.key
+        )
+        select checks.key, checks.id, ran.builds, sum(checks.flaky) as flaky,
+               sum(not checks.flaky and checks.outcome = 'fail') as failed, max(began) as last
+        from checks join builds on checks.build = builds.id join ran on ran.key = checks.key
+        where began >= :since and (checks.flaky or checks.outcome = 'fail')
+        group by checks.key, checks.id order by flaky desc, failed desc, last desc, checks.key, checks.id
+    """  # noqa: S608 - the condition is a text of ours
+    rows = [dict(row) for row in connection.execute(sql, asked.values)]
+    for row in rows:
+        row["last"] = _moment(row["last"])
+        row["low"], row["high"] = rate_interval(row["flaky"], row["builds"])
+    return rows
+
+
+def rate_interval(number: int, of: int) -> tuple[float, float]:
+    """The 95 % score interval of a rate (E. B. Wilson, JASA 22, 1927, p. 209): what few builds cannot exclude.
+
+    Raises:
+        MisuseError: There is nothing that the rate is of.
+    """
+    if of < 1 or not 0 <= number <= of:
+        raise MisuseError(f"{number} of {of} is no rate", remedy="count at least one build")
+    z, rate = statistics.NormalDist().inv_cdf(0.975), number / of
+    middle, spread = rate + z * z / (2 * of), z * math.sqrt(rate * (1 - rate) / of + z * z / (4 * of * of))
+    scale = 1 + z * z / of
+    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+
+
+def _times(connection: sqlite3.Connection, asked: _Asked) -> list[Row]:
+    """Minutes of whole builds, then of each step, the slowest first: the newest against the median of those before."""
+    rows = []
+    if asked.whole:
+        builds = connection.execute("select seconds from builds where began >= :since order by began", asked.values)
+        minutes = [row["seconds"] / 60 for row in builds]
+        rows = [{"key": "whole build", "gpu_hours": None} | _course(minutes)] if minutes else []
+    found: dict[str, list[sqlite3.Row]] = defaultdict(list)
+    for row in connection.execute(
+        "select steps.key, steps.seconds, gpus from builds join steps on build = builds.id"  # noqa: S608 - likewise
+        f" where {asked.condition} and attempts > 0 order by began",
+        asked.values,
+    ):
+        found[row["key"]].append(row)
+    of_steps = [
+        {"key": key, "gpu_hours": math.fsum(one["seconds"] * one["gpus"] for one in runs) / 3600}
+        | _course([one["seconds"] / 60 for one in runs])
+        for key, runs in found.items()
+    ]
+    return rows + sorted(of_steps, key=_newest_first)
+
+
+def _newest_first(row: Row) -> tuple[float, str]:
+    return -row["last"], row["key"]
+
+
+def _course(values: list[float]) -> Row:
+    """Values over builds: the newest, the median of those before, and by how much it changed."""
+    before = statistics.median(values[:-1]) if len(values) > 1 else None
+    change = values[-1] / before - 1 if before else None
+    return {"builds": len(values), "value": values, "last": values[-1], "before": before, "change": change}
+
+
+def _accuracy(connection: sqlite3.Connection, asked: _Asked) -> list[Row]:
+    """Scores with their interval and baseline, of checks that have all three."""
+    rows = []
+    for (device, key, name), numbers in _numbers(connection, asked, accuracy=True):
+        known = [one for one in numbers if {"exact_match", "ci_low", "ci_high"} <= one.keys()]
+        if known:
+            columns = {column: [one.get(number) for one in known] for column, number in _COLUMNS.items()}
+            rows.append({"key": key, "device": device, "id": name, "builds": len(known)} | columns)
+    return rows
+
+
+_COLUMNS = {
+    "score": "exact_match",
+    "low": "ci_low",
+    "high": "ci_high",
+    "n": "n",
+    "baseline": "baseline_exact_match",
+    "commit": "commit",
+    "time": "time",
+}
+
+
+def _kernels(connection: sqlite3.Connection, asked: _Asked) -> list[Row]:
+    """Times of kernels, the largest change first."""
+    rows = []
+    for (device, key, name), numbers in _numbers(connection, asked, accuracy=False):
+        for number in dict.fromkeys(itertools.chain.from_iterable(numbers)):
+            if number not in {"commit", "time"}:
+                known = [one for one in numbers if number in one]
+                about = {"key": key, "device": device, "id": name, "number": number}
+                moments = {"commit": [one["commit"] for one in known], "time": [one["time"] for one in known]}
+                rows.append(about | _course([one[number] for one in known]) | moments)
+    return sorted(rows, key=_largest_change_first)
+
+
+def _largest_change_first(row: Row) -> tuple[float, str, str, str]:
+    return -abs(row["change"] or 0.0), row["key"], row["id"], row["number"]
+
+
+def _numbers(
+    connection: sqlite3.Connection, asked: _Asked, *, accuracy: bool
+) -> Iterator[tuple[tuple[str, str, str], list[Row]]]:
+    """(device, key, check), and for each build with numbers of it, the oldest first, these with its commit and time."""
+    names = ", ".join(f"'{name}'" for name in sorted(_ACCURACY))
+    sql = f"""
+        select device, numbers.key, numbers.id, name, value, began, commit_sha
+        from numbers join builds on numbers.build = builds.id
+        join steps on steps.build = builds.id and steps.key = numbers.key
+        where {asked.condition} and name {"in" if accuracy else "not in"} ({names})
+        order by device, numbers.key, numbers.id, began, name
+    """  # noqa: S608 - texts of ours
+    for check, rows in itertools.groupby(connection.execute(sql, asked.values), key=_check_of):
+        builds = []
+        for began, numbers in itertools.groupby(rows, key=_began_of):
+            known = list(numbers)
+            moment = {"commit": known[0]["commit_sha"], "time": _moment(began)}
+            builds.append({row["name"]: row["value"] for row in known} | moment)
+        yield check, builds
+
+
+def _check_of(row: sqlite3.Row) -> tuple[str, str, str]:
+    return row["device"], row["key"], row["id"]
+
+
+def _began_of(row: sqlite3.Row) -> float:
+    return float(row["began"])
+
+
+def _moment(began: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(began, dt.UTC)
+
+
+_ANSWERS = {"flakes": _flakes, "times": _times, "accuracy": _accuracy, "kernels": _kernels}

@@ -14,25 +14,26 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hilgate.errors import HilgateError, NothingSelectedError
-from hilgate.history import store
 from hilgate.model import JOBS_FOLDER, PLAN_FILE
 from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest, read_plan
+from hilgate.report import history as store
 from hilgate.report.causes import shape_of
+from hilgate.report.history import Lately, StepThen
 from hilgate.run import results
 from hilgate.run.outcome import summary
 from hilgate.run.recheck import NO_SUCH_TEST
-from hilgate.run.results import Recorded
 from hilgate.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from hilgate.model.plan import Plan
-    from hilgate.model.record import Check, RerunRecord, StepRecord
+    from hilgate.model.record import RerunRecord
     from hilgate.report.causes import Cause, Failure
+    from hilgate.run.results import Recorded
 
 RECENT_BUILDS = 50
 """How far back a check's own record is counted: about a week of a busy repository."""
@@ -46,19 +47,15 @@ class MergeBase:
         unknown: Why nothing is; empty when something is.
         commit: The commit that the facts are of.
         is_base: Whether that is the merge base of the plan.
-        recorded: What its build recorded.
-        failures: (planned key, check id) -> in how many recent builds it failed, flaky ones included.
-        flaky: The same of those that failed and then passed over the same files.
-        runs: Planned key -> in how many recent builds it ran.
+        steps: Planned key -> what it did there.
+        lately: What the newest builds say of each check.
     """
 
     unknown: str = ""
     commit: str = ""
     is_base: bool = True
-    recorded: Recorded = field(default_factory=lambda: Recorded((), {}))
-    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
-    flaky: Counter[tuple[str, str]] = field(default_factory=Counter)
-    runs: Counter[str] = field(default_factory=Counter)
+    steps: Mapping[str, StepThen] = field(default_factory=dict)
+    lately: Lately = field(default_factory=Lately)
 
 
 NOTHING = MergeBase(unknown="no history and no results of it were given")
@@ -73,35 +70,51 @@ def find(plan: Plan, *, history: Path | None = None, against: Path | None = None
 
     `against` is a results folder of the merge base (`hilgate gate` there), or of agents with `jobs/` in it.
     """
-    recent = MergeBase()
-    try:
-        if against is not None:
+    if against is not None:
+        try:
             theirs, jobs = read_plan(against / PLAN_FILE), against / JOBS_FOLDER
             recorded = results.read_all(against, jobs if jobs.is_dir() else None, theirs, plan_digest(theirs))
-            return MergeBase("", theirs.commit, theirs.commit == plan.merge_base, recorded)
-        if history is None:
-            return NOTHING
-        for build in store.builds(history)[-RECENT_BUILDS:]:
-            failed, flaky, ran = store.failures(build)
-            recent.failures.update(failed)
-            recent.flaky.update(flaky)
-            recent.runs.update(ran)
-        builds = store.builds(history, plan.merge_base) if plan.merge_base else ()
-        if builds:
-            return replace(recent, recorded=store.read(builds[-1]), commit=plan.merge_base)
-        unknown = f"no build of {plan.merge_base[:12]} is in the history" if plan.merge_base else ""
-        return replace(recent, unknown=unknown or NO_BASE)
+        except HilgateError as error:
+            return MergeBase(unknown=_words(error))
+        return MergeBase("", theirs.commit, theirs.commit == plan.merge_base, steps_of(recorded))
+    return NOTHING if history is None else _remembered(plan.merge_base, history)
+
+
+def _remembered(merge_base: str, history: Path) -> MergeBase:
+    """What the history knows of a merge base; empty where the plan names none."""
+    recent = MergeBase()
+    try:
+        recent = replace(recent, lately=store.lately(history, RECENT_BUILDS))
+        steps = store.newest_build_of(history, merge_base) if merge_base else None
     except NothingSelectedError:
         return MergeBase(unknown=NO_BUILD)
     except HilgateError as error:
-        return replace(recent, unknown=f"{error.what} ({error.where})" if error.where else error.what)
+        return replace(recent, unknown=_words(error))
+    if steps is None:
+        unknown = f"no build of {merge_base[:12]} is in the history" if merge_base else NO_BASE
+        return replace(recent, unknown=unknown)
+    return replace(recent, steps=steps, commit=merge_base)
+
+
+def _words(error: HilgateError) -> str:
+    return f"{error.what} ({error.where})" if error.where else error.what
+
+
+def steps_of(recorded: Recorded) -> dict[str, StepThen]:
+    """What each step did by its own records: the attempt that counts."""
+    found = {}
+    for key, attempts in recorded.attempts.items():
+        record, checks = attempts[-1].record, attempts[-1].checks
+        there = {check.id: (check.outcome, check.message) for check in reversed(checks)}  # the first of an id counts
+        found[key] = StepThen(record.outcome, record.message, there)
+    return found
 
 
 def known_on_base(plan: Plan, root: Path) -> frozenset[str]:
     """Keys of the steps of a plan that ran in a build of its merge base in the history; none of a damaged one."""
-    history = store.folder_of(root)
-    facts = find(plan, history=history) if history.is_dir() else NOTHING
-    return frozenset() if facts.unknown else frozenset(facts.recorded.attempts)
+    history = store.path_of(root)
+    facts = find(plan, history=history) if history.exists() else NOTHING
+    return frozenset() if facts.unknown else frozenset(facts.steps)
 
 
 class Ownership(enum.Enum):
@@ -134,11 +147,11 @@ def origin(facts: MergeBase, failure: Failure, on_base: Sequence[RerunRecord] = 
     if check is None:
         return _recorded(facts, failure)
     again = next((one for one in on_base if one.check == check.id), None)
-    times = facts.flaky[failure.step.key, check.id]
+    times = facts.lately.flaky[failure.step.key, check.id]
     if check.id in failure.step.flaky:
         found = Origin(Ownership.FLAKY, "it passed when it ran again over the same files")
     elif times:
-        builds = count(facts.runs[failure.step.key], "build")
+        builds = count(facts.lately.runs[failure.step.key], "build")
         found = Origin(Ownership.FLAKY, f"so it was in {times} of the last {builds}")
     elif again and again.message == NO_SUCH_TEST:
         found = Origin(Ownership.NEW, "the merge base has no such test")
@@ -156,23 +169,23 @@ def _recorded(facts: MergeBase, failure: Failure) -> Origin:
     """By the build of the merge base that is known."""
     key, check = failure.step.key, failure.check
     place = f"at {facts.commit[:12] or 'a folder without a commit'}"
-    attempt = facts.recorded.last(key)
-    there: StepRecord | Check | None = attempt.record if attempt and not check else None
-    if attempt and check:
-        there = next((one for one in attempt.checks if one.id == check.id), None)
+    step = facts.steps.get(key)
+    there = (step.outcome, step.message) if step and not check else None
+    if step and check:
+        there = step.checks.get(check.id)
     if facts.unknown:
         why = facts.unknown
     elif not facts.is_base:
         why = f"the results {place} are not the merge base's"
-    elif attempt is None:
+    elif step is None:
         why = f"{key} was not run {place}"
     elif there is None:
         why = f"there is no such check {place}"
-    elif found := _origin(there.outcome, there.message, failure, place):
+    elif found := _origin(*there, failure, place):
         return found
     else:
-        same = there.outcome is failure.signature.outcome
-        why = f"it {'failed in another way' if same else there.outcome.value} {place}"
+        same = there[0] is failure.signature.outcome
+        why = f"it {'failed in another way' if same else there[0].value} {place}"
     return Origin(Ownership.UNKNOWN, why)
 
 
@@ -250,5 +263,5 @@ def of_cause(cause: Cause, facts: MergeBase, recorded: Recorded, *, local: bool 
 
 
 def _lately(facts: MergeBase, step: str, check: str) -> str:
-    runs, times = facts.runs[step], facts.failures[step, check]
+    runs, times = facts.lately.runs[step], facts.lately.failures[step, check]
     return f"; failed in {times or 'none'} of the last {count(runs, 'build')}" if runs else ""

@@ -83,13 +83,13 @@ def judge_and_report(
     """
     from hilgate.declare.load import load
     from hilgate.declare.quarantine import USED_FILE, effective, load_quarantine
-    from hilgate.history.store import folder_of
     from hilgate.judge.verdict import judge
     from hilgate.model import VERDICT_FILE
     from hilgate.model.declaration import Quarantine
     from hilgate.model.record import Outcome
     from hilgate.plan.make import plan_digest
     from hilgate.report import annotation, tables
+    from hilgate.report.history import path_of
     from hilgate.report.merge_base import find
     from hilgate.report.view import ReportView
     from hilgate.run import results
@@ -129,8 +129,8 @@ def judge_and_report(
         verdict.save(folder / VERDICT_FILE)
         excused.save(folder / USED_FILE)
         tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
-    history = folder_of(root) if root else None
-    facts = find(judged, history=history if history and history.is_dir() else None, against=against)
+    history = path_of(root) if root else None
+    facts = find(judged, history=history if history and history.exists() else None, against=against)
     view = ReportView(judged, recorded, verdict, facts)
     path = folder / REPORT_FILE
     with writing(folder):

@@ -416,6 +416,13 @@ class Runner:
             time.sleep(POLL_SECONDS)
 
 
+def keep_untracked(folder: Path) -> None:
+    """Make a folder for results that git ignores: they are no change of the repository that they lie in."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / ".gitignore").exists():
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Have a results folder for this process alone: two runs in one folder would mix their results.
@@ -423,9 +430,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         MisuseError: Another process has it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / ".gitignore").exists():  # results are no change of the repository that they lie in
-        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+    keep_untracked(folder)
     with (folder / LOCK_FILE).open("a") as file:  # the file stays: no race to create it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.builds import NOW, bytes_of, three_builds
+from support.builds import NOW, rows_of, three_builds
 from support.bundles import edited, forge
 from support.plans import failing, git, hilgate, passing, write_repository, writes_findings
 
 from hilgate.cli import builds
-from hilgate.history import queries
-from hilgate.history.store import folder_of
+from hilgate.report import history
 
+HISTORY = "results/history.sqlite"
 MEASURED = {"id": "decode", "outcome": "pass", "numbers": {"ours_us": 12.5}}
 
 
@@ -33,18 +33,18 @@ def repository(tmp_path_factory):
 
 
 def test_adding_again_says_so_and_adds_nothing(repository):
-    before = bytes_of(repository / "results" / "history")
+    before = rows_of(repository / HISTORY)
     again = hilgate(repository, "history", "add")
     assert again.returncode == 0
     assert "is already in" in again.stdout
-    assert bytes_of(repository / "results" / "history") == before
+    assert rows_of(repository / HISTORY) == before
 
 
 def test_the_history_outlives_the_next_gate(repository):
     assert hilgate(repository, "gate", "--steps", "a").returncode == 0
     assert hilgate(repository, "history", "add").stdout.startswith("added ")
-    shown = json.loads(hilgate(repository, "history", "show", "--metric", "minutes", "--json").stdout)
-    assert len(shown["minutes"]) >= 2
+    shown = json.loads(hilgate(repository, "history", "show", "--metric", "times", "--json").stdout)
+    assert shown["times"][0]["builds"] >= 2
 
 
 def test_all_tables_fit_80_columns(repository):
@@ -54,32 +54,23 @@ def test_all_tables_fit_80_columns(repository):
     assert max(map(len, shown.stdout.splitlines())) <= 80
 
 
-def test_the_page_is_written_beside_the_history_or_where_it_is_asked_for(repository, tmp_path):
-    assert (repository / "results" / "history" / "history.html").exists() is False
-    written = hilgate(repository, "history", "report").stdout.strip()
-    assert written.endswith("results/history/history.html")
-    asked = hilgate(repository, "history", "report", "--out", str(tmp_path / "x.html"), "--step", "a")
-    assert asked.stdout.strip() == str(tmp_path / "x.html")
-    assert "History of a" in (tmp_path / "x.html").read_text()
-
-
 def test_the_environment_names_another_history(repository, tmp_path):
     added = hilgate(repository, "history", "add", HILGATE_HISTORY=str(tmp_path / "far"), BUILDKITE_BRANCH="feature")
     assert added.stdout.startswith("added ")
-    assert b"feature" in b"".join(bytes_of(tmp_path / "far").values())
+    assert [row[5] for row in rows_of(tmp_path / "far")["builds"]] == ["feature"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
         (("show", "--history", "none"), 4, "add one: `hilgate history add`"),
-        (("report", "--history", "none"), 4, "no build"),
+        (("show", "--history", "results"), 2, "this is a folder"),
+        (("add", "--history", "results/plan.json"), 3, "not a database"),
         (("show", "--metric", "kernel"), 2, "did you mean 'kernels'"),
         (("show", "--step", "aa"), 2, "did you mean"),
         (("show", "--since", "yesterday"), 2, "yesterday"),
         (("show", "--rows", "0"), 2, "than or equal to 1"),
         (("add", "--results", "none"), 3, "none"),
-        (("report", "--out", "none/x.html"), 2, "cannot be written"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -100,16 +91,16 @@ def test_a_verdict_of_another_plan_is_refused(repository, tmp_path):
     assert "another plan" in refused.stderr
 
 
-@pytest.mark.parametrize(("named", "place"), [("", "results/history"), ("far", "far")], ids=["default", "named"])
+@pytest.mark.parametrize(("named", "place"), [("", HISTORY), ("far", "far")], ids=["default", "named"])
 def test_other_commands_find_the_same_history(monkeypatch, named, place):
     monkeypatch.setenv("HILGATE_HISTORY", named)
-    assert folder_of(Path()) == Path(place)
+    assert history.path_of(Path()) == Path(place)
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    folder = three_builds(tmp_path_factory.mktemp("history"))
-    return {step: queries.ask(folder, step=step) for step in ("", "a-cpu")}
+    path = three_builds(tmp_path_factory.mktemp("history") / "history.sqlite")
+    return {step: history.ask(path, step=step) for step in ("", "a-cpu")}
 
 
 def tables(metric, rows):
@@ -135,7 +126,7 @@ def test_bars(values, drawn):
     assert builds.bars(values) == drawn
 
 
-@pytest.mark.parametrize("metric", queries.METRICS)
+@pytest.mark.parametrize("metric", history.METRICS)
 @pytest.mark.parametrize("step", ["", "a-cpu"], ids=["all", "one step"])
 def test_tables_fit_80_columns(answers, metric, step):
     lines = tables(metric, answers[step][metric]).splitlines()
@@ -160,7 +151,7 @@ def test_a_terminal_gets_no_escape_sequences():
     assert "\x1b" not in shown
 
 
-@pytest.mark.parametrize("metric", queries.METRICS)
+@pytest.mark.parametrize("metric", history.METRICS)
 def test_an_empty_table_says_why(metric):
     assert tables(metric, []).startswith(f"{metric}: no ")
 

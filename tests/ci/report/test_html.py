@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report, its twins and the history as a page: right content and size, nothing that runs or leaves the machine."""
+"""The report and its twins: right content and size, nothing that runs or leaves the machine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import re
 
 import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped
-from support.builds import Outline, built, three_builds
+from support.builds import Outline, built
 from support.cell_tables import build, cell
 from support.jobs import failed, passed, skipped
 from support.plans import step
 
-from hilgate.history import queries
-from hilgate.report import annotation, plots
-from hilgate.report.history import render_history
+from hilgate.report import annotation
 from hilgate.report.view import LIMIT_BYTES, ReportView, timeline
 from hilgate.report.write import report_page
 from hilgate.text import duration
@@ -148,78 +146,6 @@ def test_a_huge_table_stays_within_the_report():
     html = report_page(ReportView(*build(*checks)))
     assert len(html.encode()) < LIMIT_BYTES
     assert re.search(r"6000 x 300 cells, all of them in cells\.json", html)
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    return queries.ask(three_builds(tmp_path_factory.mktemp("history")))
-
-
-@pytest.fixture(scope="module")
-def history(answers):
-    return render_history(answers, step="")
-
-
-def test_the_page_shows_everything_and_fetches_nothing(history):
-    outline = Outline(history)
-    text = " ".join(outline.text.split())
-    for words in ("3 builds", "Minutes", "Accuracy", "70.0%", "Kernel times", "+100.0%", "2 (67%)"):
-        assert words in text
-    assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
-    assert not re.search(r"@import|https?:|url\((?!#)", history)
-    assert all(address.startswith("#") for address in outline.addresses)
-
-
-def test_hostile_ids_are_text_on_the_page_too(history):
-    assert "<script" not in history
-    assert "&lt;script&gt;" in history
-
-
-def test_plots_take_their_colours_from_the_page(history):
-    svg = "".join(re.findall(r"(?s)<svg.*?</svg>", history))
-    assert svg.count('class="line one"') >= 3
-    assert not re.search(r"fill=|stroke=|style=|#[0-9a-f]{3}", svg)
-    assert ".plot .line { fill: none; stroke: var(--plot)" in history
-    assert "(prefers-color-scheme: dark)" in history
-    assert "@media print" in history
-
-
-def accuracy(*scores):
-    n = len(scores)
-    values = {"score": scores, "baseline": [None] * n, "low": [0.5] * n, "high": [1.0] * n, "commit": ["c" * 40] * n}
-    return plots.accuracy_plot(values | {"id": "g/accuracy", "device": "gfx942"})
-
-
-def test_a_plot_places_each_value_between_the_steps_of_its_axis():
-    plot = accuracy(0.9, 0.5, 1.0)
-    assert [words for _, words in plot.steps] == ["50%", "60%", "70%", "80%", "90%", "100%"]
-    downs = dict(zip((0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (down for down, _ in plot.steps), strict=True))
-    (line,) = plot.lines
-    assert [down for _, down in line.points] == [downs[0.9], downs[0.5], downs[1.0]]
-    rights = [right for right, _ in line.points]
-    assert rights == sorted(rights)
-    assert rights == [right for right, _, _ in plot.band]
-    assert {(low, high) for _, low, high in plot.band} == {(downs[0.5], downs[1.0])}
-    assert all(0 < right < plot.width and 0 < down < plot.height for right, down in line.points)
-
-
-def test_an_unchanged_value_and_many_builds_have_axes_too():
-    flat = plots.kernel_plot({"id": "k", "device": "cpu", "number": "x_us", "value": [0.0] * 50, "commit": ["c"] * 50})
-    assert len(flat.steps) >= 2
-    assert len(flat.commits) <= plots.MOST_COMMITS
-    assert flat.commits[-1][0] == flat.lines[0].points[-1][0], "the newest build is named"
-
-
-def test_a_page_of_no_build_says_so():
-    assert "no build in this time" in render_history({metric: [] for metric in queries.METRICS}, step="")
-
-
-def test_every_plot_says_what_it_shows(history):
-    assert len(re.findall(r'<svg[^>]*role="img"[^>]*aria-label="[^"]+"', history)) == history.count("<svg")
-
-
-def test_the_same_values_give_the_same_bytes(answers, history):
-    assert render_history(answers, step="") == history
 
 
 def test_a_line_to_paste_breaks_between_its_words_only_and_a_phone_sees_every_column_that_counts():

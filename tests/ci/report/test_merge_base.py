@@ -17,10 +17,11 @@ from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.report import merge_base, terminal
 from hilgate.report.causes import causes
-from hilgate.report.merge_base import MergeBase
+from hilgate.report.history import FILE
+from hilgate.report.merge_base import MergeBase, steps_of
 from hilgate.report.write import Judged
 from hilgate.run.recheck import NO_SUCH_TEST
-from hilgate.run.results import RESULTS_FILE, step_folder, write
+from hilgate.run.results import step_folder, write
 
 BASE = "b" * 40
 PLAN = plan(step("a", "x"), merge_base=BASE)
@@ -43,8 +44,8 @@ def only(facts, check, **more):
 
 
 def test_a_failure_is_new_or_red_there_too_by_what_the_check_did_there(tmp_path):
-    remember(tmp_path, [failed("f", "max_abs_err 0.5\nmore"), passed("p"), skipped("s", "no GPU")], commit=BASE)
-    facts = merge_base.find(PLAN, history=tmp_path)
+    remember(tmp_path / FILE, [failed("f", "max_abs_err 0.5\nmore"), passed("p"), skipped("s", "no GPU")], commit=BASE)
+    facts = merge_base.find(PLAN, history=tmp_path / FILE)
     assert only(facts, failed("p", "x")) == "new here: it passed at bbbbbbbbbbbb"
     assert only(facts, failed("f", "max_abs_err 0.7")) == "red on the merge base too: it failed alike at bbbbbbbbbbbb"
     assert only(facts, failed("f", "KeyError")) == "not known: it failed in another way at bbbbbbbbbbbb"
@@ -54,8 +55,8 @@ def test_a_failure_is_new_or_red_there_too_by_what_the_check_did_there(tmp_path)
 
 def test_what_was_flaky_lately_or_is_here_is_flaky(tmp_path):
     for minute, flaky in enumerate([("f",), (), ("f",)]):
-        remember(tmp_path, [passed("f"), passed("g")], commit=BASE, flaky=flaky, minute=minute)
-    facts = merge_base.find(PLAN, history=tmp_path)
+        remember(tmp_path / FILE, [passed("f"), passed("g")], commit=BASE, flaky=flaky, minute=minute)
+    facts = merge_base.find(PLAN, history=tmp_path / FILE)
     assert only(facts, failed("f")) == "flaky: so it was in 2 of the last 3 builds"
     assert only(facts, failed("g"), flaky=("g",)) == "flaky: it passed when it ran again over the same files"
 
@@ -138,7 +139,7 @@ def test_the_first_sentence_counts_whose_failures_they_are(new, red, flaky, gone
     numbers = {"new": new, "red": red, "flaky": flaky, "gone": gone}
     names = {kind: [f"{kind}{n}" for n in range(number)] for kind, number in numbers.items()}
     there = [*map(passed, names["new"] + names["flaky"]), *map(failed, names["red"])]
-    facts = MergeBase(commit=BASE, recorded=ran(*there))
+    facts = MergeBase(commit=BASE, steps=steps_of(ran(*there)))
     checks = [failed(name) for found in names.values() for name in found]
     assert whose_is(facts, *checks, passed("fine"), flaky=tuple(names["flaky"]))[1] == words
 
@@ -158,14 +159,13 @@ def test_a_red_merge_base_makes_nothing_green():
     assert verdict.outcome is Outcome.FAIL
 
 
-def test_of_a_long_history_only_recent_builds_and_the_merge_base_are_read(tmp_path, monkeypatch):
+def test_of_a_long_history_only_recent_builds_and_the_merge_base_count(tmp_path, monkeypatch):
     monkeypatch.setattr(merge_base, "RECENT_BUILDS", 2)
-    old = [remember(tmp_path, [failed("f")], minute=minute) for minute in range(3)]
-    for build in old:
-        (build / RESULTS_FILE).write_text("never read")
-    remember(tmp_path, [passed("f")], commit=BASE, minute=3)
-    remember(tmp_path, [failed("f")], minute=4)
-    facts = merge_base.find(PLAN, history=tmp_path)
+    for minute in range(3):
+        remember(tmp_path / FILE, [failed("f")], minute=minute)
+    remember(tmp_path / FILE, [passed("f")], commit=BASE, minute=3)
+    remember(tmp_path / FILE, [failed("f")], minute=4)
+    facts = merge_base.find(PLAN, history=tmp_path / FILE)
     a_plan, recorded, verdict = built((step("a", "x"), [failed("f")]), merge_base=BASE)
     (cause,) = causes(a_plan, recorded, verdict)
     words = merge_base.of_cause(cause, facts, recorded)
@@ -185,16 +185,15 @@ def test_a_local_run_without_a_history_says_nothing():
 
 
 def test_no_merge_base_and_no_build_are_said(tmp_path):
-    assert merge_base.find(PLAN, history=tmp_path).unknown == "the history has no build yet"
-    remember(tmp_path, [passed("p")])
-    assert merge_base.find(plan(step("a", "x")), history=tmp_path).unknown == "the plan names no merge base"
+    assert merge_base.find(PLAN, history=tmp_path / FILE).unknown == "the history has no build yet"
+    remember(tmp_path / FILE, [passed("p")])
+    assert merge_base.find(plan(step("a", "x")), history=tmp_path / FILE).unknown == "the plan names no merge base"
 
 
 def test_a_damaged_history_stops_no_report(tmp_path):
-    path = remember(tmp_path, [passed("p")], commit=BASE) / RESULTS_FILE
-    path.write_text('{"kind":"branch"}\n{"kind": "step"}\n')
-    facts = merge_base.find(PLAN, history=tmp_path)
-    assert f"{path}:2" in only(facts, failed("p"))
+    (tmp_path / FILE).write_text("no database\n" * 99)
+    facts = merge_base.find(PLAN, history=tmp_path / FILE)
+    assert f"the history is damaged: file is not a database ({tmp_path / FILE})" in only(facts, failed("p"))
 
 
 def results_folder(folder, checks, *, commit=BASE):

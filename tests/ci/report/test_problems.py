@@ -17,7 +17,7 @@ from hilgate.model.plan import ProtectedChange
 from hilgate.model.record import Check, Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.report import annotation, causes, terminal, view
-from hilgate.report.merge_base import MergeBase
+from hilgate.report.merge_base import MergeBase, steps_of
 from hilgate.report.view import ReportView
 from hilgate.report.write import Judged, report_page
 from hilgate.text import MARKS, STYLES
@@ -25,7 +25,7 @@ from hilgate.text import MARKS, STYLES
 DIGEST = "sha256:" + "3f" * 32
 TEST = "tests/kernels/test_x.py::test_x[decode-float16-gfx942]"
 MESSAGE = "AssertionError: 2 of 80 rows are off\nassert not True\ntests/kernels/test_x.py:67: AssertionError"
-FACTS = MergeBase(commit="b" * 40, recorded=built((gpu_step("bad"), [passed(TEST)]))[1])
+FACTS = MergeBase(commit="b" * 40, steps=steps_of(built((gpu_step("bad"), [passed(TEST)]))[1]))
 
 
 def red(facts=FACTS, **changes):

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history file: each build is in it whole and once, beside readers and after a crash, and what is asked of it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import multiprocessing
+import os
+import signal
+import sqlite3
+
+import pytest
+from support.builds import NOW, began, built, remember, rows_of
+from support.jobs import failed, passed, skipped
+from support.plans import COMMIT, plan, step
+
+from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
+from hilgate.model.record import Outcome
+from hilgate.report import history
+from hilgate.report.merge_base import steps_of
+from hilgate.run import results
+
+CHECKS = [passed("n", numbers={"err": 0.5}), failed("f", "bad\nmore"), skipped("s", "no GPU")]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "history.sqlite"
+
+
+def builds(path):
+    return rows_of(path)["builds"]
+
+
+def test_what_was_recorded_is_read_back(path):
+    assert remember(path, CHECKS) == f"20261121T000000Z-{COMMIT[:12]}"
+    steps = history.newest_build_of(path, COMMIT)
+    _, recorded, _ = built((step("a", "x"), CHECKS))
+    assert steps.keys() == steps_of(recorded).keys() == {"a-cpu"}
+    assert steps["a-cpu"].outcome is Outcome.FAIL
+    assert steps["a-cpu"].checks == {
+        "n": (Outcome.PASS, ""),
+        "f": (Outcome.FAIL, "bad"),
+        "s": (Outcome.DID_NOT_RUN, ""),
+    }
+
+
+def test_checks_are_those_of_the_attempt_that_counts_and_seconds_those_of_all(path):
+    a_plan, recorded, verdict = built((step("a", "x"), CHECKS))
+    (last,) = recorded.attempts["a-cpu"]
+    first = results.Attempt(last.record.model_copy(update={"seconds": 10.0}), (passed("old"),) * 2)
+    history.add(path, a_plan, results.Recorded(recorded.builds, {"a-cpu": (first, last)}), verdict)
+    assert history.newest_build_of(path, COMMIT)["a-cpu"].checks.keys() == {"n", "f", "s"}
+    (row,) = history.ask(path, ["times"], step="a")["times"]
+    assert row["value"] == [100 / 60]
+
+
+def test_adding_or_judging_twice_changes_nothing(path):
+    a_plan, recorded, verdict = built((step("a", "x"), CHECKS))
+    build, added = history.add(path, a_plan, recorded, verdict)
+    before = rows_of(path)
+    again = verdict.model_copy(update={"decided": NOW + dt.timedelta(hours=1), "why": "decided again"})
+    assert added
+    assert history.add(path, a_plan, recorded, again) == (build, False)
+    assert rows_of(path) == before
+
+
+def test_builds_that_ran_the_same_tests_share_their_list(path):
+    for minute in range(3):
+        remember(path, CHECKS, minute=minute)
+    remember(path, [*CHECKS, passed("another")], minute=3)
+    assert len(rows_of(path)["test_lists"]) == 2
+    assert len(builds(path)) == 4
+
+
+def test_an_id_that_stands_twice_counts_once(path):
+    remember(path, [failed("f", "first"), failed("f", "second")])
+    assert history.newest_build_of(path, COMMIT)["a-cpu"].checks == {"f": (Outcome.FAIL, "first")}
+    assert history.lately(path, 9).failures == {("a-cpu", "f"): 1}
+
+
+def test_an_image_is_found_by_its_contents_in_the_newest_build_that_has_it(path):
+    for minute, (content, digest) in enumerate((("1", "a"), ("1", "b"), ("2", "c"))):
+        known = {"images": {"rocm": content * 64}, "digests": {"rocm": "sha256:" + digest * 64}}
+        remember(path, CHECKS, minute=minute, **known)
+    asked = [number * 64 for number in "123"]
+    assert history.images(path, asked) == {"1" * 64: "sha256:" + "b" * 64, "2" * 64: "sha256:" + "c" * 64}
+    assert history.images(path.with_name("none"), asked) == {}
+
+
+def test_the_newest_build_of_a_commit_is_found(path):
+    for minute, commit, check in ((3, "a", "late"), (1, "b", "other"), (2, "a", "early")):
+        remember(path, [passed(check)], minute=minute, commit=commit * 40)
+    assert history.newest_build_of(path, "a" * 40)["a-cpu"].checks.keys() == {"late"}
+    assert history.newest_build_of(path, "d" * 40) is None
+
+
+def test_a_verdict_of_another_plan_is_refused(path):
+    a_plan, recorded, verdict = built((step("a", "x"), [passed()]))
+    with pytest.raises(RecordsError, match="has no answer for b-cpu"):
+        history.add(path, plan(step("a", "x"), step("b", "x")), recorded, verdict)
+    with pytest.raises(RecordsError, match="is of commit cccc"):
+        history.add(path, a_plan.model_copy(update={"commit": "d" * 40}), recorded, verdict)
+    with pytest.raises(RecordsError, match="no job"):
+        history.add(path, a_plan, results.Recorded((), {}), verdict)
+    assert not path.exists()
+
+
+def test_failures_are_counted_over_the_newest_builds(path):
+    remember(path, [failed("f")])
+    for minute in (1, 2):
+        remember(path, [failed("f"), passed("p"), passed("sometimes")], flaky=("sometimes",), minute=minute)
+    found = history.lately(path, 2)
+    assert found.failures == {("a-cpu", "f"): 2, ("a-cpu", "sometimes"): 2}
+    assert {name: times for name, times in found.flaky.items() if times} == {("a-cpu", "sometimes"): 2}
+    assert found.runs == {"a-cpu": 2}
+
+
+# One file, many processes
+
+
+def add_many(path, first):
+    a_plan, recorded, verdict = built((step("a", "x"), CHECKS))
+    for number in range(12):
+        history.add(path, a_plan, began(recorded, NOW + dt.timedelta(minutes=first + number)), verdict)
+
+
+def processes(*targets_and_arguments):
+    fork = multiprocessing.get_context("fork")
+    started = [fork.Process(target=target, args=arguments) for target, *arguments in targets_and_arguments]
+    for one in started:
+        one.start()
+    for one in started:
+        one.join()
+    return [one.exitcode for one in started]
+
+
+def test_writers_at_once_add_the_same_builds_once(path):
+    assert processes((add_many, path, 0), (add_many, path, 0), (add_many, path, 6)) == [0, 0, 0]
+    assert len(builds(path)) == 18
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
+        assert connection.execute("pragma foreign_key_check").fetchall() == []
+
+
+def read_often(path):
+    for _ in range(40):
+        steps = history.newest_build_of(path, COMMIT)
+        assert len(steps["a-cpu"].checks) == len(CHECKS), "half a build"
+
+
+def test_a_reader_beside_a_writer_sees_whole_builds(path):
+    remember(path, CHECKS, minute=100)
+    assert processes((add_many, path, 0), (read_often, path)) == [0, 0]
+
+
+def die_while_adding(path):
+    """End by a signal after the first row of a build was written."""
+
+    def kill(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    history._add_contents = kill  # in a process of its own
+    remember(path, CHECKS, minute=1)
+
+
+def test_a_writer_that_is_killed_leaves_no_part_of_a_build(path):
+    remember(path, CHECKS)
+    before = rows_of(path)
+    assert processes((die_while_adding, path)) == [-signal.SIGKILL]
+    assert rows_of(path) == before
+    remember(path, CHECKS, minute=1)
+    assert len(builds(path)) == 2
+
+
+def test_an_error_while_adding_leaves_no_part_of_a_build(path, monkeypatch):
+    remember(path, CHECKS)
+    before = rows_of(path)
+
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(history, "_add_contents", full)
+    with pytest.raises(MisuseError, match="disk is full"):
+        remember(path, CHECKS, minute=1)
+    assert rows_of(path) == before
+
+
+def test_planted_bug_that_commits_too_early_is_seen(path, monkeypatch):
+    """The tests above would see a build that is added in two transactions."""
+    whole = history._add_contents
+
+    def too_early(connection, *rest):
+        connection.execute("commit")
+        connection.execute("begin immediate")
+        whole(connection, *rest)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(history, "_add_contents", too_early)
+    with pytest.raises(MisuseError):
+        remember(path, CHECKS)
+    assert len(builds(path)) == 1
+
+
+# Files that are none of ours
+
+
+def test_an_empty_history_says_what_to_do(path):
+    with pytest.raises(NothingSelectedError, match="no build") as caught:
+        history.ask(path)
+    assert "hilgate history add" in str(caught.value)
+    assert not path.exists(), "a reader makes no file"
+
+
+@pytest.mark.parametrize("use", [lambda path: remember(path, CHECKS), history.ask], ids=["add", "show"])
+def test_a_newer_file_is_refused_and_stays_as_it_is(path, use):
+    remember(path, CHECKS)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"pragma user_version = {history.FORMAT + 1}")
+    before = rows_of(path)
+    with pytest.raises(RecordsError, match="a newer hilgate wrote this history: its format is 2") as caught:
+        use(path)
+    assert len(str(caught.value).splitlines()) <= 3
+    assert rows_of(path) == before
+
+
+@pytest.mark.parametrize("use", [lambda path: remember(path, CHECKS), history.ask], ids=["add", "show"])
+def test_another_database_is_refused(path, use):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("create table something (x)")
+    with pytest.raises(RecordsError, match="no history of hilgate"):
+        use(path)
+
+
+@pytest.mark.parametrize("use", [lambda path: remember(path, CHECKS), history.ask], ids=["add", "show"])
+def test_a_file_that_is_no_database_and_a_folder_are_refused(path, use):
+    path.write_text("plan.json, verdict.json, results.jsonl\n" * 50)
+    with pytest.raises(RecordsError, match="not a database"):
+        use(path)
+    with pytest.raises(MisuseError, match=r"this is a folder[\s\S]*history\.sqlite"):
+        use(path.parent)
+
+
+def test_a_damaged_file_is_an_error_for_show_and_nothing_for_images(path):
+    for minute in range(20):
+        remember(path, [failed(f"f{minute}{n}") for n in range(20)], minute=minute)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
+    with pytest.raises(RecordsError, match="damaged"):
+        history.ask(path)
+    assert history.images(path, ["1" * 64]) == {}
+
+
+# What is asked
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """Scores and times of one step in three builds; a check flaky in two; another failed in the last."""
+    path = tmp_path_factory.mktemp("history") / "history.sqlite"
+    for number, time in enumerate((10.0, 12.0, 22.0)):
+        score = {"exact_match": 0.5 + number / 10, "ci_low": 0.4 + number / 10, "ci_high": 0.6 + number / 10, "n": 200}
+        before = {"baseline_exact_match": 0.55} if number < 2 else {}
+        checks = [
+            passed("pocket/accuracy", numbers=score | before),
+            passed("decode", numbers={"ours_us": time, "peer_us": 1.0, "spread_us": 1.0, "max_abs_err": 1.0}),
+            failed("sometimes") if number == 1 else passed("sometimes"),
+            failed("broken") if number == 2 else passed("broken"),
+        ]
+        a_plan, recorded, verdict = built(
+            (step("a", "x", device="gfx942", gpus=2), checks), (step("b", "x"), [passed()])
+        )
+        flaky = ("sometimes",) if number < 2 else ()
+        steps = (verdict.steps[0].model_copy(update={"flaky": flaky}), verdict.steps[1])
+        recorded = began(recorded, NOW + dt.timedelta(minutes=number))
+        history.add(path, a_plan, recorded, verdict.model_copy(update={"steps": steps}), branch="main")
+    return path
+
+
+def ask(path, metric, **narrowed):
+    return history.ask(path, (metric,), **narrowed)[metric]
+
+
+def test_accuracy_over_builds_with_its_interval(asked):
+    (row,) = ask(asked, "accuracy")
+    assert (row["id"], row["device"], row["builds"]) == ("pocket/accuracy", "gfx942", 3)
+    assert row["score"] == [0.5, 0.6, 0.7]
+    assert (row["low"], row["high"]) == (pytest.approx([0.4, 0.5, 0.6]), pytest.approx([0.6, 0.7, 0.8]))
+    assert row["baseline"] == [0.55, 0.55, None]
+
+
+def test_a_kernel_time_is_compared_with_the_median_of_those_before(asked):
+    (row,) = ask(asked, "kernels")
+    assert (row["id"], row["number"], row["value"]) == ("decode", "ours_us", [10.0, 12.0, 22.0])
+    assert (row["last"], row["before"], row["change"]) == (22.0, 11.0, 1.0)
+    (alone,) = ask(asked, "kernels", since=NOW + dt.timedelta(minutes=2))
+    assert (alone["builds"], alone["before"], alone["change"]) == (1, None, None)
+
+
+def test_flakes_count_once_in_builds_in_which_the_step_ran(asked):
+    flaky, failing = ask(asked, "flakes")
+    assert (flaky["id"], flaky["flaky"], flaky["failed"], flaky["builds"]) == ("sometimes", 2, 0, 3)
+    assert (flaky["low"], flaky["high"]) == history.rate_interval(2, 3)
+    assert (failing["id"], failing["flaky"], failing["failed"]) == ("broken", 0, 1)
+    assert failing["last"] == NOW + dt.timedelta(minutes=2)
+
+
+def test_times_of_whole_builds_and_of_steps_the_slowest_first(asked):
+    # a takes 90 s on 2 GPUs and b 91 s, one second later.
+    whole, b, a = ask(asked, "times")
+    assert [row["key"] for row in (whole, b, a)] == ["whole build", "b-cpu", "a-gfx942"]
+    assert whole["value"] == pytest.approx([92 / 60] * 3)
+    assert (a["builds"], a["last"], a["before"], a["change"]) == (3, 1.5, 1.5, 0.0)
+    assert (a["gpu_hours"], b["gpu_hours"]) == (pytest.approx(3 * 90 * 2 / 3600), 0.0)
+
+
+@pytest.mark.parametrize("name", ["a", "a-gfx942"], ids=["declared", "planned"])
+def test_a_step_is_named_either_way(asked, name):
+    assert len(ask(asked, "accuracy", step=name)) == 1
+    assert [row["key"] for row in ask(asked, "times", step=name)] == ["a-gfx942"]
+    assert ask(asked, "accuracy", step="b-cpu") == []
+    with pytest.raises(MisuseError, match="did you mean"):
+        ask(asked, "accuracy", step="a-gfx943")
+
+
+def test_builds_before_since_do_not_count(asked):
+    later = NOW + dt.timedelta(minutes=1)
+    assert ask(asked, "times", since=later)[0]["builds"] == 2
+    assert [row["flaky"] for row in ask(asked, "flakes", since=later)] == [1, 0]
+
+
+def test_rows_are_json(asked):
+    text = json.dumps(ask(asked, "kernels"), default=dt.datetime.isoformat)
+    assert json.loads(text)[0]["time"][0] == "2026-11-21T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("number", "of", "expected"),
+    [(0, 10, (0.0, 0.2775)), (1, 10, (0.0179, 0.4042)), (10, 10, (0.7225, 1.0)), (50, 100, (0.4038, 0.5962))],
+)
+def test_the_interval_of_a_rate_is_wilsons(number, of, expected):
+    """The rates that lie 1.96 standard errors of their own away, found by bisection."""
+    assert history.rate_interval(number, of) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("number", "of"), [(0, 0), (2, 1), (-1, 3)])
+def test_a_rate_of_nothing_is_refused(number, of):
+    with pytest.raises(MisuseError, match="is no rate"):
+        history.rate_interval(number, of)
