@@ -30,7 +30,7 @@ image: setup  ## build the CPU image, or find it built (docker buildx, or root w
 	@"$(VENV)/bin/python" -m hilgate.images build cpu
 
 extensions: setup  ## compile the ROCm image's extensions for AMD without ROCm, and compare; ARGS=--sample, --record
-	@"$(VENV)/bin/python" -m hilgate.images extensions $(ARGS)
+	@"$(VENV)/bin/python" docker/compile_extensions.py $(ARGS)
 
 # Takes a tenth of a second when all is installed: it compares a digest of the pins, not the times of files.
 setup:  ## make the environment, or find it made; TORCH_INDEX=URL names the index that torch comes from

@@ -1,47 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the compiled extensions hold: kernels of each unit and architecture, their registers, spills and LDS.
 
-    extensions.py measure UNITS OBJECTS   the units of a build, measured, as JSON
-    extensions.py compare [ARCH]          what differs between two of these, a record and a build, on standard input
-    extensions.py table RECORD            a record for people to read
-
-UNITS has a line of docker/hip/hipcc for each unit, OBJECTS the objects by key. With an ARCH the build is a sample: its
-units for this architecture. The figures are those that the audit of the Triton kernels reads, from the same note; a
-kernel's LDS is what it declares, without what its launch adds.
+The record (extensions.json) has of each unit and architecture the number of kernels, the registers that spilled, and a
+digest of all figures. A run leaves the figures themselves beside its findings, a file for each source. They are those
+that the audit of the Triton kernels reads, from the same note; a kernel's LDS is what it declares, without what its
+launch adds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import sys
+import re
 from collections import Counter
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from codeobjects import UnreadableError, code_objects
+from codeobjects import code_objects
 
-from pagedkv.audit.code_object import UnreadableCodeObjectError, metadata
+from pagedkv.audit.code_object import metadata
 
-FIGURES = ("vgpr", "agpr", "sgpr", "vgpr_spills", "sgpr_spills", "scratch", "lds")
+if TYPE_CHECKING:
+    from pathlib import Path
+
 FIELDS = (
     *(".vgpr_count", ".agpr_count", ".sgpr_count", ".vgpr_spill_count", ".sgpr_spill_count"),
     *(".private_segment_fixed_size", ".group_segment_fixed_size"),
 )
-"""Keys of the note (AMDGPUUsage, code object metadata), in the order of FIGURES."""
-
-
-def main(command: str, *words: str) -> int:
-    """Run one of the commands of the module's docstring."""
-    if command == "measure":
-        lines = [json.loads(line) for line in Path(words[0]).read_text().splitlines()]
-        sys.stdout.write(json.dumps(measure(lines, Path(words[1]))) + "\n")
-        return 0
-    if command == "table":
-        sys.stdout.writelines(f"{row}\n" for row in table(json.loads(Path(words[0]).read_text())["sources"]))
-        return 0
-    problems = complaints(*json.load(sys.stdin), *words)
-    sys.stdout.writelines(f"{problem}\n" for problem in problems)
-    return 1 if problems else 0
+"""Keys of the note (AMDGPUUsage, code object metadata): VGPR, AGPR, SGPR, both spills, scratch, LDS."""
 
 
 def measure(lines: list[dict[str, Any]], objects: Path) -> dict[str, Any]:
@@ -57,10 +42,32 @@ def measure(lines: list[dict[str, Any]], objects: Path) -> dict[str, Any]:
     return found
 
 
+def summary(units: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
+    """What the record has of measured units: unit -> architecture -> kernels, spilled registers, digest of figures."""
+    return {
+        unit: {arch: _of(one["archs"][arch]) for arch in sorted(one["archs"])} for unit, one in sorted(units.items())
+    }
+
+
+def _of(counts: dict[str, int]) -> list[Any]:
+    text = json.dumps(counts, sort_keys=True)
+    return [sum(counts.values()), spills(Counter(counts)), hashlib.sha256(text.encode()).hexdigest()[:16]]
+
+
+def written(sources: dict[str, Any]) -> str:
+    """The record as text: a line for each unit."""
+    text = json.dumps({"sources": sources}, indent=1, sort_keys=True)
+    return re.sub(r"\{\s+(\"gfx[^{}]*)\}", _one_line, text) + "\n"
+
+
+def _one_line(found: re.Match[str]) -> str:
+    return "{" + " ".join(found[1].split()).replace("[ ", "[").replace(" ]", "]") + "}"
+
+
 def complaints(recorded: dict[str, Any], found: dict[str, Any], only: str = "") -> list[str]:
     """What of the record is not in a build: a unit, an architecture, a kernel; a spill that is new; other figures.
 
-    Of a sample, `only` is the architecture that it was compiled for, and `found` has its units.
+    Both are summaries. Of a sample, `only` is the architecture that it was compiled for, and `found` has its units.
     """
     missing = [] if only else sorted(set(recorded) - set(found))
     problems = [f"{unit} is in the record and was not compiled" for unit in missing]
@@ -68,43 +75,26 @@ def complaints(recorded: dict[str, Any], found: dict[str, Any], only: str = "") 
         if unit not in recorded:
             problems.append(f"{unit} is not in the record: a unit is new")
             continue
-        wanted: dict[str, dict[str, int]] = recorded[unit]["archs"]
-        for arch in [only] if only else sorted({*wanted, *one["archs"]}):
-            before, after = Counter(wanted.get(arch, {})), Counter(one["archs"].get(arch, {}))
-            if not after:
-                problems.append(f"{unit} holds no kernel for {arch}")
-            elif after.total() != before.total():
-                problems.append(f"{unit} has {after.total()} kernels for {arch}, recorded are {before.total()}")
-            elif spills(after) > spills(before):
-                problems.append(f"{unit} for {arch} spills {spills(after)} registers, recorded are {spills(before)}")
-            elif after != before:
-                lost, new = (" and ".join(sorted(part)[:2]) for part in (before - after, after - before))
-                problems.append(f"{unit} for {arch} has kernels of {new}, recorded were {lost} ({' '.join(FIGURES)})")
+        for arch in [only] if only else sorted({*recorded[unit], *one}):
+            problems += _differs(f"{unit} for {arch}", recorded[unit].get(arch), one.get(arch))
     return problems
 
 
-def table(sources: dict[str, Any]) -> list[str]:
-    """A row of each unit: its kernels of each architecture, how many spill, and the most that one of all has."""
-    head = ("unit", "kernels", "spill VGPRs", "spill SGPRs", "VGPRs", "AGPRs", "scratch, B", "LDS, B", "a core, s")
-    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for unit, one in sorted(unit for made in sources.values() for unit in made["units"].items()):
-        kernels = [Counter(one["archs"][arch]).elements() for arch in sorted(one["archs"])]
-        figures = [zip(*(map(int, kernel.split()) for kernel in each), strict=True) for each in kernels]
-        of = dict(zip(FIGURES, zip(*figures, strict=True), strict=True))
-        cells = [unit, ", ".join(str(len(each)) for each in of["vgpr"])]
-        cells += [", ".join(str(sum(map(bool, each))) for each in of[name]) for name in ("vgpr_spills", "sgpr_spills")]
-        cells += [f"{max(map(max, of[name])):,}" for name in ("vgpr", "agpr", "scratch", "lds")]
-        rows.append(f"| {' | '.join([*cells, format(one['cpu_seconds'], '.0f')])} |")
-    return rows
+def _differs(place: str, recorded: list[Any] | None, found: list[Any] | None) -> list[str]:
+    if not found or not found[0]:
+        return [f"{place} holds no kernel"]
+    if not recorded:
+        return [f"{place} is not in the record: an architecture is new"]
+    (kernels, spilled, figures), (before, spilled_before, figures_before) = found, recorded
+    if kernels != before:
+        return [f"{place} has {kernels} kernels, recorded are {before}"]
+    if spilled > spilled_before:
+        return [f"{place} spills {spilled} registers, recorded are {spilled_before}"]
+    if figures != figures_before:
+        return [f"{place} has kernels of other registers, scratch or LDS ({figures}, recorded is {figures_before})"]
+    return []
 
 
 def spills(counts: Counter[str]) -> int:
     """Registers that did not fit, of all kernels."""
     return sum((int(one.split()[3]) + int(one.split()[4])) * number for one, number in counts.items())
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(*sys.argv[1:]))
-    except (UnreadableError, UnreadableCodeObjectError, OSError, ValueError, KeyError) as error:
-        sys.exit(f"extensions.py: {type(error).__name__}: {error}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that are made when the site is built: command line, YAML keys, exit statuses, compiled extensions.
+"""Pages that are made when the site is built: command line, YAML keys and exit statuses.
 
 Each raises UndocumentedError for a command, an option or a key without a sentence of its own.
 """
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 import typing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer.main
@@ -45,8 +42,6 @@ FILES = {
 PLAIN = {str: "text", int: "integer", float: "number", bool: "true / false"}
 """Type -> its word."""
 
-RECORD = "docker/extensions.json"
-
 NOTE = "This page is made from the code when the site is built.\n"
 
 
@@ -64,7 +59,6 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": command_line(),
         "docs/reference/yaml.md": yaml_keys(),
         "docs/reference/exit-status.md": exit_statuses(),
-        "docs/reference/extensions.md": extensions(),
     }
 
 
@@ -154,16 +148,6 @@ def exit_statuses() -> str:
     for status, meaning in EXIT_MEANINGS.items():
         lines.append(f"| {status.value} | `{status.name}` | {cell(said(meaning, status.name))} |")
     return "\n".join(lines) + "\n"
-
-
-def extensions() -> str:
-    """What the record of the compiled extensions holds, a row for each unit."""
-    command = [sys.executable, "docker/extensions.py", "table", RECORD]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
-    parts = ["# Compiled extensions", f"This page is made from `{RECORD}` when the site is built."]
-    parts.append("Columns with three numbers are for gfx90a, gfx942 and gfx950; one number is for gfx942.")
-    parts.append("LDS is what a kernel declares; the scans ask for theirs at the launch.")
-    return "\n\n".join([*parts, done.stdout])
 
 
 def said(text: str | None, name: str) -> str:

@@ -25,7 +25,7 @@ MADE = ("tests/evals/gsm8k", ".buildkite/lm-eval-harness", "tests/test_layout.py
 
 GENERATED = [
     ROOT / f"docs/{name}.md"
-    for name in ("reference/cli", "reference/yaml", "reference/exit-status", "reference/extensions")
+    for name in ("reference/cli", "reference/yaml", "reference/exit-status")
 ]
 """Pages that are made when the site is built (docs/reference.py); tests/site follows links to them."""
 

@@ -17,7 +17,6 @@ from hilgate.git import inspect
 from hilgate.images.build import ImageBuild, build
 from hilgate.images.contents import contents, fill, unfilled, wheel_keys
 from hilgate.images.engines import Buildah, Docker, available, output
-from hilgate.images.extensions import Extensions
 from hilgate.images.pins import PINS_FILE, read
 from hilgate.model.record import Outcome
 
@@ -39,22 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     building = commands.add_parser("build", help="build an image, unless it is built already")
     building.add_argument("image", help="name of an image in ci/project.yaml")
-    compiling = commands.add_parser("extensions", help="compile the ROCm image's extensions without ROCm's base")
-    how = compiling.add_mutually_exclusive_group()
-    how.add_argument(
-        "--sample",
-        action="store_true",
-        help="compile one unit for one architecture and check that the record is current",
-    )
-    how.add_argument("--record", action="store_true", help="write docker/extensions.json instead of comparing with it")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # of a runner or an agent: ends a build as Ctrl-C does
     try:
         root = find_root(Path.cwd())
         if options.command == "build":
             return _build(options.image, root)
-        if options.command == "extensions":
-            return _extensions(root, sample=options.sample, record=options.record)
         if options.command == "pins":
             return _pins(root, filling=options.fill)
         _keys(root, as_json=options.json)
@@ -107,11 +96,6 @@ def _said(checks: tuple[Check, ...]) -> bool:
     for check in checks:
         sys.stdout.write(f"{check.outcome.value:<5} {check.id:<24} {check.seconds:6.1f} s  {check.message}\n")
     return all(check.outcome is Outcome.PASS for check in checks)
-
-
-def _extensions(root: Path, *, sample: bool, record: bool) -> int:
-    _, scratch, out = _folders(root, "extensions")
-    return Exit.PASS if _said(Extensions(root, scratch, out).run(sample=sample, record=record)) else Exit.FAIL
 
 
 def _build(image: str, root: Path) -> int:

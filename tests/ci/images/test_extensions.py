@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
+import importlib
 import json
+import shlex
 import subprocess
 import sys
 from functools import partial
@@ -17,9 +18,8 @@ from support.images import ROOT, instructions
 from support.planted import instead, must_be_noticed, planted
 
 from hilgate.errors import CannotRunHereError, DeclarationError
-from hilgate.images import engines, extensions
+from hilgate.images import engines
 from hilgate.images.engines import BuildFailedError, BuildRequest
-from hilgate.images.extensions import SOURCES, Extensions, cut, forecast
 from hilgate.images.pins import read
 
 ARCHS = ("gfx90a", "gfx942", "gfx950")
@@ -27,14 +27,9 @@ KERNELS = {"64 0 32 0 0 0 8192": 2, "128 0 40 0 0 0 0": 1}  # vgpr agpr sgpr spi
 UNITS = {unit: {"archs": {arch: dict(KERNELS) for arch in ARCHS}} for unit in ("scan_fwd", "scan_bwd")}
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docker"))
-    monkeypatch.delitem(sys.modules, "codeobjects", raising=False)
-    spec = importlib.util.spec_from_file_location("measured_extensions", ROOT / "docker/extensions.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+sys.path.append(str(ROOT / "docker"))  # scripts of this folder import each other by name
+measured, compiling = importlib.import_module("extensions"), importlib.import_module("compile_extensions")
+sys.path.remove(str(ROOT / "docker"))
 
 
 def _without(*path):
@@ -58,33 +53,49 @@ def _figures(text, count=1):
 GFX950 = "scan_fwd for gfx950"
 FAULTS = {
     "unit-gone": (_without("scan_bwd"), "scan_bwd is in the record and was not compiled"),
+    "arch-new": (
+        lambda units: units["scan_fwd"]["archs"].update(gfx1250=dict(KERNELS)),
+        "scan_fwd for gfx1250 is not in the record: an architecture is new",
+    ),
     "unit-new": (
         lambda units: units.update(scan_new=units["scan_bwd"]),
         "scan_new is not in the record: a unit is new",
     ),
-    "arch-gone": (_without("scan_fwd", "archs", "gfx950"), "scan_fwd holds no kernel for gfx950"),
-    "arch-empty": (lambda units: units["scan_fwd"]["archs"].update(gfx950={}), "scan_fwd holds no kernel for gfx950"),
+    "arch-gone": (_without("scan_fwd", "archs", "gfx950"), f"{GFX950} holds no kernel"),
+    "arch-empty": (lambda units: units["scan_fwd"]["archs"].update(gfx950={}), f"{GFX950} holds no kernel"),
     "kernel-gone": (
         _without("scan_fwd", "archs", "gfx950", "128 0 40 0 0 0 0"),
-        "2 kernels for gfx950, recorded are 3",
+        f"{GFX950} has 2 kernels, recorded are 3",
     ),
     "spill": (_figures("64 0 32 7 0 28 8192"), f"{GFX950} spills 7 registers, recorded are 0"),
     "scalar-spill": (_figures("64 0 32 0 3 0 8192"), f"{GFX950} spills 3 registers, recorded are 0"),
-    "lds": (_figures("64 0 32 0 0 0 65536"), f"{GFX950} has kernels of 64 0 32 0 0 0 65536, recorded were 64 0"),
+    "lds": (_figures("64 0 32 0 0 0 65536"), f"{GFX950} has kernels of other registers, scratch or LDS"),
 }
 
 
 @planted(FAULTS)
-def test_what_is_not_as_recorded_is_red(measured, fault):
+def test_what_is_not_as_recorded_is_red(fault):
     found = copy.deepcopy(UNITS)
     fault.change(found)
-    must_be_noticed(fault, partial(measured.complaints, UNITS), instead(found), UNITS)
+    recorded = measured.summary(UNITS)
+    must_be_noticed(fault, partial(measured.complaints, recorded), instead(measured.summary(found)), recorded)
 
 
-def test_a_sample_is_one_unit_for_one_architecture(measured):
-    found = {"scan_fwd": {"archs": {"gfx942": dict(KERNELS)}}}
-    assert measured.complaints(UNITS, found, "gfx942") == []
-    assert measured.complaints(UNITS, found, "gfx950") == ["scan_fwd holds no kernel for gfx950"]
+def test_a_sample_is_one_unit_for_one_architecture():
+    found, recorded = measured.summary({"scan_fwd": {"archs": {"gfx942": dict(KERNELS)}}}), measured.summary(UNITS)
+    assert measured.complaints(recorded, found, "gfx942") == []
+    assert measured.complaints(recorded, found, "gfx950") == [f"{GFX950} holds no kernel"]
+
+
+def test_the_record_has_a_line_for_each_unit_and_is_written_as_it_stands():
+    text = (ROOT / "docker/extensions.json").read_text()
+    sources = json.loads(text)["sources"]
+    assert measured.written(sources) == text
+    assert len(text.splitlines()) <= 100
+    assert {name: len(one["units"]) for name, one in sources.items()} == {"causal-conv1d": 3, "mamba-ssm": 9, "vllm": 4}
+    for one in sources.values():
+        for arch, kernels in one["kernels"].items():
+            assert sum(archs[arch][0] for archs in one["units"].values()) == kernels > 0
 
 
 HIPCC = """#!/bin/sh
@@ -160,28 +171,22 @@ def test_anything_but_a_compilation_goes_to_the_compiler(launcher):
     assert (launcher.folder / "calls").read_text().splitlines() == ["--version", "-c unit.hip -o build/unit.o"]
 
 
-def test_a_forecast_counts_what_is_left_at_the_pace_so_far():
-    facts = [
-        {"unit": "a", "reused": True, "seconds": 1, "cpu_seconds": 300},
-        {"unit": "b", "reused": False, "seconds": 400, "cpu_seconds": 200},
-    ]
-    recorded = {"a": 300.0, "b": 200.0, "c": 600.0}
-    reported = forecast(facts, recorded, 400)
-    assert reported == "b: compiled in 400 s (200 s of a core); 2 of 3 units, about 20 min left"
-    assert forecast(facts[:1], recorded, 1) == "a: kept; 1 of 3 units, about 13 min left"
-    assert "no record to forecast from" in forecast(facts, {}, 400)
+def test_each_unit_that_is_done_is_said():
+    done = {"unit": "b", "reused": False, "seconds": 400, "cpu_seconds": 200}
+    assert compiling.progress(done, 2, 3) == "b: compiled in 400 s (200 s of a core); 2 of 3 units"
+    assert compiling.progress(done | {"reused": True}, 1, 0) == "b: kept; 1 of 1 units"
 
 
 def test_a_stage_is_built_from_what_it_needs_and_nothing_else():
     recipe = (ROOT / "docker/rocm.Dockerfile").read_text()
     for name, stage in (("causal-conv1d", "build-conv1d"), ("mamba-ssm", "build-mamba")):
-        text = cut(recipe, stage)
+        text = compiling.cut(recipe, stage)
         named = [one["value"].rpartition(" ")[2] for one in instructions("rocm", text) if one["instruction"] == "FROM"]
         assert named == ["base", "compiler", stage]
         assert f"wheel-{name}.sh" in text
-    assert cut(recipe, "rocm").count("FROM ") == recipe.count("FROM ")
-    whole = cut(recipe, "rocm", extensions.ABSENT)
-    assert recipe.count("FROM ") - whole.count("FROM ") == 2 * len(extensions.ABSENT)
+    assert compiling.cut(recipe, "rocm").count("FROM ") == recipe.count("FROM ")
+    whole = compiling.cut(recipe, "rocm", compiling.ABSENT)
+    assert recipe.count("FROM ") - whole.count("FROM ") == 2 * len(compiling.ABSENT)
     assert [name for name in ("aiter", "vllm", "mamba", "conv1d") if f"wheels-{name}" in whole] == ["mamba", "conv1d"]
 
 
@@ -215,7 +220,7 @@ class Store:
     suite = "hip-1"
 
     def __init__(self, *_: object) -> None:
-        self.printed = (0, "\n".join(extensions.PATCHED))
+        self.printed = (0, "\n".join(compiling.PATCHED))
 
     def find(self, *_):
         return "sha256:1"
@@ -232,9 +237,9 @@ class Store:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(extensions, "Buildah", Store)
-    monkeypatch.setattr(extensions, "pip_settings", lambda: {"pip_conf": "", "mounts": {}})
-    return Extensions(ROOT, tmp_path / "scratch", tmp_path / "out")
+    monkeypatch.setattr(compiling, "Buildah", Store)
+    monkeypatch.setattr(compiling, "pip_settings", lambda: {"pip_conf": "", "mounts": {}})
+    return compiling.Extensions(ROOT, tmp_path / "scratch", tmp_path / "out")
 
 
 def outcomes(checks) -> dict[str, str]:
@@ -244,9 +249,9 @@ def outcomes(checks) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("status", "reported", "outcome"),
     [
-        (0, extensions.PATCHED, "pass"),
+        (0, compiling.PATCHED, "pass"),
         (0, ("gfx950 without=64 with=64",), "fail"),
-        (1, extensions.PATCHED, "fail"),
+        (1, compiling.PATCHED, "fail"),
         (0, (), "fail"),
     ],
     ids=["needed", "not-needed", "does-not-apply", "nothing"],
@@ -261,12 +266,12 @@ def test_a_patch_is_there_for_what_it_changes(run, status, reported, outcome):
 
 def test_the_sample_is_compared_by_the_name_of_its_unit(run, monkeypatch):
     """hipcc of the base names a unit by the object that it is asked for."""
-    source, unit, arch = extensions.SAMPLE
+    source, unit, arch = compiling.SAMPLE
     flags = ["-c", "unit.hip", "--offload-arch=gfx90a", f"--offload-arch={arch}"]
-    run.recorded = {source: {"units": {unit: {"flags": flags}}}}
+    run.recorded = {source: {"flags": shlex.join(flags)}}
     asked = []
     monkeypatch.setattr(run.engine, "run", lambda *words: asked.append(words[2]) or (0, ""))
-    monkeypatch.setattr(run, "_measured", lambda _: {})
+    monkeypatch.setattr(run, "_measured", lambda *_: {})
     assert outcomes(run.run(sample=True, record=False))["sample"] == "pass"
     assert asked[-1][2].endswith(f'exec hipcc "$@" -o {unit}.o')
     assert asked[-1][-3:] == ["-c", "unit.hip", f"--offload-arch={arch}"]
@@ -274,7 +279,7 @@ def test_the_sample_is_compared_by_the_name_of_its_unit(run, monkeypatch):
 
 def test_a_record_of_another_key_is_not_current(run):
     run.recorded = {name: {"key": key} for name, key in run.keys.items()}
-    assert all(run._current(name).outcome.value == "pass" for name in SOURCES)
+    assert all(run._current(name).outcome.value == "pass" for name in compiling.SOURCES)
     run.recorded["mamba-ssm"]["key"] = "0" * 64
     assert "make extensions ARGS=--record" in run._current("mamba-ssm").message
 
@@ -282,7 +287,7 @@ def test_a_record_of_another_key_is_not_current(run):
 def test_each_source_is_recorded_before_the_next_is_built(run, monkeypatch):
     """What fails later, hours after it, takes nothing of the record."""
     path = run.scratch.with_name("record.json")
-    monkeypatch.setattr(extensions, "RECORD", str(path))
+    monkeypatch.setattr(compiling, "RECORD", str(path))
     run.recorded = {}
     monkeypatch.setattr(run, "_wheel", lambda name: {"key": run.keys[name], "units": UNITS})
 
@@ -291,9 +296,9 @@ def test_each_source_is_recorded_before_the_next_is_built(run, monkeypatch):
 
     monkeypatch.setattr(run, "_vllm", fails)
     assert run.run(sample=False, record=True)[-1].message == "vLLM's kernels do not compile"
-    again = Extensions(ROOT, run.scratch, run.out)
+    again = compiling.Extensions(ROOT, run.scratch, run.out)
     found = {name: again._current(name).outcome.value for name in again.keys}
-    assert found == dict.fromkeys(SOURCES, "pass") | {"vllm": "fail"}
+    assert found == dict.fromkeys(compiling.SOURCES, "pass") | {"vllm": "fail"}
 
 
 def test_a_wheel_that_was_not_built_is_not_one(run):
@@ -308,9 +313,9 @@ def test_a_wheel_that_was_not_built_is_not_one(run):
 def test_a_record_that_is_none_is_refused(run, monkeypatch, text):
     path = run.scratch.with_name("record.json")
     path.write_text(text)
-    monkeypatch.setattr(extensions, "RECORD", str(path))
+    monkeypatch.setattr(compiling, "RECORD", str(path))
     with pytest.raises(DeclarationError, match="no record"):
-        Extensions(ROOT, run.scratch, run.out)
+        compiling.Extensions(ROOT, run.scratch, run.out)
 
 
 def fetched(folder: Path, *, status: int = 0, body: str = "package") -> subprocess.CompletedProcess[str]:
@@ -367,4 +372,4 @@ def test_no_root_is_said_before_anything_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr(engines.shutil, "which", lambda name: name)
     monkeypatch.setattr(engines.os, "geteuid", lambda: 1000)
     with pytest.raises(CannotRunHereError, match="need root"):
-        Extensions(ROOT, tmp_path / "scratch", tmp_path / "out")
+        compiling.Extensions(ROOT, tmp_path / "scratch", tmp_path / "out")

@@ -8,30 +8,35 @@ wheel is kept by its key. What came out is measured and compared with docker/ext
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import hashlib
 import json
+import os
 import re
+import shlex
 import shutil
-import subprocess
+import signal
 import sys
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
-from hilgate.declare.load import load_project
-from hilgate.errors import DeclarationError
+import extensions
+from codeobjects import UnreadableError
+
+from hilgate.declare.load import find_root, load_project
+from hilgate.errors import DeclarationError, Exit, ending
 from hilgate.git import tracked_files
 from hilgate.images.build import check, locked, proven
 from hilgate.images.contents import content, copy_inputs, wheel_keys
 from hilgate.images.engines import Buildah, BuildFailedError, BuildRequest, pip_settings
 from hilgate.images.pins import WHEELS, read, source_variables
 from hilgate.model.declaration import Image
-from hilgate.model.record import Check
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from hilgate.model.record import Check, Outcome
+from pagedkv.audit.code_object import UnreadableCodeObjectError
 
 RECORD: Final = "docker/extensions.json"
 SOURCES: Final = ("causal-conv1d", "mamba-ssm")
@@ -127,8 +132,7 @@ class Extensions:
         """Put one source into the record: what comes after it may take hours, or fail."""
         today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
         self.recorded[name] = {"date": today} | made
-        text = json.dumps({"sources": self.recorded}, indent=1, sort_keys=True)
-        (self.root / RECORD).write_text(text + "\n", encoding="utf-8")
+        (self.root / RECORD).write_text(extensions.written(self.recorded), encoding="utf-8")
 
     def _current(self, name: str) -> Check:
         """The record is of these pins, scripts, patches and tool chain."""
@@ -174,8 +178,7 @@ class Extensions:
         if not (reused := folder.exists()):
             if self.engine.find(name, key) is None:
                 self.events.unlink(missing_ok=True)
-            units = self.recorded.get(name, {}).get("units", {})
-            with Progress(self.events, {unit: one["cpu_seconds"] for unit, one in units.items()}):
+            with Progress(self.events, len(self.recorded.get(name, {}).get("units", {}))):
                 self._image(name, key, self.recipe, f"build-{prefix.lower()}", self._variables(name))
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
@@ -187,7 +190,7 @@ class Extensions:
             self.events.rename(partial / self.events.name)
             partial.rename(folder)
         (wheel,) = folder.glob("*.whl")
-        units = self._measured(folder / self.events.name)
+        units = self._measured(name, folder / self.events.name)
         kernels = dict.fromkeys(self.pins.sources[name].archs, 0)
         for unit in units.values():
             for arch, counts in unit["archs"].items():
@@ -198,7 +201,9 @@ class Extensions:
         message = f"{how}: {len(units)} units, kernels {listed}; compiling them took {spent / 60:,.0f} min of one core"
         self.found.append(check(f"{name}: wheel", all(kernels.values()), message, 0 if reused else began))
         size = {"wheel": wheel.name, "bytes": wheel.stat().st_size, "sha256": _sha256(wheel.read_bytes())}
-        return {"key": key, "base": self.engine.suite, "units": units, "kernels": kernels} | size
+        if name == SAMPLE[0]:
+            size["flags"] = shlex.join(units[SAMPLE[1]]["flags"])
+        return {"key": key, "base": self.engine.suite, "units": extensions.summary(units), "kernels": kernels} | size
 
     def _vllm(self) -> dict[str, Any]:
         """Compile the attention and cache kernels of vLLM (docker/hip/vllm-units.sh); its part of the record."""
@@ -212,12 +217,13 @@ class Extensions:
                 where="docker/hip/vllm-units.sh",
                 remedy="correct what the compiler names, or the pin of vLLM in docker/pins.toml",
             )
-        units = self._measured(self.events)
+        units = self._measured("vllm", self.events)
         kernels = sum(count for unit in units.values() for count in unit["archs"][SAMPLE[2]].values())
         self.found.append(
             check("vllm: its units", True, f"{', '.join(units)}: {kernels} kernels for {SAMPLE[2]}", began)
         )
-        return {"key": self.keys["vllm"], "base": self.engine.suite, "units": units, "kernels": {SAMPLE[2]: kernels}}
+        made = {"key": self.keys["vllm"], "base": self.engine.suite, "kernels": {SAMPLE[2]: kernels}}
+        return made | {"units": extensions.summary(units)}
 
     def _whole(self) -> None:
         """The last stages of the recipe, with the wheels that are made here: what they prove of themselves."""
@@ -237,23 +243,28 @@ class Extensions:
         return source_variables(WHEELS[name], self.pins.sources[name])
 
     def _compared(self, name: str, units: dict[str, Any], arch: str = "") -> Check:
+        """A source's summary against the record."""
         recorded = self.recorded.get(name, {}).get("units", {})
-        words = [sys.executable, str(self.root / "docker/extensions.py"), "compare", *([arch] if arch else [])]
-        text = json.dumps([recorded, units])
-        done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
-        problems = done.stdout.splitlines() + done.stderr.splitlines()[-3:]
+        problems = extensions.complaints(recorded, units, arch)
+        if problems:
+            problems.append(
+                f"the figures are in {self.out / name}.json; those of the record are of its own commit's run"
+            )
         return check(
             f"{name}: as recorded", not problems, "; ".join(problems) or f"{len(units)} units, {arch or 'all'}"
         )
 
-    def _measured(self, events: Path) -> dict[str, Any]:
-        words = [sys.executable, str(self.root / "docker/extensions.py"), "measure", str(events), str(self.objects)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            what = f"the objects cannot be measured: {done.stderr.strip()[-500:]}"
+    def _measured(self, name: str, events: Path) -> dict[str, Any]:
+        """The units of a source, measured; the figures are left beside the findings."""
+        try:
+            lines = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
+            units = extensions.measure(lines, self.objects)
+        except (UnreadableError, UnreadableCodeObjectError, OSError, ValueError, KeyError) as error:
+            what = f"the objects cannot be measured: {type(error).__name__}: {error}"
             remedy = "remove the folder; the next run compiles what is not kept whole"
-            raise BuildFailedError(what, where=str(self.scratch / "wheels"), remedy=remedy)
-        return dict(json.loads(done.stdout))
+            raise BuildFailedError(what, where=str(self.scratch / "wheels"), remedy=remedy) from error
+        (self.out / f"{name}.json").write_text(json.dumps(units, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        return units
 
     def _patched(self) -> None:
         """What the patches of mamba-ssm change is what they are there for (docker/hip/prove-patch.sh)."""
@@ -270,11 +281,11 @@ class Extensions:
     def _sample(self) -> None:
         """Compile one unit for one architecture with its recorded flags, in the stage that compiles the wheels."""
         source, unit, arch = SAMPLE
-        wanted = self.recorded.get(source, {}).get("units", {})
-        if unit not in wanted:
-            self.found.append(check("sample", False, f"{unit} is not in {RECORD}: make extensions ARGS=--record"))
+        recorded = self.recorded.get(source, {}).get("flags", "")
+        if not recorded:
+            self.found.append(check("sample", False, f"{unit} has no flags in {RECORD}: make extensions ARGS=--record"))
             return
-        flags = [word for word in wanted[unit]["flags"] if not word.startswith("--offload-arch=")]
+        flags = [word for word in shlex.split(recorded) if not word.startswith("--offload-arch=")]
         # The object's name is the unit's, by which it is compared.
         script = f"""export CAUSAL_CONV1D_FORCE_BUILD=TRUE HIP_ARCHITECTURES={arch}; cd /src/conv1d/tree
             python3 setup.py --version > /dev/null; exec hipcc "$@" -o {unit}.o"""
@@ -285,7 +296,8 @@ class Extensions:
             remedy = "correct what the compiler names, or the pin of its source in docker/pins.toml"
             raise BuildFailedError(f"the sample does not compile: {printed[-1500:]}", where=unit, remedy=remedy)
         self.found.append(check("sample", True, f"{unit} for {arch}", began))
-        self.found.append(self._compared(source, self._measured(self.events), arch))
+        units = extensions.summary(self._measured(source, self.events))
+        self.found.append(self._compared(source, units, arch))
 
     def _inside(self, source: str, tree: str, script: str, words: list[str]) -> tuple[int, str]:
         """Run a script in the stage that compiles, beside a fetched source, which `tree` has unpacked and patched."""
@@ -321,10 +333,10 @@ def cut(recipe: str, stage: str, absent: tuple[str, ...] = ()) -> str:
 
 
 class Progress:
-    """Says on standard error which units are done, and when the others will be, from what they took when recorded."""
+    """Says on standard error which units are done, of how many in the record."""
 
-    def __init__(self, events: Path, recorded: dict[str, float]) -> None:
-        """`recorded` has the processor seconds of each unit."""
+    def __init__(self, events: Path, recorded: int) -> None:
+        """`recorded` is how many units there were."""
         self.events, self.recorded, self.done = events, recorded, threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -338,24 +350,42 @@ class Progress:
         self.thread.join()
 
     def _watch(self) -> None:
-        said, began = 0, time.monotonic()
+        said = 0
         while not self.done.wait(2):
             lines = self.events.read_text(encoding="utf-8").splitlines() if self.events.exists() else []
-            for number in range(said + 1, len(lines) + 1):
-                facts = [json.loads(line) for line in lines[:number]]
-                sys.stderr.write(forecast(facts, self.recorded, time.monotonic() - began) + "\n")
+            for number, line in enumerate(lines[said:], said + 1):
+                sys.stderr.write(progress(json.loads(line), number, self.recorded) + "\n")
             said = len(lines)
 
 
-def forecast(facts: list[dict[str, Any]], recorded: dict[str, float], elapsed: float) -> str:
-    """One line about the unit finished last: `facts` are those of all that are, `elapsed` seconds since the start."""
-    last = facts[-1]
+def progress(last: dict[str, Any], number: int, recorded: int) -> str:
+    """One line about the unit that was finished last."""
     how = "kept" if last["reused"] else f"compiled in {last['seconds']:,.0f} s ({last['cpu_seconds']:,.0f} s of a core)"
-    left = {unit: seconds for unit, seconds in recorded.items() if unit not in {one["unit"] for one in facts}}
-    compiled = sum(one["cpu_seconds"] for one in facts if not one["reused"])
-    minutes = sum(left.values()) * (elapsed / compiled if compiled else 1) / 60
-    rest = f"{len(facts)} of {len(facts) + len(left)} units, about {minutes:,.0f} min left"
-    return f"{last['unit']}: {how}; {rest if recorded else f'{len(facts)} units, no record to forecast from'}"
+    return f"{last['unit']}: {how}; {number} of {max(number, recorded)} units"
+
+
+@ending
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the exit status is one of `hilgate.errors.Exit`."""
+    parser = argparse.ArgumentParser(description="Compile the ROCm image's extensions without ROCm's base.")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--sample", action="store_true", help="one unit for one architecture; is the record current?")
+    how.add_argument("--record", action="store_true", help=f"write {RECORD} instead of comparing with it")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of a runner or an agent: ends a build as Ctrl-C does
+    root = find_root(Path.cwd())
+    fork = os.environ.get("HILGATE_FORK", "") not in {"", "0"}
+    out = Path(os.environ.get("HILGATE_OUT", root / "results/images/extensions"))
+    try:
+        checks = Extensions(root, root / ".images" / ("fork" if fork else "own"), out).run(
+            sample=options.sample, record=options.record
+        )
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: the next run goes on after the last finished unit\n")
+        return Exit.INTERRUPTED
+    for one in checks:
+        sys.stdout.write(f"{one.outcome.value:<5} {one.id:<24} {one.seconds:6.1f} s  {one.message}\n")
+    return Exit.PASS if all(one.outcome is Outcome.PASS for one in checks) else Exit.FAIL
 
 
 def _version(root: Path) -> str:
@@ -366,3 +396,7 @@ def _version(root: Path) -> str:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
