@@ -23,10 +23,7 @@ MADE = ("tests/evals/gsm8k", ".buildkite/lm-eval-harness", "tests/test_layout.py
 """Paths of vLLM's own tree, and of the repository in docs/how-to/adopt.md."""
 
 
-GENERATED = [
-    ROOT / f"docs/{name}.md"
-    for name in ("reference/cli", "reference/yaml", "reference/exit-status")
-]
+GENERATED = [ROOT / f"docs/{name}.md" for name in ("reference/cli", "reference/yaml", "reference/exit-status")]
 """Pages that are made when the site is built (docs/reference.py); tests/site follows links to them."""
 
 

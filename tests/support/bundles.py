@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import tarfile
 
 from support import jobs
@@ -37,6 +38,12 @@ def records(step_, *checks, image=""):
     return finished(step_, *checks, status=status, environment=where)
 
 
+def bill(*packages):
+    """What cyclonedx-py writes of lock files that pin these packages, as far as anybody here reads it."""
+    components = [{"type": "library", "name": name, "version": version} for name, version in packages]
+    return json.dumps({"bomFormat": "CycloneDX", "specVersion": "1.6", "components": components})
+
+
 def built(folder, *, checks=None, image=DIGEST, **changes):
     """A repository and a judged results folder of two steps, one of them in the image that the other builds."""
     checks = checks or [passed("t.py::a"), passed("t.py::b")]
@@ -55,6 +62,7 @@ def built(folder, *, checks=None, image=DIGEST, **changes):
     ):
         results.write(results.step_folder(out, one.key), opening(a_plan, environment=ENVIRONMENT), lines)
     judge_and_report(out, a_plan)
+    (out / "sbom.cdx.json").write_text(bill(("torch", "2.13.0"), ("Py_YAML", "6.0")))
     return root, out
 
 

@@ -25,7 +25,7 @@ SECTIONS = {
     "Kernels and models": ("fit", "explain-kernel"),
     "Declare": ("init", "doctor", "schema", "selftest"),
     "Buildkite": ("pipeline", "rerun", "end-waiting"),
-    "Release": ("bundle", "verify-bundle", "attest"),
+    "Release": ("bundle", "verify-bundle"),
 }
 """The commands as help lists them."""
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about judged builds: history (add, show), bundles of evidence (bundle, attest, verify-bundle)."""
+"""Commands about judged builds: history (add, show), bundles of evidence (bundle, verify-bundle)."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import math
-import os
 import sys
 import textwrap
 from pathlib import Path
@@ -276,34 +275,6 @@ Bundle = Annotated[Path, typer.Argument(metavar="FILE", help="File that `hilgate
 
 
 @program.command()
-def attest(
-    ctx: typer.Context,
-    file: Bundle,
-    *,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Statement to write.")],
-) -> None:
-    """Write the statement that a release signs.
-
-    The bundle is verified first. The statement is in-toto with SLSA provenance and names commit, plan, wheels and
-    images; `ssh-keygen -Y sign` signs it.
-    """
-    from hilgate.model.record import Outcome
-    from hilgate.release.provenance import built_by
-    from hilgate.release.verify import Asked, statement_of
-
-    asked = Asked(demanded={"profile": "release"}, root=repository(ctx), unsigned=True)
-    answer, statement = statement_of(file, asked, *built_by(os.environ))
-    if statement is None or answer.verdict is None:
-        _print(answer, sys.stderr.write)
-        raise RecordsError("no statement is made of it", where=str(file), remedy="see above")
-    if answer.verdict.outcome is not Outcome.PASS:
-        what = f"it is no release: its verdict is {answer.verdict.outcome.value}"
-        raise RecordsError(what, where=str(file), remedy="see its report")
-    out.write_text(statement.text(), encoding="utf-8")
-    sys.stdout.write(f"{out}\n")
-
-
-@program.command()
 def verify_bundle(
     file: Bundle,
     *,
@@ -323,9 +294,9 @@ def verify_bundle(
             "--root", metavar="CLONE", help="Clone that has the commit of the bundle; a release is compared with it."
         ),
     ] = None,
-    statement: Annotated[
+    signature: Annotated[
         Path | None,
-        typer.Option("--statement", metavar="FILE", help="Signed statement of a release, with FILE.sig beside it."),
+        typer.Option("--signature", metavar="FILE", help="Signature of a release: SHA256SUMS.sig, by `ssh-keygen`."),
     ] = None,
     signers: Annotated[
         Path | None,
@@ -334,7 +305,7 @@ def verify_bundle(
         ),
     ] = None,
     unsigned: Annotated[
-        bool, typer.Option("--unsigned", help="Accept a release without a statement, to check it before it is signed.")
+        bool, typer.Option("--unsigned", help="Accept a release without a signature, to check it before it is signed.")
     ] = False,
     wheels: Annotated[
         list[Path] | None,
@@ -345,13 +316,13 @@ def verify_bundle(
     from hilgate.judge.verdict import exit_status
     from hilgate.release.verify import Asked, verify
 
-    if unsigned and statement:
-        raise MisuseError("--unsigned and --statement exclude each other", remedy="leave out --unsigned")
+    if unsigned and signature:
+        raise MisuseError("--unsigned and --signature exclude each other", remedy="leave out --unsigned")
     demanded = {"profile": profile, "commit": commit}
     asked = Asked(
         demanded={name: value for name, value in demanded.items() if value is not None},
         root=root,
-        statement=statement,
+        signature=signature,
         signers=signers,
         unsigned=unsigned,
         wheels=tuple(wheels or ()),

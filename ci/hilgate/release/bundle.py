@@ -1,31 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The evidence of a build as one tar: what was expected, what arrived, what was decided, and from what it was made.
 
-The last is the software bill (SBOM) as CycloneDX 1.6 JSON: what was locked, installed where it ran, and pinned. The
-same build gives the same bytes: the time of the bill is the commit's, its serial number is made from the plan's digest.
-`hilgate.release.verify` reads a bundle back and believes none of it; so that the bill can be made again from the bundle
-alone, the lock files and the pins that it was made from are in it.
+The last are the lock files, the pins and, in a release, the bill of materials (SBOM) that `cyclonedx-py` has written
+from the lock files. The same build gives the same bytes: the time of every member is the commit's.
+`hilgate.release.verify` reads a bundle back and believes none of it.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import io
 import re
 import tarfile
-import tomllib
-import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from cyclonedx.model import HashAlgorithm, HashType, Property
-from cyclonedx.model.bom import Bom, BomMetaData
-from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.model.license import DisjunctiveLicense
-from cyclonedx.output import make_outputter
-from cyclonedx.schema import OutputFormat, SchemaVersion
-from packageurl import PackageURL
+from typing import TYPE_CHECKING, Literal
 
 from hilgate import __version__
 from hilgate.errors import RecordsError
@@ -38,23 +26,20 @@ from hilgate.report import tables
 from hilgate.run import results
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from hilgate.model.plan import Plan
-    from hilgate.model.record import Environment
     from hilgate.run.results import Recorded
 
 TOP = "evidence"
 MANIFEST_FILE, SUMS_FILE, SBOM_FILE, PINS_FILE = "manifest.json", "SHA256SUMS", "sbom.cdx.json", "pins.toml"
 REPORT_FILE = "report.html"
-OPTIONAL_FILES = ("annotation.md", "junit.xml", "quarantine.json")
+OPTIONAL_FILES = ("annotation.md", "junit.xml", "quarantine.json", SBOM_FILE)
 LOCKS = "locks"
 """Folder of the lock files in a bundle."""
 PINS = Path("docker/pins.toml")
 WHEEL_LABEL, DIGEST_LABEL = "wheel", "sha256"
 """Labels of a check about a wheel: its file name, and `sha256:...` of its bytes."""
-NAMESPACE = uuid.UUID("6b1f0f0e-2f6b-5d0e-9f9e-0d1c6a6f7a11")
-"""Of the serial numbers of bills."""
 NAME = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|$))[^\x00-\x1f\x7f\\]{1,240}")
 """Relative, no empty or dotted parts, nothing that a list of checksums would have to escape (GNU coreutils: backslash
 and line breaks)."""
@@ -107,15 +92,8 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
         images=dict(sorted(recorded.digests(plan).items())),
         wheels=wheels_in(files, recorded),
     )
-    bill = make_sbom(
-        manifest,
-        locks={path.name: path.read_text("utf-8") for path in locks.values()},
-        environments=environments_of(recorded),
-        pins=tomllib.loads(pins.read_text("utf-8")) if pins.is_file() else {},
-    )
     members: dict[str, bytes | Path] = {
         MANIFEST_FILE: (manifest.model_dump_json(indent=1) + "\n").encode(),
-        SBOM_FILE: bill.encode(),
         **files,
         **locks,
         **({PINS_FILE: pins} if pins.is_file() else {}),
@@ -136,14 +114,6 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
 def lock_files(root: Path) -> dict[str, Path]:
     """Name in the bundle -> lock file of a repository."""
     return {f"{LOCKS}/{path.name}": path for path in sorted((root / "requirements").glob("*.txt"))}
-
-
-def environments_of(recorded: Recorded) -> list[Environment]:
-    """Where the records of a build were made."""
-    return [
-        *(build.environment for build in recorded.builds),
-        *(attempt.record.environment for attempts in recorded.attempts.values() for attempt in attempts),
-    ]
 
 
 def wheels_in(members: Mapping[str, Path], recorded: Recorded) -> dict[str, str]:
@@ -233,119 +203,3 @@ def _files(folder: Path) -> dict[str, Path]:
 
 _WHEEL = re.compile(r"\w[\w.]*-\w[\w.+!]*(?:-[\w.]+){3,4}\.whl", re.ASCII)
 """name-version(-build)-python-abi-platform.whl"""
-
-_LOCKED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==(?P<version>[^\s;\\#]+)(?P<rest>.*)")
-_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
-
-
-def make_sbom(
-    manifest: Manifest, *, locks: Mapping[str, str], environments: Iterable[Environment], pins: Mapping[str, Any]
-) -> str:
-    """The software bill of one build.
-
-    Args:
-        manifest: What was built, and its images.
-        locks: Name of a lock file -> its text (`name==version`, `--hash=sha256:...`).
-        environments: Where records were made.
-        pins: `docker/pins.toml` as read; empty when there is none.
-
-    Raises:
-        RecordsError: A lock file holds a line that pins nothing.
-    """
-    found: dict[str, Component] = {}
-
-    def package(name: str, version: str, where: tuple[str, str], hashes: Iterable[str] = ()) -> None:
-        normal = re.sub(r"[-_.]+", "-", name).lower()  # PEP 503
-        kind = "generic" if normal == "python" else "pypi"
-        made = _component(found, normal, version, PackageURL(type=kind, name=normal, version=version))
-        made.hashes.update(_sha256(digest) for digest in hashes)
-        made.properties.add(Property(name=where[0], value=where[1]))
-
-    for file, text in sorted(locks.items()):
-        for name, version, hashes in _locked(file, text):
-            package(name, version, ("hilgate:locked-in", file), hashes)
-    distinct = {one.model_dump_json(): one for one in environments}
-    for _, environment in sorted(distinct.items()):
-        for name, version in sorted({"python": environment.python, **environment.versions}.items()):
-            package(name, version, ("hilgate:installed-on", environment.host))
-    for path, facts in _pinned(pins):
-        version = next((facts[key] for key in ("version", "tag", "commit", "reference") if facts.get(key)), "")
-        made = _component(found, path, version, PackageURL(type="generic", name=path))
-        for key, value in facts.items():
-            made.properties.add(Property(name=f"hilgate:pin:{key}", value=value))
-            if match := _HEX.fullmatch(value):
-                made.hashes.add(_sha256(match[1]))
-    _add_what_was_built(found, manifest)
-    subject = Component(
-        name="hilgate",
-        version=manifest.commit,
-        type=ComponentType.APPLICATION,
-        bom_ref="hilgate",
-        properties=[
-            Property(name="hilgate:plan-digest", value=manifest.plan_digest),
-            Property(name="hilgate:version", value=manifest.hilgate),
-        ],
-    )
-    bom = Bom(
-        components=[found[reference] for reference in sorted(found)],
-        serial_number=uuid.uuid5(NAMESPACE, manifest.plan_digest),
-        metadata=BomMetaData(component=subject, timestamp=dt.datetime.fromtimestamp(manifest.committed, dt.UTC)),
-    )
-    bom.register_dependency(subject, bom.components)
-    return make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=1) + "\n"
-
-
-def _add_what_was_built(found: dict[str, Component], manifest: Manifest) -> None:
-    """The images and our own wheels."""
-    for name, digest in sorted(manifest.images.items()):
-        purl = PackageURL(type="oci", name=name, version=digest)
-        _component(found, name, digest, purl, ComponentType.CONTAINER).hashes.add(
-            _sha256(digest.removeprefix("sha256:"))
-        )
-    for file, digest in sorted(manifest.wheels.items()):
-        name, version = file.split("-")[:2]
-        made = _component(found, name, version, PackageURL(type="pypi", name=name, version=version))
-        made.hashes.add(_sha256(digest.removeprefix("sha256:")))
-        made.properties.add(Property(name="hilgate:wheel", value=file))
-        made.licenses.add(DisjunctiveLicense(id="Apache-2.0"))
-
-
-def _component(
-    found: dict[str, Component], name: str, version: str, purl: PackageURL, kind: ComponentType = ComponentType.LIBRARY
-) -> Component:
-    """The one of this reference: what two files name is one component."""
-    reference = purl.to_string()
-    new = Component(name=name, version=version or None, type=kind, bom_ref=reference, purl=purl)
-    return found.setdefault(reference, new)
-
-
-def _sha256(digest: str) -> HashType:
-    return HashType(alg=HashAlgorithm.SHA_256, content=digest)
-
-
-def _locked(file: str, text: str) -> Iterable[tuple[str, str, list[str]]]:
-    lines = [line.split(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines()]
-    for line in lines:
-        if not line or line.startswith(("#", "--", "-c ", "-r ")):
-            continue
-        match = _LOCKED.fullmatch(line)
-        if match is None:
-            raise RecordsError(
-                f"a line that pins nothing: {line[:80]}", where=file, remedy="lock it with name==version"
-            )
-        yield match["name"], match["version"], _HASH.findall(match["rest"])
-
-
-def _pinned(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterable[tuple[str, dict[str, str]]]:
-    """Every table that names a version, a commit, a file or a digest, by its path in the file."""
-    facts = {key: value for key, value in table.items() if isinstance(value, str)}
-    if path and not {"version", "commit", "digest", "sha256", "tag"}.isdisjoint(facts):
-        yield "/".join(path), facts
-    for key, value in sorted(table.items()):
-        if isinstance(value, dict):
-            yield from _pinned(value, (*path, key))
-        elif isinstance(value, list):
-            for number, inner in enumerate(value):
-                if isinstance(inner, dict):
-                    yield from _pinned(inner, (*path, key, str(number)))

@@ -3,7 +3,8 @@
 
 Each check needs what the ones before it found sound; the first that fails is the answer. A clone that has the commit
 says what the bundle cannot say of itself: which steps, lock files and pins the commit declares. Whoever can write a
-whole bundle anew can write one that passes all of this: only a signature says who wrote it. A release needs both.
+whole bundle anew can write one that passes all of this: only a signature says who wrote it (OpenSSH checks it). A
+release needs both.
 """
 
 from __future__ import annotations
@@ -13,13 +14,9 @@ import re
 import shutil
 import tarfile
 import tempfile
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from hilgate import __version__, git
 from hilgate.declare.load import load
@@ -29,7 +26,7 @@ from hilgate.judge.verdict import judge, read_verdict
 from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, StrictModel
 from hilgate.names import RECHECK_SUFFIX
 from hilgate.plan.make import plan_digest, plan_whole, read_plan
-from hilgate.release import bundle, provenance
+from hilgate.release import bundle, signature
 from hilgate.report import tables
 from hilgate.text import count
 
@@ -50,10 +47,14 @@ MOST_MEMBERS = 100_000
 MOST_BYTES = 8 * 1024**3
 """More than any build leaves; a file that claims more is refused before it fills a disk."""
 
-DEMANDED = {bundle.MANIFEST_FILE, PLAN_FILE, VERDICT_FILE, bundle.REPORT_FILE, bundle.SBOM_FILE}
+DEMANDED = {bundle.MANIFEST_FILE, PLAN_FILE, VERDICT_FILE, bundle.REPORT_FILE}
 
 LEGITIMATE = frozenset({"no queue", "other profiles"})
 """Causes for which a release may leave a step out: no such machine exists, or the step belongs to other plans."""
+
+
+_PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([^\s;\\#]+)")
+"""The start of a line of a lock file: `name==version`, or `name[extra]==version`."""
 
 
 class UnsoundError(RecordsError):
@@ -76,14 +77,12 @@ class Asked:
     """What its manifest must say, e.g. `{"profile": "release"}`."""
     root: Path | None = None
     """A clone that has its commit."""
-    statement: Path | None = None
-    """The statement of a release."""
     signature: Path | None = None
-    """Of the statement; by default beside it, as `<statement>.sig`."""
+    """Signature of its `SHA256SUMS`."""
     signers: Path | None = None
     """Who may sign; by default `ci/allowed_signers` of `root`."""
     unsigned: bool = False
-    """Whether a release may be without one: before it is signed."""
+    """Whether a release may be without a signature: before it is signed."""
     wheels: tuple[Path, ...] = ()
     """Wheels that must be those of the bundle."""
 
@@ -133,27 +132,6 @@ def verify(file: Path, asked: Asked | None = None) -> BundleAnswer:
     return BundleAnswer(tuple(findings), plan, verdict)
 
 
-def statement_of(
-    file: Path, asked: Asked, builder: str, invocation: str
-) -> tuple[BundleAnswer, provenance.Statement | None]:
-    """Verify a bundle, and make the statement about it where it is sound; None where it is not.
-
-    Raises:
-        HilgateError: As `verify` does.
-    """
-    answer = verify(file, asked)
-    if answer.plan is None or answer.verdict is None:
-        return answer, None
-    with tempfile.TemporaryDirectory(prefix="hilgate-bundle-") as name:
-        members = unpack(file, Path(name))
-        manifest = bundle.Manifest.load(members[bundle.MANIFEST_FILE], "ask for the bundle again")
-        recorded = bundle.read_records(Path(name) / bundle.TOP / "results", answer.plan)
-        made = provenance.make(
-            file, members, manifest, recorded, answer.verdict, builder=builder, invocation=invocation
-        )
-    return answer, made
-
-
 def _check(file: Path, folder: Path, asked: Asked) -> Iterator[tuple[bool | None, str]]:
     """What each of `CHECKS` found, in their order; None for what nobody asked for.
 
@@ -201,15 +179,16 @@ def _check(file: Path, folder: Path, asked: Asked) -> Iterator[tuple[bool | None
 
     yield True, _check_release(plan)
 
-    yield True, _check_bill(manifest, members, recorded)
+    yield _check_bill(plan, members)
 
     yield _check_commit(asked.root, manifest, plan, members)
 
-    if asked.statement is None:
-        require(asked.unsigned or plan.profile != "release", "a release without its signed statement: --statement FILE")
-        yield None, "nobody says who wrote it: no --statement"
+    if asked.signature is None:
+        needs = "a release needs its signature: --signature SHA256SUMS.sig"
+        require(asked.unsigned or plan.profile != "release", needs)
+        yield None, "nobody says who wrote it: no --signature"
     else:
-        yield True, _check_signature(file, asked, asked.statement, (members, manifest, recorded, verdict))
+        yield True, _check_signature(asked, asked.signature, members[bundle.SUMS_FILE])
 
 
 def _part(plan: Plan) -> str:
@@ -274,35 +253,43 @@ def _check_verdict(stored: Verdict, manifest: bundle.Manifest, plan: Plan, recor
     return f"derived again from the records: {stored.outcome.value}: {stored.why}"
 
 
-def _check_bill(manifest: bundle.Manifest, members: Mapping[str, Path], recorded: Recorded) -> str:
-    text = members[bundle.SBOM_FILE].read_text("utf-8", errors="replace")
-    problem = bill_problem(text)
-    require(not problem, f"no CycloneDX 1.6 bill: {problem}")
-    pins = members.get(bundle.PINS_FILE)
+def _check_bill(plan: Plan, members: Mapping[str, Path]) -> tuple[bool | None, str]:
+    """The bill of materials lists the packages that the lock files pin, and no others."""
+    if bundle.SBOM_FILE not in members:
+        require(plan.profile != "release", f"a release needs its bill of materials, {bundle.SBOM_FILE}")
+        return None, "there is no bill of materials"
     try:
-        derived = bundle.make_sbom(
-            manifest,
-            locks={
-                name.removeprefix(f"{bundle.LOCKS}/"): path.read_text("utf-8")
-                for name, path in members.items()
-                if name.startswith(f"{bundle.LOCKS}/")
-            },
-            environments=bundle.environments_of(recorded),
-            pins=tomllib.loads(pins.read_text("utf-8")) if pins else {},
-        )
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UnsoundError(f"its lock files or pins cannot be read: {error}") from error
-    mine, theirs = json.loads(derived), json.loads(text)
-    # What wrote it, and its version, is no fact about the build.
-    for bill in (mine, theirs):
-        bill.get("metadata", {}).pop("tools", None)
-    differ = [part for part in sorted({**mine, **theirs}) if mine.get(part) != theirs.get(part)]
-    if "components" in differ:  # all else may follow from it
-        purls = [{component.get("purl", "") for component in bill["components"]} for bill in (mine, theirs)]
-        odd = ", ".join(sorted(purls[0] ^ purls[1])[:3])
-        differ = [f"{len(purls[1])} components instead of {len(purls[0])}{odd and f' ({odd})'}"]
-    require(not differ, f"the bill is not what lock files, records and pins give: {', '.join(differ)}")
-    return f"CycloneDX 1.6, derived again: {count(len(mine.get('components', ())), 'component')}"
+        bill = json.loads(members[bundle.SBOM_FILE].read_text("utf-8"))
+        require(bill["bomFormat"] == "CycloneDX", f"{bundle.SBOM_FILE} is of the format {bill['bomFormat']!a}")
+        listed = {(_normal(component["name"]), component["version"]) for component in bill["components"]}
+        locks = {name: path.read_text("utf-8") for name, path in members.items() if name.startswith(f"{bundle.LOCKS}/")}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnsoundError(f"{bundle.SBOM_FILE} or a lock file cannot be read: {error!r}") from error
+    pinned = {package for name, text in locks.items() for package in _pinned(name, text)}
+    odd = [f"{name} {version}" for name, version in sorted(listed ^ pinned)]
+    require(not odd, f"bill of materials and lock files differ in {', '.join(odd[:3])}{' ...' if odd[3:] else ''}")
+    return True, f"CycloneDX, {count(len(listed), 'package')} as the lock files pin them"
+
+
+def _normal(name: str) -> str:
+    """The name of a package as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _pinned(file: str, text: str) -> Iterator[tuple[str, str]]:
+    """Name and version of each package that a lock file pins.
+
+    Raises:
+        UnsoundError: A line pins nothing.
+    """
+    for line in text.replace("\\\n", " ").splitlines():
+        words = line.split(" #")[0].strip()
+        if not words or words.startswith(("#", "--")):
+            continue
+        match = _PIN.match(words)
+        require(match is not None, f"{file} has a line that pins nothing: {words[:80]!a}")
+        assert match is not None
+        yield _normal(match[1]), match[2]
 
 
 def _check_commit(
@@ -356,20 +343,11 @@ def _other_plan(plan: Plan, derived: Plan, manifest: bundle.Manifest) -> str:
     return f"the plan is not what its commit gives: {', '.join(name for name in names if name != 'created')}{other}"
 
 
-def _check_signature(
-    file: Path, asked: Asked, statement: Path, facts: tuple[Mapping[str, Path], bundle.Manifest, Recorded, Verdict]
-) -> str:
-    signers = asked.signers or (asked.root / provenance.SIGNERS_FILE if asked.root else None)
+def _check_signature(asked: Asked, file: Path, sums: Path) -> str:
+    signers = asked.signers or (asked.root / signature.SIGNERS_FILE if asked.root else None)
     if signers is None:
-        raise MisuseError("who may sign is not said", where="--statement", remedy="--signers FILE, or --root CLONE")
-    signature = asked.signature or statement.with_name(f"{statement.name}.sig")
-    words = provenance.require_signed(statement, signature, signers)
-    given = provenance.read(statement)
-    run = given.predicate.runDetails
-    made = provenance.make(file, *facts, builder=run.builder.id, invocation=run.metadata.invocationId)
-    difference = provenance.difference(given, made)
-    require(not difference, f"the statement is not of this bundle: {difference}")
-    return f"{words}; built by {run.builder.id}"
+        raise MisuseError("who may sign is not said", where="--signature", remedy="--signers FILE, or --root CLONE")
+    return f"of {bundle.SUMS_FILE}: {signature.require_signed(sums, file, signers)}"
 
 
 def require(holds: bool, otherwise: str) -> None:
@@ -471,19 +449,6 @@ def _check_release(plan: Plan) -> str:
     for omission in plan.omissions:
         require(omission.cause in LEGITIMATE, f"{omission.key} is left out of a release: {omission.reason}")
     return f"{len(plan.omissions)} omissions, each because no such machine exists or the step belongs to other plans"
-
-
-def bill_problem(text: str) -> str:
-    """What is wrong with a bill by the CycloneDX 1.6 schema; empty for a sound one."""
-    try:
-        bill = json.loads(text)
-    except ValueError as error:
-        return f"no JSON: {error}"
-    version = bill.get("specVersion") if isinstance(bill, dict) else None
-    if version != "1.6":  # the schema takes any text there
-        return f"its specVersion is {version!r}"
-    problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
-    return "" if problem is None else (str(problem).splitlines() or ["against the schema"])[0][:200]
 
 
 def _difference(stored: Verdict, derived: Verdict) -> str:

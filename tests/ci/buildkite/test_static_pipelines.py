@@ -88,7 +88,6 @@ def test_commands_and_options_are_known_to_the_command_line():
         "history",
         "end-waiting",
         "bundle",
-        "attest",
         "verify-bundle",
     }
 

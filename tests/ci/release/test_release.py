@@ -10,11 +10,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.bundles import edited, first_problem, forge, members_of
+from support.bundles import bill, edited, first_problem, forge, members_of
 from support.plans import git, hilgate, python, write_repository, writes_findings
 from support.static_steps import STEPS, script
 
@@ -23,8 +24,7 @@ from hilgate.declare.protected import entry_for, load
 from hilgate.errors import CannotRunHereError, MisuseError
 from hilgate.git import commit_time
 from hilgate.names import stays_inside
-from hilgate.plan.make import read_plan
-from hilgate.release import bundle, provenance, verify
+from hilgate.release import bundle, signature, verify
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WHEEL = "samples-0.1.0-py3-none-any.whl"
@@ -50,14 +50,16 @@ def key(folder: Path, name: str) -> Path:
     return path
 
 
-def sign(file: Path, private: Path, namespace: str = provenance.NAMESPACE) -> None:
-    file.with_name(f"{file.name}.sig").unlink(missing_ok=True)
+def sign(file: Path, private: Path, namespace: str = signature.NAMESPACE) -> Path:
+    made = file.with_name(f"{file.name}.sig")
+    made.unlink(missing_ok=True)
     words = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(private), str(file)]
     subprocess.run(words, check=True, capture_output=True)
+    return made
 
 
 def judged(root: Path, *, profile: str = "release") -> None:
-    """Plan for the agents, run each step as a job does, and judge."""
+    """Plan for the agents, run each step as a job does, judge, and write the bill of materials."""
     shutil.rmtree(root / "results", ignore_errors=True)
     assert hilgate(root, "plan", "--profile", profile, "--write", "results/plan.json").returncode == 0
     for step in json.loads((root / "results/plan.json").read_text())["steps"]:
@@ -68,6 +70,7 @@ def judged(root: Path, *, profile: str = "release") -> None:
     words = ("--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
     done = hilgate(root, "judge", *words)
     assert done.returncode == 0, done.stdout + done.stderr
+    (root / "results/sbom.cdx.json").write_text(bill(("torch", "2.13.0")))
 
 
 class Release:
@@ -75,7 +78,7 @@ class Release:
 
     def __init__(self, folder: Path) -> None:
         (folder / "root").mkdir()
-        self.folder, self.bundle, self.statement = folder, folder / "evidence.tar", folder / "release.intoto.json"
+        self.folder, self.bundle, self.sums = folder, folder / "evidence.tar", folder / "SHA256SUMS"
         commands = {"works": writes_findings({"id": "it works", "outcome": "pass"}), "wheels": python(BUILDS)}
         self.root = write_repository(folder / "root", commands)
         (self.root / "requirements").mkdir()
@@ -84,34 +87,28 @@ class Release:
         git(self.root, "commit", "-qm", "locks")
         self.commit = git(self.root, "rev-parse", "HEAD")
         judged(self.root)
-        self.said = [
-            hilgate(self.root, "bundle", "--out", str(self.bundle)),
-            hilgate(self.root, "attest", str(self.bundle), "--out", str(self.statement)),
-        ]
+        self.bundled = hilgate(self.root, "bundle", "--out", str(self.bundle))
         self.key, self.other = key(folder, "ours"), key(folder, "theirs")
         self.signers = folder / "allowed_signers"
         public = self.key.with_name("ours.pub").read_text()
-        self.signers.write_text(f'# who may\nrelease namespaces="{provenance.NAMESPACE}" {public}')
-        sign(self.statement, self.key)
+        self.signers.write_text(f'# who may\nrelease namespaces="{signature.NAMESPACE}" {public}')
+        self.sums.write_bytes(members_of(self.bundle)["SHA256SUMS"])
+        self.signature = sign(self.sums, self.key)
         self.asked = verify.Asked(
             demanded={"profile": "release", "commit": self.commit},
             root=self.root,
-            statement=self.statement,
+            signature=self.signature,
             signers=self.signers,
         )
 
     def forged(self, folder: Path, change) -> Path:
         return forge(self.bundle, folder / "evidence.tar", change)
 
-    def attested_anew(self, folder: Path, bundle: Path, private: Path) -> verify.Asked:
-        """What a forger gives with another bundle: a statement about it, signed by this key."""
-        statement = folder / "release.intoto.json"
-        text = json.loads(self.statement.read_text())
-        digest = subprocess.run(["sha256sum", str(bundle)], capture_output=True, text=True, check=True).stdout[:64]
-        text["subject"][0]["digest"]["sha256"] = digest
-        statement.write_text(json.dumps(text))
-        sign(statement, private)
-        return replace(self.asked, statement=statement)
+    def signed_anew(self, folder: Path, file: Path, private: Path) -> verify.Asked:
+        """What a forger gives with another bundle: a signature of its checksums by this key."""
+        sums = folder / "SHA256SUMS"
+        sums.write_bytes(members_of(file)["SHA256SUMS"])
+        return replace(self.asked, signature=sign(sums, private))
 
 
 @pytest.fixture(scope="module")
@@ -124,31 +121,14 @@ def words_of(release: Release) -> list[str]:
         "--profile": "release",
         "--commit": release.commit,
         "--root": release.root,
-        "--statement": release.statement,
+        "--signature": release.signature,
         "--signers": release.signers,
     }
     return ["verify-bundle", str(release.bundle), *(str(word) for pair in options.items() for word in pair)]
 
 
-def rebilled(members: dict[str, bytes], folder: Path) -> dict[str, bytes]:
-    """The members with a bill that follows from the rest, as the most careful forger writes it."""
-    for name, data in members.items():
-        path = folder / "evidence" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    top = folder / "evidence"
-    recorded = bundle.read_records(top / "results", read_plan(top / "plan.json"))
-    bill = bundle.make_sbom(
-        bundle.Manifest.load(top / "manifest.json", ""),
-        locks={path.name: path.read_text() for path in (top / "locks").iterdir()},
-        environments=bundle.environments_of(recorded),
-        pins={},
-    )
-    return {**members, "sbom.cdx.json": bill.encode()}
-
-
 def test_a_release_is_cut_signed_and_verified(release, tmp_path):
-    assert [one.returncode for one in release.said] == [0, 0], [one.stderr for one in release.said]
+    assert release.bundled.returncode == 0, release.bundled.stderr
     wheel = tmp_path / WHEEL
     wheel.write_bytes(b"a wheel")
     done = hilgate(release.root, *words_of(release), "--wheel", str(wheel))
@@ -162,25 +142,18 @@ def test_a_release_is_cut_signed_and_verified(release, tmp_path):
     assert "is not the wheel of this build" in done.stdout
 
 
-def test_the_statement_binds_commit_plan_wheels_and_materials(release):
-    statement = json.loads(release.statement.read_text())
-    assert (statement["_type"], statement["predicateType"]) == (
-        "https://in-toto.io/Statement/v1",
-        "https://slsa.dev/provenance/v1",
-    )
-    assert [one["name"] for one in statement["subject"]] == ["evidence.tar", WHEEL]
-    definition = statement["predicate"]["buildDefinition"]
-    manifest = json.loads(members_of(release.bundle)["manifest.json"])
-    assert definition["externalParameters"] == {"commit": release.commit, "profile": "release"}
-    assert definition["internalParameters"]["planDigest"] == manifest["plan_digest"]
-    assert [one["uri"] for one in definition["resolvedDependencies"]] == [
-        f"git+commit:{release.commit}",
-        "evidence:locks/a.txt",
-    ]
-    bill = json.loads(members_of(release.bundle)["sbom.cdx.json"])
-    (ours,) = [one for one in bill["components"] if one["purl"] == "pkg:pypi/samples@0.1.0"]
-    assert ours["hashes"][0]["content"] == statement["subject"][1]["digest"]["sha256"]
-    assert ours["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+def test_what_is_signed_names_every_file_of_the_bundle(release, tmp_path):
+    """Anybody can check it with ssh-keygen, tar and sha256sum alone."""
+    with tarfile.open(release.bundle) as tar:
+        tar.extractall(tmp_path)
+    top = tmp_path / "evidence"
+    assert (top / "SHA256SUMS").read_bytes() == release.sums.read_bytes()
+    done = subprocess.run(["sha256sum", "-c", "--strict", "--quiet", "SHA256SUMS"], cwd=top, check=False)
+    assert done.returncode == 0
+    files = {path.relative_to(top).as_posix() for path in top.rglob("*") if path.is_file()} - {"SHA256SUMS"}
+    assert {line.split("  ", 1)[1] for line in release.sums.read_text().splitlines()} == files
+    manifest = json.loads((top / "manifest.json").read_text())
+    assert (manifest["commit"], manifest["profile"], [*manifest["wheels"]]) == (release.commit, "release", [WHEEL])
 
 
 def test_a_clone_that_has_the_commit_is_enough(release, tmp_path):
@@ -209,8 +182,11 @@ ALONE = {
     "a file added": (lambda m: {**m, "malware.bin": b"x"}, "members: no build leaves 'malware.bin'"),
     "pins added": (lambda m: {**m, "pins.toml": b""}, "commit: not as the commit has it: pins.toml"),
     "another time": (edited("manifest.json", b'"committed": 1', b'"committed": 2'), "commit: its time is 2"),
-    "other locks": (edited("locks/a.txt", b"2.13.0", b"2.14.0"), "commit: not as the commit has it: locks/a.txt"),
-    "a lock more": (lambda m: {**m, "locks/b.txt": b"evil==1\n"}, "commit: not as the commit has it: locks/b.txt"),
+    "other locks and a bill of them": (
+        lambda m: edited("sbom.cdx.json", b"2.13.0", b"2.14.0")(edited("locks/a.txt", b"2.13.0", b"2.14.0")(m)),
+        "commit: not as the commit has it: locks/a.txt",
+    ),
+    "a lock more": (lambda m: {**m, "locks/b.txt": b"torch==2.13.0\n"}, "commit: not as the commit has it: locks/b"),
     "a quarantine": (
         lambda m: {**m, "quarantine.json": m["quarantine.json"].replace(b"[]", QUARANTINED)},
         "commit: its quarantine is not that of the commit",
@@ -224,18 +200,18 @@ ALONE = {
 
 @pytest.mark.parametrize("row", ROWS)
 def test_what_nothing_derives_again_the_signature_covers(release, tmp_path, row):
-    file = release.forged(tmp_path, lambda m: rebilled(ROWS[row](m), tmp_path / "all"))
-    unsigned = replace(release.asked, statement=None, unsigned=True)
+    file = release.forged(tmp_path, ROWS[row])
+    unsigned = replace(release.asked, signature=None, unsigned=True)
     assert verify.verify(file, unsigned).sound, "it is the signature that finds it"
-    assert "signature: the statement is not of this bundle: " in first_problem(file, release.asked)
-    anew = release.attested_anew(tmp_path, file, release.other)
+    assert first_problem(file, release.asked).startswith("signature: not signed by a key that may")
+    anew = release.signed_anew(tmp_path, file, release.other)
     assert first_problem(file, anew).startswith("signature: not signed by a key that may")
 
 
 @pytest.mark.parametrize(("change", "words"), ALONE.values(), ids=ALONE)
 def test_what_can_be_derived_again_is_found_without_a_signature(release, tmp_path, change, words):
-    file = release.forged(tmp_path, lambda m: rebilled(change(m), tmp_path / "all"))
-    unsigned = replace(release.asked, statement=None, unsigned=True)
+    file = release.forged(tmp_path, change)
+    unsigned = replace(release.asked, signature=None, unsigned=True)
     assert first_problem(file, unsigned).startswith(words)
 
 
@@ -246,7 +222,7 @@ def test_an_emptied_bill_is_found(release, tmp_path):
             "sbom.cdx.json": json.dumps({**json.loads(members["sbom.cdx.json"]), "components": []}).encode(),
         }
 
-    unsigned = replace(release.asked, statement=None, unsigned=True)
+    unsigned = replace(release.asked, signature=None, unsigned=True)
     assert first_problem(release.forged(tmp_path, emptied), unsigned).startswith("bill: ")
 
 
@@ -254,8 +230,8 @@ def test_no_release_passes_without_a_commit_or_without_a_signature(release):
     assert first_problem(release.bundle, replace(release.asked, root=None)).startswith(
         "commit: a release is held against its commit: --root CLONE"
     )
-    unsigned = replace(release.asked, statement=None)
-    assert first_problem(release.bundle, unsigned).startswith("signature: a release without its signed statement")
+    unsigned = replace(release.asked, signature=None)
+    assert first_problem(release.bundle, unsigned).startswith("signature: a release needs its signature: --signature")
 
 
 def test_a_release_of_one_step_is_found(release, tmp_path, monkeypatch):
@@ -270,50 +246,35 @@ def test_a_release_of_one_step_is_found(release, tmp_path, monkeypatch):
     assert hilgate(root, "bundle", "--out", "e.tar").returncode == 3, "it is not even bundled"
     # A forger's program does not ask.
     bundle.write_bundle(root, root / "results", root / "e.tar", committed=commit_time(root, release.commit))
-    asked = release.attested_anew(tmp_path, root / "e.tar", release.key)
+    asked = release.signed_anew(tmp_path, root / "e.tar", release.key)
     problem = first_problem(root / "e.tar", asked)
     assert problem.startswith("commit: the plan lacks steps that its commit declares: wheels-cpu"), problem
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "place"),
-    [
-        ('"planDigest": "', '"planDigest": "f', "internalParameters.planDigest"),
-        ('"profile": "release"', '"profile": "nightly"', "externalParameters.profile"),
-        ('"evidence:locks/a.txt"', '"evidence:locks/b.txt"', "resolvedDependencies[1].uri"),
-        (WHEEL, "other.whl", "subject[1].name"),
-    ],
-)
-def test_a_statement_that_says_something_else_is_found_though_it_is_signed(release, tmp_path, old, new, place):
-    statement = tmp_path / "release.intoto.json"
-    assert old in release.statement.read_text()
-    statement.write_text(release.statement.read_text().replace(old, new))
-    sign(statement, release.key)
-    problem = first_problem(release.bundle, replace(release.asked, statement=statement))
-    assert problem.startswith("signature: the statement is not of this bundle: ")
-    assert place in problem
-
-
 SIGNATURES = {
-    "of another key": lambda release, file: sign(file, release.other),
-    "for another purpose": lambda release, file: sign(file, release.key, "git"),
-    "none": lambda _release, file: file.with_name(f"{file.name}.sig").unlink(),
-    "of another text": lambda _release, file: file.write_text(file.read_text() + " "),
-    "garbage": lambda _release, file: file.with_name(f"{file.name}.sig").write_text("x\n"),
-    "of no statement": lambda release, file: (file.write_text("{}"), sign(file, release.key)),
+    "of another key": lambda release, sums: sign(sums, release.other),
+    "for another purpose": lambda release, sums: sign(sums, release.key, "git"),
+    "none": lambda _release, sums: sums.with_name("SHA256SUMS.sig").unlink(),
+    "of another text": lambda release, sums: (sums.write_text(sums.read_text() + "\n"), sign(sums, release.key)),
+    "of the bundle and not of its checksums": lambda release, sums: (
+        shutil.copy(release.bundle, sums),
+        sign(sums, release.key),
+    ),
+    "garbage": lambda _release, sums: sums.with_name("SHA256SUMS.sig").write_text("x\n"),
 }
 
 
 @pytest.mark.parametrize("what", SIGNATURES)
 def test_a_signature_that_is_none_of_ours_is_found(release, tmp_path, what):
-    statement = Path(shutil.copy(release.statement, tmp_path))
-    shutil.copy(f"{release.statement}.sig", tmp_path)
-    SIGNATURES[what](release, statement)
-    assert first_problem(release.bundle, replace(release.asked, statement=statement)).startswith("signature: ")
+    sums = Path(shutil.copy(release.sums, tmp_path))
+    shutil.copy(release.signature, tmp_path)
+    SIGNATURES[what](release, sums)
+    problem = first_problem(release.bundle, replace(release.asked, signature=tmp_path / "SHA256SUMS.sig"))
+    assert problem.startswith("signature: ")
 
 
 def test_whoever_lists_no_key_verifies_nothing(release, tmp_path):
-    empty = Path(shutil.copy(REPOSITORY / provenance.SIGNERS_FILE, tmp_path))
+    empty = Path(shutil.copy(REPOSITORY / signature.SIGNERS_FILE, tmp_path))
     problem = first_problem(release.bundle, replace(release.asked, signers=empty))
     assert problem.startswith("signature: nobody may sign a release: it names no key")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
@@ -334,8 +295,8 @@ def test_a_machine_without_openssh_learns_nothing_about_the_bundle(release, monk
 
 def test_the_list_of_signers_is_protected_and_forks_cannot_change_it():
     entries = load(REPOSITORY, git(REPOSITORY, "rev-parse", "HEAD"))
-    assert entry_for(entries, provenance.SIGNERS_FILE).flag == "any change"
-    assert not stays_inside(provenance.SIGNERS_FILE, load_project(REPOSITORY).forks_may_change)
+    assert entry_for(entries, signature.SIGNERS_FILE).flag == "any change"
+    assert not stays_inside(signature.SIGNERS_FILE, load_project(REPOSITORY).forks_may_change)
 
 
 def test_no_private_key_is_in_the_repository():
@@ -343,12 +304,8 @@ def test_no_private_key_is_in_the_repository():
     assert subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout == ""
 
 
-def test_nothing_is_attested_but_a_release_that_passed(release, tmp_path):
-    file = release.forged(tmp_path, edited("verdict.json", b'"pass"', b'"fail"'))
-    done = hilgate(release.root, "attest", str(file), "--out", str(tmp_path / "s.json"))
-    assert done.returncode == 3
-    assert not (tmp_path / "s.json").exists()
-    done = hilgate(release.root, "verify-bundle", str(release.bundle), "--unsigned", "--statement", "x")
+def test_a_signature_is_asked_for_or_left_out(release):
+    done = hilgate(release.root, "verify-bundle", str(release.bundle), "--unsigned", "--signature", "x")
     assert done.returncode == 2
 
 
@@ -370,7 +327,7 @@ def signed_by_the_step(release: Release, folder: Path, **env: str) -> tuple[subp
     """The step `sign` of release.yml as its host runs it, in a clone of its own."""
     clone, programs = folder / "clone", folder / "bin"
     subprocess.run(["git", "clone", "-q", str(release.root), str(clone)], check=True)
-    shutil.copy(release.signers, clone / provenance.SIGNERS_FILE)
+    shutil.copy(release.signers, clone / signature.SIGNERS_FILE)
     programs.mkdir()
     path = shlex.quote(str(REPOSITORY / "ci"))
     program = f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} -m hilgate "$@"\n'
@@ -389,13 +346,18 @@ def signed_by_the_step(release: Release, folder: Path, **env: str) -> tuple[subp
 
 
 def test_the_step_that_signs_leaves_what_anybody_can_verify(release, tmp_path):
-    slugs = {"BUILDKITE_ORGANIZATION_SLUG": "acme", "BUILDKITE_PIPELINE_SLUG": "rocm", "BUILDKITE_BUILD_ID": "0193"}
-    done, left = signed_by_the_step(release, tmp_path, HILGATE_RELEASE_KEY=str(release.key), **slugs)
+    done, left = signed_by_the_step(release, tmp_path, HILGATE_RELEASE_KEY=str(release.key))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sound and signed" in done.stdout
-    answer = verify.verify(left / "evidence.tar", replace(release.asked, statement=left / "release.intoto.json"))
-    assert answer.sound
-    assert answer.findings[-1].words.endswith("built by https://buildkite.com/acme/rocm")
+    assert verify.verify(left / "evidence.tar", replace(release.asked, signature=left / "SHA256SUMS.sig")).sound
+    assert (left / "SHA256SUMS").read_bytes() == release.sums.read_bytes()
+
+
+def test_the_step_that_signs_does_not_sign_what_did_not_pass(release, tmp_path):
+    file = release.forged(tmp_path, edited("verdict.json", b'"pass"', b'"fail"'))
+    done, left = signed_by_the_step(release, tmp_path, HILGATE_RELEASE_KEY=str(release.key), EVIDENCE=str(file))
+    assert done.returncode == 3
+    assert not (left / "SHA256SUMS.sig").exists()
 
 
 def test_the_step_that_signs_signs_nothing_with_another_key_or_without_one(release, tmp_path):
@@ -409,4 +371,4 @@ def test_the_step_that_signs_signs_nothing_with_another_key_or_without_one(relea
         release, tmp_path / "commit", HILGATE_RELEASE_KEY=str(release.key), BUILDKITE_COMMIT="0" * 40
     )
     assert done.returncode == 3
-    assert not (left / "release.intoto.json").exists()
+    assert not (left / "SHA256SUMS.sig").exists()
