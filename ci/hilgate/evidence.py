@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from hilgate.errors import EXIT_MEANINGS, Exit, RecordsError
 from hilgate.model import FINDINGS_FILE, Number, first_problem
+from hilgate.model.declaration import EVIDENCE_KINDS
 from hilgate.model.record import SEVERITY, Check, ImageRecord, Outcome
 from hilgate.text import pytest_word
 
@@ -120,8 +121,6 @@ class EvidenceKind(abc.ABC):
     """Exit status of its steps -> what it means."""
     no_checks: ClassVar[Exit | int] = Exit.PASS
     """Exit status of a step that found nothing to check."""
-    takes_minimum: ClassVar[bool] = False
-    """Whether a step may declare the fewest checks that it must report, because its evidence does not count them."""
 
     def arguments(self, command: str, folder: Path) -> list[str]:  # noqa: ARG002
         """What to add to a command, so that it leaves its evidence in `folder`, beside `$HILGATE_OUT`."""
@@ -290,7 +289,6 @@ class FindingsEvidence(EvidenceKind):
 
     name = "findings"
     file = FINDINGS_FILE
-    takes_minimum = True
 
     def read(self, path: Path, root: Path) -> Collected:  # noqa: ARG002
         """A check of each line; of a check that appears twice the worse one."""
@@ -319,6 +317,7 @@ KINDS: dict[str, EvidenceKind] = {}
 def register(kind: EvidenceKind) -> None:
     """Make a kind of evidence known; areas and plans may name it from then on."""
     KINDS[kind.name] = kind
+    EVIDENCE_KINDS.setdefault(kind.name, False)
 
 
 register(JunitEvidence())

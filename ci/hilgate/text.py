@@ -20,8 +20,6 @@ from hilgate.errors import DeclarationError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hilgate.model.record import Outcome
-
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories without a shape of their own: controls (escape sequences begin with one), directions and joiners,
 surrogates, private and unassigned characters, line and paragraph separators."""
@@ -159,7 +157,7 @@ STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "did no
 """Styles of rich; did not run is not dimmed, because it is not green."""
 
 
-def marked(outcome: Outcome | str) -> str:
+def marked(outcome: str) -> str:
     """`✗ fail`."""
     return f"{MARKS[outcome]} {outcome!s}"
 

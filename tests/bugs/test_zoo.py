@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hilgate.cli.planted_bugs import load_bugs, run_bugs
 from hilgate.declare.load import load
 from hilgate.model.record import Outcome
-from hilgate.planted_bugs import load_bugs, run_bugs
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (step.command for _, step in load(ROOT).steps())

@@ -12,9 +12,9 @@ from support import jobs
 from support.jobs import IMAGE_STEP, finished, opening, passed
 from support.plans import ENVIRONMENT, plan, step
 
+from hilgate.cli.verdict import judge_and_report
 from hilgate.model.record import Outcome
 from hilgate.release import bundle, verify
-from hilgate.report.write import judge_and_report
 from hilgate.run import results
 from hilgate.run.results import with_digest
 

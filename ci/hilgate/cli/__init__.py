@@ -60,7 +60,7 @@ def declared(*kinds: Literal["areas", "steps", "models", "bugs"]) -> Callable[[t
     """Completion of names that the repository declares; a step is followed by its keys on each device."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        from hilgate import planted_bugs
+        from hilgate.cli import planted_bugs
         from hilgate.declare.load import find_root, load
         from hilgate.model.plan import planned_key
 

@@ -202,10 +202,10 @@ def schema(
     from hilgate.model.declaration import Agents, DeclaredArea, Project, Quarantine
     from hilgate.model.plan import Plan
     from hilgate.model.record import Check, Health, Record
+    from hilgate.model.table import TableFile
     from hilgate.model.verdict import Verdict
     from hilgate.plan.expand import Diagnosis, StepExplanation
     from hilgate.release.bundle import Manifest
-    from hilgate.report.tables import TableFile
     from hilgate.text import suggest
 
     written: dict[str, Any] = {

@@ -18,17 +18,18 @@ import typer
 from typer.core import TyperCommand
 
 from hilgate.cli import Base, Everything, JobsFolder, Json, Results, choice_of, declared, program, repository
+from hilgate.cli.verdict import judge_and_report, read_plan_or_report_none
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
-from hilgate.report.write import judge_and_report, read_plan_or_say_so, status_of
 from hilgate.text import count, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hilgate.judge.build import Judged
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.plan.estimate import Estimate
     from hilgate.report.terminal import Printed
-    from hilgate.report.write import Judged
+    from hilgate.report.write import Report
     from hilgate.run.results import Recorded
 
 
@@ -156,17 +157,17 @@ def gate(
             terminal.print_plan(terminal.stderr(), plan, size)
             return size
 
-        def decide() -> Judged:
+        def decide() -> tuple[Judged, Report]:
             return judge_and_report(folder, plan, root=root, approved_by=approved_by)
 
         first = CausesFirst(decide)
         size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, announce=announce, ended=first)
-        judged = decide()
+        judged, report = decide()
         keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
-    terminal.print_verdict(judged, printed=first.printed)
+    terminal.print_verdict(report, printed=first.printed)
     if size:
         terminal.print_time(terminal.stderr(), time.monotonic() - began, size)
-    raise typer.Exit(status_of(judged))
+    raise typer.Exit(judged.exit_status)
 
 
 class CausesFirst:
@@ -176,7 +177,7 @@ class CausesFirst:
         printed: The causes that it printed (`terminal.print_causes`); None where no failing test ran after the steps.
     """
 
-    def __init__(self, decide: Callable[[], Judged]) -> None:
+    def __init__(self, decide: Callable[[], tuple[Judged, Report]]) -> None:
         self._decide = decide
         self.printed: Printed | None = None
 
@@ -184,7 +185,8 @@ class CausesFirst:
         """Print them, and what the run does now."""
         from hilgate.report import terminal
 
-        self.printed = terminal.print_causes(self._decide(), meanwhile)
+        _, report = self._decide()
+        self.printed = terminal.print_causes(report, meanwhile)
 
 
 @program.command(cls=TakesArguments)
@@ -250,7 +252,7 @@ def run(
         def selected() -> frozenset[str] | None:
             return _selected(plan, folder) if arguments else only
 
-        def decide() -> Judged:
+        def decide() -> tuple[Judged, Report]:
             return judge_and_report(folder, plan, only=selected(), job=job, root=root)
 
         first = CausesFirst(decide)
@@ -265,11 +267,11 @@ def run(
             fail_fast=fail_fast,
             ended=first,
         )
-        judged = decide()
+        judged, report = decide()
         keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
-    print_verdict(judged, every=True, printed=first.printed)
+    print_verdict(report, every=True, printed=first.printed)
     print_slowest(judged.recorded, slowest)
-    raise typer.Exit(status_of(judged))
+    raise typer.Exit(judged.exit_status)
 
 
 @program.command()
@@ -291,17 +293,17 @@ def judge(
 
     root = repository(ctx)
     folder = results or root / "results"
-    plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder, whole=jobs is not None)
-    judged = judge_and_report(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
+    plan = read_plan_or_report_none(plan_file or folder / PLAN_FILE, folder, whole=jobs is not None)
+    judged, report = judge_and_report(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
-        print_verdict(judged)
+        print_verdict(report)
     for where, why in judged.recorded.damaged.items():
         sys.stderr.write(f"damaged: {where}: {why}\n")
     if judged.refused:
         sys.stderr.write(f"error: {judged.refused}\n")
-    raise typer.Exit(status_of(judged))
+    raise typer.Exit(judged.exit_status)
 
 
 @program.command()
@@ -319,7 +321,7 @@ def selftest(
     results: Results = None,
 ) -> None:
     """Inject known bugs; each must turn a step red."""
-    from hilgate import planted_bugs
+    from hilgate.cli import planted_bugs
     from hilgate.model.record import Check
     from hilgate.report import terminal
     from hilgate.run.runner import locked
@@ -382,9 +384,9 @@ OURS = (
 
 def set_previous_aside(folder: Path) -> None:
     """Keep the last build under `previous/` (one generation) and leave the folder empty for the next."""
-    from hilgate.report import tables
+    from hilgate.model.table import tables_in
 
-    present = [folder / name for name in OURS if (folder / name).exists()] + list(tables.files_in(folder))
+    present = [folder / name for name in OURS if (folder / name).exists()] + list(tables_in(folder))
     if not present:
         return
     previous = folder / "previous"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.declare import globs
 from hilgate.declare.old_keys import OLD_KEYS
-from hilgate.evidence import KINDS
-from hilgate.model.declaration import BUILDKITE_KEY, CPU, RESERVED_KEYS, Project
+from hilgate.model.declaration import BUILDKITE_KEY, CPU, EVIDENCE_KINDS, RESERVED_KEYS, Project
 from hilgate.model.plan import planned_key
 from hilgate.names import stays_inside
 from hilgate.text import suggest
@@ -46,9 +45,9 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], packages: P
         for document, at, step in steps:
             _check_places(document, at, step, agents.value)
     for document, at, step in steps:
-        if step.evidence not in KINDS:
-            document.blame((*at, "evidence"), f"unknown kind {step.evidence!r}", suggest(step.evidence, KINDS))
-        elif "minimum" in step.model_fields_set and not KINDS[step.evidence].takes_minimum:
+        if step.evidence not in EVIDENCE_KINDS:
+            document.blame((*at, "evidence"), f"unknown kind {step.evidence!r}", suggest(step.evidence, EVIDENCE_KINDS))
+        elif "minimum" in step.model_fields_set and not EVIDENCE_KINDS[step.evidence]:
             what = f"the key 'minimum' is gone from steps whose evidence is {step.evidence}"
             document.blame((*at, "minimum"), what, OLD_KEYS["steps.minimum"])
     for document in areas:

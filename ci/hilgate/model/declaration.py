@@ -303,6 +303,11 @@ class Step(StrictModel):
         return minutes
 
 
+EVIDENCE_KINDS = {"junit": False, "findings": True}
+"""Kind of evidence that an area may name -> whether a step declares the fewest checks (`minimum`), because its evidence
+does not count them. `hilgate.evidence` says how each is collected, and adds those that are registered."""
+
+
 class Evidence(StrictModel):
     """What a step leaves, and the table that the report makes of it."""
 

@@ -21,8 +21,8 @@ from hilgate.judge.verdict import read_verdict
 from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Key, StrictModel
 from hilgate.model.plan import PlanProfile
 from hilgate.model.record import Outcome
+from hilgate.model.table import tables_in
 from hilgate.plan.make import plan_digest, read_plan
-from hilgate.report import tables
 from hilgate.run import results
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _files(folder: Path) -> dict[str, Path]:
     if missing:
         raise RecordsError(f"no {', '.join(missing)}", where=str(folder), remedy="run `hilgate judge` first")
     members |= {name: folder / name for name in OPTIONAL_FILES if (folder / name).is_file()}
-    members |= {path.name: path for path in tables.files_in(folder)}
+    members |= {path.name: path for path in tables_in(folder)}
     jobs = folder / JOBS_FOLDER
     for path in sorted((jobs if jobs.is_dir() else folder / "steps").rglob("*")):
         name = f"results/{path.relative_to(folder).as_posix()}"

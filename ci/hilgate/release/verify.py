@@ -24,10 +24,10 @@ from hilgate.declare.quarantine import load_quarantine, read_used
 from hilgate.errors import CannotRunHereError, HilgateError, MisuseError, RecordsError
 from hilgate.judge.verdict import judge, read_verdict
 from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, StrictModel
+from hilgate.model.table import is_table
 from hilgate.names import RECHECK_SUFFIX
 from hilgate.plan.make import plan_digest, plan_whole, read_plan
 from hilgate.release import bundle, signature
-from hilgate.report import tables
 from hilgate.text import count
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _check_members(members: Mapping[str, Path], plan: Plan) -> str:
     for name, path in members.items():
         words = name.split("/")
         if len(words) == 1:
-            known_here = name in known or tables.is_table(path)
+            known_here = name in known or is_table(path)
         elif words[0] == bundle.LOCKS:
             known_here = len(words) == 2 and name.endswith(".txt")
         else:

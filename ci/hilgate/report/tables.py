@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hilgate.errors import Exit
 from hilgate.evidence import EVIDENCE_CHECK, kind_of
-from hilgate.model import Key, StrictModel
-from hilgate.model.record import SEVERITY, Check, Counts, Environment, Outcome
+from hilgate.model.record import SEVERITY, Counts, Outcome
+from hilgate.model.table import TableCheck, TableFile, TableStep, tables_in
 from hilgate.run.outcome import first, first_line
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from hilgate.model import Number
     from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.record import Check
     from hilgate.model.verdict import StepVerdict, Verdict
     from hilgate.run.results import Attempt, Recorded
 
@@ -238,45 +239,6 @@ def _listed(names: Iterable[str], known: Iterable[str], label: str) -> str:
     return f"every {label}" + (f" but {', '.join(others)}" if others else "")
 
 
-class TableStep(StrictModel):
-    """The step of a table on one device."""
-
-    step: Key
-    device: Key
-    command: str
-    outcome: Outcome
-    incomplete: str
-    """Why the table is not whole; empty when it is."""
-    flaky: tuple[str, ...]
-    """Ids of checks that failed and then passed."""
-    quarantined: tuple[str, ...]
-    environment: Environment | None
-    """None when the step did not finish."""
-
-
-class TableCheck(Check):
-    """A check of a table, and of which step."""
-
-    step: Key
-
-
-class TableFile(StrictModel):
-    """The file that a step's `matrix` names: the checks of that step, on all devices."""
-
-    table: str
-    """Name of the file."""
-    schema_version: Literal[1] = 1
-    commit: str
-    dirty: bool
-    plan_digest: str
-    steps: tuple[TableStep, ...] = ()
-    checks: tuple[TableCheck, ...] = ()
-
-
-_OPENING = '{{\n "table": "{name}"'
-"""How each of these files begins, so that one is known by its name and first bytes whatever plan it was of."""
-
-
 def write(folder: Path, plan: Plan, digest: str, recorded: Recorded, found: Iterable[Table]) -> None:
     """Write the checks of each table into the file that its step names, and remove the files of other plans.
 
@@ -307,19 +269,7 @@ def write(folder: Path, plan: Plan, digest: str, recorded: Recorded, found: Iter
         TableFile(**about, steps=tuple(of), checks=tuple(rows)).save(folder / name)
 
 
-def files_in(folder: Path) -> tuple[Path, ...]:
-    """The files of tables in a results folder, of whatever plan."""
-    return tuple(path for path in sorted(folder.glob("*.json")) if path.is_file() and is_table(path))
-
-
 def clear(folder: Path) -> None:
-    """Remove them: no table may outlive the verdict that it belonged to."""
-    for path in files_in(folder):
+    """Remove the files of tables: none may outlive the verdict that it belonged to."""
+    for path in tables_in(folder):
         path.unlink()
-
-
-def is_table(path: Path) -> bool:
-    """Whether a file begins as that of a table of its name."""
-    opening = _OPENING.format(name=path.name).encode()
-    with path.open("rb") as file:
-        return file.read(len(opening)) == opening

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hilgate import text
-from hilgate.evidence import KINDS
+from hilgate.model.declaration import EVIDENCE_KINDS
 from hilgate.model.plan import planned_key
 from hilgate.model.record import Counts, Outcome
 from hilgate.plan.make import WHEN
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hilgate.plan.estimate import Estimate
     from hilgate.plan.expand import Diagnosis, Readiness
     from hilgate.report.view import CheckFinding, ReportView, StepProblem
-    from hilgate.report.write import Judged
+    from hilgate.report.write import Report
     from hilgate.run.results import Recorded
 
 
@@ -132,11 +132,11 @@ SCREEN = (80, 24)
 """Columns and lines of a terminal that nobody has made larger."""
 
 
-def first_screen(judged: Judged) -> str:
+def first_screen(report: Report) -> str:
     """What a reader sees of a verdict before scrolling."""
     columns, lines = SCREEN
     console = Console(file=io.StringIO(), width=columns, highlight=False, markup=False, emoji=False)
-    print_verdict(judged, console=console)
+    print_verdict(report, console=console)
     return "\n".join(console.file.getvalue().splitlines()[:lines])  # type: ignore[attr-defined]  # it is a StringIO
 
 
@@ -144,42 +144,42 @@ Printed = tuple[object, ...]
 """Which causes were printed: two are equal where the same steps are red by the same checks."""
 
 
-def print_causes(judged: Judged, meanwhile: str) -> Printed:
+def print_causes(report: Report, meanwhile: str) -> Printed:
     """Print the steps and what broke, while a run still asks whose that is; then what it does `meanwhile`."""
     console = stdout()
-    _print_causes(console, judged, merge_base=False)
+    _print_causes(console, report, merge_base=False)
     console.print()
     say(console, f"{meanwhile} ...", "dim")
-    return _causes_of(judged)
+    return _causes_of(report)
 
 
-def _print_causes(console: Console, judged: Judged, *, merge_base: bool) -> None:
-    _print_steps(console, judged.verdict)
-    for problem in judged.view.problems(CAUSES):
-        _print_problem(console, problem, local=judged.plan.local, merge_base=merge_base)
+def _print_causes(console: Console, report: Report, *, merge_base: bool) -> None:
+    _print_steps(console, report.verdict)
+    for problem in report.view.problems(CAUSES):
+        _print_problem(console, problem, local=report.plan.local, merge_base=merge_base)
 
 
-def _causes_of(judged: Judged) -> Printed:
-    outcomes = [(step.key, step.outcome) for step in judged.verdict.steps]
-    return (*outcomes, *((one.extent, *(failure.id for failure in one.failures)) for one in judged.view.causes))
+def _causes_of(report: Report) -> Printed:
+    outcomes = [(step.key, step.outcome) for step in report.verdict.steps]
+    return (*outcomes, *((one.extent, *(failure.id for failure in one.failures)) for one in report.view.causes))
 
 
 def print_verdict(
-    judged: Judged, *, every: bool = False, console: Console | None = None, printed: Printed | None = None
+    report: Report, *, every: bool = False, console: Console | None = None, printed: Printed | None = None
 ) -> None:
     """The outcomes, what broke in each step that is not green, whose that is, where the report is, and tables.
 
     With `every` all tables are printed whole; else those of steps that are not green, and a line for each other one.
     What was `printed` before is not printed again.
     """
-    view, verdict = judged.view, judged.verdict
+    view, verdict = report.view, report.verdict
     console = console or stdout()
-    if printed != _causes_of(judged):
-        _print_causes(console, judged, merge_base=True)
+    if printed != _causes_of(report):
+        _print_causes(console, report, merge_base=True)
     console.print()
     if view.whose:
         say(console, f"{view.whose[0].upper()}{view.whose[1:]}.", "bold")
-    if printed == _causes_of(judged):
+    if printed == _causes_of(report):
         _print_origins(console, view)
     _print_reservations(console, view)
     mark = mark_of(verdict.outcome)
@@ -193,8 +193,8 @@ def print_verdict(
         say(console, words, "yellow" if words in verdict.doubts else "dim")
     if view.approval:
         say(console, f"changes its own gate: {view.approval}", "bold")
-    say(console, f"report: {short(judged.report)}", "dim", whole=True)
-    _print_tables(console, view, judged.report, every=every)
+    say(console, f"report: {short(report.path)}", "dim", whole=True)
+    _print_tables(console, view, report.path, every=every)
     for loosened in verdict.loosened:
         say(console, f"changes its own gate: {loosened.path}: {loosened.what}")
         for row in loosened.hunk.splitlines():
@@ -359,7 +359,7 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
     selected = "any change" if area.always else "a change to " + ", ".join(area.paths)
     if step.imports and not area.always:
         selected = f"a changed module that {', '.join(step.imports)} imports; of other files, {selected}"
-    least = KINDS[step.evidence].takes_minimum
+    least = EVIDENCE_KINDS[step.evidence]
     required = f"at least {step.minimum} reported" if least else "of every test that is collected"
     rows = {
         "why": area.why,

@@ -32,6 +32,7 @@ from support.bundles import (
 from support.jobs import NOW
 from support.plans import COMMIT, ENVIRONMENT, plan, step
 
+from hilgate.cli.verdict import judge_and_report
 from hilgate.errors import MisuseError, RecordsError
 from hilgate.judge.verdict import judge
 from hilgate.model.declaration import Quarantine, Quarantined
@@ -40,7 +41,6 @@ from hilgate.model.record import BuildRecord, Check, Outcome
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.release import bundle, verify
 from hilgate.report import tables
-from hilgate.report.write import judge_and_report
 from hilgate.run import results
 
 

@@ -16,7 +16,7 @@ from hilgate.model.verdict import Ruling
 from hilgate.report import annotation, terminal
 from hilgate.report.causes import causes, shape_of
 from hilgate.report.view import ReportView
-from hilgate.report.write import Judged, report_page
+from hilgate.report.write import Report, report_page
 
 FILE = "tests/kernels/test_paged.py"
 HELPER = "tests/support/attending.py:80"
@@ -178,7 +178,7 @@ def test_27_of_38_jobs_behind_one_hung_tool_are_one_entry(capsys):
     (found,) = causes(*build)
     assert found.failures[0].id == "hipinfo-gfx942"
     assert len(found.waiting) == 26
-    terminal.print_verdict(Judged(*build, Path("report.html")))
+    terminal.print_verdict(Report(*build, Path("report.html")))
     assert capsys.readouterr().out.count("hipInfo: device 0") == 1
     assert annotation.render(ReportView(*build)).count("hipInfo: device 0") == 1
 
@@ -249,7 +249,7 @@ def test_123_failures_of_one_bug_are_a_few_lines_at_80_columns(capsys, monkeypat
     assert len(bad) == 123
     checks = [case(name) if name in bad else good(name) for name in names]
     build = built((step("attention", "x"), checks))
-    terminal.print_verdict(Judged(*build, Path("report.html")))
+    terminal.print_verdict(Report(*build, Path("report.html")))
     out = capsys.readouterr().out.splitlines()
     assert len(out) <= 24
     assert any("123 failures look like this" in line for line in out)

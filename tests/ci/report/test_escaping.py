@@ -27,7 +27,7 @@ from hilgate.plan.estimate import estimate
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, terminal
 from hilgate.report.view import LIMIT_BYTES, ReportView
-from hilgate.report.write import Judged, report_page
+from hilgate.report.write import Report, report_page
 from hilgate.run import results
 from hilgate.run.progress import Lines
 from hilgate.text import finalize
@@ -114,7 +114,7 @@ def test_no_report_obeys_it(text, tmp_path):
 def printed(build, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     a_plan, recorded, verdict = build
-    terminal.print_verdict(Judged(a_plan, recorded, verdict, Path("report.html")), every=True)
+    terminal.print_verdict(Report(a_plan, recorded, verdict, Path("report.html")), every=True)
     terminal.print_checks(recorded.last("bad-cpu").checks)
     terminal.print_plan(terminal.stdout(), a_plan, estimate(a_plan), omitted=True)
     return capsys.readouterr().out

@@ -17,14 +17,14 @@ from support.builds import built
 from support.jobs import failed, passed
 from support.plans import step
 
+from hilgate.cli.planted_bugs import ZOO, load_bugs
 from hilgate.declare.load import load
 from hilgate.evidence import FINDINGS_FILE
 from hilgate.model.record import Check, Outcome
-from hilgate.planted_bugs import ZOO, load_bugs
 from hilgate.report.causes import causes
 from hilgate.report.terminal import SCREEN, first_screen
 from hilgate.report.view import ReportView
-from hilgate.report.write import Judged, report_page
+from hilgate.report.write import Report, report_page
 
 ROOT = Path(__file__).parents[3]
 BUGS = load_bugs(ROOT)
@@ -61,7 +61,7 @@ def flat(text):
 
 
 def screen(build):
-    return first_screen(Judged(*build, report=Path("results/report.html")))
+    return first_screen(Report(*build, path=Path("results/report.html")))
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)

@@ -19,7 +19,7 @@ from hilgate.report import merge_base, terminal
 from hilgate.report.causes import causes
 from hilgate.report.history import FILE
 from hilgate.report.merge_base import MergeBase, steps_of
-from hilgate.report.write import Judged
+from hilgate.report.write import Report
 from hilgate.run.recheck import NO_SUCH_TEST
 from hilgate.run.results import step_folder, write
 
@@ -71,7 +71,7 @@ def test_terminal_says_whose_each_cause_is_after_the_answer(capsys):
     """The causes were printed before; a cause that another outcome brings is printed then."""
     checks = [failed("ours", "KeyError: 'a'"), failed("theirs", "off by 0.5")]
     a_plan, recorded, verdict = built((step("a", "x"), checks), merge_base=BASE)
-    before = Judged(a_plan, recorded, verdict, Path("report.html"))
+    before = Report(a_plan, recorded, verdict, Path("report.html"))
     printed = terminal.print_causes(before, "asking the merge base")
     first = capsys.readouterr().out
     assert first.endswith("\n\nasking the merge base ...\n")

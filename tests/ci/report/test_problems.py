@@ -19,7 +19,7 @@ from hilgate.model.verdict import Ruling
 from hilgate.report import annotation, causes, terminal, view
 from hilgate.report.merge_base import MergeBase, steps_of
 from hilgate.report.view import ReportView
-from hilgate.report.write import Judged, report_page
+from hilgate.report.write import Report, report_page
 from hilgate.text import MARKS, STYLES
 
 DIGEST = "sha256:" + "3f" * 32
@@ -106,7 +106,7 @@ def test_a_pass_that_does_not_prove_all_it_is_for_is_listed(capsys):
     build = built(
         (gpu_step("gate"), [passed("g/floor"), passed("g/accuracy", labels=but)]), (step("x", "x"), [passed("y")])
     )
-    terminal.print_verdict(Judged(*build, Path("report.html")))
+    terminal.print_verdict(Report(*build, Path("report.html")))
     for shown in (
         page(*build, FACTS),
         note(*build, FACTS).replace("\\", ""),
@@ -162,7 +162,7 @@ def test_the_line_of_the_image_follows_the_step(image, planned, missing, present
 def test_the_terminal_says_it_too(capsys):
     plan, recorded, verdict, facts = red(loosened=(ProtectedChange(path="p", what="w"),))
     agents = plan.model_copy(update={"profile": "pr"})
-    terminal.print_verdict(Judged(agents, recorded, verdict, Path("report.html"), facts))
+    terminal.print_verdict(Report(agents, recorded, verdict, Path("report.html"), facts))
     out = capsys.readouterr().out
     order = [
         "✗ fail: regression: bad-gfx942",
@@ -180,7 +180,7 @@ def test_the_terminal_says_it_too(capsys):
     places = [out.index(words) for words in order]
     assert places == sorted(places)
     terminal.print_verdict(
-        Judged(plan, recorded, verdict, Path("report.html"))
+        Report(plan, recorded, verdict, Path("report.html"))
     )  # a local run says nothing of what it is
     assert not re.search("merge base|node:", capsys.readouterr().out)
 

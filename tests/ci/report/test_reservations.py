@@ -15,7 +15,7 @@ from hilgate.model.record import Outcome
 from hilgate.report import annotation, terminal
 from hilgate.report.reservations import TITLE, reservations
 from hilgate.report.view import ReportView
-from hilgate.report.write import Judged, report_page
+from hilgate.report.write import Report, report_page
 
 LACKS = {"may_lack": {"cpu:amx_tile": {"why": "the prefix cache of MLA needs AMX", "most": 2}}}
 
@@ -51,7 +51,7 @@ def a_build():
 
 
 def terminal_of(build, capsys):
-    terminal.print_verdict(Judged(*build, Path("report.html")))
+    terminal.print_verdict(Report(*build, Path("report.html")))
     return capsys.readouterr().out
 
 

@@ -14,7 +14,7 @@ from support.plans import step
 
 from hilgate.model.record import Outcome
 from hilgate.report import terminal
-from hilgate.report.write import Judged
+from hilgate.report.write import Report
 from hilgate.text import MARKS, STYLES, duration
 
 FRUITS = [f"granite-hybrid-{number}" for number in range(18)]
@@ -105,7 +105,7 @@ def test_the_table_of_steps_is_never_cut(monkeypatch, capsys, width, header, sec
     monkeypatch.setenv("COLUMNS", str(width))
     build = built((step(DRIFT.removesuffix("-cpu"), "x"), [passed()]), (step("codeobjects", "x"), None))
     steps = [one.model_copy(update={"seconds": seconds}) for one in build[2].steps]
-    terminal.print_verdict(Judged(*build[:2], build[2].model_copy(update={"steps": tuple(steps)}), Path("report.html")))
+    terminal.print_verdict(Report(*build[:2], build[2].model_copy(update={"steps": tuple(steps)}), Path("report.html")))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == header.split()
     (row,) = [line for line in lines if line.startswith("✓ pass")]
@@ -116,6 +116,6 @@ def test_the_table_of_steps_is_never_cut(monkeypatch, capsys, width, header, sec
 
 def test_a_key_that_is_too_long_for_the_terminal_goes_on_in_the_next_line(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
-    terminal.print_verdict(Judged(*built((step(DRIFT.removesuffix("-cpu"), "x"), [passed()])), Path("report.html")))
+    terminal.print_verdict(Report(*built((step(DRIFT.removesuffix("-cpu"), "x"), [passed()])), Path("report.html")))
     first, second = capsys.readouterr().out.splitlines()[1:3]
     assert first.split()[2] + second.strip() == DRIFT

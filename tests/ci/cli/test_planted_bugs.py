@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from support.plans import environ, git, hilgate, python, write_repository
 
-from hilgate import planted_bugs
+from hilgate.cli import planted_bugs
 from hilgate.errors import Exit, HilgateError
 from hilgate.model.record import Outcome
 

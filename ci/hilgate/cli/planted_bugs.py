@@ -30,7 +30,7 @@ from hilgate.model.record import EXIT_STATUS, Check, Outcome, worst
 from hilgate.plan.make import plan_alone, plan_digest
 from hilgate.report.causes import causes
 from hilgate.report.terminal import first_screen
-from hilgate.report.write import Judged
+from hilgate.report.write import Report
 from hilgate.run.outcome import first_line
 from hilgate.run.runner import run_plan
 from hilgate.text import suggest
@@ -144,8 +144,8 @@ def _check(root: Path, bug: Bug, folder: Path, control: Check | None, *, keep: b
 
 def _control(root: Path, bug: Bug, folder: Path) -> tuple[Outcome, str]:
     _copy(root, bug, folder)
-    judged, _ = _run(root, bug, folder)
-    verdict = judged.verdict
+    report, _ = _run(root, bug, folder)
+    verdict = report.verdict
     why = verdict.steps[0].why
     if verdict.outcome is Outcome.PASS:
         return Outcome.PASS, f"without a bug: {why}"
@@ -159,18 +159,18 @@ def _planted(root: Path, bug: Bug, folder: Path, control: Check, *, keep: bool) 
     copy = _copy(root, bug, folder)
     if problem := _apply(root / ZOO / bug.id / "bug.patch", bug, copy):
         return Outcome.FAIL, problem
-    judged, failures = _run(root, bug, folder)
-    verdict = judged.verdict
+    report, failures = _run(root, bug, folder)
+    verdict = report.verdict
     step = verdict.steps[0]
     if verdict.outcome is not Outcome.FAIL:
         return Outcome.FAIL, f"not caught: {step.key} is {step.outcome.value}: {step.why}"
     match = next((check for check in failures if re.search(bug.expect, f"{check.id}\n{check.message}")), None)
     if match is None:
         return Outcome.FAIL, f"{step.key} failed for another reason; nothing matches {bug.expect!r}: {step.why}"
-    if not _shown(judged, match):
+    if not _shown(report, match):
         return Outcome.FAIL, f"{step.key} caught it, and its cause is not on the first screen: {match.id}"
     if keep:
-        last = judged.recorded.last(step.key)
+        last = report.recorded.last(step.key)
         Check.write_all(root / ZOO / bug.id, [_portable(one, root) for one in last.checks] if last else ())
     return Outcome.PASS, f"caught by {step.key}: {match.id}: {first_line(match.message)}"
 
@@ -245,18 +245,18 @@ def _own_files(patch: Path, place: Path) -> dict[Path, bytes]:
     return contents
 
 
-def _shown(judged: Judged, match: Check) -> bool:
+def _shown(report: Report, match: Check) -> bool:
     """Whether the smallest case of the failure's cause is on the first screen of a terminal."""
-    found = causes(judged.plan, judged.recorded, judged.verdict)
+    found = causes(report.plan, report.recorded, report.verdict)
     smallest = [one.failures[0].id for one in found if any(each.id == match.id for each in one.failures)]
-    return bool(smallest) and smallest[0] in first_screen(judged)
+    return bool(smallest) and smallest[0] in first_screen(report)
 
 
-def _run(root: Path, bug: Bug, folder: Path) -> tuple[Judged, tuple[Check, ...]]:
+def _run(root: Path, bug: Bug, folder: Path) -> tuple[Report, tuple[Check, ...]]:
     """Run the one step over the copy, with the gate's own runner and judge; what they say, and the failing checks."""
     plan = plan_alone(root, bug.turns_red, folder / bug.copied, arguments=bug.arguments)
     recorded = run_plan(plan, root, folder)
     verdict = judge(plan, recorded, plan_digest(plan), decided=dt.datetime.now(dt.UTC))
     last = recorded.last(plan.steps[0].key)
-    judged = Judged(plan, recorded, verdict, folder / "report.html")
-    return judged, tuple(check for check in last.checks if check.outcome is Outcome.FAIL) if last else ()
+    report = Report(plan, recorded, verdict, folder / "report.html")
+    return report, tuple(check for check in last.checks if check.outcome is Outcome.FAIL) if last else ()
