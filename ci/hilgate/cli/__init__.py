@@ -23,7 +23,7 @@ SECTIONS = {
     "Test a change": ("gate", "run", "judge", "plan", "explain"),
     "Find the cause": ("recheck", "history"),
     "Kernels and models": ("fit", "explain-kernel"),
-    "Declare": ("init", "doctor", "schema", "selftest"),
+    "Declare": ("init", "doctor", "selftest"),
     "Buildkite": ("pipeline", "rerun", "end-waiting"),
     "Release": ("bundle", "verify-bundle"),
 }

@@ -8,16 +8,34 @@ import json
 import os
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hilgate.cli import Base, declared, program, repository
-from hilgate.errors import Exit, HilgateError, MisuseError
+from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError
 
 if TYPE_CHECKING:
     from hilgate.model.plan import Plan
+
+
+PACKAGES = ("buildkite_sdk", "httpx", "jsonschema")
+"""Packages of the extra `buildkite`, which planning, running and judging do without."""
+
+
+def _require_packages() -> None:
+    """Name what to install where a package of the extra is missing.
+
+    Raises:
+        CannotRunHereError: One is.
+    """
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise CannotRunHereError(
+            f"{missing[0]} is not installed", where=sys.executable, remedy="pip install 'hilgate[buildkite]'"
+        )
 
 
 @program.command()
@@ -45,6 +63,7 @@ def pipeline(
     ] = None,
 ) -> None:
     """Print the Buildkite steps (YAML) of a change or of a plan."""
+    _require_packages()
     from hilgate.buildkite.steps import pipeline_yaml
     from hilgate.declare.load import load
     from hilgate.plan.limits import within_limits
@@ -115,6 +134,7 @@ def end_waiting(ctx: typer.Context, *, organization: Organization = "", pipeline
     The build then goes on, and its verdict says that these steps did not run. BUILDKITE_API_TOKEN needs the scope
     read_builds and access to GraphQL. Exit status 1 when a job was ended, 5 when one could not be.
     """
+    _require_packages()
     from hilgate.buildkite import api
     from hilgate.declare.load import load
 
@@ -163,6 +183,7 @@ def rerun(
     They run in the images of its last build. The token comes from BUILDKITE_API_TOKEN. Only a run of the whole plan
     changes the required status.
     """
+    _require_packages()
     from hilgate.buildkite import api
     from hilgate.declare.load import load
     from hilgate.plan.make import by_model

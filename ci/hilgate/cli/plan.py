@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -190,49 +189,6 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
         check.outcome is not Outcome.PASS for check in diagnosis.prerequisites
     ):
         raise typer.Exit(Exit.CANNOT_RUN_HERE)
-
-
-@program.command()
-def schema(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a file format (default: list the names).")] = "",
-) -> None:
-    """Print the JSON schema of a file of hilgate."""
-    from pydantic import TypeAdapter
-
-    from hilgate.model.declaration import Agents, DeclaredArea, Project, Quarantine
-    from hilgate.model.plan import Plan
-    from hilgate.model.record import Check, Health, Record
-    from hilgate.model.table import TableFile
-    from hilgate.model.verdict import Verdict
-    from hilgate.plan.expand import Diagnosis, StepExplanation
-    from hilgate.release.bundle import Manifest
-    from hilgate.text import suggest
-
-    written: dict[str, Any] = {
-        "plan.json": Plan,
-        "results.jsonl": Record,
-        "verdict.json": Verdict,
-        "health.json": Health,
-        "table.json": TableFile,
-        "manifest.json": Manifest,
-        "doctor --json": Diagnosis,
-        "explain --json": StepExplanation,
-    }
-    given: dict[str, Any] = {
-        "findings.jsonl": Check,
-        "area.yaml": DeclaredArea,
-        "agents.yaml": Agents,
-        "quarantine.yaml": Quarantine,
-        "project.yaml": Project,
-    }
-    if not name:
-        sys.stdout.write("".join(f"{known}\n" for known in written | given))
-        return
-    if name not in written | given:
-        raise MisuseError(f"there is no schema {name!r}", where="NAME", remedy=suggest(name, [*written, *given]))
-    mode: Literal["serialization", "validation"] = "serialization" if name in written else "validation"
-    found = TypeAdapter((written | given)[name]).json_schema(mode=mode)
-    sys.stdout.write(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **found}, indent=1) + "\n")
 
 
 def show_home(ctx: typer.Context) -> None:

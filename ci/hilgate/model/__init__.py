@@ -4,7 +4,7 @@
 A module for each artefact: `declaration` (what the repository declares), `plan` (what will run), `record` (what a run
 leaves) and `verdict` (what was decided). Every file that one stage hands to the next is one of these models as JSON.
 They are frozen and forbid unknown keys, so a misspelt key is an error and never a silent default. A change of the keys
-raises the `schema_version` of the file. `hilgate schema` prints them.
+raises the `schema_version` of the file. `MODEL.model_json_schema()` is its JSON schema.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class Project(StrictModel):
     selfcheck: str = ""
     """Command of the tiny kernel that each GPU must compute before a job; empty for none (`pagedkv.selfcheck`)."""
     prerequisites: str = ""
-    """Command that prints a check a line (`hilgate schema findings.jsonl`) for each thing that a machine must have
+    """Command that prints a check a line (as in `findings.jsonl`) for each thing that a machine must have
     before any step runs; empty for none. `hilgate doctor` shows them; a local run begins only where all pass."""
     images: dict[Key, Image] = Field(default_factory=dict)
     """Name, as queues and `provides` give it, to how it is built."""
