@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 export PYTHONDONTWRITEBYTECODE =
 # ARGS is not exported: it is no part of the environment, which `--resume` compares with that of the run it continues.
 unexport ARGS
-.PHONY: gate test rest image extensions setup lock clean wheels docs docs-serve pictures
+.PHONY: gate test rest image extensions setup lock clean wheels docs docs-serve
 
 gate: setup  ## plan, run, judge, report: what changed, else the quick steps; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
@@ -41,9 +41,6 @@ docs: setup  ## build the documentation into results/site/; a dead link or an un
 
 docs-serve: setup  ## serve the documentation, and build it again after each edit
 	@NO_MKDOCS_2_WARNING=1 "$(VENV)/bin/python" -m mkdocs serve
-
-pictures: setup  ## take the pictures of the report and the terminal from a real run with a planted bug
-	@OMP_NUM_THREADS=1 "$(VENV)/bin/python" docs/screenshots.py
 
 wheels: setup  ## build the three wheels twice, compare their bytes, install and try each: results/wheels/wheels/
 	@"$(VENV)/bin/python" -m hilgate.release.wheels . kernels evals

@@ -54,6 +54,8 @@ class Linter:
     """`python -m <module>` or a program beside the interpreter or on the path."""
     suffixes: tuple[str, ...] = ()
     """When given: the tracked files with these endings are appended, and without any the linter has no work."""
+    takes_files: bool = True
+    """Whether they are appended."""
 
 
 LINTERS = (
@@ -69,6 +71,7 @@ LINTERS = (
     ),
     Linter("shellcheck", "shellcheck", SCRIPTS),
     Linter("hadolint", "hadolint", ("Dockerfile",)),
+    Linter("site", "python -m mkdocs build --strict", ("mkdocs.yml",), takes_files=False),
 )
 
 FOLDERS = ("kernels", "ci", "evals", "tests", "docker")
@@ -203,7 +206,7 @@ def checks(root: Path) -> Iterator[Check]:
     for linter in LINTERS:
         work = [name for name in files if linter.suffixes and name.endswith(linter.suffixes)]
         if work or not linter.suffixes:
-            yield lint(linter, work, root)
+            yield lint(linter, work if linter.takes_files else [], root)
     texts = _texts(root)
     for name, rule in RULES.items():
         began = time.monotonic()

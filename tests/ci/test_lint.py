@@ -2,8 +2,10 @@
 """The house rules and the linter runner: each planted mistake is found, and a missing tool did not run."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 from support.planted import instead, must_be_noticed, planted
 
 from ci import lint as linting
@@ -11,9 +13,16 @@ from ci.lint import RULES, Linter, lint
 from hilgate.errors import Exit
 from hilgate.model.record import Check, Outcome
 
+ROOT = Path(__file__).parents[2]
 HOME = "/".join(("", "home", "someone", "project"))  # spelt so that this file keeps the rule it tests
 INDEX = "https://" + "pypi.example.org/simple"
 
+
+class Unknown(yaml.SafeLoader):
+    """Reads mkdocs.yml, whose tags name functions of Python."""
+
+
+Unknown.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
 
 TWICE = f"{linting.LICENSE}\nclass Same:\n    pass\n\nclass Same:\n    pass\n"
 LATE = f'"""A module."""\n{linting.LICENSE}\n'
@@ -128,6 +137,23 @@ def test_outside_a_repository_is_an_error_and_not_a_pass(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     assert linting.main() == Exit.MISUSE
     assert "not inside a repository" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[gone](gone.md)", "gone.md"), ("[gone](#gone)", "#gone"), ("![gone](gone.png)", "gone.png"), ("fine", "")],
+    ids=["a page", "an anchor", "a picture", "nothing dead"],
+)
+def test_a_dead_link_is_red(tmp_path, text, said):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text(f"# Page\n\n{text}\n")
+    validation = yaml.load((ROOT / "mkdocs.yml").read_text(), Unknown)["validation"]
+    config = {"site_name": "x", "plugins": [], "validation": validation}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(config))
+    (linter,) = [one for one in linting.LINTERS if one.id == "site"]
+    check = lint(linter, [], tmp_path)
+    assert check.outcome is (Outcome.FAIL if said else Outcome.PASS), check.message
+    assert said in check.message
 
 
 def test_files_are_appended_for_linters_that_take_files(tmp_path):

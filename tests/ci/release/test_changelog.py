@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DISTRIBUTIONS = {"ci/hilgate": "pyproject.toml", "kernels/pagedkv": "kernels/pyproject.toml"}
 DISTRIBUTIONS |= {"evals/hileval": "evals/pyproject.toml"}
 """Package -> where its wheel is described."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support import shown
 from support.pipelines import DECLARED
 from support.plans import git, hilgate
 
@@ -21,7 +22,7 @@ from hilgate.declare.init import flow
 from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/how-to/adopt.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 OTHERS = {
@@ -62,24 +63,10 @@ def run(root, line):
     return subprocess.run(["bash", "-c", line], cwd=root, env=env, capture_output=True, text=True, check=False)
 
 
-def session(text):
-    """(command, the lines that must be printed in this order, its exit status) of a block."""
-    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-        command, *lines = part.splitlines()
-        status = int(lines.pop().removeprefix("exit ")) if lines and lines[-1].startswith("exit ") else 0
-        yield command, lines, status
-
-
 @pytest.fixture(scope="module")
 def adopted(acme):
     """The repository after every command of the page, each compared with what the page says."""
-    for kind, text in BLOCKS:
-        for command, lines, status in session(text) if kind == "console" else ():
-            done = run(acme, command)
-            assert done.returncode == status, (command, done.stdout, done.stderr)
-            printed = iter(done.stdout.splitlines())
-            for line in lines:
-                assert any(line.strip() in other for other in printed), (command, line, done.stdout)
+    assert shown.run(PAGE, acme, how=run) == []
     return acme
 
 

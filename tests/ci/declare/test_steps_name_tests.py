@@ -13,7 +13,7 @@ from hilgate.declare.load import load
 from hilgate.evidence import KINDS
 from hilgate.git import tracked_files
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 FILTERS = ("-k", "-m", "--deselect", "--ignore-glob")
 """Options of pytest that leave tests of a folder out, and may leave out all of a file."""

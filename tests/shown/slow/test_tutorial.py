@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tutorial from its first line to its last, with the steps that take minutes."""
+
+from __future__ import annotations
+
+import pytest
+from support import shown
+from support.shown import ROOT
+
+
+@pytest.mark.timeout(1500)
+def test_the_tutorial_shows_what_happens(tmp_path):
+    page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    assert any(one.mark == shown.SLOW for one in shown.commands(page))
+    shown.copy_of_this(tmp_path)
+    assert shown.run(page, tmp_path, slow=True) == []

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages that begin somebody's work are executed: each command that they show ends and prints as they say."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from support import shown
+from support.shown import ROOT
+
+PAGES = ("README.md", "docs/tutorial.md", "docs/how-to/add-a-step.md", "docs/how-to/add-a-queue.md")
+"""`docs/how-to/adopt.md` is another repository's and run by tests/ci/declare/test_adopting.py."""
+MOST_NOT_RUN = 10
+
+
+def text_of(page):
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    shown.copy_of_this(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_what_happens(page, checkout):
+    assert [one for one in shown.commands(text_of(page)) if not one.mark], "a page that shows no command"
+    assert shown.run(text_of(page), checkout) == []
+
+
+def test_what_is_not_run_says_why_and_is_little():
+    pages = [text_of(page) for page in (*PAGES, "docs/how-to/adopt.md")]
+    assert [shown.wrong_marks(page) for page in pages] == [[]] * len(pages)
+    assert sum(len(re.findall(f"^```console {shown.NO_RUN}", page, re.MULTILINE)) for page in pages) <= MOST_NOT_RUN
+
+
+RIGHT = "```console\n$ echo took 3.5 s of 2,000\ntook 1 s of 7\n$ false\nexit 1\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("$ false", "$ hilgate no-such-command", "exit 2, the page says 1"),
+        ("exit 1", "exit 0", "exit 1, the page says 0"),
+        ("took 1 s", "took all of 1 s", "does not print 'took all of 1 s of 7'"),
+    ],
+    ids=["a wrong command", "a wrong status", "a wrong output"],
+)
+def test_a_page_that_lies_is_red(tmp_path, old, new, words):
+    assert shown.run(RIGHT, tmp_path) == []
+    (problem,) = shown.run(RIGHT.replace(old, new), tmp_path)
+    assert words in problem
+
+
+def test_lines_must_be_printed_in_their_order(tmp_path):
+    page = "```console\n$ printf 'one\\ntwo\\n'\n{}\n```\n"
+    assert shown.run(page.format("one\n...\ntwo"), tmp_path) == []
+    assert len(shown.run(page.format("two\none"), tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("mark", "wrong"), [(" no-run:", 1), (" no-run: it asks for a password", 0), (" fast", 1), ("", 0)]
+)
+def test_a_mark_needs_a_reason(mark, wrong):
+    assert len(shown.wrong_marks(f"```console{mark}\n$ true\n```\n")) == wrong
+
+
+@pytest.fixture
+def prerequisites(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "requirements"))
+    import prerequisites
+
+    yield prerequisites.PREREQUISITES
+    sys.modules.pop("prerequisites")
+
+
+def test_the_readme_installs_what_is_asked_for(prerequisites):
+    named = {
+        program: re.search(rf"^ *sudo {program} install ([^#\n]+)", text_of("README.md"), re.MULTILINE)[1].split()
+        for program in ("apt-get", "dnf")
+    }
+    assert sorted(named["apt-get"]) == sorted({one.debian for one in prerequisites})
+    # Fedora's python3 has ensurepip.
+    assert sorted(named["dnf"]) == sorted({one.fedora for one in prerequisites} - {"python3"})
+
+
+def test_every_attack_is_listed_with_what_happens():
+    rows = re.findall(r"^\| (.+) \| (.+) \| `(test_\w+\.py)` \|$", text_of("SECURITY.md"), re.MULTILINE)
+    files = sorted((ROOT / "tests/attacks").glob("test_*.py"))
+    assert sorted(name for _, _, name in rows) == [path.name for path in files]
+    for path in files:
+        said = path.read_text(encoding="utf-8").split('"""')[1]
+        assert said.startswith("Who: "), path
+        assert all(word in said for word in (" What: ", "What must happen: ")), path
