@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SUMMARY = "Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."
 
 SECTIONS = {
-    "Test a change": ("gate", "run", "judge", "plan", "explain"),
+    "Test a change": ("gate", "run", "judge", "plan"),
     "Find the cause": ("recheck", "history"),
     "Kernels and models": ("fit", "explain-kernel"),
     "Declare": ("init", "doctor", "selftest"),

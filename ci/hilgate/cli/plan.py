@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that look and decide but run no step: plan, explain, doctor, explain-kernel, the first screen."""
+"""Commands that look and decide but run no step: plan, doctor, explain-kernel, the first screen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 
 from hilgate import __version__
 from hilgate.cli import SUMMARY, Base, Everything, History, Json, Settings, choice_of, declared, program, repository
-from hilgate.errors import CannotRunHereError, Exit, MisuseError
+from hilgate.errors import CannotRunHereError, Exit
 from hilgate.text import count
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def plan(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show which steps would run, where and why. Runs nothing."""
+    """Show which steps would run, where and why. Runs nothing.
+
+    Of a single step it also shows all that is declared about it, and which files select it.
+    """
     from hilgate.plan.estimate import estimate, last_minutes
     from hilgate.plan.limits import within_limits
     from hilgate.plan.machine import detect
@@ -77,6 +80,8 @@ def plan(
         choice = choice_of(ctx, root, base=base, everything=everything)
         terminal.say(terminal.stderr(), choice.why)
     names, served = tuple(select or ()), tuple(models or ())
+    if len(names) == 1 and not as_json:
+        _show_step(root, names[0], base)
     # Never the history of a checkout, which a change could bring with it.
     built = partial(images, history) if history else None
     made = within_limits(
@@ -98,6 +103,29 @@ def plan(
         terminal.print_plan(terminal.stdout(), made, size, omitted=omitted)
 
 
+def _show_step(root: Path, name: str, base: str | None) -> None:
+    """Print all that is declared about a step, and whether the change since `base` selects it; of an area nothing."""
+    from hilgate import git
+    from hilgate.declare import imports
+    from hilgate.declare.load import load
+    from hilgate.plan.estimate import last_minutes
+    from hilgate.plan.select import select
+    from hilgate.report.terminal import print_step, stdout
+
+    declarations = load(root)
+    found = declarations.step(name)
+    if found is None or name in {area.area for area in declarations.areas}:
+        return
+    rule = ""
+    if base is not None:
+        change = git.inspect(root, base)
+        graph = imports.build(root, declarations.project.python_path)
+        selection = select(declarations.areas, change.files, graph, change.appeared)
+        rule = selection.reasons.get(found[1].key) or selection.omitted[found[1].key]
+    print_step(declarations, *found, rule=rule, last=last_minutes(root))
+    stdout().print()
+
+
 @program.command()
 def init(ctx: typer.Context) -> None:
     """Write the files that a repository needs to use hilgate.
@@ -111,55 +139,6 @@ def init(ctx: typer.Context) -> None:
         sys.stdout.write(f"{'wrote' if written else 'kept '}  {path}\n")
     install = "" if find_spec("pytest") else "pip install pytest, which the steps run; then "
     sys.stdout.write(f"next: {install}hilgate plan\n")
-
-
-@program.command()
-def explain(
-    ctx: typer.Context,
-    step: Annotated[
-        str,
-        typer.Argument(
-            metavar="STEP",
-            autocompletion=declared("steps"),
-            help="Name of a step, or its key with the device (kernels-cache-cpu).",
-        ),
-    ],
-    base: Base = None,
-    as_json: Json = False,
-) -> None:
-    """Show what a step runs and which files select it."""
-    from hilgate import git
-    from hilgate.declare import imports
-    from hilgate.declare.load import load
-    from hilgate.plan.estimate import last_minutes
-    from hilgate.plan.expand import StepExplanation
-    from hilgate.plan.select import select
-    from hilgate.report.terminal import print_step
-    from hilgate.text import suggest
-
-    root = repository(ctx)
-    declarations = load(root)
-    found = declarations.step(step)
-    if found is None:
-        raise MisuseError(
-            f"no step is called {step!r}",
-            where="ci/areas",
-            remedy=suggest(step, [declared.key for _, declared in declarations.steps()]),
-        )
-    rule = ""
-    if base is not None:
-        change = git.inspect(root, base)
-        graph = imports.build(root, declarations.project.python_path)
-        selection = select(declarations.areas, change.files, graph, change.appeared)
-        key = found[1].key
-        rule = selection.reasons.get(key) or selection.omitted[key]
-    if as_json:
-        (area, declared_step), queue_for = found, declarations.queue_for
-        queues = {device: queue_for(declared_step, device) for device in declared_step.devices}
-        answer = StepExplanation(area=area.area, paths=area.paths, step=declared_step, queues=queues, reason=rule)
-        sys.stdout.write(answer.model_dump_json(indent=1, ensure_ascii=True) + "\n")
-    else:
-        print_step(declarations, *found, rule=rule, last=last_minutes(root))
 
 
 @program.command()

@@ -256,20 +256,6 @@ class Diagnosis(StrictModel):
     areas: tuple[Readiness, ...]
 
 
-class StepExplanation(StrictModel):
-    """`hilgate explain STEP --json`: a declared step, and what selects it."""
-
-    schema_version: Literal[1] = 1
-    area: Key
-    paths: tuple[str, ...]
-    """Globs of the area that it belongs to."""
-    step: Step
-    queues: dict[Key, Key | None]
-    """Device -> queue; null where no queue offers it."""
-    reason: str
-    """Why the change selects it or does not; empty where none was named."""
-
-
 def readiness(declarations: Declarations, target: Target) -> list[Readiness]:
     """One entry per area, in declared order."""
     found = []

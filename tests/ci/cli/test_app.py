@@ -204,7 +204,7 @@ def test_ctrl_c_is_one_line_and_130_at_any_moment(repository, code, tmp_path):
         ("gate --steps hyg", {"hygiene"}),
         ("plan rou", {"routing"}),
         ("plan --models pocket", {"pocket-hybrid", "pocket-latent"}),
-        ("explain images-u", {"images-units"}),
+        ("plan images-u", {"images-units"}),
         ("rerun jam", {"jamba2-mini"}),
         ("selftest tile", {"tile-is-block-size"}),
         ("history show --step hyg", {"hygiene"}),

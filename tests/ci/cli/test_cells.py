@@ -15,7 +15,7 @@ from hilgate.model.plan import Plan
 from hilgate.model.record import Check, Record
 from hilgate.model.table import TableFile
 from hilgate.model.verdict import Verdict
-from hilgate.plan.expand import Diagnosis, StepExplanation
+from hilgate.plan.expand import Diagnosis
 
 TESTS = """
 import os, pytest
@@ -45,7 +45,7 @@ GRID = {
     "matrix": {"rows": "fruit", "columns": "way", "file": "cells.json"},
 }
 STEP = "steps/grid-cpu"
-LISTINGS = {Diagnosis: ("doctor",), StepExplanation: ("explain", "grid")}
+LISTINGS = {Diagnosis: ("doctor",)}
 COMMANDS = {"other": writes_findings(passing()), "grid": "python -m pytest tests -q -p no:cacheprovider"}
 
 
@@ -57,8 +57,8 @@ def repository(tmp_path):
     return write_repository(tmp_path, COMMANDS, grid=GRID)
 
 
-def test_explain_tells_of_the_table(repository):
-    assert "fruit x way, in cells.json" in hilgate(repository, "explain", "grid").stdout
+def test_the_plan_of_a_step_tells_of_its_table(repository):
+    assert "fruit x way, in cells.json" in hilgate(repository, "plan", "grid").stdout
 
 
 def cells(folder):

@@ -69,16 +69,22 @@ def test_plan_as_json_is_the_plan_and_nothing_else(hilgate, tmp_path):
     assert Plan.model_validate_json((tmp_path / "plan.json").read_text()) == plan
 
 
-def test_explain_tells_both_kinds_of_key_the_same(hilgate):
-    declared, planned = hilgate("explain", "kernels-cache"), hilgate("explain", "kernels-cache-gfx942")
-    assert declared.stdout == planned.stdout
+def test_a_step_is_shown_with_its_plan_by_either_kind_of_key(hilgate):
+    declared, planned = hilgate("plan", "kernels-cache"), hilgate("plan", "kernels-cache-gfx942")
+    shown = declared.stdout.partition("\n\nPlan of")[0]
+    assert planned.stdout.startswith(shown)
+    assert planned.returncode == Exit.CANNOT_RUN_HERE, "what it is was shown, and why it cannot be planned here"
+    assert all(words in planned.stderr for words in ("needs gfx942", "to do:"))
+    assert "Traceback" not in planned.stderr
     for words in ("ci/areas/kernels.yaml", "amd_mi300_1", "locally only", "hilgate run kernels-cache-gfx950"):
         assert words in declared.stdout
 
 
-def test_explain_as_json_help_and_version(hilgate):
-    answer = json.loads(hilgate("explain", "kernels-cache-cpu", "--json").stdout)
-    assert (answer["step"]["key"], answer["queues"]["gfx942"]) == ("kernels-cache", "amd_mi300_1")
+def test_an_area_is_planned_without_a_step_of_its_name(hilgate):
+    assert hilgate("plan", "hygiene").stdout.startswith("Plan of ")
+
+
+def test_help_and_version(hilgate):
     assert hilgate("-V").stdout == hilgate("--version").stdout
     assert (shown := hilgate("help", "rerun").stdout) == hilgate("rerun", "--help").stdout
     assert "BUILDKITE_ORGANIZATION_SLUG]" in shown
@@ -115,10 +121,8 @@ def test_doctor_names_what_is_missing_and_ends_with_5(hilgate, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["explain", "kernel-cach"], Exit.MISUSE, ["no step is called 'kernel-cach'", "did you mean 'kernels-cache'"]),
         (["plan", "hygeine"], Exit.MISUSE, ["no area or step is called 'hygeine'", "did you mean 'hygiene'"]),
         (["plan", "--base", "no-such-ref"], Exit.MISUSE, ["git knows no commit 'no-such-ref'", "git fetch"]),
-        (["plan", "kernels-cache-gfx942"], Exit.CANNOT_RUN_HERE, ["needs gfx942", "to do:"]),
         (["plann"], Exit.MISUSE, ["plan"]),
         (["--root", "/", "plan"], Exit.MISUSE, ["not inside a repository"]),
     ],
@@ -133,7 +137,7 @@ def test_mistake_has_its_status_a_place_and_a_remedy_and_no_traceback(hilgate, a
 
 
 def test_traceback_comes_with_debug_only(hilgate):
-    assert "Traceback" in hilgate("--debug", "explain", "nothing-like-it").stderr
+    assert "Traceback" in hilgate("--debug", "plan", "nothing-like-it").stderr
 
 
 def test_bug_is_one_line_a_log_and_status_70(tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hilgate explain`, `plan --models`, profiles and minutes as a person meets them, in a small repository."""
+"""`hilgate plan STEP`, `plan --models`, profiles and minutes as a person meets them, in a small repository."""
 
 import json
 import socket
@@ -46,11 +46,11 @@ def test_module_that_a_step_does_not_import_leaves_it_out(repository):
         "reader": "not affected: nothing it imports changed",
         "night": "runs nightly",
     }
-    explained = " ".join(hilgate(repository, "explain", "reader", "--base", "HEAD").stdout.split())
+    explained = " ".join(hilgate(repository, "plan", "reader", "--base", "HEAD").stdout.split())
     assert "this change not affected: nothing it imports changed" in explained
     assert "a changed module that pagedkv.reader imports" in explained
     (repository / "kernels/pagedkv/layout.py").write_text("x = 1")
-    explained = " ".join(hilgate(repository, "explain", "reader", "--base", "HEAD").stdout.split())
+    explained = " ".join(hilgate(repository, "plan", "reader", "--base", "HEAD").stdout.split())
     assert "kernels/pagedkv/layout.py changed, imported by pagedkv.reader" in explained
 
 
@@ -80,4 +80,4 @@ def test_measured_minutes_are_in_the_footer_and_in_the_explanation(repository):
     last.save(repository / MINUTES_FILE)
     assert "(measured for 1 of 2)" in hilgate(repository, "plan").stdout
     assert "about 2 minutes (as declared)" in hilgate(repository, "plan", "--profile", "pr").stdout
-    assert "5 min" in hilgate(repository, "explain", "plain").stdout
+    assert "5 min" in hilgate(repository, "plan", "plain").stdout
