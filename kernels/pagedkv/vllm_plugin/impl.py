@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pagedkv.attention.warm_up import ServiceBounds
     from pagedkv.cache.cache import PagedCache
     from pagedkv.routing import Route
-    from pagedkv.vllm_plugin.metadata import PagedKVMetadata, Part
+    from pagedkv.vllm_plugin.batch import PagedKVMetadata, Part
 
 
 WORTH_SAYING = 0.5
