@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="ARCH",
         action="append",
         choices=("interpreter", "gfx90a", "gfx942", "gfx950", "sm_90"),
-        help="launch interpreted kernels as on this GPU: its tiles, splits and heads a program; may be repeated",
+        help="launch interpreted kernels as on this GPU: its tiles, waves and splits; may be repeated",
     )
 
 

@@ -146,10 +146,6 @@ class Attention:
     """Likewise where K and V are packed: more loads of a tile, with addresses of their own, are in flight there."""
     occupancy: int
     """Programs that shall fit one compute unit."""
-    heads: int
-    """Most KV heads of one program."""
-    seqs: int
-    """Most sequences of one program (decode only)."""
     split_tokens: int
     """Fewest KV tokens worth a partition of their own."""
     programs_per_unit: int

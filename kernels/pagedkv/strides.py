@@ -141,7 +141,7 @@ def locate(table, first, column, mask, BLOCK_SIZE: tl.constexpr, TILE: tl.conste
         column: [n] tokens of the tile, from 0.
         mask: [n] which entries may be looked up; the others are taken as block 0.
         BLOCK_SIZE: Tokens of a block.
-        TILE: Tokens of the tile; 0 if not all tokens are of one sequence.
+        TILE: Tokens of the tile.
         GROUP: Tokens that are known to lie in one block, 1 for no such knowledge.
     """
     if TILE > 0 and BLOCK_SIZE % max(TILE, 1) == 0:

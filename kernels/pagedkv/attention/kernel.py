@@ -11,8 +11,7 @@ sink is one more score of head h that has no value: it takes weight from the oth
 
 A program takes ROWS query rows (tokens x heads of one sequence) and walks over the KV in tiles of TILE tokens of one KV
 head. A tile may straddle blocks of any size. Tokens that no row of the program sees are not loaded, so their blocks may
-hold anything, NaN included. Under Triton's interpreter, where an operation costs the same whatever its size, a program
-takes SEQS sequences and HEADS KV heads at once: see `batching.py`, and read both as 1.
+hold anything, NaN included.
 
 With SPLIT the tiles of a sequence are shared by `splits` programs, and `reduce_kernel` merges their results; the sink
 belongs to the first of them. That number is an argument and no constant: it follows the batch, and a service would
@@ -27,7 +26,6 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from pagedkv.attention.batching import highest, lengths_of, lowest, sequence_of, shared
 from pagedkv.attention.launch import FIXED_SPLITS
 from pagedkv.attention.merge import follow
 from pagedkv.attention.softmax import LN2, LOG2E, log_sum, narrow, online_softmax, reciprocal
@@ -77,17 +75,13 @@ class AttentionOptions(NamedTuple):
     PARTS: int
     """Programs that share the query heads of one KV head."""
     HEAD_PROGRAMS: int
-    """Programs of one query tile: num_kv_heads // HEADS * PARTS."""
-    HEADS: int
-    """KV heads of a program."""
+    """Programs of one query tile: num_kv_heads * PARTS."""
     XCDS: int
     """As `dealt` takes it; 0 for the order as it comes."""
-    SEQS: int
-    """Sequences of a program."""
     TOKENS: int
     """Query tokens of a program."""
     ROWS: int
-    """SEQS * TOKENS * HEADS * GROUP, rounded up to a power of two."""
+    """TOKENS * GROUP, rounded up to a power of two."""
     TILE: int
     """KV tokens of a tile."""
     SPLIT: bool
@@ -140,7 +134,6 @@ class AttentionOptions(NamedTuple):
 class Rows(NamedTuple):
     """The query rows of a program, (token, head) pairs, [ROWS]; a scalar where all rows have the same."""
 
-    seq: Any
     token: Any
     """Among the queries of the sequence."""
     head: Any
@@ -167,15 +160,6 @@ class Queries(NamedTuple):
     window: Any
 
 
-class Columns(NamedTuple):
-    """The columns of a tile, (sequence, token, KV head), [columns]; a scalar where all have the same."""
-
-    seq: Any
-    token: Any
-    """Inside the tile."""
-    head: Any
-
-
 class Bounds(NamedTuple):
     """The KV that a program walks over."""
 
@@ -188,15 +172,13 @@ class Bounds(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """What the columns have in each tile, [columns]; a scalar where all have the same."""
+    """Where the sequence and the KV head of a program lie."""
 
     table: Any
     """Row of the block table."""
     key_head: Any
     """Where the head begins in a token of K, in elements; of V likewise."""
     value_head: Any
-    same: Any
-    """[ROWS, columns or 1] Whether a row is of the column's sequence and KV head."""
 
 
 class Tile(NamedTuple):
@@ -482,21 +464,20 @@ def attend_pairs(state, queries, tile, OPTIONS: tl.constexpr, FULL: tl.constexpr
 
 
 @triton.jit
-def rows_of(first_seq, first_token, first_head, query_start_loc, num_seqs, OPTIONS: tl.constexpr):
-    """Return the rows of a program that begins at this sequence, query token and query head."""
-    TOKEN_ROWS: tl.constexpr = OPTIONS.GROUP * OPTIONS.HEADS
+def rows_of(seq, first_token, first_head, query_start_loc, num_seqs, OPTIONS: tl.constexpr):
+    """Return the rows of a program of this sequence that begins at this query token and query head."""
+    GROUP: tl.constexpr = OPTIONS.GROUP
     row = tl.arange(0, OPTIONS.ROWS)
-    seq = sequence_of(row, first_seq, OPTIONS.TOKENS * TOKEN_ROWS, OPTIONS.SEQS)
     is_seq = seq < num_seqs
     start = tl.load(query_start_loc + seq, mask=is_seq, other=0)
     query_len = tl.load(query_start_loc + seq + 1, mask=is_seq, other=0) - start
-    token = 0 if OPTIONS.DECODE else first_token + row // TOKEN_ROWS
-    head = first_head + row % TOKEN_ROWS
-    live = (row < OPTIONS.SEQS * OPTIONS.TOKENS * TOKEN_ROWS) & (token < query_len)
+    token = 0 if OPTIONS.DECODE else first_token + row // GROUP
+    head = first_head + row % GROUP
+    live = (row < OPTIONS.TOKENS * GROUP) & (token < query_len)
     query_row = (start + token).to(tl.int64)
     channel = tl.arange(0, OPTIONS.PADDED)
     mask = live[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
-    return Rows(seq, token, head, query_row, query_len, live, mask)
+    return Rows(token, head, query_row, query_len, live, mask)
 
 
 @triton.jit
@@ -556,13 +537,11 @@ def start_of(rows, sinks, split, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def columns_of(first_seq, first_head, OPTIONS: tl.constexpr):
-    """Return the columns of a tile of a program that begins at this sequence and KV head."""
-    column = tl.arange(0, OPTIONS.TILE * OPTIONS.HEADS * OPTIONS.SEQS)
-    seq = sequence_of(column, first_seq, OPTIONS.TILE * OPTIONS.HEADS, OPTIONS.SEQS)
-    head = first_head + column % OPTIONS.HEADS
-    token = matched_token(column, OPTIONS.X) if OPTIONS.VALUES_MATCHED else column // OPTIONS.HEADS % OPTIONS.TILE
-    return Columns(seq, token, head)
+def column_tokens(OPTIONS: tl.constexpr):
+    """Return the token of each column of a tile, [TILE]."""
+    column = tl.arange(0, OPTIONS.TILE)
+    # The remainder changes no token. Without it the compiler orders the instructions of the loop otherwise.
+    return matched_token(column, OPTIONS.X) if OPTIONS.VALUES_MATCHED else column % OPTIONS.TILE
 
 
 @triton.jit
@@ -572,42 +551,28 @@ def bounds_of(seq_len, context_len, first_token, window, split, splits, OPTIONS:
     WINDOWED: tl.constexpr = OPTIONS.WINDOWED
     CAUSAL: tl.constexpr = OPTIONS.CAUSAL and not OPTIONS.DECODE
     begin, end = kv_range(seq_len, context_len, first_token, window, OPTIONS.TOKENS, CAUSAL, WINDOWED)
-    least = lowest(begin, OPTIONS.SEQS if WINDOWED else 1)
-    most = highest(end, OPTIONS.SEQS)
-    first_tile, end_tile = tile_range(least, most, split, splits, TILE, OPTIONS.SPLIT, OPTIONS.SPLIT_TILES)
+    first_tile, end_tile = tile_range(begin, end, split, splits, TILE, OPTIONS.SPLIT, OPTIONS.SPLIT_TILES)
     return Bounds(begin, end, first_tile, end_tile)
 
 
 @triton.jit
-def lookup_of(rows, columns, first_head, block_table, stride_table, key, value, OPTIONS: tl.constexpr):
-    """Return what the columns have in each tile."""
-    row_group = tl.arange(0, OPTIONS.ROWS) % (OPTIONS.GROUP * OPTIONS.HEADS) // OPTIONS.GROUP
-    column_group = tl.arange(0, OPTIONS.TILE * OPTIONS.HEADS * OPTIONS.SEQS) % OPTIONS.HEADS
-    same = shared(rows.live, rows.seq, row_group, columns.seq, column_group, OPTIONS.HEADS, OPTIONS.SEQS)
-    table = block_table + columns.seq.to(tl.int64) * stride_table
-    key_head = (first_head if OPTIONS.KEYS_MATCHED else columns.head) * key.head
-    value_head = (first_head if OPTIONS.VALUES_MATCHED else columns.head) * value.head
-    return Lookup(table, key_head, value_head, same)
+def lookup_of(seq, first_head, block_table, stride_table, key, value):
+    """Return where the sequence and the KV head of a program lie."""
+    table = block_table + tl.cast(seq, tl.int64) * stride_table
+    return Lookup(table, first_head * key.head, first_head * value.head)
 
 
 @triton.jit
 def full_range(bounds, context_len, first_token, window, OPTIONS: tl.constexpr):
-    """Return the first tile that every row sees whole, and the one behind the last.
-
-    None where rows and columns are of several sequences or heads.
-    """
-    full_begin, full_end = bounds.first_tile, bounds.first_tile
-    if OPTIONS.SEQS == 1 and OPTIONS.HEADS == 1:
-        begin, end = bounds.begin, bounds.end
-        if OPTIONS.CAUSAL and not OPTIONS.DECODE:
-            end = tl.minimum(end, context_len + first_token + 1)
-        if OPTIONS.WINDOWED and not OPTIONS.DECODE:
-            begin = tl.maximum(begin, context_len + first_token + OPTIONS.TOKENS - window)
-        full_begin, full_end = full_tiles(
-            bounds.first_tile, bounds.end_tile, begin, end, OPTIONS.TILE, OPTIONS.WINDOWED
-        )
-        if not OPTIONS.EVEN_GROUPS:
-            full_end = full_begin  # a token has a stride in them, and there it would be a fraction
+    """Return the first tile that every row sees whole, and the one after the last."""
+    begin, end = bounds.begin, bounds.end
+    if OPTIONS.CAUSAL and not OPTIONS.DECODE:
+        end = tl.minimum(end, context_len + first_token + 1)
+    if OPTIONS.WINDOWED and not OPTIONS.DECODE:
+        begin = tl.maximum(begin, context_len + first_token + OPTIONS.TOKENS - window)
+    full_begin, full_end = full_tiles(bounds.first_tile, bounds.end_tile, begin, end, OPTIONS.TILE, OPTIONS.WINDOWED)
+    if not OPTIONS.EVEN_GROUPS:
+        full_end = full_begin  # a token has a stride in them, and there it would be a fraction
     return full_begin, full_end
 
 
@@ -632,7 +597,7 @@ def value_runs(OPTIONS: tl.constexpr):
 def walk_full_tiles(state, queries, key, value, table, first_head, column_token, end, full, OPTIONS: tl.constexpr):
     """Take the tiles of `full_range`, without a mask; what a row that is not live gets there is not stored.
 
-    The program has one sequence, of which it sees no token from `end` on, and one KV head.
+    The program sees no token from `end` on.
     """
     full_begin, full_end = full
     BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
@@ -684,8 +649,10 @@ def walk_full_tiles(state, queries, key, value, table, first_head, column_token,
 
 
 @triton.jit
-def walk_rest(state, queries, key, value, table, lookup, columns, bounds, full, OPTIONS: tl.constexpr):
-    """Take the tiles at both ends of the full ones, or all tiles of a program of several sequences or heads."""
+def walk_rest(
+    state, queries, rows, key, value, table, first_head, lookup, column_token, bounds, full, OPTIONS: tl.constexpr
+):
+    """Take the tiles at both ends of the full ones, in which not every row sees every token."""
     full_begin, full_end = full
     BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
     TILE: tl.constexpr = OPTIONS.TILE
@@ -696,20 +663,19 @@ def walk_rest(state, queries, key, value, table, lookup, columns, bounds, full, 
     # As `matched_token` orders them, only four neighbours of the columns are neighbours in the tile.
     ALONG: tl.constexpr = 4 if VALUES_MATCHED else X if GROUPED else 1
     if KEYS_MATCHED:
-        place = key_places(columns.token, OPTIONS)
+        place = key_places(column_token, OPTIONS)
     if VALUES_MATCHED:
         run = value_runs(OPTIONS)
     taken = full_end - full_begin
     for rest in tl.range(bounds.first_tile, bounds.end_tile - taken, num_stages=1):
         number = rest + (tl.where(rest < full_begin, 0, taken) if OPTIONS.WINDOWED else taken)
         first = number * TILE
-        token = first + columns.token
+        token = first + column_token
         loaded = (token >= bounds.begin) & (token < bounds.end)
         # Where tokens are neighbours in memory, V is read in groups of X of one block or not at all, so that a lane can
         # read a whole group; what was not asked for is dropped afterwards.
         near = in_groups(token, bounds.begin, bounds.end, X) if GROUPED else loaded
-        OF_ONE: tl.constexpr = TILE if OPTIONS.SEQS == 1 else 0
-        block, offset = locate(lookup.table, first, columns.token, near, BLOCK_SIZE, OF_ONE, ALONG)
+        block, offset = locate(lookup.table, first, column_token, near, BLOCK_SIZE, TILE, ALONG)
         key_loaded, key_block, key_offset = loaded, block, offset
         if KEYS_MATCHED:
             key_loaded = (first + place >= bounds.begin) & (first + place < bounds.end)
@@ -721,12 +687,12 @@ def walk_rest(state, queries, key, value, table, lookup, columns, bounds, full, 
         key_row = key.cache + (key_block * key.block + key_offset * key.token + lookup.key_head)
         k = load_key_tile(key_row, key.inner, key_loaded, OPTIONS, False)
         value_token = value_tokens(value_token, value.token, OPTIONS.PACKING, X, BLOCK_SIZE)
-        seen = lookup.same & loaded[None, :]
+        seen = rows.live[:, None] & loaded[None, :]
         seen = visible(seen, token, queries, OPTIONS)
         key_scale_at, value_scale_at = key.scale, value.scale
         if OPTIONS.SCALES == 2:
-            key_scale_at += block * key.scale_block + offset * key.scale_token + columns.head * key.scale_head
-            value_scale_at += block * value.scale_block + offset * value.scale_token + columns.head * value.scale_head
+            key_scale_at += block * key.scale_block + offset * key.scale_token + first_head * key.scale_head
+            value_scale_at += block * value.scale_block + offset * value.scale_token + first_head * value.scale_head
         value_row = value.cache + (value_block * value.block + value_token + lookup.value_head)
         tile = Tile(k, value_row, near, loaded, seen, token, key_scale_at, value_scale_at)
         state = attend_tile(state, queries, tile, value.inner, OPTIONS, False)
@@ -755,8 +721,8 @@ def write(out, lse, result, row_lse, rows, query_start_loc, split, splits, strid
     """Store the result and the log-sum-exp of each row; with SPLIT as those of a partition."""
     if OPTIONS.SPLIT:
         call_row = rows.row - tl.load(query_start_loc)
-        HEADS: tl.constexpr = OPTIONS.HEAD_PROGRAMS * OPTIONS.HEADS * OPTIONS.GROUP
-        lse_offset = (call_row * HEADS + rows.head) * splits + split
+        NUM_HEADS: tl.constexpr = OPTIONS.HEAD_PROGRAMS * OPTIONS.GROUP
+        lse_offset = (call_row * NUM_HEADS + rows.head) * splits + split
         out_offset = lse_offset * OPTIONS.HEAD_SIZE
     else:
         out_strides, lse_strides = wide(strides.out), wide(strides.lse)
@@ -816,58 +782,56 @@ def attention_kernel(
     # memory.
     program = dealt(tl.program_id(0), programs, OPTIONS.XCDS) if OPTIONS.XCDS > 1 else tl.program_id(0)
     query_tile = program // OPTIONS.HEAD_PROGRAMS
-    first_query_head = program % OPTIONS.HEAD_PROGRAMS * OPTIONS.HEADS * OPTIONS.GROUP
+    first_query_head = program % OPTIONS.HEAD_PROGRAMS * OPTIONS.GROUP
     first_head = first_query_head // (OPTIONS.GROUP * OPTIONS.PARTS)
     split = tl.program_id(1)
     if OPTIONS.DECODE:
-        first_seq = query_tile * OPTIONS.SEQS
+        seq = query_tile
         first_token = 0
-        if OPTIONS.SEQS == 1:
-            # A sequence without a query is padding of a captured graph: its length and its blocks mean nothing. The
-            # length stands in the condition to be on its way while the starts are: a decode step of one short sequence
-            # is a chain of such waits.
-            start = tl.load(query_start_loc + first_seq)
-            end = tl.load(query_start_loc + first_seq + 1)
-            if (end == start) & (tl.load(seq_lens + first_seq) > -2147483648):
-                return
-    else:
-        first_seq = sequence_of_tile(query_start_loc, query_tile, num_seqs, OPTIONS.TOKENS, 128, 1)
-        if first_seq >= num_seqs:
+        # A sequence without a query is padding of a captured graph: its length and its blocks mean nothing. The length
+        # stands in the condition to be on its way while the starts are: a decode step of one short sequence is a chain
+        # of such waits.
+        start = tl.load(query_start_loc + seq)
+        end = tl.load(query_start_loc + seq + 1)
+        if (end == start) & (tl.load(seq_lens + seq) > -2147483648):
             return
-        query_start = tl.load(query_start_loc + first_seq)
+    else:
+        seq = sequence_of_tile(query_start_loc, query_tile, num_seqs, OPTIONS.TOKENS, 128, 1)
+        if seq >= num_seqs:
+            return
+        query_start = tl.load(query_start_loc + seq)
         # The last tokens of a sequence first: they see most, and what starts last should be short (3 % at 4 x 4k).
-        last_token = tl.load(query_start_loc + first_seq + 1) - query_start - 1
+        last_token = tl.load(query_start_loc + seq + 1) - query_start - 1
         TOKENS: tl.constexpr = OPTIONS.TOKENS
-        first_token = (last_token // TOKENS - (query_tile - query_start // TOKENS - first_seq)) * TOKENS
+        first_token = (last_token // TOKENS - (query_tile - query_start // TOKENS - seq)) * TOKENS
         if (first_token < 0) | (first_token > last_token):
             return
-    rows = rows_of(first_seq, first_token, first_query_head, query_start_loc, num_seqs, OPTIONS)
+    rows = rows_of(seq, first_token, first_query_head, query_start_loc, num_seqs, OPTIONS)
     query_offset = rows.row * query_strides[0] + rows.head * query_strides[1]
     # With a window q comes after the bounds, because before them Triton 3.6 reserves scratch on gfx90a; without one it
     # comes before, because after them decode at head size 256 needs four registers more on gfx942, which cost a wave.
     if not OPTIONS.WINDOWED:
         q = load_query(query, query_offset, rows, OPTIONS)
-    columns = columns_of(first_seq, first_head, OPTIONS)
-    seq_len = lengths_of(columns.seq, seq_lens, query_start_loc, num_seqs, OPTIONS.SEQS)
+    column_token = column_tokens(OPTIONS)
+    seq_len = tl.load(seq_lens + seq)
     # With a single query token it sees all tokens, and the causal mask and the window need no further test.
     context_len = seq_len - (1 if OPTIONS.DECODE else rows.query_len)
     position = context_len + rows.token
     bounds = bounds_of(seq_len, context_len, first_token, window, split, splits, OPTIONS)
     if OPTIONS.WINDOWED:
         q = load_query(query, query_offset, rows, OPTIONS)
-    lookup = lookup_of(rows, columns, first_head, block_table, stride_table, key, value, OPTIONS)
+    lookup = lookup_of(seq, first_head, block_table, stride_table, key, value)
     queries = queries_of(q, rows, position, scale, key, slopes, cap_log2e, window, OPTIONS)
     state = start_of(rows, sinks, split, OPTIONS)
 
     # Walk the full tiles.
     full = full_range(bounds, context_len, first_token, window, OPTIONS)
-    table = lookup.table
-    if OPTIONS.SEQS == 1 and OPTIONS.HEADS == 1:
-        table = block_table + tl.cast(first_seq, tl.int64) * stride_table
-        state = walk_full_tiles(state, queries, key, value, table, first_head, columns.token, bounds.end, full, OPTIONS)
+    # The same as `lookup.table`, and made here: where it is made decides the order of instructions in the walk.
+    table = block_table + tl.cast(seq, tl.int64) * stride_table
+    state = walk_full_tiles(state, queries, key, value, table, first_head, column_token, bounds.end, full, OPTIONS)
 
     # Walk the rest.
-    state = walk_rest(state, queries, key, value, table, lookup, columns, bounds, full, OPTIONS)
+    state = walk_rest(state, queries, rows, key, value, table, first_head, lookup, column_token, bounds, full, OPTIONS)
 
     # Write.
     result, row_lse = result_of(state, rows, value, OPTIONS)

@@ -36,9 +36,6 @@ class AttentionLaunch:
     """Query rows of a program, a power of two >= 16."""
     tokens: int
     """Query tokens of a program (1 in decode)."""
-    seqs: int
-    heads: int
-    """KV heads of a program; divides num_kv_heads."""
     parts: int
     """Programs that share the query heads of one KV head, because those of one token do not fit one; divides them."""
     pairs: bool
@@ -77,13 +74,12 @@ def tile_tokens(
     stages: int,
     occupancy: int,
     most: int,
-    columns: int = 1,
     packed: bool = False,
     staged_bytes: int | None = None,
 ) -> int:
     """Return how many tokens of K and V one program holds at once; 0 says that not even 16 fit.
 
-    The two needs of a program with `rows` query rows and a tile of `t` columns of `d` channels (`d` padded to a power
+    The two needs of a program with `rows` query rows and a tile of `t` tokens of `d` channels (`d` padded to a power
     of two), in bytes:
 
     * LDS: first the query, changing its register layout: `rows * d * e` for elements of `e` bytes. Then K and V for
@@ -102,18 +98,17 @@ def tile_tokens(
         arch: Limits of the device.
         head_size: Channels of a head.
         element_bytes: Bytes of one cache element.
-        rows: Query rows of the program (sequences times tokens times heads).
+        rows: Query rows of the program (tokens times heads).
         waves: Waves of the program.
         stages: Pipeline stages that hold a K and a V tile in LDS.
         occupancy: Programs that shall fit a compute unit together.
         most: Where more is no longer faster (tuning data), at least 16.
-        columns: Columns of one token: KV heads times sequences of the program.
         packed: Whether the packing of the cache is not `rows`.
         staged_bytes: Bytes of an element of K and V in a tile, if not those of an element.
     """
     channels = next_power_of_two(head_size)
     query = rows * channels * element_bytes
-    column = columns * channels * (staged_bytes or element_bytes)  # of K or of V, for each token
+    column = channels * (staged_bytes or element_bytes)  # of K or of V, for each token
     wgmma = rows >= arch.operand_from_lds_rows
     copies = 0 if wgmma else min(waves, rows // 16)
     in_flight = 0 if arch.async_copies and stages > 1 else 2
@@ -126,12 +121,12 @@ def tile_tokens(
             return query, stages * 2 * tokens * column
         if padded:
             staged = stages * 2 * tokens * column
-            return (max(query, staged + staged // 64 + rows * tokens * columns * element_bytes),)
+            return (max(query, staged + staged // 64 + rows * tokens * element_bytes),)
         staged = max(1, stages - 1) * 2 * tokens * column
-        return (max(query, staged + rows * tokens * columns * element_bytes),)
+        return (max(query, staged + rows * tokens * element_bytes),)
 
     def registers(tokens: int) -> tuple[int, ...]:
-        scores = (4 + (element_bytes if wgmma else 4)) * rows * tokens * columns
+        scores = (4 + (element_bytes if wgmma else 4)) * rows * tokens
         return 4 * rows * channels, 0 if query_stays(arch, rows) else query, scores, sides * tokens * column
 
     return largest_tile(arch, lds=lds, registers=registers, spare=64, waves=waves, occupancy=occupancy, most=most)
@@ -143,11 +138,6 @@ def query_stays(arch: Arch, rows: int) -> bool:
     64 rows are those of one warpgroup, which holds them in registers: 450 TFLOP/s at 16k tokens instead of 439.
     """
     return rows > arch.operand_from_lds_rows
-
-
-def power_of_two_divisor(n: int, most: int) -> int:
-    """Return the largest power of two that divides n and is at most `most` (>= 1)."""
-    return min(n & -n, 1 << (most.bit_length() - 1))
 
 
 def choose_splits(
@@ -179,15 +169,13 @@ class _Program:
     stages: int
     waves: int
     tokens: int
-    seqs: int
-    heads: int
     parts: int
     group: int
     """Query heads of one KV head that it takes."""
 
     @property
     def rows(self) -> int:
-        return max(16, next_power_of_two(self.tokens * self.seqs * self.group * self.heads))
+        return max(16, next_power_of_two(self.tokens * self.group))
 
 
 def _fitted(
@@ -195,21 +183,17 @@ def _fitted(
     data: Attention,
     *,
     tokens: int,
-    seqs: int,
-    heads: int,
     group: int,
     waves: int,
     stages: int,
     **shape: Any,
 ) -> _Program:
-    """Return the program that fits the arch: as wanted, else with fewer sequences, heads, tokens or query heads.
+    """Return the program that fits the arch: as wanted, else with fewer tokens or query heads.
 
     Args:
         arch: Limits of the device.
         data: Of the phase.
-        tokens: Most query tokens; so `seqs` and `heads`.
-        seqs: See `tokens`.
-        heads: See `tokens`.
+        tokens: Most query tokens.
         group: Query heads of one KV head.
         waves: Most waves.
         stages: Most stages.
@@ -222,19 +206,15 @@ def _fitted(
     # MFMA: each wave has 16 rows of its own while they fit, because waves that share rows all compute their scores.
     alone = arch.operand_from_lds_rows == NEVER
     while True:
-        program = _Program(0, 0, waves, tokens, seqs, heads, parts, group)
+        program = _Program(0, 0, waves, tokens, parts, group)
         rows = program.rows
         used = min(waves, rows // 16) if alone else waves
         # With what is wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages.
-        fit = functools.partial(tile_tokens, arch, rows=rows, columns=heads * seqs, waves=used, **shape)
+        fit = functools.partial(tile_tokens, arch, rows=rows, waves=used, **shape)
         for deep, occupancy in product(range(stages, 0, -1), range(data.occupancy, 0, -1)):
             if tile := fit(stages=deep, occupancy=occupancy):
                 return replace(program, tile=tile, stages=deep, waves=used)
-        if seqs > 1:
-            seqs //= 2
-        elif heads > 1:
-            heads //= 2
-        elif tokens > 1:
+        if tokens > 1:
             tokens //= 2
         elif waves < data.waves:
             waves = data.waves
@@ -288,7 +268,7 @@ def choose(
     programs = (
         NEVER
         if batch_invariant or num_splits is not None
-        else query_tiles(num_tokens, num_seqs, 1, 1, decode=decode) * num_kv_heads
+        else query_tiles(num_tokens, num_seqs, 1, decode=decode) * num_kv_heads
     )
     needed = NEVER if batch_invariant else max_query_len * group
     few = arch.compiled and not decode and needed <= data.few_rows
@@ -308,7 +288,7 @@ def choose(
     pairs = measured is None and arch.code_pairs and quantised and decode and not packed and element_bytes == 2
     if measured is not None:
         tokens = 1 if decode else measured.rows // group
-        program = _Program(measured.tokens, measured.stages, measured.waves, tokens, 1, 1, 1, group)
+        program = _Program(measured.tokens, measured.stages, measured.waves, tokens, 1, group)
         data = replace(
             data,
             split_tokens=measured.split_tokens or data.split_tokens,
@@ -316,17 +296,13 @@ def choose(
         )
     else:
         most_rows = (quantised and data.quantised_rows) or data.rows
-        heads = power_of_two_divisor(num_kv_heads, data.heads)
-        seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
-        tokens, most = 1 if decode else max(1, most_rows // (group * heads)), data.pair_tokens if pairs else data.tokens
+        tokens, most = 1 if decode else max(1, most_rows // group), data.pair_tokens if pairs else data.tokens
         if not (arch.compiled or batch_invariant):
             tokens, most = min(tokens, next_power_of_two(max_query_len)), min(most, next_power_of_two(max_kv_len))
         program = _fitted(
             arch,
             data,
             tokens=tokens,
-            seqs=seqs,
-            heads=heads,
             group=group,
             waves=data.quantised_waves if quantised else data.waves,
             stages=(quantised and data.quantised_stages) or (data.packed_stages if packed else data.stages),
@@ -336,7 +312,7 @@ def choose(
             staged_bytes=read if pairs else element_bytes,
             most=most,
         )
-    tile, tokens, seqs, heads, parts = program.tile, program.tokens, program.seqs, program.heads, program.parts
+    tile, tokens, parts = program.tile, program.tokens, program.parts
     split_tiles = 0
     if batch_invariant:
         split_tiles = max(1, data.fixed_split_tokens // tile)
@@ -344,8 +320,8 @@ def choose(
         num_splits = -(-(max_kv_len + (tile - 1 if windowed else 0)) // (split_tiles * tile))
         num_splits = min(num_splits, FIXED_SPLITS)
     elif num_splits is None:
-        tiles = live_tiles(num_tokens, num_seqs, max_query_len, tokens, seqs, decode=decode)
-        programs = tiles * (num_kv_heads // heads) * parts
+        tiles = live_tiles(num_tokens, num_seqs, max_query_len, tokens, decode=decode)
+        programs = tiles * num_kv_heads * parts
         num_splits = choose_splits(
             programs,
             -(-max_kv_len // tile),
@@ -368,8 +344,6 @@ def choose(
         tile,
         program.rows,
         tokens,
-        seqs,
-        heads,
         parts,
         pairs,
         waves,
@@ -396,19 +370,19 @@ def options(arch: Arch, launch: AttentionLaunch, *, decode: bool) -> dict[str, i
     return {"matrix_instr_nonkdim": 16, "kpack": data.kpack, "waves_per_eu": launch.waves_per_eu}
 
 
-def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decode: bool) -> int:
+def query_tiles(num_tokens: int, num_seqs: int, tokens: int, *, decode: bool) -> int:
     """Return how many query tiles a launch needs without looking at the lengths.
 
-    In decode a program takes `seqs` sequences. Otherwise sequence `s` owns the tiles from
+    In decode a program takes one sequence. Otherwise sequence `s` owns the tiles from
     `query_start_loc[s] // tokens + s` on: at least `ceil(query_len / tokens)` of them whatever the lengths, and
     `num_tokens // tokens + num_seqs` in all.
     """
-    return -(-num_seqs // seqs) if decode else num_tokens // tokens + num_seqs
+    return num_seqs if decode else num_tokens // tokens + num_seqs
 
 
-def live_tiles(num_tokens: int, num_seqs: int, max_query_len: int, tokens: int, seqs: int, *, decode: bool) -> int:
+def live_tiles(num_tokens: int, num_seqs: int, max_query_len: int, tokens: int, *, decode: bool) -> int:
     """Return how many of the `query_tiles` can have a query; the programs of the others end at once."""
-    tiles = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode)
+    tiles = query_tiles(num_tokens, num_seqs, tokens, decode=decode)
     return tiles if decode else min(tiles, num_seqs * -(-max_query_len // tokens))
 
 

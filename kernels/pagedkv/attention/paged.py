@@ -175,7 +175,7 @@ def paged_attention(
         lse_strides = (0, 0) if lse is None else lse.stride()
         num_rows = min(num_tokens, num_seqs * most_queries) * num_q_heads
         partial = (num_rows, splits)
-        tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
+        tiles = query_tiles(num_tokens, num_seqs, launch.tokens, decode=decode)
         dependent = decode and arch.dependent_launches
         # Two bytes at a time, so at even addresses.
         pairs = launch.pairs and all(
@@ -183,7 +183,7 @@ def paged_attention(
             for side, strides in ((cache.key, cache.key_strides), (cache.value, cache.value_strides))
         )
         follows = {"launch_pdl": True} if dependent else {}
-        head_programs = num_kv_heads // launch.heads * launch.parts
+        head_programs = num_kv_heads * launch.parts
         padded = next_power_of_two(head_size)
         # tanh(x) is computed from exp2(2 log2(e) x), so that factor and the cap's go into the one multiplication.
         log2e = math.log2(math.e)
@@ -205,7 +205,7 @@ def paged_attention(
             ),
         )
         # Decode on CDNA: lanes load what MFMA takes from them (`attention.kernel.matched_token`).
-        mfma = decode and arch.operand_from_lds_rows == NEVER and launch.heads * launch.seqs == 1
+        mfma = decode and arch.operand_from_lds_rows == NEVER
         keys_matched = mfma and cache.packing != "rows" and cache.x >= 8 and padded % (4 * cache.x) == 0
         grouped = cache.packing != "rows" and cache.block_size % cache.x == 0
         values_matched = keys_matched and grouped and launch.tile % (4 * cache.x) == 0
@@ -221,9 +221,7 @@ def paged_attention(
             GROUP=num_q_heads // num_kv_heads // launch.parts,
             PARTS=launch.parts,
             HEAD_PROGRAMS=head_programs,
-            HEADS=launch.heads,
             XCDS=launch.xcds,
-            SEQS=launch.seqs,
             TOKENS=launch.tokens,
             ROWS=launch.rows,
             TILE=launch.tile,

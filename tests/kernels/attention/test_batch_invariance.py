@@ -31,21 +31,6 @@ PHASES = {
 COMPANIES = ([2], [0, 2], [4, 2, 3, 1, 0])  # sequence 2 alone, behind another one, and in the midst of all
 
 
-@pytest.fixture
-def one_sequence_a_program(monkeypatch):
-    """As on every GPU. Sequences that share a program share its sums, and numpy's round by place."""
-    real = launch.tuning
-
-    def tuning(arch: str):
-        data = real(arch)
-        return dataclasses.replace(data, decode=dataclasses.replace(data.decode, seqs=1))
-
-    monkeypatch.setattr(launch, "tuning", tuning)
-    launch.choose.cache_clear()
-    yield
-    launch.choose.cache_clear()
-
-
 def same_in_all_companies(data: Batch, bounds: dict[int, dict[str, int]], **options) -> torch.Tensor:
     """Attend all sequences, then those of each company under the bounds of its size: same bits. Returns the first."""
     whole = attend(data, **options)
@@ -58,7 +43,6 @@ def same_in_all_companies(data: Batch, bounds: dict[int, dict[str, int]], **opti
     return whole
 
 
-@pytest.mark.usefixtures("one_sequence_a_program")
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("phase", PHASES)
 def test_fixed_splits_give_the_same_bits(phase, splits, device):
@@ -159,11 +143,8 @@ def test_an_invariant_launch_depends_on_the_model_alone(arch, model, element_byt
             assert each.splits == min(-(-(batch["max_kv_len"] + spare) // length), FIXED_SPLITS)
 
 
-@given(
-    st.sampled_from([name for name in ARCHES if name != "interpreter"]), models, batches, batches, st.integers(1, 64)
-)
+@given(st.sampled_from(list(ARCHES)), models, batches, batches, st.integers(1, 64))
 def test_a_fixed_split_launch_does_not_count_sequences(arch, model, one, other, splits):
-    """On a GPU; the interpreter packs as many sequences into a program as there are."""
     shape = dict(zip(("num_q_heads", "num_kv_heads", "head_size"), model, strict=True))
     shape |= {"element_bytes": 2, "num_splits": splits, "max_query_len": 1, "max_kv_len": 8192}
     counts = [{name: batch[name] for name in ("num_tokens", "num_seqs")} for batch in (one, other)]

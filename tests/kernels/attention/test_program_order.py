@@ -34,13 +34,13 @@ def test_every_program_runs_once_and_those_of_a_die_are_neighbours(programs, dev
 
 @pytest.fixture
 def dies(monkeypatch):
-    """dies(n): launches whose programs are dealt to n dies, each of one KV head and one sequence."""
+    """dies(n): launches whose programs are dealt to n dies."""
     plain = launch.tuning
 
     def use(count):
         def tuned(arch):
             data = plain(arch)
-            decode, prefill = (replace(each, heads=1, seqs=1, xcds=count) for each in (data.decode, data.prefill))
+            decode, prefill = (replace(each, xcds=count) for each in (data.decode, data.prefill))
             return replace(data, decode=decode, prefill=prefill)
 
         monkeypatch.setattr(launch, "tuning", tuned)
