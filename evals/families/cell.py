@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from families.family import FamilyLimit
 
 Outcome = Literal["pass", "fail", "did not run"]
@@ -70,15 +67,3 @@ def worse(one: FamilyCell | None, other: FamilyCell) -> FamilyCell:
         return other
     chosen = max(one, other, key=lambda cell: SEVERITY.index(cell.outcome))
     return replace(chosen, seconds=one.seconds + other.seconds)
-
-
-def write(cells: dict[str, FamilyCell], path: Path) -> None:
-    """Write the cells of a family at once, so that half a run is no result."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({name: asdict(cell) for name, cell in cells.items()}))
-    partial.rename(path)
-
-
-def read(path: Path) -> dict[str, FamilyCell]:
-    """Read what `write` wrote."""
-    return {name: FamilyCell(**cell) for name, cell in json.loads(path.read_text()).items()}

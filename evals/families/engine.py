@@ -31,6 +31,22 @@ if TYPE_CHECKING:
     from families.schedule import Schedule, ScheduledRequest
 
 
+COMMON: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "block_size": 16,
+    "max_model_len": 192,
+    "max_num_seqs": 4,
+    "enable_chunked_prefill": True,
+    "max_num_batched_tokens": 37,  # divides neither the block nor the prompts
+    "enable_prefix_caching": False,
+    "max_logprobs": -1,
+    "num_gpu_blocks_override": 64,
+    "seed": 0,
+}
+"""Arguments of every engine that is driven step by step: a small model, and chunks that end in odd places."""
+
+
 def start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
     """Start an engine.
 

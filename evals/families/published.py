@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from families.cell import FamilyCell
 from families.family import BEHAVIOURS, FAMILIES, TINY_ALONE, UnknownNameError, columns, rows
-from families.fleet import Fleet
+from families.processes import Drivers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -271,7 +271,7 @@ class PublishedCells:
             "published": {checkpoint.slug: asdict(checkpoint) for checkpoint in found.values()},
         }
         # One at a time: an engine, its oracle and their pools are given a GPU.
-        self._fleet = Fleet(folder, list(self._slugs.values()), spec, processes=1, seconds=seconds)
+        self._drivers = Drivers(folder, list(self._slugs.values()), spec, processes=1, seconds=seconds)
 
     def cell(self, name: str, behaviour: str) -> FamilyCell:
         """What became of a cell."""
@@ -279,4 +279,4 @@ class PublishedCells:
             return FamilyCell("did not run", self.not_fetched[name])
         if name in self._unfit:
             return FamilyCell("fail", self._unfit[name])
-        return self._fleet.cells(self._slugs[name])[behaviour]
+        return self._drivers.cells(self._slugs[name])[behaviour]

@@ -82,6 +82,8 @@ def run_gate(
     gate = resolve(name, load_gates(), when=when, of=of, engine=engine)
     if isinstance(gate, ResolvedDrift):
         refuse_options(gate, when, limit, engine)
+    if judge_only and engine is not None:
+        raise MisuseError("--judge-only starts no engine", where=gate.name, remedy="leave --engine out")
     if judge_only:
         checks = judge_stored(gate, out, limit)
     else:

@@ -124,6 +124,7 @@ def test_a_dead_engine_leaves_a_finding_and_no_traceback(run, planted, monkeypat
         (("gate", "poket-hybrid"), 2, "did you mean 'pocket-hybrid'?"),
         (("gate", "pocket-hybrid", "--engine", "sglang"), 2, "sglang"),
         (("gate", "pocket-hybrid", "--judge-only"), 3, "samples.jsonl"),
+        (("gate", "pocket-hybrid", "--judge-only", "--engine", "vllm"), 2, "--judge-only starts no engine"),
         (("record", "pocket-hybrid"), 2, "--"),
         (("accept", "pocket-hybrid", "--by", " "), 2, "--by is empty"),
         (("accept", "pocket-hybrid"), 3, "pocket-hybrid.proposed.json"),

@@ -92,9 +92,9 @@ def _of_checkpoints(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def fleet(request, tmp_path_factory):
+def drivers(request, tmp_path_factory):
     from families.family import columns, rows
-    from families.fleet import GPU, Fleet
+    from families.processes import GPU, Drivers
 
     behaviours = _chosen(request.config, "behaviour")
     families = rows(_chosen(request.config, "family"))
@@ -104,7 +104,7 @@ def fleet(request, tmp_path_factory):
     }
     # On a CPU one: the other cores of a gate have other steps, and the table is none that must wait for all of them.
     processes = min(4, os.cpu_count() or 1) if GPU else 1
-    return Fleet(tmp_path_factory.mktemp("families"), families, spec, processes=processes)
+    return Drivers(tmp_path_factory.mktemp("families"), families, spec, processes=processes)
 
 
 @pytest.fixture(scope="session")
@@ -148,7 +148,7 @@ def _named(config: pytest.Config) -> bool:
 
 
 def _fuzz(config: pytest.Config) -> dict[str, int]:
-    from families.fleet import GPU
+    from families.processes import GPU
 
     examples = config.getoption("schedules", None) or default_schedules(gpu=GPU)
     return {"seed": config.getoption("seed", 1), "examples": examples}

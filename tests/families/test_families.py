@@ -13,8 +13,8 @@ import pytest
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(1500)]
 
 
-def test_cell(cell_of, fleet, record_property, passes):
+def test_cell(cell_of, drivers, record_property, passes):
     family, behaviour = cell_of
     record_property("family", family)
     record_property("behaviour", behaviour)
-    passes(fleet.cells(family)[behaviour])
+    passes(drivers.cells(family)[behaviour])

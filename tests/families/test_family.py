@@ -9,8 +9,8 @@ import pytest
 import yaml
 from support import blocks
 
+from families.drive import not_here
 from families.family import BEHAVIOURS, FAMILIES, PLATFORMS, FamilyDeclarationError, FamilyLimit, another_platform, load
-from families.plans import not_here
 from hilgate.conditions import problem_of
 
 GOOD = """

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from families import checkpoints, mtp
+from families.drive import PREDICTED
 from families.family import FAMILIES
 from families.mtp import Head, WrongDraftError
 from families.oracle import Oracle
-from families.plans import PREDICTED
 from families.probe import Verified
 from families.schedule import prompt
 

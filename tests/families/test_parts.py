@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.model_faults import PLANTS
 
-from families import behaviours, cell, family, judge, plans, schedule
+from families import behaviours, cell, drive, family, judge, schedule
 from families.family import FAMILIES, FamilyLimit
 from families.judge import Tolerance, WrongAnswerError
 from families.schedule import FamilyAnswer, ScheduledRequest, ScheduleLimits
@@ -221,18 +221,11 @@ def test_of_several_engines_the_worst_counts():
             assert cell.worse(cells[one], cells[other]) == cell.FamilyCell(worse, worse, 2.0)
 
 
-def test_half_a_family_is_no_result(tmp_path):
-    cells = {"prefill": cell.FamilyCell("pass", "", 1.5, {"max_abs_err": 1e-6}, {"backend": "ours"})}
-    cell.write(cells, tmp_path / "jamba.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["jamba.json"]
-    assert cell.read(tmp_path / "jamba.json") == cells
-
-
 def test_every_behaviour_is_driven_by_an_engine_of_every_family():
     assert set(behaviours.DRIVEN) == set(family.BEHAVIOURS)
     for name, each in FAMILIES.items():
         for platform in ("cpu", "cuda", "rocm"):
-            driven = [one for plan in plans.plans(each, platform) for one in plan.behaviours]
+            driven = [one for plan in drive.tiny_plans(each, platform) for one in plan.behaviours]
             assert set(family.columns(name, [])) <= set(driven)
 
 

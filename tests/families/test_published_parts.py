@@ -15,7 +15,7 @@ import pytest
 import torch
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from families import checkpoints, judge, plans, published
+from families import checkpoints, drive, engine, judge, published
 from families.family import FAMILIES, UnknownNameError
 from families.judge import Tolerance, WrongAnswerError
 from families.oracle import Oracle, PublishedOracle, plain_torch
@@ -198,8 +198,8 @@ def test_where_texts_part_each_token_must_be_among_the_best_of_the_other():
 
 @pytest.mark.parametrize("block", [16, 48, 544, 784, 1056, 2048])
 def test_requests_reach_across_blocks_and_chunks_end_elsewhere(block):
-    for plan in plans.published_plans(FAMILIES["jamba"], "cpu", block):
-        arguments = plans.COMMON | plan.arguments
+    for plan in drive.published_plans(FAMILIES["jamba"], "cpu", block):
+        arguments = engine.COMMON | plan.arguments
         longest, chunk = arguments["max_model_len"], arguments["max_num_batched_tokens"]
         if plan.behaviours == ("blocks",):
             assert arguments["block_size"] == max(block, 544)
@@ -217,7 +217,7 @@ def test_requests_reach_across_blocks_and_chunks_end_elsewhere(block):
 )
 def test_states_are_float16_only_where_the_interpreter_scans(name, platform, wanted):
     family = FAMILIES[name]
-    for made in (plans.plans(family, platform), plans.published_plans(family, platform, 544)):
+    for made in (drive.tiny_plans(family, platform), drive.published_plans(family, platform, 544)):
         [plan] = [each for each in made if each.behaviours == ("state",)]
         assert plan.arguments["mamba_ssm_cache_dtype"] == wanted
 

@@ -14,9 +14,9 @@ pytest.importorskip("vllm", reason="needs package:vllm")
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import checkpoints, served
+from families import checkpoints, drive
+from families.engine import COMMON
 from families.family import FAMILIES
-from families.plans import COMMON
 from families.published import Checkpoint, PublishedCells, select_rows
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(600)]
@@ -80,12 +80,12 @@ def test_the_engine_that_is_asked_has_room_for_what_it_is_asked_with(monkeypatch
         started.append(arguments)
         return nullcontext(SimpleNamespace(block_size=32))
 
-    monkeypatch.setattr(served, "FamilyEngine", engine)
-    monkeypatch.setattr(served.engine, "register", lambda _family: True)
+    monkeypatch.setattr(drive, "FamilyEngine", engine)
+    monkeypatch.setattr(drive, "register", lambda _family: True)
     checkpoint = Checkpoint("c", str(tmp_path), "lfm2", "float16", 128_000, str(tmp_path))
-    plans = served.PublishedFamily(checkpoint).plans("cpu")
+    plans = drive.PublishedModel(checkpoint).plans("cpu")
     (asked,) = started
-    assert asked["max_model_len"] == served.ASKED
+    assert asked["max_model_len"] == drive.ASKED
     assert asked["num_gpu_blocks_override"] is None, "64 blocks of 32 tokens would hold 2,048"
     reaches = {plan.arguments.get("max_model_len") for plan in plans if plan.behaviours != ("blocks",)}
     assert reaches == {COMMON["max_model_len"]}

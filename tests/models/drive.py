@@ -19,7 +19,7 @@ from vllm import envs
 from vllm.platforms import current_platform
 
 from families import mla_prefill
-from families.engine import answer_of, as_vllm, clean, end_with_parent, register, sampling, shut_down, start
+from families.engine import COMMON, answer_of, as_vllm, clean, end_with_parent, register, sampling, shut_down, start
 from pagedkv.vllm_plugin.errors import NotServedError
 from pagedkv.vllm_plugin.inspect import require_served, served_layers
 
@@ -62,7 +62,7 @@ def serve(
     # On the CPU vLLM's workers would each import everything anew; what a fork of this process has loaded is the same.
     forks = patch(WORKERS, lambda: multiprocessing.get_context("fork")) if current_platform.is_cpu() else nullcontext()
     with forks:
-        llm = start(model, ours=ours, **arguments)
+        llm = start(model, ours=ours, **COMMON | arguments)
     result: dict[str, Any] = {"batches": {}, "refusal": ""}
     if ours:
         result["poisoned_bytes"] = llm.collective_rpc("pagedkv_poison")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from families.fleet import GPU, QUIET, end_group, start, status_of
-from families.plans import COMMON
+from families.processes import GPU, QUIET, end_group, start, status_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,11 +47,16 @@ def spec(
         rows: Whether distributions come back, and not tokens alone.
         prompt_rows: Whether those of prompts too; vLLM then computes all of a prompt, whatever has been cached.
         layout: Physical order of vLLM's KV cache; None leaves it to vLLM.
-        **arguments: Of vLLM's `LLM`, on top of those that all engines share.
+        **arguments: Of vLLM's `LLM`, on top of those that all engines share (`families.engine.COMMON`).
     """
-    engine = COMMON | MEMORY | arguments
     wanted = {"rows": rows, "prompt_rows": rows and prompt_rows}
-    return {"model": model, "ours": ours, "layout": layout, "arguments": engine, "batches": batches} | wanted
+    return {
+        "model": model,
+        "ours": ours,
+        "layout": layout,
+        "arguments": MEMORY | arguments,
+        "batches": batches,
+    } | wanted
 
 
 def run(

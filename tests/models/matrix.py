@@ -15,8 +15,8 @@ from models import engine
 
 from families import checkpoints, plain_attention
 from families.family import FAMILIES, load
-from families.fleet import GPU, IN_PROCESS
 from families.oracle import VOCABULARY, Oracle
+from families.processes import GPU, IN_PROCESS
 from families.schedule import Schedule, ScheduledRequest, prompt, spoken
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import torch
 from models import engine
 
 from families import checkpoints, judge
+from families.engine import COMMON
 from families.family import FAMILIES
-from families.fleet import GPU, IN_PROCESS
 from families.oracle import VOCABULARY, Oracle
+from families.processes import GPU, IN_PROCESS
 from families.schedule import ScheduledRequest, prompt
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(3 * engine.SECONDS + 60)]
@@ -97,7 +98,7 @@ def test_every_prefill_of_a_state_layer_was_ours(runs):
 
 def test_the_whole_kv_pool_was_poisoned(runs):
     served = runs["served"]
-    shape = [engine.COMMON["num_gpu_blocks_override"], 1, served["block_size"], 2 * 32]
+    shape = [COMMON["num_gpu_blocks_override"], 1, served["block_size"], 2 * 32]
     for row in served["batches"]["chunks"]["layers"]:
         assert row["kv_shape"] == shape
         assert row["kv_dtype"] == str(DTYPE).removeprefix("torch.")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import pagedkv
-from families.fleet import GPU
+from families.processes import GPU
 
 if find_spec("vllm") is None:  # imported where it is served; once more here would take seconds
     pytest.skip("needs package:vllm", allow_module_level=True)

@@ -12,7 +12,7 @@ from models import engine
 pytest.importorskip("vllm", reason="needs package:vllm")
 
 from families.family import FAMILIES
-from families.fleet import ENVIRONMENT
+from families.processes import ENVIRONMENT
 from pagedkv.routing.explain import Deployment
 from pagedkv.routing.fit import GIB, Budget, NotAHybridError, fit
 from pagedkv.routing.model_config import read_config

@@ -13,8 +13,8 @@ pytest.importorskip("vllm", reason="needs package:vllm")
 from models import matrix
 
 from families import judge
-from families.fleet import GPU
 from families.plain_attention import E4M3
+from families.processes import GPU
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(2 * matrix.SECONDS + 120)]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from families.fleet import QUIET
+from families.processes import QUIET
 
 ROOT = Path(__file__).parents[2]
 PROMPT = (

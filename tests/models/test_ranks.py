@@ -16,8 +16,8 @@ from models import engine, matrix
 pytest.importorskip("vllm", reason="needs package:vllm")
 
 from families import checkpoints, judge
-from families.fleet import GPU, IN_PROCESS
 from families.oracle import VOCABULARY
+from families.processes import GPU, IN_PROCESS
 from families.schedule import ScheduledRequest, prompt
 
 SECONDS = 600

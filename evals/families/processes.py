@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run families in processes of their own, a few at a time; a crash of one ends no other."""
+"""Processes of their own that start engines: their environment, their start and end, and which families they drive.
+
+It imports no vLLM: whoever waits for an engine needs none.
+"""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import queue
@@ -13,14 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import cache
 from importlib import import_module
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
 
-from families.cell import FamilyCell, read
+from families.cell import FamilyCell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +46,6 @@ QUIET = {
 } | ({} if GPU else {"TRITON_INTERPRET": "1", "PAGEDKV_INTERPRETER": "fast"})
 """Environment of every process that starts engines beside others."""
 
-SPENT = "spent"
-"""Ending of the file that says that a driver is of no use after a family."""
-
 SECONDS = 300
 """Of one family; ten times what it takes on two idle cores."""
 
@@ -64,8 +63,11 @@ ENVIRONMENT = (
 )
 
 
-class Fleet:
-    """Starts at once; results are waited for."""
+class Drivers:
+    """Drives families, a few at a time, each in a process of its own; a crash of one ends no other.
+
+    It starts at once; `cells` waits for a family.
+    """
 
     def __init__(
         self, folder: Path, families: Sequence[str], spec: dict[str, Any], *, processes: int, seconds: int = SECONDS
@@ -73,53 +75,51 @@ class Fleet:
         """Start.
 
         Args:
-            folder: Where specs, logs and results are written.
+            folder: Where logs and checkpoints are written.
             families: Names, in the order in which they are begun; `granite-4.0-h+freed-block` plants a fault.
             spec: `behaviours` (names), `fuzz` (seed and examples), by slug `published` checkpoints, and `plants`, the
                 module of planted faults.
-            processes: How many drivers at a time.
+            processes: How many at a time.
             seconds: When a family is given up.
         """
-        self._folder, self._seconds, self._behaviours = folder, seconds, tuple(spec["behaviours"])
-        self._spec = folder / "spec.json"
-        self._spec.write_text(json.dumps(spec))
-        self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._results: dict[str, Future[dict[str, FamilyCell]]] = {}
+        self._folder, self._spec, self._seconds = folder, spec, seconds
+        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._cells: dict[str, Future[dict[str, FamilyCell]]] = {}
         for name in families:
-            self._results[name] = Future()
-            self._queue.put(name)
-        self._pool = ThreadPoolExecutor(max_workers=processes)
+            self._cells[name] = Future()
+            self._waiting.put(name)
+        pool = ThreadPoolExecutor(max_workers=processes)
         for number in range(processes):
-            self._pool.submit(self._drive, number)
+            pool.submit(self._work, folder / f"driver{number}.log")
 
     def cells(self, family: str) -> dict[str, FamilyCell]:
         """The cells of a family, once it has been driven."""
-        return self._results[family].result()
+        return self._cells[family].result()
 
-    def _drive(self, number: int) -> None:
+    def _work(self, log: Path) -> None:
+        """Drive one family after the other in one process, and go on in another where that one is lost."""
         driver: _Driver | None = None
-        try:
-            while True:
-                name = self._queue.get_nowait()
-                try:
-                    if driver is None:
-                        driver = _Driver(self._spec, self._folder, self._folder / f"driver{number}.log", self._seconds)
-                    cells = driver.run(name)
-                    if driver.spent(name):
-                        driver.end()
-                        driver = None
-                except _DriverError as error:
+        while not self._waiting.empty():
+            try:
+                name = self._waiting.get_nowait()
+            except queue.Empty:  # another thread took the last one
+                break
+            usable = False
+            try:
+                driver = driver or _Driver(self._spec, self._folder, log)
+                cells, usable = driver.run(name, self._seconds)
+            except _DriverError as error:
+                cells = dict.fromkeys(self._spec["behaviours"], FamilyCell("fail", str(error)))
+            except Exception as error:  # noqa: BLE001 - whoever waits for the result must learn of it
+                self._cells[name].set_exception(error)
+                continue
+            finally:
+                if driver is not None and not usable:
+                    driver.end()
                     driver = None
-                    cells = dict.fromkeys(self._behaviours, FamilyCell("fail", str(error)))
-                except Exception as error:  # noqa: BLE001 - whoever waits for the result must learn of it
-                    self._results[name].set_exception(error)
-                    continue
-                self._results[name].set_result(cells)
-        except queue.Empty:
-            pass
-        finally:
-            if driver is not None:
-                driver.end()
+            self._cells[name].set_result(cells)
+        if driver is not None:
+            driver.end()
 
 
 class _DriverError(Exception):
@@ -127,39 +127,39 @@ class _DriverError(Exception):
 
 
 class _Driver:
-    """A process that runs one family after the other."""
+    """A process that drives the families that it is told (`families.drive`)."""
 
-    def __init__(self, spec: Path, folder: Path, log: Path, seconds: int) -> None:
-        self._folder, self._log, self._seconds = folder, log, seconds
-        asked, self._asks = multiprocessing.Pipe(duplex=False)
-        self._process = start("families.drive", log, ENVIRONMENT, spec, folder, asked)
-        asked.close()
+    def __init__(self, spec: dict[str, Any], folder: Path, log: Path) -> None:
+        self._log = log
+        self._told, its_end = multiprocessing.Pipe()
+        self._process = start("families.drive", log, ENVIRONMENT, spec, folder, its_end)
+        its_end.close()  # so that its own end is noticed
 
-    def run(self, family: str) -> dict[str, FamilyCell]:
+    def run(self, family: str, seconds: int) -> tuple[dict[str, FamilyCell], bool]:
         """Drive one family.
 
-        Raises:
-            _DriverError: The process ended, or took longer than it may; it is gone then.
-        """
-        result, deadline = self._folder / f"{family}.json", time.monotonic() + self._seconds
-        with suppress(OSError):  # it has ended, which is what the loop finds
-            self._asks.send(family)
-        while not result.exists():
-            status = status_of(self._process)
-            if status is not None or time.monotonic() > deadline:
-                how = f"took longer than {self._seconds} s" if status is None else f"ended with status {status}"
-                self.end()
-                raise _DriverError(f"the engine's process {how}: {self._last_words()}")
-            time.sleep(0.05)
-        return read(result)
+        Returns:
+            Its cells, and whether the process can drive another one: a kernel may have spoilt the GPU's context.
 
-    def spent(self, family: str) -> bool:
-        """Whether the process is of no use after this family: a kernel of it has spoilt the GPU's context."""
-        return (self._folder / f"{family}.{SPENT}").exists()
+        Raises:
+            _DriverError: The process ended, or took longer than it may.
+        """
+        with suppress(OSError):  # it has ended, which is what is found below
+            self._told.send(family)
+        ready = connection.wait([self._told, self._process.sentinel], timeout=seconds)
+        if self._told in ready:
+            with suppress(EOFError, OSError):
+                answer: tuple[dict[str, FamilyCell], bool] = self._told.recv()
+                return answer
+            connection.wait([self._process.sentinel], timeout=10)  # it has closed its end, and its status comes last
+        status = status_of(self._process)
+        how = f"ended with status {status}" if ready else f"took longer than {seconds} s"
+        raise _DriverError(f"the engine's process {how}: {self._last_words()}")
 
     def end(self) -> None:
         """End the process and whatever it started."""
         end_group(self._process)
+        self._told.close()
 
     def _last_words(self) -> str:
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
