@@ -62,6 +62,7 @@ LINTERS = (
     Linter("ruff-check", "python -m ruff check --quiet ."),
     Linter("ruff-format", "python -m ruff format --check --quiet ."),
     Linter("mypy", "python -m mypy --no-error-summary"),
+    Linter("mypy-workflow", "python -m mypy --no-error-summary .github/rerun.py"),
     Linter("import-contracts", "lint-imports --no-logo"),
     Linter("yamllint", "python -m yamllint --strict", (".yaml", ".yml")),
     Linter(

@@ -264,7 +264,6 @@ class RemoteBuild(BaseModel, frozen=True):
     commit: str
     branch: str
     state: str
-    env: dict[str, Any] = Field(default_factory=dict)
     meta_data: dict[str, Any] = Field(default_factory=dict)
     pull_request: PullRequest | None = None
     jobs: tuple[RemoteJob, ...] = ()
