@@ -78,7 +78,9 @@ def shell(root: Path, line: str) -> subprocess.CompletedProcess[str]:
         "COLUMNS": "500",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    return subprocess.run(["bash", "-c", line], cwd=root, env=env, capture_output=True, text=True, check=False)
+    # One stream, as in a terminal: the order in which lines were printed is part of what a page shows.
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(["bash", "-c", line], cwd=root, env=env, text=True, check=False, **streams)
 
 
 def run(
@@ -94,7 +96,7 @@ def run(
         if command.mark.startswith(NO_RUN) or (command.mark == SLOW and not slow):
             continue
         done = how(root, command.line)
-        printed = f"{done.stdout}\n{done.stderr}"
+        printed = f"{done.stdout}\n{done.stderr or ''}"
         if done.returncode != command.status:
             problems.append(
                 f"$ {command.line}: exit {done.returncode}, the page says {command.status}: {printed[-2000:]}"
