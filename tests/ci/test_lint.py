@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The house rules and the linter runner: each planted mistake is found, and a missing tool did not run."""
 
+import importlib.util
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from support.planted import instead, must_be_noticed, planted
 
 from ci import lint as linting
 from ci.lint import RULES, Linter, lint
+from hilgate.cli.app import program
 from hilgate.errors import Exit
 from hilgate.model.record import Check, Outcome
 
@@ -154,6 +156,20 @@ def test_a_dead_link_is_red(tmp_path, text, said):
     check = lint(linter, [], tmp_path)
     assert check.outcome is (Outcome.FAIL if said else Outcome.PASS), check.message
     assert said in check.message
+
+
+def test_a_command_without_a_sentence_ends_the_build_of_the_site(monkeypatch):
+    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "docs/reference.py")
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    assert "docs/reference/cli.md" in reference.pages()
+    monkeypatch.setattr(program, "registered_commands", [*program.registered_commands])
+
+    @program.command()
+    def silent() -> None: ...
+
+    with pytest.raises(reference.UndocumentedError, match="silent has no sentence"):
+        reference.pages()
 
 
 def test_files_are_appended_for_linters_that_take_files(tmp_path):
