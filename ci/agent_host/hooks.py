@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks of an agent: check that the node is fit before a job, and clean up after it.
 
-    agent/__main__.py hooks admit         called by ci/hooks/pre-bootstrap, before anything of a job runs
-    agent/__main__.py hooks started       called by ci/hooks/pre-command: when the job began
-    agent/__main__.py hooks preflight     called by ci/hooks/pre-command
-    agent/__main__.py hooks postflight    called by ci/hooks/post-command
-    agent/__main__.py hooks upload        called by ci/hooks/post-command
-    agent/__main__.py hooks ended         called by ci/hooks/pre-exit
+    agent_host/__main__.py hooks admit         called by ci/hooks/pre-bootstrap, before anything of a job runs
+    agent_host/__main__.py hooks started       called by ci/hooks/pre-command: when the job began
+    agent_host/__main__.py hooks preflight     called by ci/hooks/pre-command
+    agent_host/__main__.py hooks postflight    called by ci/hooks/post-command
+    agent_host/__main__.py hooks ended         called by ci/hooks/pre-exit
 
 Admit: 0 lets the job in. Anything else refuses it, so that Buildkite gives it to another agent: there is no room for
 the job's own files, or three jobs in a row ended fast without a verdict. The agent is paused with the reason.
@@ -17,15 +16,12 @@ pauses nothing.
 
 Postflight ends what the job left and looks again. Its status is ignored, because a job keeps its own, and it pauses
 nothing: the next job's preflight looks again, and what passes by itself may have passed.
-
-Upload: the job's results, with more patience than the agent itself has. When they do not arrive, a job that passed
-ends with 75 and is run again: nobody could see that it passed.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import json
 import os
 import sys
 import time
@@ -33,12 +29,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_host import endings, gpus, health, host, kernel_log, pause, reap, services, upload
+from agent_host import gpus, health, host, kernel_log, pause, reap
 from hilgate.errors import DeclarationError, Exit, HilgateError, ending
 from hilgate.names import PROJECT_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from agent_host.clone import QueuePromise
 
@@ -67,10 +63,57 @@ class NodeContext:
         return kernel_log.Position(self.env, self.proc / kernel_log.BOOT_ID)
 
 
+def admit(env: Mapping[str, str], temporary: Path) -> int:
+    """Let a job in, or refuse it before anything of it runs: 0, or 75 after the agent was paused.
+
+    The agent gives this hook few variables, and the job's in a file.
+    """
+    env = {**_variables_of_job(env), **env}
+    # With the folder of the checkout, of which pre-bootstrap knows no more than where all of them lie.
+    builds = Path(env.get("BUILDKITE_BUILD_PATH") or reap.BUILDS)
+    folders = {"the job's own files": temporary, "checkouts": builds}
+    least = health.whole_number(env, health.MIN_ROOM, health.MIN_ROOM_MIB)
+    problems = health.room_problems({what: where for what, where in folders.items() if where.is_dir()}, least)
+    minutes = pause.usual_minutes(env)
+    if not problems:
+        try:
+            if why := pause.begins(env, time.time()):
+                problems, minutes = [why], pause.FAST_ENDINGS_MINUTES
+        except OSError as error:
+            state = host.state_file(env, "endings")
+            problems = [f"what this agent remembers cannot be written: {error.strerror} ({state})"]
+    if not problems:
+        return int(Exit.PASS)
+    sys.stdout.write("".join(f"refused: {problem}\n" for problem in problems))
+    pause.take_out(problems, env, minutes)
+    return int(Exit.SICK_NODE)
+
+
+def _variables_of_job(env: Mapping[str, str]) -> dict[str, str]:
+    """Buildkite's variables of the job, as the agent wrote them for this hook; none where the file cannot be read."""
+    try:
+        known = json.loads(Path(env.get("BUILDKITE_ENV_JSON_FILE", "")).read_bytes())
+        return {
+            name: value for name, value in known.items() if name.startswith("BUILDKITE_") and isinstance(value, str)
+        }
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def ended(env: Mapping[str, str]) -> int:
+    """Note how a job ended; the third fast ending without a verdict in a row pauses the agent."""
+    try:
+        if why := pause.ends(env, time.time()):
+            pause.take_out([why], env, pause.FAST_ENDINGS_MINUTES)
+    except OSError as error:
+        sys.stdout.write(f"how this job ended cannot be noted: {error.strerror}\n")
+    return int(Exit.PASS)
+
+
 def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
     """Look at a node, leave the record in the job's folder, and take the agent out of service if it is unfit.
 
-    By hand it writes, uploads, pauses and remembers nothing.
+    By hand it writes, pauses and remembers nothing.
 
     Raises:
         DeclarationError: The queue is unknown, a setting of the agent makes no sense, or a GPU job has no folder.
@@ -86,25 +129,17 @@ def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
     record = health.HealthRecord(step, "before", env.get("BUILDKITE_AGENT_NAME", ""))
     if not by_hand:
         _end_dead_jobs(node)
-    own = _own_problems(node, promise, record, by_hand=by_hand)
-    if not own:
-        record.problems += services.shared_problems(env, checkout, promise.image, patience=_patience(node.env))
-    path = record.write(folder_of_job) if folder_of_job is not None else None
-    if not by_hand:
-        _remember(env, promise.queue, record.problems)
+    _look_before(node, promise, record, by_hand=by_hand)
+    if folder_of_job is not None:
+        record.write(folder_of_job)  # the agent uploads it, also after a failed pre-command hook
     if not record.problems:
         sys.stdout.write(f"~~~ fit for {promise.queue}\n{_table(record)}")
         return int(Exit.PASS)
     sys.stdout.write(f"+++ this node is unfit for {promise.queue}\n{_table(record)}")
     sys.stdout.write("".join(f"unfit: {problem}\n" for problem in record.problems))
     if not by_hand:
-        if path is not None:  # the agent uploads artifacts after a failed pre-command hook too; this does not wait
-            name = str(path.relative_to(checkout))
-            words = ("buildkite-agent", "artifact", "upload", name)
-            if failure := host.run(words, pause.AGENT_SECONDS, cwd=checkout).failure:
-                sys.stdout.write(f"also: {name} could not be uploaded: {failure}\n")
-        usual = pause.usual_minutes(env)
-        pause.take_out(record.problems, env, usual if own else min(usual, pause.SHARED_MINUTES))
+        pause.forget_job(env)
+        pause.take_out(record.problems, env, pause.usual_minutes(env))
         sys.stdout.write("Nothing was learned about the change; another agent takes the job.\n")
     return int(Exit.SICK_NODE)
 
@@ -112,22 +147,17 @@ def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
 def _end_dead_jobs(node: NodeContext) -> None:
     """End what jobs that were killed have left: it would count against this node."""
     left, job = reap.Reaped(), node.env.get("BUILDKITE_JOB_ID", "")
-    reap.end_dead_jobs(reap.Places(node.temporary, endings.BUILDS, node.proc), left, spare=job)
+    reap.end_dead_jobs(reap.Places(node.temporary, reap.BUILDS, node.proc), left, spare=job)
     sys.stdout.write("".join(f"ended {host.printable(line)}\n" for line in left.ended))
     sys.stdout.write("".join(f"note: {host.printable(line)}\n" for line in left.problems))
 
 
-def _patience(env: Mapping[str, str]) -> float:
-    return float(health.whole_number(env, services.PATIENCE, services.PATIENCE_SECONDS))
-
-
-def _own_problems(node: NodeContext, promise: QueuePromise, record: health.HealthRecord, *, by_hand: bool) -> bool:
-    """Look at what is this node's own: disks, Docker, GPUs. Whether it is unfit; the record says why."""
+def _look_before(node: NodeContext, promise: QueuePromise, record: health.HealthRecord, *, by_hand: bool) -> None:
+    """Look at disks and GPUs; the record says what is wrong."""
     least = health.whole_number(node.env, health.MIN_DISK, health.MIN_DISK_GIB)
     for folder in (node.checkout, node.temporary, *([health.DOCKER_ROOT] if promise.image else ())):
         if folder.is_dir():
             record.problems += health.disk_problems(folder, least)
-    record.problems += services.own_problems(promise.image, patience=_patience(node.env))
     if promise.gpus:
         record.problems += gpus.shared_problems(node.env, node.proc)
         end = _look(node, promise, record, idle=True)
@@ -135,16 +165,6 @@ def _own_problems(node: NodeContext, promise: QueuePromise, record: health.Healt
             record.problems += _compute(node, promise)
         if not by_hand and not record.problems and end is not None:
             node.position().save(end)
-    return bool(record.problems)
-
-
-def _remember(env: Mapping[str, str], queue: str, problems: Sequence[str]) -> None:
-    """Note what the look has found. An unfit agent is taken out for it, so how this job ends counts no more."""
-    known = endings.load(env)
-    known.unfit, known.reported = list(problems), bool(problems)
-    with contextlib.suppress(OSError):
-        endings.save(env, known)
-    endings.write_agent(env, known, queue)
 
 
 def started(process: int) -> int:
@@ -239,7 +259,7 @@ def _table(record: health.HealthRecord) -> str:
     return table
 
 
-HOOKS = ("admit", "started", "preflight", "postflight", "upload", "ended")
+HOOKS = ("admit", "started", "preflight", "postflight", "ended")
 
 
 @ending
@@ -262,11 +282,9 @@ def main(words: list[str] | None = None) -> int:
         sys.stdout.write(f"{started(arguments.process)}\n")
         return int(Exit.PASS)
     if arguments.hook == "admit":
-        return endings.admit(env, host.temporary(env))
-    if arguments.hook == "upload":
-        return upload.upload(env, arguments.checkout)
+        return admit(env, host.temporary(env))
     if arguments.hook == "ended":
-        return endings.ended(env)
+        return ended(env)
     cancelled = env.get("BUILDKITE_JOB_CANCELLED") == "true"
     node = NodeContext(env, arguments.checkout, settle_seconds=0.0 if cancelled else SETTLE_SECONDS)
     return postflight(node) if arguments.hook == "postflight" else preflight(node, by_hand=bool(arguments.queue))

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_host import collect, container, endings, host, reap, trust
-from agent_host.services import REGISTRY
+from agent_host import collect, container, host, pause, reap, trust
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
 from hilgate.names import Trust, of_build
 
@@ -313,7 +312,7 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
     else:
         status = _on_host(planned, arguments, env, decided)
     if status != Exit.INTERRUPTED:
-        endings.note_inside(env)
+        pause.note_inside(env)
     return status
 
 
@@ -360,7 +359,7 @@ def _in_container(
     scratch = Path(tempfile.mkdtemp(prefix=f"hilgate-job-{job}-")).resolve()
     try:
         digest = image_digest(planned, env, scratch / "artifacts", local=arguments.results.parent)
-        image = f"{env[REGISTRY].rstrip('/')}/{planned.image}@{digest}" if env.get(REGISTRY) else digest
+        image = f"{env[reap.REGISTRY].rstrip('/')}/{planned.image}@{digest}" if env.get(reap.REGISTRY) else digest
         container.obtain(image)
         reap.note_image(env, image)
         copy_checkout(checkout, planned.commit, scratch / "workspace")

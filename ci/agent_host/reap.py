@@ -21,11 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_host import endings, facts, health, host, services
+from agent_host import health, host
 from hilgate.errors import Exit, ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+BUILDS = Path("/var/lib/buildkite-agent/builds")
+"""`build-path` of ci/agent/buildkite-agent.cfg."""
+
+REGISTRY = "HILGATE_REGISTRY"
+"""Of the agent: where images are pulled from, each below it by its name. Without it an image is taken from this host's
+own store."""
 
 KEEP_FREE = "HILGATE_KEEP_FREE_GIB"
 """Of the agent: room that the reaper keeps on the disks of builds, TMPDIR and Docker. It is more than what makes a node
@@ -194,7 +201,7 @@ def _images(env: Mapping[str, str], now: float, done: Reaped) -> Iterator[tuple[
 
     An image that no registry has is not among them: nobody could pull it again.
     """
-    registry = env.get(services.REGISTRY, "").rstrip("/")
+    registry = env.get(REGISTRY, "").rstrip("/")
     if not registry:
         return
     words = ("docker", "image", "ls", "--digests", f"--filter=reference={registry}/*")
@@ -229,15 +236,12 @@ def reap(places: Places, env: Mapping[str, str]) -> Reaped:
 def main(words: list[str] | None = None) -> int:
     """Reap this machine; 0, or 75 when something stays or a disk has too little room."""
     parser = argparse.ArgumentParser(prog="agent_host.reap", description="End and remove what jobs left.")
-    parser.add_argument(
-        "--builds", type=Path, default=endings.BUILDS, metavar="DIR", help=f"the agents' build-path ({endings.BUILDS})"
-    )
+    parser.add_argument("--builds", type=Path, default=BUILDS, metavar="DIR", help=f"the agents' build-path ({BUILDS})")
     places = Places(host.temporary(os.environ), parser.parse_args(words).builds)
     done = reap(places, os.environ)
     for verb, lines in (("ended", done.ended), ("removed", done.removed)):
         sys.stdout.write("".join(f"{verb} {host.printable(line)}\n" for line in lines))
     sys.stderr.write("".join(f"{host.printable(line)}\n" for line in done.problems))
-    facts.write_host(os.environ, disks(places), done.ended, done.removed, done.problems)
     return int(Exit.SICK_NODE) if done.problems else int(Exit.PASS)
 
 

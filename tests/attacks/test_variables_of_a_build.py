@@ -52,7 +52,6 @@ MORE = (
     "DOCKER_HOST",
     "HOME",
     "TMPDIR",
-    "HILGATE_RESULTS_LOST",
     "XHILGATE_FLOW",
     "HILGATE_FLOWS",
     "http_proxy",

@@ -80,7 +80,6 @@ class FakeNode:
             "HILGATE_STATE": str(self.folder / "state"),
             "HILGATE_MIN_DISK_GIB": "0",
             "PATH": str(self.bin),
-            "HILGATE_PATIENCE_SECONDS": "0",
             "TMPDIR": str(self.temporary),
         }
 

@@ -120,9 +120,8 @@ def test_an_unfit_node_says_why_and_is_taken_out(name: str, node: FakeNode, caps
     out = capsys.readouterr().out
     assert out.startswith("+++ this node is unfit for amd_mi300_8\n")
     assert problem in out
-    upload, pause, reported = node.agent_calls()
+    pause, reported = node.agent_calls()
     assert reported.startswith("annotate --style warning --context node-")
-    assert upload == "artifact upload results/jobs/kernels-gfx942/health-before.json"
     assert pause.startswith("pause --note ")
     assert pause.endswith(f"(hilgate, job {JOB}) --timeout-in-minutes 240")
     assert record.problems[0][:60].replace("\n", " ") in pause
@@ -179,7 +178,7 @@ def test_a_pause_that_fails_is_reported_and_the_status_stays(
     node.program("buildkite-agent", "echo 401 Unauthorized >&2; exit 1")
     assert node.preflight() == 75
     out = capsys.readouterr().out
-    for failed in ("this agent could not be paused", "health-before.json could not be uploaded"):
+    for failed in ("this agent could not be paused", "the build does not report it"):
         assert f"{failed}: buildkite-agent ended with status 1: 401 Unauthorized" in out
 
 
@@ -189,7 +188,7 @@ def test_what_programs_print_cannot_colour_or_move_the_log_and_the_note_is_one_s
     node.process(4242, "evil\n\x1b[31m`$(reboot)`", opens=("/dev/kfd",))
     node.program("amd-smi", r"printf '%0400d\033[2J+++ fit\a\302\260\n' 0; exit 1")
     assert node.preflight() == 75
-    _, pause, _ = node.agent_calls()
+    pause, _ = node.agent_calls()
     note = pause.removeprefix("pause --note ").removesuffix(" --timeout-in-minutes 240")
     assert note.isprintable()
     assert len(note) <= 300
@@ -377,3 +376,17 @@ def test_a_fault_of_the_program_is_recorded_and_not_held_against_the_node(node: 
     node.log(QUIET + FAULT.replace("200", "300"))
     assert node.postflight() == 0
     assert node.record("after").dmesg == (FAULT.replace("[  200", "[300").strip(),)
+
+
+def test_what_a_killed_job_left_is_ended_before_the_node_is_judged(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = "0193a8f2-0000-4000-8000-000000000001"
+    node.program(
+        "docker",
+        f'case "$*" in *--format*hilgate.job*) echo {job} ;;\n'
+        f"*label=hilgate.job={job}) [ -e {node.folder}/gone ] || echo c1 ;;\n"
+        f"rm*) : > {node.folder}/gone ;; esac; exit 0",
+    )
+    assert node.preflight() == 0
+    assert f"ended container c1 of job {job}\n" in capsys.readouterr().out
