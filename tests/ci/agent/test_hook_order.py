@@ -20,7 +20,7 @@ from hilgate.buildkite.steps import RETRY
 if TYPE_CHECKING:
     from pathlib import Path
 
-# `pre-bootstrap` is run by the agent itself, before there is a job to execute (test_chaos.py).
+# `pre-bootstrap` is run by the agent itself, before there is a job to execute.
 OURS = {(AGENT, path.name) for path in (ROOT / "ci/hooks").iterdir() if path.name in PHASES}
 GUARD = (AGENT, "post-checkout")
 THEIRS = {(REPOSITORY, name) for name in ("post-checkout", "pre-command", "command", "post-command", "pre-exit")}
@@ -77,7 +77,7 @@ REAPER = "/usr/bin/python3 -I /opt/hilgate/ci/agent_host/__main__.py reap"
 
 def test_the_service_stops_its_job_at_once_reaps_before_it_starts_and_keeps_its_token_out_of_the_environment() -> None:
     service = (ROOT / "ci/agent/buildkite-agent@.service").read_text()
-    assert UNIT["Service"]["KillSignal"] == "SIGQUIT", "test_chaos.py shows what an agent does with it"
+    assert UNIT["Service"]["KillSignal"] == "SIGQUIT", "after it the agent ends its job with hooks and uploads"
     assert f"ExecStartPre=-{REAPER}\n" in service
     assert UNIT["Service"]["LoadCredential"] == "token:/etc/buildkite-agent/token"
     assert "--token file://${CREDENTIALS_DIRECTORY}/token" in UNIT["Service"]["ExecStart"]

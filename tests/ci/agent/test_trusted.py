@@ -93,3 +93,18 @@ def test_a_release_of_a_commit_that_is_not_on_its_branch_is_refused(tmp_path: Pa
     build = {"BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_BRANCH": "release/0.1", "HILGATE_FLOW": "release"}
     with pytest.raises(CannotRunHereError, match=r"this commit is not on release/0\.1"):
         comparisons.merge_base(comparisons.own_repository(change.theirs, tmp_path), change.env(**build))
+
+
+@pytest.mark.parametrize("lock", ["index.lock", "HEAD.lock", "config.lock", "refs/hilgate/base.lock"])
+def test_a_lock_that_a_killed_git_left_in_a_checkout_stops_nothing(tmp_path: Path, lock: str) -> None:
+    """The agent makes a checkout anew where git fails in it; what decides asks a repository of its own."""
+    change = project(tmp_path)
+    change.write("src/limits.toml", "floor = 0.96\n")
+    change.commit()
+    left = change.theirs / ".git" / lock
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.touch()
+    env = {**os.environ, **change.env(fork=False)}
+    words = [ROOT / "ci/bin/hilgate", "plan", "--profile", "pr"]
+    done = subprocess.run(words, cwd=change.theirs, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
