@@ -53,6 +53,7 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], packages: P
     for document in areas:
         _check_globs(document)
     for document, at, step in steps:
+        _check_tests(document, at, step, packages)
         _check_imports(document, at, step, packages)
     _check_names(areas)
     _check_tables(steps)
@@ -133,9 +134,8 @@ def _check_globs(document: Document[Area]) -> None:
             document.blame(("paths", index), f"not a glob: {error}", "write it as in .gitignore")
 
 
-def _check_imports(document: Document[Area], at: Loc, step: Step, packages: Packages) -> None:
-    """They exist, and what the command itself names is among them: left out, a change to it would not select it."""
-    places = [packages.locate(entry) for entry in step.imports]
+def _check_tests(document: Document[Area], at: Loc, step: Step, packages: Packages) -> None:
+    """What a step names in `tests` exists, and what it does not take out holds tests."""
     tests = [test.removeprefix("!").partition("::")[0] for test in step.tests]
     for position, test in enumerate(tests):
         path = packages.root / test
@@ -143,14 +143,20 @@ def _check_imports(document: Document[Area], at: Loc, step: Step, packages: Pack
             document.blame((*at, "tests", position), f"there is no {test!r}", packages.remedy(test))
         elif not step.tests[position].startswith("!") and not (path.is_file() or any(path.rglob("test_*.py"))):
             document.blame((*at, "tests", position), f"{test!r} holds no test (test_*.py)", packages.remedy(test))
+
+
+def _check_imports(document: Document[Area], at: Loc, step: Step, packages: Packages) -> None:
+    """They exist, and what the command itself names is among them: left out, a change to it would not select it."""
+    places = {entry: packages.locate(entry) for entry in step.imports}
+    tests = {test.removeprefix("!").partition("::")[0] for test in step.tests}
     declared = [entry for entry in step.imports if entry not in tests]
     for position, entry in enumerate(declared):
-        if packages.locate(entry) is None:
+        if places[entry] is None:
             what = f"there is no module or test file {entry!r}"
             document.blame((*at, "imports", position), what, packages.remedy(entry))
     for name in packages.run_by(shlex.split(step.command)) if step.imports else []:
         place = packages.locate(name)
-        if place is not None and not any(other == place or other in place.parents for other in places if other):
+        if place is not None and not {place, *place.parents} & set(places.values()):
             document.blame((*at, "imports"), f"the command runs {name!r}, which is not among them", "add it")
 
 

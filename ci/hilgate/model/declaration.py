@@ -466,8 +466,8 @@ class DeclaredStep(StrictModel):
         )
 
 
-class DeclaredArea(StrictModel):
-    """`ci/areas/*.yaml`: a family of steps and the files that can break them."""
+class _AreaFields(StrictModel):
+    """What an area says of itself, beside its steps."""
 
     area: Key
     """Its name, on the command line and in records."""
@@ -479,6 +479,11 @@ class DeclaredArea(StrictModel):
     """gitignore-style globs; a change to a matching file selects the area."""
     always: bool = False
     """Selected whatever changed."""
+
+
+class DeclaredArea(_AreaFields):
+    """`ci/areas/*.yaml`: a family of steps and the files that can break them."""
+
     steps: tuple[DeclaredStep, ...] = Field(min_length=1)
     """What checks it."""
 
@@ -488,19 +493,9 @@ class DeclaredArea(StrictModel):
         return Area(area=self.area, title=self.title, why=self.why, paths=self.paths, always=self.always, steps=steps)
 
 
-class Area(StrictModel):
+class Area(_AreaFields):
     """An area as it is planned: `DeclaredArea` with each step resolved."""
 
-    area: Key
-    """Its name, on the command line and in records."""
-    title: str
-    """Its heading in reports."""
-    why: str
-    """One sentence: what a green tick of this area tells the reader."""
-    paths: tuple[str, ...] = Field(min_length=1)
-    """gitignore-style globs; a change to a matching file selects the area."""
-    always: bool = False
-    """Selected whatever changed."""
     steps: tuple[Step, ...] = Field(min_length=1)
     """What checks it."""
 
