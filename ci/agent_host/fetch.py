@@ -67,7 +67,7 @@ def fetch(plan: Path, checkout: Path) -> list[str]:
     wanted = [(f"results/jobs/{key}", key) for key in keys]
     wanted += [(f"results/jobs/{key}{RECHECK_SUFFIX}", recheck_key(key)) for key in keys]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(lambda one: download(one[0], one[1], checkout), wanted)
+        found = pool.map(download, *zip(*wanted, strict=True), itertools.repeat(checkout)) if wanted else ()
         return [*itertools.chain.from_iterable(found)]
 
 

@@ -160,6 +160,19 @@ def _section(entry: dict[str, Any], name: str) -> dict[str, Any]:
     raise ValueError(f"{name} is {section!r}")
 
 
+def _bdf(entry: dict[str, Any]) -> str:
+    return host.expect_text(entry.get("bdf", "absent"), "its PCI address", _BDF).lower()
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(_section(entry, "asic").get("market_name", ""))
+
+
+def _ecc(entry: dict[str, Any]) -> int:
+    count = _section(entry, "ecc").get("total_uncorrectable_count", "absent")
+    return host.expect_number(count, "its count of uncorrectable ECC errors")
+
+
 def _arch(entry: dict[str, Any]) -> str:
     named = _section(entry, "asic").get("target_graphics_version", "absent")
     arch = host.expect_text(named, "its gfx arch", _ARCH).lower()
@@ -174,6 +187,14 @@ def _mebibytes(entry: dict[str, Any], key: str) -> int:
         if _is_number(value) and value >= 0 and unit in _MEBIBYTES:
             return int(value * _MEBIBYTES[unit])
     raise ValueError(f"{key} is {quantity!r}")
+
+
+def _total_vram(entry: dict[str, Any]) -> int:
+    return _mebibytes(entry, "total_vram")
+
+
+def _used_vram(entry: dict[str, Any]) -> int:
+    return _mebibytes(entry, "used_vram")
 
 
 def _temperature(entry: dict[str, Any]) -> float:
@@ -196,14 +217,12 @@ def _is_number(value: Any) -> bool:
 
 
 _FACTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "bdf": lambda entry: host.expect_text(entry.get("bdf", "absent"), "its PCI address", _BDF).lower(),
-    "name": lambda entry: str(_section(entry, "asic").get("market_name", "")),
+    "bdf": _bdf,
+    "name": _name,
     "arch": _arch,
-    "vram_total_mib": lambda entry: _mebibytes(entry, "total_vram"),
-    "vram_used_mib": lambda entry: _mebibytes(entry, "used_vram"),
-    "ecc_uncorrectable": lambda entry: host.expect_number(
-        _section(entry, "ecc").get("total_uncorrectable_count", "absent"), "its count of uncorrectable ECC errors"
-    ),
+    "vram_total_mib": _total_vram,
+    "vram_used_mib": _used_vram,
+    "ecc_uncorrectable": _ecc,
     "temperature_c": _temperature,
 }
 """Field of `GpuStatus` -> how it is read."""

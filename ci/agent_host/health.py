@@ -87,6 +87,10 @@ def whole_number(env: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
+def _now() -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat()  # noqa: UP017 - Python 3.10
+
+
 @dataclass
 class HealthRecord:
     """One look at a node; `problems` make it unfit."""
@@ -98,7 +102,7 @@ class HealthRecord:
     gpus: list[GpuStatus] = field(default_factory=list)
     dmesg: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
-    taken: str = field(default_factory=lambda: dt.datetime.now(dt.timezone.utc).isoformat())  # noqa: UP017 - Python 3.10
+    taken: str = field(default_factory=_now)
     began: float = field(default_factory=time.monotonic)
 
     def write(self, folder: Path) -> Path:

@@ -43,6 +43,10 @@ SETTLE_SECONDS = 15.0
 cancelled job, whose hooks have little time."""
 
 
+def _temporary() -> Path:
+    return host.temporary(os.environ)
+
+
 @dataclass(frozen=True)
 class NodeContext:
     """A job's environment and files, where to look at the node, and how long."""
@@ -55,7 +59,7 @@ class NodeContext:
     smi_seconds: float = gpus.SMI_SECONDS
     elements: int = gpus.ELEMENTS
     """Words that the tiny kernel mixes."""
-    temporary: Path = field(default_factory=lambda: host.temporary(os.environ))
+    temporary: Path = field(default_factory=_temporary)
     """Where jobs have their folders."""
 
     def position(self) -> kernel_log.Position:

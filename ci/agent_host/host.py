@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import operator
 import os
 import re
 import shutil
@@ -378,7 +379,7 @@ def left_by(job: str) -> list[Process]:
         size = len(of_job)
         of_job |= {pid for pid in unnamed if known[pid].parent in of_job or known[pid].session in of_job}
     found = [known[pid] for pid in of_job if known[pid].state != ZOMBIE]
-    return sorted(found, key=lambda process: (process.started, process.pid))
+    return sorted(found, key=operator.attrgetter("started", "pid"))
 
 
 def left_folders(temporary: Path, job: str) -> list[Path]:

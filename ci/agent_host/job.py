@@ -26,7 +26,7 @@ import tempfile
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from agent_host import collect, container, host, pause, reap, trust
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
@@ -252,17 +252,25 @@ class Arguments:
         return ["run", self.key, "--plan", plan, "--results", results]
 
 
+def _absolute(text: str) -> Path:
+    return Path(text).absolute()
+
+
+def _interrupted(_number: int, _frame: object) -> NoReturn:
+    sys.exit(Exit.INTERRUPTED)
+
+
 @ending
 def main(words: list[str] | None = None) -> int:
     """Run it; returns the exit status."""
     parser = argparse.ArgumentParser(prog="hilgate job", description="Run one step of a plan.")
     parser.add_argument("key", metavar="KEY", help="planned key of the step")
-    parser.add_argument("--plan", metavar="FILE", required=True, type=lambda text: Path(text).absolute())
-    parser.add_argument("--results", metavar="DIR", required=True, type=lambda text: Path(text).absolute())
+    parser.add_argument("--plan", metavar="FILE", required=True, type=_absolute)
+    parser.add_argument("--results", metavar="DIR", required=True, type=_absolute)
     parser.add_argument("--recheck", action="store_true", help="run only the checks that failed in results/jobs/KEY")
     arguments = Arguments(**vars(parser.parse_args(words)))
     # Until the container runs, a signal only has to leave nothing behind: SystemExit passes every `finally`.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.INTERRUPTED))
+    signal.signal(signal.SIGTERM, _interrupted)
     try:
         return run(arguments, Path.cwd(), os.environ)
     except OSError as error:  # a full disk, a file system that went away: this node, whatever the change is

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import operator
 import os
 import re
 import shutil
@@ -123,7 +124,7 @@ def make_room(places: Places, env: Mapping[str, str], done: Reaped, now: float) 
     idle = [path for path in places.builds.glob("*/*/*") if path.is_dir() and path.parts[-3] not in busy]
     found: list[tuple[float, Path | str]] = [(_used(path), path) for path in idle]
     found += [(used, image) for image, used in _images(env, now, done) if now - used > IN_USE_SECONDS]
-    for used, what in sorted(found, key=lambda one: one[0]):
+    for used, what in sorted(found, key=operator.itemgetter(0)):
         short = _short(places, env)
         on = "builds" if isinstance(what, Path) else "images" if "images" in disks(places) else "scratch"
         if now - used <= UNUSED_SECONDS and on not in short:
