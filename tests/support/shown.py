@@ -64,6 +64,7 @@ def copy_of_this(root: Path) -> None:
     git(root, "init", "-q", "-b", "main")
     git(root, "add", "-A")
     git(root, "commit", "-qm", "a copy")
+    git(root, "remote", "add", "origin", "https://forge.invalid/hilgate")
     git(root, "update-ref", "refs/remotes/origin/main", "HEAD")
     git(root, "symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/main")
 
