@@ -14,7 +14,7 @@ gate: setup  ## plan, run, judge, report: what changed, else the quick steps; AR
 
 # Tests that start no engine and compile for no AMD GPU.
 TESTS := pages site units images-units kernels-cache kernels-attention kernels-mla kernels-semantics kernels-ssd \
-	amdgcn-oracles mamba-kernels vllm-kernels
+	amdgcn-oracles mamba-kernels vllm-kernels-local vllm-operators
 
 test: setup  ## the tests that start no engine, and the ten slowest of them; ARGS names files for plain pytest
 ifeq ($(ARGS),)

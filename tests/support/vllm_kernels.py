@@ -11,6 +11,8 @@ import contextlib
 import functools
 import importlib
 import inspect
+import operator
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -18,6 +20,7 @@ from unittest import mock
 import torch
 
 from pagedkv.audit import imports
+from pagedkv.device import INTERPRETED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,14 +37,56 @@ LAUNCHERS = {
         "key_cache value_cache key value block_tables k_scales v_scales cu_seqlens_kv token_to_batch seq_starts "
         "dequant kv_cache_layout total_tokens"
     ),
+    f"{BACKENDS}.rocm_aiter_fa:reshape_and_cache_shuffle_triton": (
+        "key value key_cache value_cache slot_mapping kv_cache_dtype k_scales v_scales"
+    ),
+    f"{OPS}.triton_reshape_and_cache_flash:triton_reshape_and_cache_flash": (
+        "key value key_cache value_cache slot_mapping kv_cache_dtype k_scale v_scale"
+    ),
+    f"{OPS}.chunked_prefill_paged_decode:chunked_prefill_paged_decode": (
+        "query key value output kv_cache_dtype key_cache value_cache block_table query_start_loc seq_lens max_seq_len "
+        "max_query_len k_scale v_scale sliding_window sm_scale sinks"
+    ),
+    f"{OPS}.prefix_prefill:context_attention_fwd": (
+        "q k v o kv_cache_dtype k_cache v_cache b_loc b_start_loc b_seq_len max_seq_len max_input_len k_scale v_scale "
+        "sliding_window sm_scale sinks"
+    ),
+    f"{OPS}.triton_unified_attention:unified_attention": (
+        "q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal window_size block_table "
+        "softcap q_descale k_descale v_descale seq_threshold_3D num_par_softmax_segments softmax_segm_output "
+        "softmax_segm_max softmax_segm_expsum sinks kv_quant_mode k_scale_cache v_scale_cache"
+    ),
+    f"{OPS}.triton_decode_attention:decode_attention_fwd": (
+        "q k_buffer v_buffer o lse req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size logit_cap "
+        "k_scale v_scale is_mla"
+    ),
+    f"{BACKENDS}.rocm_attn:RocmAttentionImpl.do_kv_cache_update": "self layer key value kv_cache slot_mapping",
+    "vllm._aiter_ops:rocm_aiter_ops.triton_rope_and_cache": (
+        "query key value positions cos_sin_cache is_neox key_cache value_cache layer_slot_mapping k_scale v_scale "
+        "flash_layout apply_scale"
+    ),
 }
 """Launcher -> the parameters that the tests give it. One without a default that is not here is a change, too."""
 
-KERNELS = (f"{BACKENDS}.rocm_aiter_fa:cp_mha_gather_cache_kernel",)
+KERNELS = (
+    f"{BACKENDS}.rocm_aiter_fa:cp_mha_gather_cache_kernel",
+    f"{BACKENDS}.rocm_aiter_fa:reshape_and_cache_shuffle_kernel",
+    f"{OPS}.triton_reshape_and_cache_flash:reshape_and_cache_kernel_flash",
+    f"{OPS}.chunked_prefill_paged_decode:kernel_paged_attention_2d",
+    f"{OPS}.prefix_prefill:_fwd_kernel",
+    f"{OPS}.triton_unified_attention:kernel_unified_attention",
+    f"{OPS}.triton_unified_attention:reduce_segments",
+    f"{OPS}.triton_decode_attention:_fwd_grouped_kernel_stage1",
+    f"{OPS}.triton_decode_attention:_fwd_kernel_stage2",
+)
 """Kernels that those launchers start."""
 
 FP8 = {"gfx942": "e4m3fnuz", "gfx950": "e4m3fn"}
 """vLLM's FP8 format of an arch."""
+
+
+DTYPES = ("float32", "float16") if INTERPRETED else ("float16", "bfloat16")
+"""The interpreter computes no bf16. Compiled, vLLM's products of fp32 are those of tf32, by Triton's default."""
 
 
 class MovedKernelError(Exception):
@@ -70,7 +115,7 @@ def take_arch(name: str) -> None:
 @contextlib.contextmanager
 def on_rocm() -> Iterator[None]:
     """On a CPU, let vLLM's platform say that it is ROCm on the arch."""
-    platforms = importlib.import_module("vllm.platforms")
+    platform = type(importlib.import_module("vllm.platforms").current_platform)
     if torch.cuda.is_available():
         yield
         return
@@ -82,7 +127,6 @@ def on_rocm() -> Iterator[None]:
         "get_device_capability": capability(9, 4 if _Arch.name == "gfx942" else 5),
         "fp8_dtype": getattr(torch, f"float8_{fp8_format()}"),
     }
-    platform = type(platforms.current_platform)
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(platform, name, return_value=answer))
@@ -115,8 +159,11 @@ def module(name: str) -> types.ModuleType:
     # What vLLM loads by platform is loaded as this machine is; only the kernels themselves are asked for as on ROCm.
     for base in ("vllm._custom_ops", "vllm._aiter_ops", "vllm.model_executor.layers.attention"):
         importlib.import_module(base)
+    current = importlib.import_module("vllm.platforms").current_platform
+    # This backend defines its kernels where the platform says ROCm alone; other modules choose options of AMD by it.
+    says = name == f"{BACKENDS}.rocm_aiter_fa" or current.is_rocm()
     try:
-        with on_rocm():
+        with mock.patch.object(type(current), "is_rocm", return_value=says), on_rocm():
             return importlib.import_module(name)
     except ImportError as error:
         raise MovedKernelError(_moved(name, f"cannot be imported: {error}")) from error
@@ -129,10 +176,10 @@ def find(place: str) -> Any:
         MovedKernelError: It is not there.
     """
     where, _, name = place.partition(":")
-    found = getattr(module(where), name, None)
-    if found is None:
-        raise MovedKernelError(_moved(place, "is not there"))
-    return found
+    try:
+        return operator.attrgetter(name)(module(where))
+    except AttributeError:
+        raise MovedKernelError(_moved(place, "is not there")) from None
 
 
 def check_all() -> None:
@@ -197,9 +244,7 @@ def gather(
 ) -> None:
     """`cp_mha_gather_cache_kernel`, as `gather_kv_cache` is called."""
     sides = [_codes(side, cache) for side in _in_rows(cache)]
-    scales = (None, None)
-    if cache.quantisation is not None:
-        scales = (cache.quantisation.key_scale.view(1), cache.quantisation.value_scale.view(1))
+    scales = _scales(cache)
     _launch(
         f"{BACKENDS}.rocm_aiter_fa:cp_mha_gather_cache",
         key_cache=sides[0],
@@ -215,4 +260,270 @@ def gather(
         dequant=cache.quantisation is not None,
         kv_cache_layout="SHUFFLE" if cache.packing == "shuffle" else "NHD",
         total_tokens=len(token_to_seq),
+    )
+
+
+def _scales(cache: PagedCache) -> tuple[Tensor | None, Tensor | None]:
+    """The scales of whole sides, one element each; None where the cache is not quantised."""
+    scaled = cache.quantisation
+    return (None, None) if scaled is None else (scaled.key_scale.view(1), scaled.value_scale.view(1))
+
+
+def _cache_dtype(cache: PagedCache) -> str:
+    return "auto" if cache.quantisation is None else "fp8"
+
+
+def write(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
+    """`reshape_and_cache_kernel_flash`, or `reshape_and_cache_shuffle_kernel`, as `write_kv_cache` is called."""
+    shuffle = cache.packing == "shuffle"
+    sides = _in_rows(cache)
+    scales = _scales(cache)
+    if shuffle:
+        sides = tuple(_codes(side, cache) for side in sides)
+    place = (
+        f"{BACKENDS}.rocm_aiter_fa:reshape_and_cache_shuffle_triton"
+        if shuffle
+        else f"{OPS}.triton_reshape_and_cache_flash:triton_reshape_and_cache_flash"
+    )
+    names = ("k_scales", "v_scales") if shuffle else ("k_scale", "v_scale")
+    _launch(
+        place,
+        key=key,
+        value=value,
+        key_cache=sides[0],
+        value_cache=sides[1],
+        slot_mapping=slots,
+        kv_cache_dtype=_cache_dtype(cache),
+        **dict(zip(names, scales, strict=True)),
+    )
+
+
+def _rocm_platform() -> Any:
+    """vLLM's ROCm platform; where it cannot be imported, a stand-in with the one function that decode asks."""
+    name = "vllm.platforms.rocm"
+    if torch.version.hip:
+        return importlib.import_module(name)
+    stand_in: Any = types.ModuleType(name)
+    stand_in.use_rocm_custom_paged_attention = None
+    return sys.modules.setdefault(name, stand_in)
+
+
+def paged_attention(
+    query: Tensor,
+    cache: PagedCache,
+    out: Tensor,
+    *,
+    scale: float,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    sliding_window: int | None = None,
+    sinks: Tensor | None = None,
+    new: tuple[Tensor, Tensor] | None = None,
+    offer_native: bool = False,
+) -> None:
+    """`chunked_prefill_paged_decode`: `kernel_paged_attention_2d`, and `_fwd_kernel` for sequences of several queries.
+
+    `new` are K and V of the step's own tokens; without them the kernel reads those from the cache, too. The HIP kernel
+    that vLLM prefers where it can is not taken, unless the platform is to offer it for every shape.
+    """
+    one = torch.ones(1, device=query.device)
+    key_scale, value_scale = (one if each is None else each for each in _scales(cache))
+    with mock.patch.object(_rocm_platform(), "use_rocm_custom_paged_attention", return_value=offer_native):
+        _launch(
+            f"{OPS}.chunked_prefill_paged_decode:chunked_prefill_paged_decode",
+            query=query,
+            key=new[0] if new else None,
+            value=new[1] if new else None,
+            output=out,
+            kv_cache_dtype=_cache_dtype(cache),
+            key_cache=cache.key,
+            value_cache=cache.value,
+            block_table=block_table,
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            max_seq_len=max_seq_len,
+            max_query_len=max_query_len,
+            k_scale=key_scale,
+            v_scale=value_scale,
+            sliding_window=sliding_window,
+            sm_scale=scale,
+            sinks=sinks,
+        )
+
+
+def prefix_prefill(
+    query: Tensor,
+    cache: PagedCache,
+    out: Tensor,
+    *,
+    scale: float,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    sliding_window: int | None = None,
+    sinks: Tensor | None = None,
+    new: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """`context_attention_fwd` alone, with every sequence, also those of one query."""
+    one = torch.ones(1, device=query.device)
+    key_scale, value_scale = (one if each is None else each for each in _scales(cache))
+    _launch(
+        f"{OPS}.prefix_prefill:context_attention_fwd",
+        q=query,
+        k=new[0] if new else None,
+        v=new[1] if new else None,
+        o=out,
+        kv_cache_dtype=_cache_dtype(cache),
+        k_cache=cache.key,
+        v_cache=cache.value,
+        b_loc=block_table,
+        b_start_loc=query_start_loc,
+        b_seq_len=seq_lens,
+        max_seq_len=max_seq_len,
+        max_input_len=max_query_len,
+        k_scale=key_scale,
+        v_scale=value_scale,
+        sliding_window=sliding_window,
+        sm_scale=scale,
+        sinks=sinks,
+    )
+
+
+SEGMENTS = 16
+"""NUM_PAR_SOFTMAX_SEGMENTS of the Triton backend."""
+
+
+def unified_attention(
+    query: Tensor,
+    cache: PagedCache,
+    out: Tensor,
+    *,
+    scale: float,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    split: bool = False,
+) -> None:
+    """`kernel_unified_attention`; with `split` over segments of each sequence, and then `reduce_segments`.
+
+    The scratch of the segments is NaN before.
+    """
+    modes = module("vllm.v1.kv_cache_interface").KVQuantMode
+    key, value = (_codes(side, cache) for side in (cache.key, cache.value))
+    scaled = cache.quantisation
+    one = torch.ones(1, device=query.device)
+    per_head = (len(seq_lens), cache.num_kv_heads)
+    more: dict[str, Any] = {"k_descale": one.expand(per_head), "v_descale": one.expand(per_head)}
+    if scaled is not None and scaled.per_token:
+        more |= {"kv_quant_mode": modes.FP8_PER_TOKEN_HEAD}
+        more |= {"k_scale_cache": scaled.key_scale, "v_scale_cache": scaled.value_scale}
+    elif scaled is not None:
+        descales = [each.expand(per_head) for each in _scales(cache) if each is not None]
+        more |= {"kv_quant_mode": modes.FP8_PER_TENSOR, "k_descale": descales[0], "v_descale": descales[1]}
+    rows = (len(query), query.shape[1], SEGMENTS)
+    width = 1 << (query.shape[2] - 1).bit_length()
+    scratch = torch.full((*rows, width + 2), float("nan"), device=query.device)
+    _launch(
+        f"{OPS}.triton_unified_attention:unified_attention",
+        q=query,
+        k=key,
+        v=value,
+        out=out,
+        cu_seqlens_q=query_start_loc,
+        max_seqlen_q=max_query_len,
+        seqused_k=seq_lens,
+        max_seqlen_k=max_seq_len,
+        softmax_scale=scale,
+        causal=True,
+        window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
+        block_table=block_table,
+        softcap=softcap or 0,
+        q_descale=None,
+        sinks=sinks,
+        seq_threshold_3D=len(seq_lens) if split else None,
+        num_par_softmax_segments=SEGMENTS,
+        softmax_segm_output=scratch[..., :width].contiguous(),
+        softmax_segm_max=scratch[..., -2].contiguous(),
+        softmax_segm_expsum=scratch[..., -1].contiguous(),
+        **more,
+    )
+
+
+def mla_decode(
+    query: Tensor,
+    cache: Tensor,
+    out: Tensor,
+    *,
+    latent: int,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    lse: Tensor,
+    splits: int,
+    cache_scale: Tensor | None = None,
+) -> None:
+    """`_fwd_grouped_kernel_stage1` and `_fwd_kernel_stage2` over a cache `[num_blocks, block_size, latent + rope]`.
+
+    The scratch of the splits is NaN before.
+    """
+    one = torch.ones((), device=query.device) if cache_scale is None else cache_scale
+    paged = cache.unsqueeze(2)
+    logits = torch.full((*query.shape[:2], splits, latent + 1), float("nan"), device=query.device)
+    _launch(
+        f"{OPS}.triton_decode_attention:decode_attention_fwd",
+        q=query,
+        k_buffer=paged,
+        v_buffer=paged[..., :latent],
+        o=out,
+        lse=lse,
+        req_to_token=block_table,
+        b_seq_len=seq_lens,
+        attn_logits=logits,
+        num_kv_splits=splits,
+        sm_scale=scale,
+        page_size=cache.shape[1],
+        k_scale=one,
+        v_scale=one,
+        is_mla=True,
+    )
+
+
+def rotate_and_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cache: PagedCache,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slots: Tensor,
+    *,
+    neox: bool,
+) -> None:
+    """aiter's fused rotation and write, through the function by which ROCM_ATTN calls it; Q and K turn in place."""
+    one = torch.ones(1, device=query.device)
+    _launch(
+        "vllm._aiter_ops:rocm_aiter_ops.triton_rope_and_cache",
+        query=query,
+        key=key,
+        value=value,
+        positions=positions,
+        cos_sin_cache=cos_sin,
+        is_neox=neox,
+        key_cache=cache.key,
+        value_cache=cache.value,
+        layer_slot_mapping=slots,
+        k_scale=one,
+        v_scale=one,
+        flash_layout=False,
+        apply_scale=False,
     )
