@@ -299,10 +299,7 @@ def aliases(groups: Mapping[str, Iterable[Access]]) -> list[Broken]:
             if other.any():
                 block, cell = (int(axis[0]) for axis in np.nonzero(other))
                 theirs = int(owner[cells][block, cell])
-                text = (
-                    f"block {block} of {layer} ({access.operator}, {access.side}) and block {theirs} of "
-                    f"{holder[start]} name the same bytes, {int(cells[block, cell])} of the pool"
-                )
+                text = f"block {block} of {layer} and block {theirs} of {holder[start]} name the same bytes"
                 found.setdefault((layer, access.operator), Broken(access.operator, "blocks-of-their-own", text))
                 continue
             owner[cells] = np.broadcast_to(numbers, cells.shape)

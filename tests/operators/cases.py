@@ -132,8 +132,8 @@ def _cross() -> list[Case]:
     """Encoder-decoder models: self-attention and cross-attention take blocks of one pool."""
     shape = {"cross": "ROCM_AITER_UNIFIED_ATTN", "batches": ("prefill", "decode"), "heads": 8, "head_size": 64}
     return [
-        Case(f"cross-attention-beside-{own}-kv{kv_heads}", own, kv_heads=kv_heads, **shape)
-        for own, kv_heads in product(("ROCM_AITER_UNIFIED_ATTN", "ROCM_ATTN"), (2, 4))
+        Case(f"cross-attention-{name}-kv{kv_heads}", own, kv_heads=kv_heads, **shape)
+        for (name, own), kv_heads in product((("unified", "ROCM_AITER_UNIFIED_ATTN"), ("native", "ROCM_ATTN")), (2, 4))
     ]
 
 
