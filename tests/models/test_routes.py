@@ -155,7 +155,8 @@ def test_each_kind_of_layer_is_routed_and_logged_once(monkeypatch, make, builder
 def test_a_measurement_is_logged_on_the_arch_where_it_was_made(make, arch, said):
     request = replace(make().route.request, arch=arch)
     line = routes.log_line(router.route(request, routes.PROVIDERS))
-    assert ("measured: 1.1 to 11.2 times as fast" in line) == said
+    assert ("measured on H200: 1.1 to 11.2 times as fast" in line) == said
+    assert ("; policy: " in line) != said
     assert line.count("pagedkv.paged_attention") == 2
 
 
@@ -183,7 +184,10 @@ def test_a_writer_of_another_packing_refuses_the_layer(monkeypatch, make):
         }
         return replace(preferred, kernel=replace(preferred.kernel, limits=limits))
 
-    data = {task: tuple(map(narrowed, order)) for task, order in candidates.load().items()}
+    data = {
+        arch: {task: tuple(map(narrowed, order)) for task, order in tasks.items()}
+        for arch, tasks in candidates.load().items()
+    }
     monkeypatch.setattr(router, "load", lambda: data)
     make(packing="rows")
     with pytest.raises(errors.UnsupportedFeatureError, match="packing shuffle, takes rows only"):

@@ -8,6 +8,7 @@ without that limit.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,19 @@ FOLDER = Path(__file__).parent / "candidates"
 PREFERENCE = Path(__file__).parent / "preference.toml"
 PROVIDERS = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 """Packages that bring kernels."""
+
+POLICY = "policy"
+MEASURED = "measured on "
+GPU_ARCHES = {
+    "MI250X": "gfx90a",
+    "MI300X": "gfx942",
+    "MI308X": "gfx942",
+    "MI325X": "gfx942",
+    "MI355X": "gfx950",
+    "H100": "sm_90",
+    "H200": "sm_90",
+}
+"""GPUs on which a kernel may have been measured. A time says nothing about another arch."""
 
 _SERVES: dict[str, Task] = {
     "decode": "decode",
@@ -60,19 +74,21 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Preferred:
-    """A place in the order of one task."""
+    """A place in the order of one task on one arch."""
 
     kernel: Kernel
-    basis: str
-    """`measured` or `policy`."""
+    reason: str
+    """`policy`, or `measured on` a GPU of that very arch."""
     why: str
-    arch: str
-    """Where it was measured, if we did that; empty for a policy and for a figure that we read."""
+
+
+Orders = Mapping[str, Mapping[Task, tuple[Preferred, ...]]]
+"""By arch and task the kernels, best first."""
 
 
 @functools.cache
-def load() -> Mapping[Task, tuple[Preferred, ...]]:
-    """Return the kernels of each task, best first.
+def load() -> Orders:
+    """Return the kernels of each task on each arch, best first.
 
     Raises:
         InvalidFileError: the data is incomplete or contradicts itself.
@@ -99,28 +115,38 @@ def read_kernels(text: str, provider: str) -> dict[str, Kernel]:
     return kernels
 
 
-def read_preference(text: str, kernels: Mapping[str, Kernel]) -> dict[Task, tuple[Preferred, ...]]:
-    """Read the order of the kernels of each task.
+def read_preference(text: str, kernels: Mapping[str, Kernel]) -> Orders:
+    """Read the order of the kernels of each task on each arch.
 
     Raises:
-        InvalidFileError: a kernel is missing in a task that it does, or is named in one that it does not; or a branch
-            of one kernel is no kernel that reads the same cache.
+        InvalidFileError: a task of an arch has no order or two; a kernel is missing in a task that it does, or is named
+            in one that it does not; a place rests on a measurement on another arch; or a branch of one kernel is no
+            kernel that reads the same cache.
     """
     where = "preference.toml"
-    tables = toml.parse(where, text, TASKS, every=True)
-    order: dict[Task, tuple[Preferred, ...]] = {}
-    for task in TASKS:
-        able = {name for name, kernel in kernels.items() if task in kernel.tasks}
-        entries = toml.rows(f"{where}: {task}", tables[task])
-        named = [entry.get("kernel") for entry in entries]
-        if sorted(map(str, named)) != sorted(able):
-            raise InvalidFileError(f"{where}: {task}: got {named}; expected each of {sorted(able)} once.")
-        order[task] = tuple(_read_preferred(f"{where}: {task}", entry, kernels) for entry in entries)
+    found: dict[str, dict[Task, tuple[Preferred, ...]]] = {arch: {} for arch in ARCHES}
+    for number, table in enumerate(toml.rows(where, toml.parse(where, text, ["order"], every=True)["order"]), 1):
+        order = f"{where}: order {number}"
+        toml.among(f"{order}: keys", table, ["arches", *TASKS])
+        arches = table.get("arches")
+        if not isinstance(arches, list) or not arches:
+            raise InvalidFileError(f"{order}: arches: got {arches!r}; expected a list of {', '.join(ARCHES)}.")
+        toml.among(f"{order}: arches", arches, ARCHES)
+        for task in TASKS:
+            if task not in table:
+                continue
+            places = _read_order(f"{order}: {task}", task, toml.rows(f"{order}: {task}", table[task]), arches, kernels)
+            for arch in arches:
+                if task in found[arch]:
+                    raise InvalidFileError(f"{order}: {task}: {arch} has an order already; expected one.")
+                found[arch][task] = places
+    if lacking := [f"{task} on {arch}" for arch, tasks in found.items() for task in TASKS if task not in tasks]:
+        raise InvalidFileError(f"{where}: no order of {', '.join(lacking)}. Add the arch to an order of that task.")
     for kernel in kernels.values():
         for branch in kernel.limits["batch_size"].branches if set(kernel.tasks) & set(READERS) else ():
             if branch not in kernels or not set(kernel.tasks) <= set(kernels[branch].tasks):
                 raise InvalidFileError(f"{kernel.name}: batch_size: {branch} is no kernel that does {kernel.tasks[0]}.")
-    return order
+    return found
 
 
 def _read_kernel(where: str, provider: str, entry: Mapping[str, object]) -> Kernel:
@@ -144,13 +170,38 @@ def _read_kernel(where: str, provider: str, entry: Mapping[str, object]) -> Kern
     return replace(kernel, limits={key: parse_limit(f"{where}: {key}", limits[key]) for key in stated(tasks)})
 
 
-def _read_preferred(where: str, entry: Mapping[str, object], kernels: Mapping[str, Kernel]) -> Preferred:
-    keys, arch = set(entry) - {"arch"}, str(entry.get("arch", ""))
-    if keys != {"kernel", "basis", "why"} or entry["basis"] not in {"measured", "policy"} or not entry["why"]:
-        raise InvalidFileError(f"{where}: got {dict(entry)}; expected kernel, basis (measured or policy) and why.")
-    if arch and (entry["basis"] != "measured" or arch not in ARCHES):
+def _read_order(
+    where: str,
+    task: Task,
+    entries: list[dict[str, object]],
+    arches: list[str],
+    kernels: Mapping[str, Kernel],
+) -> tuple[Preferred, ...]:
+    able = {name for name, kernel in kernels.items() if task in kernel.tasks}
+    named = [entry.get("kernel") for entry in entries]
+    if sorted(map(str, named)) != sorted(able):
+        raise InvalidFileError(f"{where}: got {named}; expected each of {sorted(able)} once.")
+    return tuple(_read_preferred(where, entry, arches, kernels) for entry in entries)
+
+
+def _read_preferred(
+    where: str, entry: Mapping[str, object], arches: list[str], kernels: Mapping[str, Kernel]
+) -> Preferred:
+    where = f"{where}: {entry['kernel']}"
+    if set(entry) != {"kernel", "reason", "why"} or not entry["why"]:
+        raise InvalidFileError(f"{where}: got {dict(entry)}; expected kernel, reason and why.")
+    reason, why = str(entry["reason"]), str(entry["why"])
+    gpu = reason.removeprefix(MEASURED)
+    if reason != POLICY and (not reason.startswith(MEASURED) or gpu not in GPU_ARCHES):
         raise InvalidFileError(
-            f"{where}: arch: got {arch!r} with basis {entry['basis']}; expected that of a measurement, one of "
-            f"{', '.join(ARCHES)}."
+            f"{where}: reason: got {reason!r}; expected {POLICY!r}, or {MEASURED!r} and one of {', '.join(GPU_ARCHES)}."
         )
-    return Preferred(kernels[str(entry["kernel"])], str(entry["basis"]), str(entry["why"]), arch)
+    # A policy is no measurement, so that no time of another GPU may stand in its words either.
+    cited = [name for name in GPU_ARCHES if re.search(rf"\b{name}\b", f"{reason} {why}")]
+    for name in cited:
+        if elsewhere := [arch for arch in arches if arch != GPU_ARCHES[name]]:
+            raise InvalidFileError(
+                f"{where}: got a time of the {name} ({GPU_ARCHES[name]}) as the reason for {', '.join(elsewhere)}; "
+                f"expected a measurement on that arch. Say {POLICY!r} and what it rests on."
+            )
+    return Preferred(kernels[str(entry["kernel"])], reason, why)

@@ -11,6 +11,7 @@ from pagedkv.arch import limits
 from pagedkv.errors import MisuseError
 from pagedkv.launch import tuning
 
+from .candidates import GPU_ARCHES, MEASURED, POLICY
 from .model_config import hybrid_block_size, layer_kinds, recurrent_state
 from .request import ELEMENT_BYTES, Dtype, KvCacheDtype, KvScales, Phase, Request, Sides
 from .router import Choice, NoKernelError, Route, route
@@ -158,14 +159,17 @@ def _scan(kind: Kind, state: State | None, deployment: Deployment) -> Choice | N
         return None
     theirs, (_, head_size, size) = "vllm._mamba_chunk_scan_combined_fwd", state.shapes[1]
     data = tuning(deployment.arch).scan_of(head_size, size, element_bytes=2)
+    measured = deployment.arch == GPU_ARCHES["H200"]  # a time of it says nothing about another arch
     why = (
         f"with PAGEDKV_SSD=1 ({data.channels} channels a program, tiles of {data.tile} tokens, {data.waves} waves): "
-        "one walk, or two where heads are few, in the place of vLLM's five kernels; "
-        "0.97 to 2.93 times as fast as vLLM's on an H200 (benchmarks/README.md). It compiles where vLLM's do not: "
+        "one walk, or two where heads are few, in the place of vLLM's five kernels"
+        + ("; 0.97 to 2.93 times as fast as vLLM's on an H200 (benchmarks/README.md)" if measured else "")
+        + ". It compiles where vLLM's do not: "
         "Triton 3.6.0 for AMD, once a sequence goes on from a state. Unset, or where vLLM's takes other arguments than "
         "those of 0.32, it stays vLLM's."
     )
-    return Choice("prefill", "pagedkv.ssd_prefill", "measured", why, also=(theirs,))
+    reason = f"{MEASURED}H200" if measured else POLICY
+    return Choice("prefill", "pagedkv.ssd_prefill", reason, why, also=(theirs,))
 
 
 def _common(source: Kind | Deployment) -> dict[str, Any]:

@@ -89,14 +89,12 @@ class Choice:
     kernel: str | None
     """None where the layer needs nobody for the task."""
     basis: str
-    """`measured` or `policy`: what its place in the order rests on; `need` where nobody is needed."""
+    """What its place in the order rests on: `policy` or `measured on <GPU>`; `need` where nobody is needed."""
     why: str
     also: tuple[str, ...] = ()
     """Kernels that could serve it too, and come later in the order."""
     rejected: tuple[Rejection, ...] = ()
     """Kernels that do the task and cannot serve this layer, in the order of preference."""
-    arch: str = ""
-    """Where its place in the order was measured, if we did that."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,9 @@ class Route:
     gather: Choice
 
     def __post_init__(self) -> None:
-        kernels = {preferred.kernel.name: preferred.kernel for task in TASKS for preferred in load()[task]}
+        kernels = {
+            preferred.kernel.name: preferred.kernel for task in TASKS for preferred in load()[self.request.arch][task]
+        }
         for choice in self.choices:
             if choice.kernel is None:
                 continue
@@ -181,7 +181,7 @@ def mismatches(kernel: Kernel, request: Request, task: Task) -> tuple[Mismatch, 
 def _branch_mismatches(kernel: Kernel, request: Request, task: Task) -> list[Mismatch]:
     """What the kernels lack between which this one changes by the size of the batch."""
     limit = kernel.limits["batch_size"]
-    kernels = {preferred.kernel.name: preferred.kernel for preferred in load()[task]}
+    kernels = {preferred.kernel.name: preferred.kernel for preferred in load()[request.arch][task]}
     found = []
     for branch in limit.branches:
         if lacks := mismatches(kernels[branch], request, task):
@@ -204,7 +204,7 @@ def _choose(request: Request, providers: Collection[str], task: Task) -> Choice:
     """
     able: list[Preferred] = []
     rejected: list[Rejection] = []
-    for preferred in load()[task]:
+    for preferred in load()[request.arch][task]:
         if preferred.kernel.provider not in providers:
             continue
         lacks = mismatches(preferred.kernel, request, task)
@@ -226,7 +226,7 @@ def _choose(request: Request, providers: Collection[str], task: Task) -> Choice:
             "each of them serves this layer, so the batch size does not matter."
         )
     also = tuple(preferred.kernel.name for preferred in others)
-    return Choice(task, first.kernel.name, first.basis, why, also, tuple(rejected), first.arch)
+    return Choice(task, first.kernel.name, first.reason, why, also, tuple(rejected))
 
 
 def _needs_gather(kernel: Kernel, request: Request) -> bool:
@@ -246,7 +246,9 @@ def _gather_mismatch(kernel: Kernel, request: Request, providers: Collection[str
 
 def _gather(request: Request, providers: Collection[str], reader: Choice) -> Choice:
     """Choose who gathers the context for the reader of longer queries, if that needs it."""
-    (kernel,) = [preferred.kernel for preferred in load()["prefill"] if preferred.kernel.name == reader.kernel]
+    (kernel,) = [
+        preferred.kernel for preferred in load()[request.arch]["prefill"] if preferred.kernel.name == reader.kernel
+    ]
     if _needs_gather(kernel, request):
         return _choose(request, providers, "gather")
     why = f"{kernel.name} reads the cache itself" if kernel.reads == "cache" else "phase prefill has no context"

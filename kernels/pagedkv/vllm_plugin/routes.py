@@ -162,7 +162,8 @@ def route_in_pool(request: Request, block_size: int, sides: Sides) -> Route:
 
 def admits(feature: str, value: object) -> bool:
     """Whether every kernel that a layer needs takes one value of one feature, whatever else is asked."""
-    kernels = [preferred.kernel for task in ("decode", "prefill", "write") for preferred in load()[task]]
+    order = next(iter(load().values()))  # each arch has every kernel, in its own order
+    kernels = [preferred.kernel for task in ("decode", "prefill", "write") for preferred in order[task]]
     ours = [kernel for kernel in kernels if kernel.provider in PROVIDERS and feature in kernel.limits]
     return all(kernel.limits[feature].admits(value) for kernel in ours)
 
@@ -173,7 +174,7 @@ def summary(found: Route) -> dict[str, str | None]:
 
 
 def log_line(found: Route) -> str:
-    """The same for the log: kernels, packing and why; no measurement of another arch than this one."""
+    """The same for the log: kernels, packing and why."""
     asked = found.request
     options = [f"{key} {getattr(asked, key)}" for key in ("window", "softcap") if getattr(asked, key) is not None]
     options += [key for key in ("alibi", "sinks") if getattr(asked, key)]
@@ -181,9 +182,8 @@ def log_line(found: Route) -> str:
     options += [] if asked.kv_cache_dtype == "auto" else [f"cache {asked.kv_cache_dtype}"]
     heads = f"{asked.num_q_heads} heads on {asked.num_kv_heads}, head size {asked.head_size}"
     tasks = ", ".join(f"{choice.task} {choice.kernel}" for choice in found.choices if choice.kernel)
-    elsewhere = found.decode.arch not in {"", asked.arch}
-    why = "" if elsewhere else f"; {found.decode.basis}: {found.decode.why}"
-    return f"{', '.join([heads, *options])} ({found.layout}): {tasks}{why}"
+    why = f"{found.decode.basis}: {found.decode.why}"
+    return f"{', '.join([heads, *options])} ({found.layout}): {tasks}; {why}"
 
 
 def _model_dtype() -> Dtype:

@@ -8,9 +8,10 @@ import re
 import pytest
 from support import routing_oracle as oracle
 
+from pagedkv.arch import ARCHES
 from pagedkv.errors import InvalidFileError
 from pagedkv.routing import NoKernelError, Request, route, router
-from pagedkv.routing.candidates import FOLDER, PREFERENCE, load, read_kernels, read_preference
+from pagedkv.routing.candidates import FOLDER, GPU_ARCHES, PREFERENCE, load, read_kernels, read_preference
 
 ASM = ("aiter.pa_fwd_asm", "aiter.paged_attention_common")
 SHUFFLE = {"packing": "shuffle"}
@@ -156,13 +157,25 @@ def test_nobody_is_an_error_that_names_the_feature_and_each_near_miss():
         route(Request(**oracle.HOME), set())
 
 
+def places():
+    """Arch and place of every kernel of every task."""
+    return [(arch, place) for arch, tasks in load().items() for order in tasks.values() for place in order]
+
+
 def test_every_kernel_has_its_place_and_every_limit_a_source():
-    for order in load().values():
-        for preferred in order:
-            assert preferred.basis in {"measured", "policy"}
-            assert all(limit.source for limit in preferred.kernel.limits.values())
-            if preferred.basis == "measured":
-                assert re.search(r"\d|PR|measured", preferred.why), preferred
+    assert {arch for arch, _ in places()} == set(ARCHES)
+    for arch, preferred in places():
+        assert all(limit.source for limit in preferred.kernel.limits.values())
+        if preferred.reason != "policy":
+            assert GPU_ARCHES[preferred.reason.removeprefix("measured on ")] == arch
+            assert re.search(r"\d|Slower", preferred.why), preferred
+
+
+def test_no_amd_gpu_prefers_our_kernels_for_a_time():
+    """None has been timed there, so the preference is policy; on sm_90 it is what an H200 measured."""
+    ours = {(arch, place.reason) for arch, place in places() if place.kernel.provider == "pagedkv"}
+    amd = {"gfx90a", "gfx942", "gfx950", "interpreter"}
+    assert ours == {(arch, "policy") for arch in amd} | {("sm_90", "measured on H200")}
 
 
 KERNEL = (FOLDER / "aiter.toml").read_text(encoding="utf-8").split("[[kernel]]")[3]
@@ -193,19 +206,57 @@ def test_data_with_something_missing_is_an_error(old, new, message):
         read_kernels("[[kernel]]" + KERNEL.replace(old, new, 1), "aiter")
 
 
+OURS_ON_AMD = (
+    'reason = "policy", why = "One kernel for every layout and feature comes before vLLM\'s Triton kernels. '
+    'No AMD GPU has timed it."'
+)
+GATHER = '{ kernel = "vllm.cp_mha_gather_cache_nhd", reason = "policy"'
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('[[write]]\nkernel = "pagedkv.write_kv_cache"', '[[write]]\nkernel = "vllm.reshape_and_cache"', "each of"),
-        ('basis = "policy"', 'basis = "taste"', "measured or policy"),
-        ('arch = "sm_90"', 'arch = "sm_91"', "arch: got 'sm_91' with basis measured"),
-        ('basis = "policy"', 'basis = "policy"\narch = "sm_90"', "arch: got 'sm_90' with basis policy"),
-        ("[[gather]]", "[[collect]]", "tables: got collect; known: decode, prefill, write, gather"),
+        # A time of an H200 as the reason for gfx942: as what it is, and hidden in the words of a policy.
+        (
+            OURS_ON_AMD,
+            'reason = "measured on H200", why = "1.1 times as fast."',
+            "pagedkv.paged_attention: got a time of the H200 (sm_90) as the reason for gfx942; expected a measurement",
+        ),
+        (
+            OURS_ON_AMD,
+            'reason = "policy", why = "1.1 times as fast on an H200."',
+            "got a time of the H200 (sm_90) as the reason for gfx942",
+        ),
+        (
+            'arches = ["gfx942"]\ndecode',
+            'arches = ["gfx942", "gfx950"]\ndecode',
+            "got a time of the MI308X (gfx942) as the reason for gfx950",
+        ),
+        (GATHER, GATHER.replace("policy", "taste"), "reason: got 'taste'; expected 'policy', or 'measured on '"),
+        (GATHER, GATHER.replace("policy", "measured on MI999"), "reason: got 'measured on MI999'"),
+        (GATHER, GATHER.replace("policy", "measured"), "reason: got 'measured'"),
+        (GATHER, GATHER.replace("nhd", "shuffle"), "each of"),
+        (GATHER, GATHER.replace("reason", "basis"), "expected kernel, reason and why"),
+        ('arches = ["sm_90"]', 'arches = ["sm_91"]', "arches: got sm_91; known:"),
+        ('arches = ["sm_90"]', "arches = []", "arches: got []"),
+        ('arches = ["sm_90"]', 'arches = ["sm_90", "gfx942"]', "as the reason for gfx942"),
+        (
+            'arches = ["gfx90a", "gfx950", "interpreter"]',
+            'arches = ["gfx90a", "interpreter"]',
+            "no order of decode on gfx950",
+        ),
+        (
+            'arches = ["gfx90a", "gfx950", "interpreter"]',
+            'arches = ["gfx90a", "gfx942", "gfx950", "interpreter"]',
+            "decode: gfx942 has an order already",
+        ),
+        ("gather = [", "collect = [", "keys: got collect; known: arches, decode, prefill, write, gather"),
+        ("[[order]]", "[[orders]]", "tables: got orders; known: order"),
     ],
 )
-def test_an_order_with_something_missing_is_an_error(old, new, message):
-    kernels = {preferred.kernel.name: preferred.kernel for order in load().values() for preferred in order}
+def test_an_order_with_something_missing_or_measured_elsewhere_is_refused(old, new, message):
+    kernels = {place.kernel.name: place.kernel for _, place in places()}
     text = PREFERENCE.read_text(encoding="utf-8")
     assert old in text
-    with pytest.raises(InvalidFileError, match=message):
+    with pytest.raises(InvalidFileError, match=re.escape(message)):
         read_preference(text.replace(old, new), kernels)

@@ -110,6 +110,8 @@ def test_the_scan_of_mamba_2(arch):
     assert mamba.scan.kernel == "pagedkv.ssd_prefill"
     assert mamba.scan.also == ("vllm._mamba_chunk_scan_combined_fwd",)
     assert "64 channels a program, tiles of 64 tokens" in mamba.scan.why
+    assert mamba.scan.basis == ("measured on H200" if arch == "sm_90" else "policy")
+    assert ("H200" in mamba.scan.why) == (arch == "sm_90")
     small = dataclasses.replace(bamba, keys=bamba.keys | {"mamba_n_heads": 256, "mamba_d_head": 32})
     assert "32 channels a program, tiles of 64 tokens" in explained_config(small, arch).layers[1].scan.why
     assert all(layer.scan is None for layer in explained("qwen3-next-80b-a3b", arch).layers)
