@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 export PYTHONDONTWRITEBYTECODE =
 # ARGS is not exported: it is no part of the environment, which `--resume` compares with that of the run it continues.
 unexport ARGS
-.PHONY: gate test rest image extensions setup lock clean wheels docs docs-serve
+.PHONY: gate test rest image lock-image extensions setup lock clean wheels docs docs-serve
 
 gate: setup  ## plan, run, judge, report: what changed, else the quick steps; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
@@ -28,6 +28,9 @@ rest: setup  ## what `make gate ARGS=--all` runs and `make test` does not
 
 image: setup  ## build the CPU image, or find it built (docker buildx, or root with buildah and debootstrap)
 	@"$(VENV)/bin/python" -m hilgate.images build cpu
+
+lock-image: setup  ## read the pins that docker/pins.toml still lacks, write them and show the difference (needs a network)
+	@"$(VENV)/bin/python" -m hilgate.images pins --fill
 
 extensions: setup  ## compile the ROCm image's extensions for AMD without ROCm, and compare; ARGS=--sample, --record
 	@"$(VENV)/bin/python" docker/compile_extensions.py $(ARGS)

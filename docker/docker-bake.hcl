@@ -29,17 +29,17 @@ variable "CONV1D_ARCHS" {}
 variable "CONV1D_PATCHES" {}
 variable "AITER_KEY" {}
 variable "AITER_VERSION" {}
-variable "AITER_URL" {}
-variable "AITER_SHA256" {}
-variable "AITER_CK_URL" {}
-variable "AITER_CK_SHA256" {}
+variable "AITER_GIT" {}
+variable "AITER_COMMIT" {}
+variable "AITER_SUBMODULES" {}
 variable "AITER_ARCHS" {}
 variable "AITER_PATCHES" {}
 variable "VLLM_KEY" {}
 variable "VLLM_VERSION" {}
 variable "VLLM_SDIST" {}
-variable "VLLM_TRITON_URL" {}
-variable "VLLM_TRITON_SHA256" {}
+variable "VLLM_TRITON_GIT" {}
+variable "VLLM_TRITON_COMMIT" {}
+variable "VLLM_TRITON_SUBMODULES" {}
 variable "VLLM_ARCHS" {}
 variable "VLLM_PATCHES" {}
 
@@ -87,13 +87,12 @@ target "wheels-aiter" {
   target   = "wheels-aiter"
   tags     = ["${STORE}/wheels-aiter:${AITER_KEY}"]
   args = {
-    AITER_VERSION   = AITER_VERSION
-    AITER_URL       = AITER_URL
-    AITER_SHA256    = AITER_SHA256
-    AITER_CK_URL    = AITER_CK_URL
-    AITER_CK_SHA256 = AITER_CK_SHA256
-    AITER_ARCHS     = AITER_ARCHS
-    AITER_PATCHES   = AITER_PATCHES
+    AITER_VERSION    = AITER_VERSION
+    AITER_GIT        = AITER_GIT
+    AITER_COMMIT     = AITER_COMMIT
+    AITER_SUBMODULES = AITER_SUBMODULES
+    AITER_ARCHS      = AITER_ARCHS
+    AITER_PATCHES    = AITER_PATCHES
   }
 }
 
@@ -102,12 +101,13 @@ target "wheels-vllm" {
   target   = "wheels-vllm"
   tags     = ["${STORE}/wheels-vllm:${VLLM_KEY}"]
   args = {
-    VLLM_VERSION       = VLLM_VERSION
-    VLLM_SDIST         = VLLM_SDIST
-    VLLM_TRITON_URL    = VLLM_TRITON_URL
-    VLLM_TRITON_SHA256 = VLLM_TRITON_SHA256
-    VLLM_ARCHS         = VLLM_ARCHS
-    VLLM_PATCHES       = VLLM_PATCHES
+    VLLM_VERSION           = VLLM_VERSION
+    VLLM_SDIST             = VLLM_SDIST
+    VLLM_TRITON_GIT        = VLLM_TRITON_GIT
+    VLLM_TRITON_COMMIT     = VLLM_TRITON_COMMIT
+    VLLM_TRITON_SUBMODULES = VLLM_TRITON_SUBMODULES
+    VLLM_ARCHS             = VLLM_ARCHS
+    VLLM_PATCHES           = VLLM_PATCHES
   }
 }
 

@@ -3,7 +3,7 @@
 
     prove.py record FILE                  in the base, before anything is installed: its versions
     prove.py cpu FILE                     versions and imports
-    prove.py rocm PINS RECORD FILE        the same; versions of the base unchanged, code for every architecture
+    prove.py rocm PINS RECORD FILE        the same; the base as pinned and unchanged, code for every architecture
 
 FILE receives the findings (JSON). Runs inside images: nothing but the standard library and pyelftools.
 """
@@ -49,6 +49,7 @@ def main(arguments: list[str]) -> int:
     paths = [Path(name) for name in files]
     found: dict[str, object] = versions(KEPT)
     problems: list[str] = []
+    compared: list[dict[str, str]] = []
     if command == "cpu":
         found |= versions(LAPTOP)
         problems = imports("cpu") or operators()
@@ -56,15 +57,18 @@ def main(arguments: list[str]) -> int:
         pins, base = (json.loads(path.read_text()) for path in paths[:2])
         archs = pins["sources"].get("aiter", pins)["archs"]
         lines, missing = code(pins, site_packages())
+        compared = pinned(pins, found)
         problems = [
             *unchanged(base["versions"], found),
-            *pinned(pins, found),
+            *(f"{one['name']} is {one['found']}, pinned is {one['pinned']}" for one in compared if one["refused"]),
             *imports("rocm", *pins["sources"], archs=archs),
             *missing,
         ]
         found["code"] = lines
         found["bill"] = sorted({f"{one.name}=={one.version}" for one in metadata.distributions()})
-    paths[-1].write_text(json.dumps({"versions": found, "problems": problems}, indent=1, sort_keys=True) + "\n")
+    proof = {"versions": found, "base": compared, "problems": problems}
+    paths[-1].write_text(json.dumps(proof, indent=1, sort_keys=True) + "\n")
+    sys.stdout.write(table(compared))
     sys.stdout.write("".join(f"prove: {line}\n" for line in problems or [f"{command}: {json.dumps(found)}"]))
     return 1 if problems else 0
 
@@ -94,15 +98,31 @@ def unchanged(base: dict[str, object], after: dict[str, object]) -> list[str]:
     ]
 
 
-def pinned(pins: dict, found: dict[str, object]) -> list[str]:
-    """Versions of the base that are not the pinned ones; local parts (+rocm7.2.4...) and build numbers are its own."""
-    wrong = []
+def pinned(pins: dict, found: dict[str, object]) -> list[dict[str, str]]:
+    """Versions of the base beside the pinned ones, each with how it differs and, of another minor version, why not.
+
+    The pins are of what vLLM is released on, and the base is built anew more often: another patch version of it is
+    named and goes on. Local parts (+rocm7.2.3...) and build numbers are the base's own.
+    """
+    compared = []
     for name in ("rocm", "python", "torch", "triton"):
         wanted, have = pins["rocm"][name], str(found.get(name, "missing"))
         public = re.split("[+-]", have, maxsplit=1)[0]
-        if public != wanted and not (name == "python" and public.startswith(f"{wanted}.")):
-            wrong.append(f"{name} is {have}, pins.toml says {wanted}")
-    return wrong
+        minor = [re.match(r"(\d+)\.(\d+)(?![0-9])", version) for version in (public, wanted)]
+        same = all(minor) and len({one.groups() for one in minor if one}) == 1
+        differs = "" if public == wanted or (same and wanted.count(".") == 1) else "another patch version"
+        refused = "" if same else "is not there" if have == "missing" else "another minor version"
+        compared.append({"name": name, "found": have, "pinned": wanted, "differs": differs, "refused": refused})
+    return compared
+
+
+def table(compared: list[dict[str, str]]) -> str:
+    """What `pinned` found, a line for each part of the base."""
+    lines = [("base", "found", "pinned", "")] if compared else []
+    for one in compared:
+        said = f"REFUSED: {one['refused']}" if one["refused"] else one["differs"] or "as pinned"
+        lines.append((one["name"], one["found"], one["pinned"], said))
+    return "".join(f"{name:<8} {found:<40} {pin:<10} {said}".rstrip() + "\n" for name, found, pin, said in lines)
 
 
 def imports(*parts: str, archs: list[str] | None = None) -> list[str]:

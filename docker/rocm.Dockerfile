@@ -1,5 +1,5 @@
 # The image of the GPU agents: ROCm, torch and Triton of the base, and beside them mamba-ssm, causal-conv1d, aiter and vLLM
-# compiled for named architectures from sources by hash. Each wheel is a stage of its own, so that it is built once and
+# compiled for named architectures from sources by hash or commit. Each wheel is a stage of its own, so that it is built once and
 # taken from the registry afterwards (docker-bake.hcl). Every ARG comes from pins.toml; none has a default. Our own sources are
 # not in it: a job's workspace has them, so a change to a kernel makes no other image.
 ARG BASE
@@ -49,22 +49,17 @@ COPY --from=build-conv1d /wheels /
 
 FROM compiler AS build-aiter
 ARG AITER_VERSION
-ARG AITER_URL
-ARG AITER_SHA256
-ARG AITER_CK_URL
-ARG AITER_CK_SHA256
+ARG AITER_GIT
+ARG AITER_COMMIT
+ARG AITER_SUBMODULES
 ARG AITER_ARCHS
 ARG AITER_PATCHES
-# a URL, with its checksum
+# a repository at a commit, with its submodules
 # hadolint ignore=DL3020
-ADD --checksum=sha256:${AITER_SHA256} ${AITER_URL} /src/aiter.tar.gz
-# a URL, with its checksum
-# hadolint ignore=DL3020
-ADD --checksum=sha256:${AITER_CK_SHA256} ${AITER_CK_URL} /src/ck.tar.gz
+ADD --keep-git-dir=true ${AITER_GIT} /src/aiter
 # lists of words
 # hadolint ignore=SC2086
-RUN scripts/unpack.sh /src/aiter.tar.gz /src/aiter ${AITER_PATCHES} \
-    && scripts/unpack.sh /src/ck.tar.gz /src/aiter/3rdparty/composable_kernel \
+RUN scripts/commit.sh /src/aiter "${AITER_COMMIT}" "${AITER_SUBMODULES}" ${AITER_PATCHES} \
     && scripts/wheel-aiter.sh "${AITER_VERSION}" /src/aiter /wheels ${AITER_ARCHS}
 FROM scratch AS wheels-aiter
 COPY --from=build-aiter /wheels /
@@ -72,19 +67,21 @@ COPY --from=build-aiter /wheels /
 FROM compiler AS build-vllm
 ARG VLLM_VERSION
 ARG VLLM_SDIST
-ARG VLLM_TRITON_URL
-ARG VLLM_TRITON_SHA256
+ARG VLLM_TRITON_GIT
+ARG VLLM_TRITON_COMMIT
+ARG VLLM_TRITON_SUBMODULES
 ARG VLLM_ARCHS
 ARG VLLM_PATCHES
-# a URL, with its checksum
+# a repository at a commit
 # hadolint ignore=DL3020
-ADD --checksum=sha256:${VLLM_TRITON_SHA256} ${VLLM_TRITON_URL} /src/triton.tar.gz
+ADD --keep-git-dir=true ${VLLM_TRITON_GIT} /src/triton
 # lists of words
 # hadolint ignore=SC2086
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     scripts/fetch.sh vllm "${VLLM_VERSION}" "${VLLM_SDIST}" /src/vllm \
     && scripts/unpack.sh /src/vllm/source.tar.gz /src/vllm/tree ${VLLM_PATCHES} \
-    && scripts/unpack.sh /src/triton.tar.gz /src/vllm/tree/triton_kernels \
+    && scripts/commit.sh /src/triton "${VLLM_TRITON_COMMIT}" "${VLLM_TRITON_SUBMODULES}" \
+    && mv /src/triton /src/vllm/tree/triton_kernels \
     && scripts/wheel-vllm.sh "${VLLM_VERSION}" /src/vllm/tree /wheels ${VLLM_ARCHS}
 FROM scratch AS wheels-vllm
 COPY --from=build-vllm /wheels /

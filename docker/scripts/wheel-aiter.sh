@@ -6,7 +6,7 @@ set -euo pipefail
 version=$1 folder=$2 wheels=$3
 shift 3
 [ -d "$folder/3rdparty/composable_kernel/include" ] ||
-  { echo "wheel-aiter.sh: composable_kernel is missing: the tarball leaves submodules out" >&2; exit 3; }
+  { echo "wheel-aiter.sh: composable_kernel is missing: its submodules were not fetched" >&2; exit 3; }
 export AITER_USE_SYSTEM_TRITON=1 PREBUILD_KERNELS=1 SETUPTOOLS_SCM_PRETEND_VERSION=$version
 GPU_ARCHS=$(IFS=';'; echo "$*")
 PYTORCH_ROCM_ARCH=$GPU_ARCHS

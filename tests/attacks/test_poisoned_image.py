@@ -5,20 +5,30 @@ another image under it would decide what every later build runs in.
 What must happen: the default branch believes no tag: what others run in it has built itself (the build of images:
 tests/ci/images/test_build.py). Other builds run in what it recorded, by digest, wherever a tag points to and whatever a
 job records. A result from another image counts for nothing, and one from the right image does.
+
+A source that the image is built from comes by its commit: whatever a forge, a mirror or the engine delivers instead is
+refused before it is compiled, and no recipe can name less than a commit.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 from support.agent import KEY, Agent
+from support.images import ROOT, checkout, git
 from support.jobs import DIGEST, GATHER, Jobs, agents_plan, environment, finished, image, passed
 
+from hilgate.errors import DeclarationError
 from hilgate.images import __main__ as command
+from hilgate.images.pins import PINS_FILE, read
 from hilgate.model.record import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from hilgate.images.build import ImageBuild
@@ -70,3 +80,130 @@ def test_a_result_counts_from_the_image_of_the_plan_alone(tmp_path: Path, ran_in
     jobs.job(GATHER.key, *finished(GATHER, passed(), environment=environment(image=ran_in)))
     assert jobs.ruled().outcome is outcome
     assert jobs.verdict().images == {"rocm": DIGEST}
+
+
+def another_commit(tree: Path) -> None:
+    (tree / "setup.py").write_text("steal()")
+    git(tree, "commit", "--quiet", "--all", "--message", "two")
+
+
+def branch_of_its_name(tree: Path) -> None:
+    pinned = git(tree, "rev-parse", "HEAD")
+    another_commit(tree)
+    git(tree, "update-ref", f"refs/heads/{pinned}", "HEAD")
+
+
+def another_commit_of_the_submodule(tree: Path) -> None:
+    another = checkout(tree.parent / "evil", {"ck.hpp": "steal()"})
+    inner = tree / "3rdparty/ck"
+    git(inner, "fetch", "--quiet", str(tree.parent / "evil"), another["COMMIT"])
+    git(inner, "checkout", "--quiet", another["COMMIT"])
+
+
+def submodule_of_another_commit_hidden(tree: Path) -> None:
+    another_commit_of_the_submodule(tree)
+    git(tree, "config", "submodule.3rdparty/ck.ignore", "all")
+
+
+def submodule_more(tree: Path) -> None:
+    git(tree, "submodule", "--quiet", "add", str(tree.parent / "inner"), "3rdparty/more")
+
+
+def no_submodule(tree: Path) -> None:
+    shutil.rmtree(tree / "3rdparty/ck")
+    (tree / "3rdparty/ck").mkdir()
+
+
+def another_file(tree: Path) -> None:
+    (tree / "setup.py").write_text("steal()")
+    git(tree, "update-index", "--assume-unchanged", "setup.py")
+
+
+def another_file_of_the_submodule(tree: Path) -> None:
+    (tree / "3rdparty/ck/ck.hpp").write_text("steal()")
+
+
+def file_more(tree: Path) -> None:
+    (tree / ".git/info/exclude").write_text("*.so\n")
+    (tree / "stolen.so").touch()
+
+
+def object_of_another_content(tree: Path) -> None:
+    """Under the name of the pinned file's blob is another; git's own comparison goes by names."""
+    blob, evil = git(tree, "rev-parse", "HEAD:setup.py"), tree / "evil"
+    evil.write_text("steal()")
+    other = git(tree, "hash-object", "-w", "evil")
+    evil.unlink()
+    objects = tree / ".git/objects"
+    path = objects / blob[:2] / blob[2:]
+    path.chmod(0o644)
+    path.write_bytes((objects / other[:2] / other[2:]).read_bytes())
+
+
+def no_git(tree: Path) -> None:
+    shutil.rmtree(tree / ".git")
+
+
+def nothing(_: Path) -> None:
+    """An honest tree."""
+
+
+DELIVERED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "honest": (nothing, ""),
+    "another commit": (another_commit, "is at commit"),
+    "a branch by the name of the commit": (branch_of_its_name, "is at commit"),
+    "a submodule of another commit": (another_commit_of_the_submodule, "is not what its commit holds:  M 3rdparty/ck"),
+    "a submodule of another commit, hidden": (submodule_of_another_commit_hidden, "is not what its commit holds"),
+    "a submodule more": (submodule_more, "is not what its commit holds"),
+    "a submodule that was not fetched": (no_submodule, "has no .git"),
+    "another file": (another_file, "is not what its commit holds:  M setup.py"),
+    "another file of a submodule": (another_file_of_the_submodule, "is not what its commit holds"),
+    "a file more": (file_more, "is not what its commit holds: !! stolen.so"),
+    "an object of another content": (object_of_another_content, "objects that are not what their hashes say"),
+    "no git": (no_git, "has no .git"),
+}
+
+
+def checked(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "docker/scripts/commit.sh"
+    return subprocess.run([script, tree, *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("what", DELIVERED)
+def test_a_source_that_is_not_its_pinned_commit_is_not_compiled(tmp_path: Path, what: str) -> None:
+    spoil, complaint = DELIVERED[what]
+    inner = checkout(tmp_path / "inner", {"ck.hpp": ""})
+    pinned = checkout(tmp_path / "tree", {"setup.py": "build()"}, {"3rdparty/ck": inner})
+    spoil(tmp_path / "tree")
+    done = checked(tmp_path / "tree", pinned["COMMIT"], pinned["SUBMODULES"])
+    assert (done.returncode, complaint in done.stderr) == (3 if complaint else 0, True), done.stderr
+    if not complaint:
+        assert not list((tmp_path / "tree").rglob(".git"))
+
+
+@pytest.mark.parametrize("named", ["main", "HEAD", "", "short", "of another submodule", "no submodules", "one more"])
+def test_a_check_against_less_than_the_commits_is_none(tmp_path: Path, named: str) -> None:
+    inner = checkout(tmp_path / "inner", {"ck.hpp": ""})
+    pinned = checkout(tmp_path / "tree", {"setup.py": ""}, {"3rdparty/ck": inner})
+    commit, submodules = pinned["COMMIT"], pinned["SUBMODULES"]
+    given = {
+        "short": (commit[:12], submodules),
+        "of another submodule": (commit, f"3rdparty/ck={commit}"),
+        "no submodules": (commit, ""),
+        "one more": (commit, f"{submodules} 3rdparty/more={commit}"),
+    }
+    done = checked(tmp_path / "tree", *given.get(named, (named, submodules)))
+    assert done.returncode == 3
+    assert ("is not the 40 hex digits" in done.stderr) != ("has the submodules" in done.stderr)
+
+
+@pytest.mark.parametrize(
+    "commit", ["main", "v0.1.20.post1", "refs/heads/main", "de07f3885ee5", "HEAD", "12" * 20 + "#x"]
+)
+def test_the_pins_name_no_branch_and_no_short_commit(tmp_path: Path, commit: str) -> None:
+    shutil.copytree(ROOT / "docker", tmp_path / "docker")
+    text = (tmp_path / PINS_FILE).read_text()
+    for place in re.findall(r'commit = "[0-9a-f]{40}"', text):
+        (tmp_path / PINS_FILE).write_text(text.replace(place, f'commit = "{commit}"'))
+        with pytest.raises(DeclarationError, match="must be the 40 hex digits of a commit"):
+            read(tmp_path)

@@ -51,12 +51,13 @@ class Chain:
         self.programs.mkdir()
         for name in ("python3", "pip", "hipcc", "git", "curl"):
             self.fake(name)
-        # git reaches no network where it applies a patch, and does it itself.
+        # git works on what is there itself; what would reach a network is recorded.
         git = self.programs / "git"
         (self.programs / "recording").mkdir()
         git.rename(self.programs / "recording/git")
         git.write_text(
-            f'#!/bin/sh\n[ "$1" = apply ] || exec {self.programs}/recording/git "$@"\nexec {shutil.which("git")} "$@"\n'
+            f'#!/bin/sh\ncase " $* " in *" clone "*|*" fetch "*|*" pull "*|*" submodule "*|*" ls-remote "*)\n'
+            f'  exec {self.programs}/recording/git "$@" ;; esac\nexec {shutil.which("git")} "$@"\n'
         )
         git.chmod(0o755)
 
@@ -75,6 +76,29 @@ class Chain:
         """Recorded calls whose words hold all of `words`."""
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         return [one for one in map(json.loads, lines) if set(words) <= {one["program"], *one["words"]}]
+
+
+def git(folder: Path, *words: str) -> str:
+    """What git prints in a folder."""
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.invalid", "-c", "protocol.file.allow=always"]
+    done = subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def checkout(path: Path, files: dict[str, str], submodules: dict[str, dict[str, str]] | None = None) -> dict[str, str]:
+    """A checkout of one commit at `path`, and the variables about it; of submodules, those of their own checkouts."""
+    path.mkdir(parents=True)
+    git(path, "init", "--quiet")
+    for name, text in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    for folder, inner in (submodules or {}).items():
+        git(path, "submodule", "--quiet", "add", inner["GIT"].partition("#")[0], folder)
+    git(path, "add", "--all")
+    git(path, "commit", "--quiet", "--message", "one")
+    commit = git(path, "rev-parse", "HEAD")
+    listed = " ".join(f"{folder}={inner['COMMIT']}" for folder, inner in sorted((submodules or {}).items()))
+    return {"GIT": f"{path}#{commit}", "COMMIT": commit, "SUBMODULES": listed}
 
 
 def instructions(image: str, text: str | None = None) -> list[dict]:

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.declare.load import find_root, load_project
-from hilgate.errors import CannotRunHereError, Exit, MisuseError, ending
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit, MisuseError, ending
 from hilgate.git import inspect
-from hilgate.images.build import ImageBuild, build
+from hilgate.images.build import ImageBuild, build, require_filled
 from hilgate.images.contents import contents, fill, unfilled, wheel_keys
 from hilgate.images.engines import Buildah, Docker, available, output
+from hilgate.images.fetched import fetched
 from hilgate.images.pins import PINS_FILE, read
 from hilgate.model.record import Outcome
+from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from hilgate.images.engines import Engine
@@ -38,12 +40,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     building = commands.add_parser("build", help="build an image, unless it is built already")
     building.add_argument("image", help="name of an image in ci/project.yaml")
+    building.add_argument(
+        "--check", action="store_true", help="say what would be fetched and whether anything is missing; build nothing"
+    )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # of a runner or an agent: ends a build as Ctrl-C does
     try:
         root = find_root(Path.cwd())
         if options.command == "build":
-            return _build(options.image, root)
+            return _check(options.image, root) if options.check else _build(options.image, root)
         if options.command == "pins":
             return _pins(root, filling=options.fill)
         _keys(root, as_json=options.json)
@@ -82,6 +87,26 @@ def _pins(root: Path, *, filling: bool) -> int:
         sys.stdout.write(f"{image:<5} {state}\n")
         sys.stdout.writelines(f"  {place}\n    {command}\n" for place, command in missing)
     return Exit.CANNOT_RUN_HERE if refused else Exit.PASS
+
+
+def _check(image: str, root: Path) -> int:
+    """Print every input that the build of an image fetches; it is complete when each says what it must be."""
+    images = load_project(root).images
+    if image not in images:
+        raise MisuseError(f"there is no image {image!r}", where="ci/project.yaml images", remedy=suggest(image, images))
+    key, pins = contents(root)[image], read(root) if images[image].pins else None
+    found = fetched(image, images[image], pins, root)
+    for one in found:
+        sys.stdout.write(f"{one.kind:<10} {one.address:<47} {one.value or 'MISSING'}\n")
+    require_filled(image, pins)
+    if unhashed := [one.address for one in found if not one.value]:
+        raise DeclarationError(
+            "a file of requirements has a line without a hash",
+            where=", ".join(unhashed),
+            remedy="lock it again: docker/lock.sh for docker/, make lock for requirements/",
+        )
+    sys.stdout.write(f"complete: image {image!r} fetches these {len(found)} inputs; its key is {key}\n")
+    return Exit.PASS
 
 
 def _folders(root: Path, name: str) -> tuple[bool, Path, Path]:

@@ -61,13 +61,7 @@ def build(wanted: ImageBuild, choose: Callable[[Pins | None], Engine]) -> tuple[
         )
     declared, keys = project.images[image], contents(wanted.root)
     pins = read(wanted.root) if declared.pins else None
-    if missing := unfilled(image, pins) if pins else []:
-        listed = "\n".join(f"  {place}\n      {command}" for place, command in missing)
-        raise DeclarationError(
-            f"{len(missing)} pin(s) of image {image!r} are not read off yet; what does it:\n{listed}",
-            where=PINS_FILE,
-            remedy="run them where the network allows it, write the answers into the file, have them reviewed",
-        )
+    require_filled(image, pins)
     content = keys[image]
     expected = labels(image, pins, content, wanted.revision)
     out.mkdir(parents=True, exist_ok=True)
@@ -99,6 +93,17 @@ def build(wanted: ImageBuild, choose: Callable[[Pins | None], Engine]) -> tuple[
         (out / "image.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
     Check.write_all(out, found)
     return tuple(found)
+
+
+def require_filled(image: str, pins: Pins | None) -> None:
+    """Raise DeclarationError where a pin of an image is empty, with the command that reads each."""
+    if missing := unfilled(image, pins) if pins else []:
+        listed = "\n".join(f"  {place}\n      {command}" for place, command in missing)
+        raise DeclarationError(
+            f"{len(missing)} pin(s) of image {image!r} are not read off yet; what does it:\n{listed}",
+            where=PINS_FILE,
+            remedy="run `make lock-image` where there is a network: it runs them and writes the file; review it",
+        )
 
 
 def _request(
@@ -154,9 +159,14 @@ def proven(status: int, printed: str) -> Check:
     try:
         proof: Any = json.loads(printed) if status == 0 else None
         problems, versions = proof["problems"], proof["versions"]
+        patched = {one["name"]: f" (pinned {one['pinned']})" for one in proof.get("base", []) if one["differs"]}
     except (ValueError, TypeError, KeyError):
         return check(name, False, f"/opt/image/proof.json cannot be read: {printed[-300:]}")
-    named = ", ".join(f"{key} {versions[key]}" for key in ("torch", "triton") if key in versions)
+    named = ", ".join(
+        f"{key} {versions[key]}{patched.get(key, '')}"
+        for key in ("torch", "triton", *(key for key in ("rocm", "python") if key in patched))
+        if key in versions
+    )
     return check(name, not problems, "; ".join(problems) or named)
 
 

@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from hilgate.images.pins import BaseImage, Pins
+    from hilgate.images.pins import BaseImage, GitSource, Pins
     from hilgate.model.declaration import Image
 
 ANSWERS: Final = {
     "commit": re.compile(r"\b([0-9a-f]{40})\b"),
-    "sha256": re.compile(r"\b([0-9a-f]{64})\b"),
     "digest": re.compile(r"\b(sha256:[0-9a-f]{64})\b"),
     "version": re.compile(r"== *([0-9][\w.]*)$"),
 }
@@ -41,6 +40,9 @@ ANSWERS: Final = {
 
 WHEEL_SCRIPTS: Final = ("docker/scripts/fetch.sh", "docker/scripts/unpack.sh", "docker/scripts/wheel.sh")
 """Scripts that every wheel is made by; its own `wheel-<name>.sh` comes on top."""
+
+GIT_SCRIPT: Final = "docker/scripts/commit.sh"
+"""Script that checks what came from git."""
 
 
 def contents(root: Path) -> dict[str, str]:
@@ -88,8 +90,9 @@ def wheel_keys(root: Path, pins: Pins) -> dict[str, str]:
     keys = {}
     for name, source in pins.sources.items():
         scripts = [*WHEEL_SCRIPTS, f"docker/scripts/wheel-{name}.sh"]
+        scripts += [GIT_SCRIPT] if source.commits("") else []
         made_of = {
-            "source": source.model_dump(mode="json", exclude={"parts": {"__all__": {"read_off"}}}),
+            "source": source.model_dump(mode="json", exclude={"requires": {"__all__": {"files"}}}),
             "rocm": pins.rocm.model_dump(mode="json"),
             "scripts": {script: _sha256((root / script).read_bytes()) for script in scripts},
         }
@@ -114,34 +117,40 @@ def unfilled(image: str, pins: Pins) -> list[tuple[str, str]]:
         return _unfilled_base("cpu.base", pins.cpu.base)
     found = _unfilled_base("rocm.base", pins.rocm.base)
     for name, source in pins.sources.items():
-        origins: dict[str, Any] = {"archive": source.archive} if source.archive else {}
-        origins |= {f"parts.{folder}": part for folder, part in source.parts.items()}
-        for origin, part in origins.items():
-            place = f"sources.{name}.{origin}"
-            if not part.commit:
-                tag = getattr(part, "tag", "")
-                command = part.read_off or f"git ls-remote {part.repository} '{tag}^{{}}' {tag}"
-                found.append((f"{place}.commit", command))
-            if not part.sha256:
-                url = part.url if part.commit else part.url.replace("/.tar.gz", "/<commit>.tar.gz")
-                found.append((f"{place}.sha256", f"curl --fail --silent --location {url} | sha256sum"))
-        found += [
-            (f"sources.{name}.requires.{package}.version", asked.read_off)
-            for package, asked in source.requires.items()
-            if not asked.version
-        ]
+        for place, one in source.commits(f"sources.{name}").items():
+            if not one.commit:
+                found.append((f"{place}.commit", f"git ls-remote {one.repository} '{one.tag}^{{}}' {one.tag}"))
+            found += [
+                (f"{place}.submodules.{folder}.commit", _in_commit(one, f"ls-tree FETCH_HEAD {folder}"))
+                for folder, submodule in one.submodules.items()
+                if not submodule.commit
+            ]
+        for package, asked in source.requires.items():
+            if source.git and not asked.version:
+                search = (
+                    f"grep -hoE '{package} *== *[0-9][0-9A-Za-z.]*' FETCH_HEAD -- {' '.join(asked.files)} | sort -u"
+                )
+                found.append((f"sources.{name}.requires.{package}.version", _in_commit(source.git, search)))
     return found
 
 
 def _unfilled_base(place: str, base: BaseImage) -> list[tuple[str, str]]:
     command = f"docker buildx imagetools inspect --format '{{{{.Manifest.Digest}}}}' {base.reference}"
+    command += f" || skopeo inspect --format '{{{{.Digest}}}}' docker://{base.reference}"
     return [] if base.digest else [(f"{place}.digest", command)]
+
+
+def _in_commit(source: GitSource, words: str) -> str:
+    """Command that asks git about a commit, or about that of the tag, and fetches its files only if it needs them."""
+    revision = source.commit or f"refs/tags/{source.tag}"
+    fetch = f"git -C a remote add origin {source.repository} && git -C a fetch --quiet --depth 1 --filter=blob:none"
+    return f"git init --quiet --bare a && {fetch} origin {revision} && git -C a {words}"
 
 
 def fill(image: str, root: Path) -> list[str]:
     """Run the command of each empty pin of `image` and write its answer into the file; what remains, with the reason.
 
-    Commands need network, git, curl and docker. An answer that is not exactly one value is none.
+    Commands need network, git, and docker or skopeo. An answer that is not exactly one value is none.
     """
     failed: dict[str, str] = {}
     while missing := [one for one in unfilled(image, read(root)) if one[0] not in failed]:

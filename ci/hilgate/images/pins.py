@@ -55,34 +55,44 @@ class BaseImage(StrictModel):
     """Empty: not read off yet; the build refuses."""
 
 
-class Tarball(StrictModel):
-    """A tarball of one commit."""
+class GitCommit(StrictModel):
+    """One commit of a repository: the hash of all that it holds, so nothing else is pinned of it."""
 
     repository: Repository
     commit: Commit
-    sha256: Sha256
-    read_off: str = ""
-    """Command that prints the commit, where no tag of its own repository names it."""
+
+
+class GitSource(GitCommit):
+    """A commit that is fetched, with its submodules."""
+
+    tag: Annotated[str, _shape(r"[\w.+-]*", "the name of a tag")] = ""
+    """The release whose commit it is, by which an empty one is looked up; nothing is ever fetched by it."""
+    submodules: dict[Annotated[str, _shape(r"[\w/+-]+", "a folder")], GitCommit] = Field(default_factory=dict)
+    """Folder -> the commit that the fetched one names there; every submodule is among them."""
+
+    @model_validator(mode="after")
+    def _can_be_read_off(self) -> GitSource:
+        if not self.commit and not self.tag:
+            raise refused("needs the commit, or the tag that names it")
+        return self
 
     @property
-    def url(self) -> str:
-        """Where the forge serves the tarball of the commit."""
-        return f"{self.repository}/archive/{self.commit}.tar.gz"
+    def address(self) -> str:
+        """What a build adds: the repository at the commit, as engines write it."""
+        return f"{self.repository}.git#{self.commit}"
 
-
-class ReleaseTarball(Tarball):
-    """A tarball of the commit that a release tag named when it was read off."""
-
-    tag: Text
-    """For the reader and for `git ls-remote`; nothing is ever fetched by it."""
+    @property
+    def pinned_submodules(self) -> str:
+        """The list that docker/scripts/commit.sh compares."""
+        return " ".join(f"{folder}={one.commit}" for folder, one in sorted(self.submodules.items()))
 
 
 class Requirement(StrictModel):
     """A version that a source's own build asks for, which docker/build.txt has to have."""
 
     version: Annotated[str, _shape(r"[0-9][\w.]*|", "a version")]
-    read_off: Text
-    """Command that prints it."""
+    files: tuple[Annotated[str, _shape(r"[\w./-]+", "a file")], ...] = Field(min_length=1)
+    """Files of the source's repository that may name it."""
 
 
 class Patch(StrictModel):
@@ -105,17 +115,24 @@ class Source(StrictModel):
     """How the file names of its extension modules begin; each must be there."""
     sdist: Sha256 | None = None
     """sha256 of its source distribution, which pip fetches."""
-    archive: ReleaseTarball | None = None
-    parts: dict[str, Tarball] = Field(default_factory=dict)
-    """Folder in its tree -> what the archive leaves out or its build would clone."""
+    git: GitSource | None = None
+    parts: dict[str, GitSource] = Field(default_factory=dict)
+    """Folder in its tree -> what its build would clone."""
     patches: tuple[Patch, ...] = ()
     requires: dict[Word, Requirement] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_origin(self) -> Source:
-        if (self.sdist is None) == (self.archive is None):
-            raise refused("needs either sdist or archive")
+        if (self.sdist is None) == (self.git is None):
+            raise refused("needs either sdist or git")
+        if self.requires and self.git is None:
+            raise refused("only what comes from git can have requires")
         return self
+
+    def commits(self, place: str) -> dict[str, GitSource]:
+        """What is fetched from git, by its place in the file, below that of this source."""
+        found = {f"{place}.git": self.git} if self.git else {}
+        return found | {f"{place}.parts.{folder}": part for folder, part in self.parts.items()}
 
 
 class CpuPins(StrictModel):
@@ -217,7 +234,7 @@ def _header(table: Any) -> Loc:
 WHEELS: Final = {"mamba-ssm": "MAMBA", "causal-conv1d": "CONV1D", "aiter": "AITER", "vllm": "VLLM"}
 """Source -> prefix of its variables; `wheels-<prefix>` in lower case is its target."""
 
-PARTS: Final = {"3rdparty/composable_kernel": "CK", "triton_kernels": "TRITON"}
+PARTS: Final = {"triton_kernels": "TRITON"}
 """Folder of a part -> infix of its variables."""
 
 
@@ -275,8 +292,9 @@ def source_variables(prefix: str, source: Source) -> dict[str, str]:
     found = {"VERSION": source.version, "ARCHS": " ".join(source.archs), "PATCHES": patches}
     if source.sdist is not None:
         found["SDIST"] = source.sdist
-    parts: dict[str, Tarball] = {"": source.archive} if source.archive else {}
-    parts |= {f"{PARTS[folder]}_": part for folder, part in source.parts.items()}
-    for infix, part in parts.items():
-        found |= {f"{infix}URL": part.url, f"{infix}SHA256": part.sha256}
+    commits = {"": source.git} if source.git else {}
+    commits |= {f"{PARTS[folder]}_": part for folder, part in source.parts.items()}
+    for infix, one in commits.items():
+        found |= {f"{infix}GIT": one.address, f"{infix}COMMIT": one.commit}
+        found[f"{infix}SUBMODULES"] = one.pinned_submodules
     return {f"{prefix}_{key}": value for key, value in found.items()}

@@ -9,7 +9,7 @@ import tarfile
 from typing import TYPE_CHECKING
 
 import pytest
-from support.images import ROOT, Chain
+from support.images import ROOT, Chain, checkout
 
 from hilgate.images.contents import contents, wheel_keys
 from hilgate.images.pins import Pins, bake_variables, read
@@ -39,6 +39,12 @@ def tarball():
         return path
 
     return make
+
+
+@pytest.fixture
+def repository():
+    """repository(path, files, submodules): a checkout of one commit, and what a recipe is given about it."""
+    return checkout
 
 
 @pytest.fixture

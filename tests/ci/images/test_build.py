@@ -159,14 +159,26 @@ def test_a_build_that_the_machine_or_a_person_stops_leaves_nothing_that_counts(j
     assert set(outcomes(build(job(), lambda _: FakeEngine(root))).values()) == {Outcome.PASS}
 
 
-def test_an_empty_pin_stops_the_build_before_anything_else(job):
+def test_an_empty_pin_stops_the_build_before_anything_else(job, monkeypatch):
+    empty = [("sources.aiter.git.commit", "git ls-remote https://forge.example/a/b"), ("rocm.base.digest", "docker x")]
+    monkeypatch.setattr("hilgate.images.build.unfilled", lambda _image, _pins: empty)
+
     def never(_pins):
         raise AssertionError("no engine is asked for")
 
     with pytest.raises(DeclarationError) as refusal:
         build(job("rocm"), never)
-    assert "7 pin(s) of image 'rocm' are not read off yet" in str(refusal.value)
-    assert "sha256sum" in str(refusal.value)
+    assert "2 pin(s) of image 'rocm' are not read off yet" in str(refusal.value)
+    assert "git ls-remote https://forge.example/a/b" in str(refusal.value)
+    assert "run `make lock-image`" in str(refusal.value)
+
+
+def test_another_patch_version_of_the_base_is_in_the_finding(job, root):
+    base = [{"name": "torch", "found": "2.13.1", "pinned": "2.13.0", "differs": "another patch version", "refused": ""}]
+    proof = json.dumps({"versions": {"torch": "2.13.1", "triton": "3.8.0"}, "base": base, "problems": []})
+    found = {one.id: one for one in build(job(), lambda _: FakeEngine(root, proof=(0, proof)))}
+    assert found["the image proved itself"].outcome is Outcome.PASS
+    assert found["the image proved itself"].message == "torch 2.13.1 (pinned 2.13.0), triton 3.8.0"
 
 
 def test_an_unknown_image_names_the_known(job, root):

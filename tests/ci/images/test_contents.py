@@ -35,7 +35,7 @@ FILES = {
     ROCM: (
         *("docker/rocm.Dockerfile", "docker/docker-bake.hcl", "docker/codeobjects.py", "docker/build.txt"),
         "docker/rocm.txt",
-        *("docker/scripts/wheel-aiter.sh", "docker/scripts/wheel.sh"),
+        *("docker/scripts/wheel-aiter.sh", "docker/scripts/wheel.sh", "docker/scripts/commit.sh"),
     ),
     (): (
         *("README.md", "docker/README.md", "docker/build.in", "kernels/pagedkv/routing/README.md", "evals/gates.yaml"),
@@ -62,7 +62,11 @@ FILES = {
 }
 """Images whose key a file changes -> files."""
 
-OF_WHEELS = {"docker/scripts/wheel-aiter.sh": ("aiter",), "docker/scripts/wheel.sh": WHEELS}
+OF_WHEELS = {
+    "docker/scripts/commit.sh": ("aiter", "vllm"),
+    "docker/scripts/wheel-aiter.sh": ("aiter",),
+    "docker/scripts/wheel.sh": WHEELS,
+}
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +153,11 @@ def test_a_script_that_lost_its_mode_changes_the_key(repository):
         ('torch = "2.13.0"', 'torch = "2.11.0"', ROCM, 4),
         ('rocm = "7.2.3"', 'rocm = "7.2.4"', ROCM, 4),
         ("# Every pin", "# All pins", (), 0),
-        ('commit = ""', f'commit = "{"0" * 40}"', ROCM, 1),
-        ('read_off = "git', 'read_off = "gitt', ROCM, 0),
+        ('commit = "de07f388', 'commit = "0e07f388', ROCM, 1),
+        ('commit = "f33252ce', 'commit = "033252ce', ROCM, 1),
+        ('files = ["setup.py", ', "files = [", ROCM, 0),
     ],
-    ids=["cpu", "torch", "rocm", "comment", "commit", "how-to"],
+    ids=["cpu", "torch", "rocm", "comment", "commit", "submodule", "how-to"],
 )
 def test_a_pin_changes_the_keys_of_its_image_and_wheels_only(repository, old, new, images, wheels):
     found = changed(repository, PINS_FILE, replaced(repository, old, new))

@@ -10,6 +10,7 @@ import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
+from support.images import checkout, git
 
 from hilgate.errors import DeclarationError
 from hilgate.images.contents import fill, unfilled
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 NOTHING = hashlib.sha256(b"").hexdigest()
 SHA = "104cc47e9101e5401a675fa2b784f2952b9b037f3b1dd83b5ac544394e95d028"
+TAG = 'tag = "v0.1.20.post1"'
+AITER, KERNELS = "de07f3885ee5f2030ba72b6cc5940d674fd457cf", "f33252cebe5a52362ec1ee12c124dde7800dda3a"
 PATCH = "docker/patches/mamba-ssm/wave-size-of-every-arch.patch"
 
 
@@ -50,13 +53,33 @@ def copy(root: Path, tmp_path: Path):
             "sdist",
             "mamba-ssm.sdist: must be the 64 hex digits of a sha256",
         ),
-        (f'sdist = "{SHA}"', "", "[sources.mamba-ssm]", "needs either sdist or archive"),
-        ('tag = "v0.1.24.post1"', 'tag = "v0.1.24.post1"\nbranch = "main"', "branch", "branch: unknown key 'branch'"),
-        ('commit = ""', 'commit = "main"', 'commit = "main"', "must be the 40 hex digits of a commit, got 'main'"),
+        (f'sdist = "{SHA}"', "", "[sources.mamba-ssm]", "needs either sdist or git"),
+        (TAG, f'{TAG}\nbranch = "main"', "branch", "branch: unknown key 'branch'"),
+        (TAG, 'tag = "../main"', "../main", "must be the name of a tag, got '../main'"),
+        (f'{TAG}\ncommit = "{AITER}"', 'commit = ""', "aiter.git]", "needs the commit, or the tag that names it"),
+        (f'commit = "{AITER}"', 'commit = "main"', 'commit = "main"', "must be the 40 hex digits of a commit"),
+        (
+            f'commit = "{AITER}"',
+            f'commit = "{AITER[:12]}"',
+            f'"{AITER[:12]}"',
+            "the 40 hex digits of a commit, got 'de",
+        ),
+        (f'commit = "{KERNELS}"', 'commit = "develop"', '"develop"', "must be the 40 hex digits of a commit"),
+        (
+            "[sources.vllm.parts.",
+            '[sources.vllm.requires.torch]\nversion = "2"\nfiles = ["a"]\n[sources.vllm.parts.',
+            "[sources.vllm]",
+            "only what comes from git can have requires",
+        ),
         ('digest = "sha256:d5', 'digest = "d5', 'digest = "d5', "cpu.base.digest: must be 'sha256:' and 64 hex digits"),
-        ('digest = ""', 'digest = "sha256:zz"', 'digest = "sha256:zz', "rocm.base.digest: must be 'sha256:'"),
-        ('sha256 = ""', f'sha256 = "{NOTHING}"', f'sha256 = "{NOTHING}', "64 hex digits of a sha256, not of nothing"),
-        ('version = ""', 'version = "0.0.1"', 'version = "0.0.1"', "write flydsl==0.0.1 into docker/build.in and run"),
+        ('digest = "sha256:3c', 'digest = "sha256:zz', 'digest = "sha256:zz', "rocm.base.digest: must be 'sha256:'"),
+        (f'sdist = "{SHA}"', f'sdist = "{NOTHING}"', NOTHING, "64 hex digits of a sha256, not of nothing"),
+        (
+            'version = "0.3.1"',
+            'version = "0.0.1"',
+            'version = "0.0.1"',
+            "write flydsl==0.0.1 into docker/build.in and run",
+        ),
         ('"https://github.com/ROCm/aiter"', '"git@github.com:ROCm/aiter"', "git@", "must be https://host/owner/name"),
         (
             ', "gfx950"]\nextensions = ["sel',
@@ -104,53 +127,99 @@ def test_what_is_no_toml_is_refused(tmp_path, text):
         read(tmp_path)
 
 
-def test_an_empty_pin_comes_with_the_command_that_fills_it(root):
-    pins = read(root)
-    commands = dict(unfilled("rocm", pins))
+EMPTY = {
+    "rocm.base.digest": "sha256:3cead535c32c11c59b222bbaa502076b9c737fb969b70b7bc9bb8ce77da5698e",
+    "sources.aiter.git.commit": AITER,
+    "sources.aiter.git.submodules.3rdparty/composable_kernel.commit": KERNELS,
+    "sources.aiter.requires.flydsl.version": "0.3.1",
+}
+"""Pins that can be empty, with what ours are; the tests take them out."""
+
+
+@pytest.fixture
+def emptied(copy):
+    """A repository whose pins of EMPTY nobody has read off yet."""
+    path = copy() / PINS_FILE
+    text = path.read_text()
+    for value in EMPTY.values():
+        assert text.count(f' = "{value}"') == 1
+        text = text.replace(f' = "{value}"', ' = ""')
+    path.write_text(text)
+    return path.parents[1]
+
+
+def test_an_empty_pin_comes_with_the_command_that_fills_it(root, emptied):
+    commands = dict(unfilled("rocm", read(emptied)))
+    assert set(commands) == set(EMPTY)
+    base = read(emptied).rocm.base.reference
     assert commands["rocm.base.digest"].startswith("docker buildx imagetools inspect")
-    assert commands["rocm.base.digest"].endswith(pins.rocm.base.reference)
-    assert "ls-remote" in commands["sources.aiter.archive.commit"]
-    assert "ls-tree" in commands["sources.aiter.parts.3rdparty/composable_kernel.commit"]
-    assert unfilled("cpu", read(root)) == []
+    assert commands["rocm.base.digest"].endswith(f"skopeo inspect --format '{{{{.Digest}}}}' docker://{base}")
+    tag = "v0.1.20.post1"
+    asked = f"git ls-remote https://github.com/ROCm/aiter '{tag}^{{}}' {tag}"
+    assert commands["sources.aiter.git.commit"] == asked
+    of_submodule = commands["sources.aiter.git.submodules.3rdparty/composable_kernel.commit"]
+    assert f"origin refs/tags/{tag} && git -C a ls-tree FETCH_HEAD 3rdparty/composable_kernel" in of_submodule
+    assert unfilled("cpu", read(root)) == unfilled("rocm", read(root)) == []
 
 
-def test_a_filled_commit_is_in_the_command_for_its_hash(copy):
-    commit = "12" * 20
-    pins = read(copy('post1"\ncommit = ""', f'post1"\ncommit = "{commit}"'))
-    commands = dict(unfilled("rocm", pins))
-    assert "sources.aiter.archive.commit" not in commands
-    assert f"/ROCm/aiter/archive/{commit}.tar.gz | sha256sum" in commands["sources.aiter.archive.sha256"]
+def test_a_submodule_is_read_off_the_pinned_commit_and_not_the_tag(copy):
+    commands = dict(unfilled("rocm", read(copy(f'commit = "{KERNELS}"', 'commit = ""'))))
+    (command,) = commands.values()
+    assert f"origin {AITER} && " in command
+    assert "refs/tags" not in command
 
 
-def test_a_connected_machine_fills_the_empty_pins_and_what_answers_wrongly_stays_empty(copy, tmp_path, monkeypatch):
-    """git, curl and docker answer as on a connected machine, but one download ends early and one tag is ambiguous."""
-    root, programs, commit = copy(), tmp_path / "bin", "12" * 20
-    flydsl = re.search(r"^flydsl==(\S+)", (root / "docker/build.txt").read_text(), re.MULTILINE)[1]
-    (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "setup.py").write_text(f"requires = ['flydsl=={flydsl}']")
-    answers = {
-        "git": f"""case $1 in ls-remote) echo {"ab" * 20} refs/tags/v; echo {commit} 'refs/tags/v^{{}}' ;;
-          -C) echo 160000 commit {"34" * 20} 3rdparty; echo 160000 commit {"56" * 20} 3rdparty ;; esac""",
-        "curl": f"""case $* in *refs/tags*) tar -cz -C {tmp_path} --transform s,^,a/, setup.py pyproject.toml ;;
-          *ROCm/triton*) exit 22 ;; *) echo tarball ;; esac""",
-        "docker": f"echo sha256:{'78' * 32}",
-    }
-    programs.mkdir()
-    for name, text in answers.items():
-        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    remaining = fill("rocm", root)
-    places = [line.split(": ")[0].removeprefix("sources.") for line in remaining]
-    kernels = "aiter.parts.3rdparty/composable_kernel"
-    assert places == [f"{kernels}.commit", f"{kernels}.sha256", "vllm.parts.triton_kernels.sha256"]
-    assert "2 answers" in remaining[0]
-    pins = read(root)
+def test_a_connected_machine_fills_every_empty_pin(emptied, tmp_path, monkeypatch):
+    """git is git, and its forge a folder; docker has no registry, so skopeo answers."""
+    forge = tmp_path / "forge"
+    kernels = checkout(forge / "composable_kernel", {"ck.hpp": ""})
+    released = checkout(
+        forge / "aiter",
+        {"setup.py": "install_requires = ['flydsl==0.3.1', 'flydsl == 0.3.1']", "pyproject.toml": ""},
+        {"3rdparty/composable_kernel": kernels},
+    )
+    git(forge / "aiter", "tag", "--annotate", "--message", "released", "v0.1.20.post1")
+    git(forge / "aiter", "config", "uploadpack.allowFilter", "true")
+    settings = f'[url "{forge}/"]\n  insteadOf = https://github.com/ROCm/\n[protocol "file"]\n  allow = always\n'
+    (tmp_path / "settings").write_text(settings)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "settings"))
+    answering(tmp_path, monkeypatch, docker="echo no registry; exit 1", skopeo=f"echo sha256:{'78' * 32}")
+    assert fill("rocm", emptied) == []
+    pins = read(emptied)
     source = pins.sources["aiter"]
-    assert (source.archive.commit, source.requires["flydsl"].version) == (commit, flydsl)
-    assert source.archive.sha256 == hashlib.sha256(b"tarball\n").hexdigest()
-    assert pins.rocm.base.digest == f"sha256:{'78' * 32}"
-    assert [place.removeprefix("sources.") for place, _ in unfilled("rocm", pins)] == places
+    assert (source.git.commit, pins.rocm.base.digest) == (released["COMMIT"], f"sha256:{'78' * 32}")
+    assert source.git.pinned_submodules == released["SUBMODULES"]
+    assert source.requires["flydsl"].version == "0.3.1"
+    assert unfilled("rocm", pins) == []
+
+
+def answering(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
+    """Programs in front of the path, as shell text."""
+    (folder / "bin").mkdir()
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
+
+
+WRONG = {
+    "ambiguous": (f"echo {'ab' * 20} a; echo {'cd' * 20} b", "2 answers"),
+    "short": ("echo de07f3885ee5 refs/tags/v", "0 answers"),
+    "nothing": ("true", "0 answers: exit status 0"),
+    "no network": ("echo could not resolve host >&2; exit 128", "0 answers: could not resolve host"),
+    "wrong flydsl": ("case $* in *grep*) echo 'flydsl == 9.9.9' ;; *ls-*) exit 1 ;; esac", "write flydsl==9.9.9 into"),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG)
+def test_what_answers_wrongly_stays_empty(emptied, tmp_path, monkeypatch, answer):
+    text, reason = WRONG[answer]
+    answering(tmp_path, monkeypatch, git=text, docker="exit 1", skopeo="exit 1")
+    before = (emptied / PINS_FILE).read_text()
+    remaining = fill("rocm", emptied)
+    assert {line.split(": ")[0] for line in remaining} == set(EMPTY)
+    assert any(reason in line for line in remaining)
+    assert (emptied / PINS_FILE).read_text() == before
 
 
 def test_the_lines_of_tables_and_keys():

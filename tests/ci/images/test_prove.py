@@ -17,6 +17,7 @@ BASE = {
     "triton": "3.6.0+rocm7.2.4.git4ed88892",
 }
 FILES = {"torch-files": "a" * 64, "triton-files": "b" * 64}
+PARTS = ("rocm", "python", "torch", "triton")
 PINS = {
     "archs": ["gfx942", "gfx950"],
     "rocm": {"rocm": "7.2.4", "python": "3.12", "torch": "2.10.0", "triton": "3.6.0"},
@@ -36,26 +37,41 @@ def prove(monkeypatch):
 
 
 def test_the_versions_of_the_pins_are_accepted_with_their_local_parts(prove):
-    assert prove.pinned(PINS, BASE) == []
+    found = prove.pinned(PINS, BASE)
+    assert [(one["found"], one["pinned"]) for one in found] == [(BASE[name], PINS["rocm"][name]) for name in PARTS]
+    assert {one["differs"] for one in found} == {one["refused"] for one in found} == {""}
+    assert prove.table(found).splitlines()[3].split()[:3] == ["torch", BASE["torch"], "2.10.0"]
+    assert prove.table([]) == ""
     assert prove.unchanged(BASE | FILES, BASE | FILES) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "refused"),
     [
-        ("triton", "3.7.0"),
-        ("triton", "3.6.0.post1"),
-        ("torch", "2.10.1+cu128"),
-        ("torch", "missing"),
-        ("rocm", "missing"),
-        ("rocm", "7.2.40"),
-        ("python", "3.120.1"),
-        ("python", "3.11.9"),
+        ("triton", "3.6.2", ""),
+        ("triton", "3.6.0.post1", ""),
+        ("torch", "2.10.1+rocm7.2.4.git0", ""),
+        ("rocm", "7.2.40", ""),
+        ("triton", "3.7.0", "another minor version"),
+        ("triton", "4.6.0", "another minor version"),
+        ("triton", "3.60.0", "another minor version"),
+        ("torch", "2.1.0", "another minor version"),
+        ("torch", "unknown", "another minor version"),
+        ("rocm", "7", "another minor version"),
+        ("python", "3.120.1", "another minor version"),
+        ("python", "3.11.9", "another minor version"),
+        ("torch", "missing", "is not there"),
+        ("rocm", "missing", "is not there"),
     ],
 )
-def test_another_version_than_pinned_is_named(prove, name, value):
+def test_another_version_than_pinned_is_in_the_table_and_refused_unless_it_is_a_patch(prove, name, value, refused):
     found = {key: version for key, version in (BASE | {name: value}).items() if version != "missing"}
-    assert prove.pinned(PINS, found) == [f"{name} is {value}, pins.toml says {PINS['rocm'][name]}"]
+    compared = {one["name"]: one for one in prove.pinned(PINS, found)}
+    said = compared.pop(name)
+    assert (said["found"], said["pinned"], said["refused"]) == (value, PINS["rocm"][name], refused)
+    assert {one["refused"] + one["differs"] for one in compared.values()} == {""}
+    (line,) = [line for line in prove.table([said]).splitlines() if line.startswith(name)]
+    assert line.endswith(f"REFUSED: {refused}" if refused else "another patch version")
 
 
 @pytest.mark.parametrize("name", [*BASE, *FILES])
@@ -149,7 +165,7 @@ def test_the_exit_status_is_the_proof(prove, tmp_path, monkeypatch, modules, sta
     assert "prove: " in capsys.readouterr().out
 
 
-def test_the_rocm_proof_reads_pins_and_base(prove, tmp_path, monkeypatch):
+def test_the_rocm_proof_reads_pins_and_base(prove, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prove, "versions", lambda _names: BASE | FILES)
     monkeypatch.setattr(prove, "code", lambda _pins, _folder: (["module_a.so: gfx942 3"], []))
     monkeypatch.setattr(prove, "site_packages", lambda: tmp_path)
@@ -161,5 +177,8 @@ def test_the_rocm_proof_reads_pins_and_base(prove, tmp_path, monkeypatch):
     assert prove.main(["rocm", *paths]) == 0
     assert asked == ["rocm", "aiter", "gfx942", "gfx950"]  # of a base without the others nothing of them is asked
     assert json.loads((tmp_path / "proof.json").read_text())["versions"]["bill"]
-    (tmp_path / "pins.json").write_text(json.dumps(PINS | {"rocm": PINS["rocm"] | {"triton": "3.7.0"}}))
-    assert prove.main(["rocm", *paths]) == 1
+    for pinned, status in (("3.6.2", 0), ("3.7.0", 1)):
+        (tmp_path / "pins.json").write_text(json.dumps(PINS | {"rocm": PINS["rocm"] | {"triton": pinned}}))
+        assert prove.main(["rocm", *paths]) == status
+        assert json.loads((tmp_path / "proof.json").read_text())["base"][3]["differs"] == "another patch version"
+        assert ("REFUSED" in capsys.readouterr().out) == bool(status)

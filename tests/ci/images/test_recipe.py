@@ -49,8 +49,13 @@ def complaints(image: str, text: str) -> list[str]:
             r"(\$\{BASE\}|scratch|base|compiler|image)( AS [\w-]+)?$", value
         ):
             found.append(f"FROM {value} is no pinned base and no stage")
-        if one["instruction"] == "ADD" and "--checksum=sha256:${" not in value:
-            found.append(f"ADD {value} has no checksum")
+        if one["instruction"] == "ADD":
+            added = re.fullmatch(r"--keep-git-dir=true \$\{(\w+)_GIT\} (\S+)", value)
+            checks = (
+                f'scripts/commit.sh {added[2]} "${{{added[1]}_COMMIT}}" "${{{added[1]}_SUBMODULES}}"' if added else ""
+            )
+            if not checks or checks not in text:
+                found.append(f"ADD {value} is no commit that is checked")
         if one["instruction"] == "RUN" and re.search(r"\b(git|curl|wget)\b", value):
             found.append(f"RUN fetches: {value}")
         resolving = [part for part in value.split("&&") if "pip install" in part and "--no-deps" not in part]
@@ -67,12 +72,15 @@ def test_a_recipe_is_pinned_and_fetches_nothing_by_name(image):
     assert complaints(image, (ROOT / f"docker/{image}.Dockerfile").read_text()) == []
 
 
-FETCHED = "RUN git clone https://example/vllm && scripts/x"
+FETCHED = "    && git clone https://example/vllm && scripts/wheel-aiter.sh"
 FAULTS = {
     "default": (("ARG BASE\n", "ARG BASE=rocm/pytorch:latest\n"), "has a default"),
     "tag": (("FROM ${BASE} AS base", "FROM rocm/pytorch:latest AS base"), "no pinned base"),
-    "no-checksum": (("ADD --checksum=sha256:${AITER_SHA256} ", "ADD "), "has no checksum"),
-    "clone": (("RUN scripts/unpack.sh /src/aiter.tar.gz", FETCHED), "RUN fetches"),
+    "branch": (("ADD --keep-git-dir=true ${AITER_GIT} ", "ADD https://x/y.git#main "), "no commit that is checked"),
+    "git-lost": (("ADD --keep-git-dir=true ${AITER_GIT} ", "ADD ${AITER_GIT} "), "no commit that is checked"),
+    "unchecked": (('scripts/commit.sh /src/triton "', 'echo "'), "no commit that is checked"),
+    "another-commit": (("${AITER_COMMIT}", "${VLLM_TRITON_COMMIT}"), "no commit that is checked"),
+    "clone": (("    && scripts/wheel-aiter.sh", FETCHED), "RUN fetches"),
     "dependencies": (("RUN python3 /opt", "RUN pip install torch && python3 /opt"), "RUN resolves dependencies"),
     "native": (("ENV HSA_NO", "ENV HIP_ARCHITECTURES=native HSA_NO"), "ENV is not allowed"),
 }

@@ -193,20 +193,24 @@ def stage_runs(variables: dict[str, str], stage: str, folder: Path) -> list[str]
 STAGES = {
     "build-mamba": {},
     "build-conv1d": {},
-    "build-aiter": {"aiter": {"setup.py": ""}, "ck": {"include/ck.hpp": ""}},
-    "build-vllm": {"triton": {"python/triton_kernels/triton_kernels/__init__.py": ""}},
+    "build-aiter": {"AITER": ("aiter", {"setup.py": ""}, {"include/ck.hpp": ""})},
+    "build-vllm": {"VLLM_TRITON": ("triton", {"python/triton_kernels/triton_kernels/__init__.py": ""}, {})},
 }
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_wheel_stage_runs_from_pins_to_wheel(chain, tarball, variables, tmp_path, stage):
+def test_a_wheel_stage_runs_from_pins_to_wheel(chain, repository, variables, tmp_path, stage):
     image = tmp_path / "opt/image"
     image.mkdir(parents=True)
     (image / "scripts").symlink_to(ROOT / "docker/scripts")
     (image / "docker").mkdir()
     (image / "docker/patches").symlink_to(ROOT / "docker/patches")
-    for name, files in STAGES[stage].items():
-        tarball(tmp_path / f"src/{name}.tar.gz", files)
+    for prefix, (name, files, kernels) in STAGES[stage].items():
+        inside = {"3rdparty/composable_kernel": repository(tmp_path / "ck", kernels)} if kernels else {}
+        made = repository(tmp_path / "src" / name, files, inside)
+        pinned = {f"{prefix}_{key}": value for key, value in made.items()}
+        assert set(pinned) <= set(variables)
+        variables = variables | pinned
     # What the pinned patch expects to find, cut out of the source it was made for.
     lines = (ROOT / "docker/patches/mamba-ssm/wave-size-of-every-arch.patch").read_text().splitlines()
     files = json.dumps({"csrc/selective_scan/reverse_scan.cuh": before_patch(lines)})
