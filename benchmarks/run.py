@@ -188,6 +188,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="TEXT", default="", help="run only cases whose name contains TEXT")
     parser.add_argument(
+        "--case", metavar="NAME", action="append", help="run only the case of this name; may be repeated"
+    )
+    parser.add_argument(
         "--out", type=Path, default=ROOT / "results" / "benchmarks.jsonl", help="file for the results (JSON lines)"
     )
     parser.add_argument(
@@ -198,7 +201,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--smoke", action="store_true", help="run tiny cases without a GPU; check correctness, measure no times"
     )
     given = parser.parse_args(arguments)
-    chosen = [case for case in data.CASES if given.only in case.name]
+    unknown = set(given.case or ()) - {case.name for case in data.CASES}
+    if unknown:
+        parser.error(f"--case {min(unknown)!r} is not the name of a case; --only takes a part of one")
+    chosen = [case for case in data.CASES if given.only in case.name and case.name in (given.case or [case.name])]
     if not chosen:
         parser.error(f"--only {given.only!r} matches none of: {', '.join(case.name for case in data.CASES)}")
     if given.smoke:
