@@ -458,9 +458,12 @@ class Hour:
 
 
 def say(text: str) -> None:
-    """Print; a terminal that is gone ends nothing."""
-    with contextlib.suppress(OSError):
+    """Print; a reader that is gone (a lost terminal, `| head`) ends nothing."""
+    try:
         print(text, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError):  # else Python complains when it flushes at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def row(result: Result) -> str:
@@ -536,11 +539,12 @@ def read_summary(file: Path) -> str:
 def show(file: Path) -> int:
     """Print a pack's summary; a file that is none gets one line."""
     try:
-        print(read_summary(file))
+        text = read_summary(file)
     except (OSError, EOFError, KeyError, zlib.error, tarfile.TarError) as error:
         why = error.args[0] if isinstance(error, KeyError) else getattr(error, "strerror", None) or error
         print(f"error: {file} is not a readable pack of a first hour: {why}; copy it again", file=sys.stderr)
         return 2
+    say(text)
     return 0
 
 

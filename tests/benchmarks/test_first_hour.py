@@ -201,6 +201,15 @@ def test_show_of_a_broken_file_is_one_line(start, tmp_path, capsys, broken):
     assert line.startswith(f"error: {file} is not a readable pack of a first hour: ")
 
 
+def test_a_reader_that_goes_away_is_no_error(start, tmp_path):
+    start(PASSES)
+    command = [sys.executable, first_hour.__file__, "--show", str(next(tmp_path.glob("*.tar.gz")))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+    process.stderr.close()
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert first_hour.main(["--out", str(tmp_path / "file" / "below")], (PASSES,)) == 4
