@@ -41,7 +41,7 @@ def node(tmp_path: Path) -> FakeNode:
         assert text.count(f'= Path("{real}")') == 1
         text = text.replace(f'= Path("{real}")', f"= Path({str(fake)!r})")
     host.write_text(text)
-    (node.bin / "python3").symlink_to(sys.executable)
+    node.program("python3", f'exec "{sys.executable}" "$@"')  # not a link: it would lose the environment, and PyYAML
     node.env["PATH"] = f"{node.bin}:/usr/bin:/bin"
     node.env["PYTHONPATH"] = "ci"
     return node
@@ -122,7 +122,7 @@ def test_a_preflight_that_cannot_run_is_an_unfit_node(damage: str, node: FakeNod
         (node.bin / "python3").unlink()
         node.program("python3", "exit 127")
     else:
-        shutil.rmtree(node.checkout / "ci/hilgate")
+        shutil.rmtree(node.checkout / "ci/agent_host")
     done = run(node, "pre-command")
     assert done.returncode == 75
     assert "the preflight itself ended with status" in done.stdout
@@ -184,7 +184,7 @@ def test_the_hooks_afterwards_never_fail(hook: str, damage: str, node: FakeNode)
     elif damage == "crash":
         (node.checkout / "ci/agent_host/host.py").write_text("raise RuntimeError\n")
     elif damage == "no package":
-        shutil.rmtree(node.checkout / "ci/hilgate")
+        shutil.rmtree(node.checkout / "ci/agent_host")
     assert [run(node, hook, BUILDKITE_COMMAND_EXIT_STATUS=status).returncode for status in ("0", "-1")] == [0, 0]
 
 

@@ -65,7 +65,7 @@ def test_plan_lists_steps_and_omissions_with_reasons(hilgate):
 def test_plan_as_json_is_the_plan_and_nothing_else(hilgate, tmp_path):
     shown = hilgate("plan", "hygiene", "--json", "--write", str(tmp_path / "plan.json"))
     plan = Plan.model_validate_json(shown.stdout)
-    assert [step.key for step in plan.steps] == ["hygiene-cpu", "pages-cpu", "site-cpu"]
+    assert [step.key for step in plan.steps] == ["hygiene-cpu", "pages-cpu"]
     assert Plan.model_validate_json((tmp_path / "plan.json").read_text()) == plan
 
 
