@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -21,11 +22,11 @@ from rich.console import Console
 from hileval import statistics
 from hileval.ask.evaluation import read_evaluation
 from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, questions_of
-from hileval.ask.recording import JOURNALS, fingerprint, recorded_path
+from hileval.ask.recording import BESIDE_FILE, JOURNALS, fingerprint, read_beside, recorded_path
 from hileval.command import stderr
 from hileval.engines import EngineError
 from hileval.gates.compare import compare
-from hileval.gates.declare import EngineName, Occasion, load_gates
+from hileval.gates.declare import EngineName, Occasion, load_gates, occasion
 from hileval.gates.drift import judge_sides, run_drift
 from hileval.gates.judge import FLIPPED, check_backend, diff_answers, judge, side_by_side
 from hileval.gates.resolve import ResolvedDrift, find_gate, resolve
@@ -84,11 +85,18 @@ def run_gate(
         refuse_options(gate, when, limit, engine)
     if judge_only and engine is not None:
         raise MisuseError("--judge-only starts no engine", where=gate.name, remedy="leave --engine out")
+    if engine is not None and not isinstance(gate, ResolvedDrift) and gate.wants_pair:
+        what = f"asked beside {gate.declared.paired_with}, an attention of its own engine"
+        raise MisuseError(what, where=gate.name, remedy="leave --engine out")
     if judge_only:
         checks = judge_stored(gate, out, limit)
     else:
         with findings(gate.name, out):
-            checks = run_drift(gate, out) if isinstance(gate, ResolvedDrift) else run_answers(gate, limit, out)
+            if isinstance(gate, ResolvedDrift):
+                checks = run_drift(gate, out)
+            else:
+                pair = asked_beside(gate, when or occasion(os.environ), limit, out) if gate.wants_pair else gate
+                checks = run_answers(pair, limit, out)
         Check.write_all(out, checks)
     show(checks, out)
     raise typer.Exit(exit_status(checks))
@@ -102,8 +110,25 @@ def judge_stored(gate: ResolvedGate | ResolvedDrift, folder: Path, limit: int | 
     """
     if isinstance(gate, ResolvedDrift):
         return judge_sides(gate, folder)
+    if gate.wants_pair:
+        gate = read_beside(gate, folder / BESIDE_FILE)
     asked, served = read_evaluation(folder, gate, limit)
     return judge(gate, asked, served)
+
+
+def asked_beside(gate: ResolvedGate, when: Occasion, limit: int | None, out: Path) -> ResolvedGate:
+    """A gate beside the attention that it is paired with, which is asked first and in a process of its own.
+
+    Raises:
+        CannotRunHereError: The model is not on this machine: no engine is started.
+        EngineError: That attention gave no answers.
+    """
+    assert gate.identity.model == gate.declared.model
+    out.mkdir(parents=True, exist_ok=True)
+    limited = [] if limit is None else ["--limit", str(limit)]
+    words = ("beside", gate.name, "--when", when, "--file", str(out / BESIDE_FILE), *limited)
+    in_its_own_process(f"the same questions to {gate.declared.paired_with}", *words)
+    return read_beside(gate, out / BESIDE_FILE)
 
 
 def refuse_options(gate: ResolvedDrift, *options: object) -> None:
@@ -175,7 +200,7 @@ def compare_runs(
 @contextlib.contextmanager
 def findings(name: str, out: Path) -> Iterator[None]:
     """A folder for what a gate says and nothing else: an error leaves a finding, and what another gate left goes."""
-    for stale in ("samples.jsonl", "flips.md"):
+    for stale in ("samples.jsonl", "flips.md", BESIDE_FILE):
         (out / stale).unlink(missing_ok=True)
     try:
         yield
@@ -334,6 +359,8 @@ def show_proposal(name: str, gate: Gate, proposed: Baseline) -> None:
     typer.echo(f"proposed  {summary(proposed, gate)}")
     typer.echo(f"recorded {proposed.recorded} on {setting.engine}, {setting.attention_backend}, {where.device}")
     typer.echo(f"reason: {proposed.reason}")
+    if proposed.identity.revision:
+        typer.echo(f"revision: {proposed.identity.revision}, which the gate is pinned to once this is accepted")
     path = gate.path(gate.baseline)
     if not path.exists():
         typer.echo("no baseline yet")
@@ -387,6 +414,9 @@ def list_steps(
         where = f" on {', '.join(gate.arch)}" if gate.arch else ""
         floor = "no floor" if gate.floor is None else f"floor {gate.floor:.0%}"
         typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}{where}, {floor}")
+        if gate.paired_with and not gate.path(gate.baseline).exists():
+            unpinned = ", revision not pinned" if gate.weights == "hub" and not gate.revision else ""
+            typer.echo(f"  beside {gate.paired_with} in the same job until a baseline is recorded{unpinned}")
         typer.echo(f"  {sight(gate, declared)}")
     for name, drift in declared.drifts.items():
         second = f" and {drift.second}" if drift.second else ""
@@ -409,14 +439,13 @@ def sight(gate: Gate, declared: Gates) -> str:
     d = None if baseline is None else baseline.d(gate.filter)
     noise = ASSUMED_D if d is None else d
     n = GSM8K_QUESTIONS if baseline is None else baseline.n
-    sharing = declared.deciding_together if gate.weights == "hub" else 1
     found = []
     for when in gate.rules:
         rule = declared.rules[gate.rule_at(when)]
-        stored = rule.baseline_runs if baseline is None else baseline.runs
+        stored = baseline.runs if baseline else 1 if gate.paired_with else rule.baseline_runs
         asked = rule.noisy_runs if rule.noisy_d is not None and noise > rule.noisy_d else 1
         look = rule.plan(n)[-1]
-        drop = statistics.smallest_drop(look, stored, asked, noise, rule.alpha / sharing, SEEN)
+        drop = statistics.smallest_drop(look, stored, asked, noise, rule.alpha / declared.sharing(gate, when), SEEN)
         found.append(f"{100 * drop:.1f} points of {look:,} questions ({when})")
     assumed = " assumed" if d is None else ""
     return f"sees a drop of {', '.join(found)}; d {noise:.1%}{assumed}"

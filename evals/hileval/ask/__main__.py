@@ -8,11 +8,11 @@ from typing import Annotated, cast
 
 import typer
 
-from hileval.ask.recording import record_run
+from hileval.ask.recording import record_beside, record_run
 from hileval.ask.sides import ask_side
 from hileval.command import run
-from hileval.gates.declare import EngineName, load_gates
-from hileval.gates.resolve import resolve_drift, without_baseline
+from hileval.gates.declare import EngineName, Occasion, load_gates
+from hileval.gates.resolve import resolve_drift, resolve_pair, without_baseline
 from hileval.records.sides import Side, SideName
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -30,6 +30,17 @@ def one_run(
     """Make one run of a baseline."""
     gate = without_baseline(name, load_gates(), engine)
     record_run(gate.using(attention_backend=None if gate.engine == "transformers" else attention_backend), number)
+
+
+@app.command("beside")
+def one_beside(
+    name: Name,
+    when: Annotated[Occasion, typer.Option(help="Occasion whose rule draws the questions.")],
+    file: Annotated[Path, typer.Option(help="File for the run.")],
+    limit: Annotated[int | None, typer.Option(help="Ask only the first N questions.")] = None,
+) -> None:
+    """Ask the attention beside which a gate without a baseline is judged."""
+    record_beside(resolve_pair(name, load_gates(), when), limit, file)
 
 
 @app.command("side")

@@ -27,6 +27,13 @@ EngineName = Literal["vllm", "transformers"]
 Occasion = Literal["pre-merge", "nightly", "release"]
 """When a gate is asked; each has a rule, or the night has that of a merge."""
 
+Trusted = Literal[
+    "vllm", "TRITON_ATTN", "ROCM_ATTN", "FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "TRITON_MLA", "CPU_ATTN"
+]
+"""Attentions of the engine beside which a gate may be asked, by vLLM's name; `vllm` is the one that it chooses."""
+COMMIT = r"^([0-9a-f]{40})?$"
+"""A revision, or none: a branch or a tag would be another model tomorrow."""
+
 PROFILE_VARIABLE = "HILGATE_PROFILE"
 
 
@@ -86,6 +93,9 @@ class GateStep(StrictModel):
     """What a person reads in a plan, a few words; empty names the task, or the peer of a drift gate, and the model."""
     minutes: float | None = Field(default=None, gt=0)
     """What it takes on 2 cores, or on its GPUs; only of a hub's model may it be left out, and is then guessed."""
+    before_merge: bool = False
+    """Whether a pull request runs a gate of a hub's model too; those of the repository's models all are. It gets the
+    network and no secret, so the model must be open to everyone."""
     local: bool = False
     """Whether the gate on a person's machine runs it too; else only agents do."""
 
@@ -99,8 +109,9 @@ class Gate(StrictModel):
     """Folder with weights, config and tokenizer, relative to evals/, or the name of a hub model."""
     weights: Literal["repository", "hub"] = "repository"
     """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache."""
-    revision: str = ""
-    """Commit of the hub model, of its weights, tokenizer and code; empty is what `main` is today, which is said."""
+    revision: str = Field(default="", pattern=COMMIT)
+    """Commit of the hub model, of its weights, tokenizer and code. Empty is the one that its baseline was recorded
+    with, and before there is one what `main` is today, which is said."""
     kind: Literal["questions", "documents"] = "questions"
     """Questions of lm-eval, or documents that an encoder-decoder model is to write down (`hileval.ask.documents`)."""
     task: str
@@ -119,6 +130,9 @@ class Gate(StrictModel):
     attention_backend: str | None = Field(pattern=r"^(pagedkv|vllm|[A-Z][A-Z0-9_]*)$")
     """Who must serve every attention layer: `pagedkv` (ours), a backend by vLLM's name (TRITON_ATTN, ROCM_AITER_FA ...)
     or `vllm` (whichever it chooses); None where the engine cannot say."""
+    paired_with: Trusted | None = None
+    """Whose attention is asked the same questions in the same job, once, as long as there is no baseline. A merge may
+    pass so; a release does not."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
     """Arguments of `vllm.LLM`, chosen so that the run meets what the gate is about."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -150,6 +164,14 @@ class Gate(StrictModel):
             raise ValueError("attention_backend is required with engine vllm")
         if self.engine == "transformers" and self.attention_backend is not None:
             raise ValueError("attention_backend means nothing to transformers")
+        if self.paired_with is not None and self.attention_backend in {None, self.paired_with}:
+            raise ValueError(
+                f"paired_with: {self.paired_with} beside attention_backend {self.attention_backend} is no pair"
+            )
+        if self.step.before_merge and self.weights != "hub":
+            raise ValueError(
+                "step.before_merge is for models of a hub: those of the repository always run before a merge"
+            )
         if self.weights != "hub" and self.revision:
             raise ValueError("revision is for models of a hub")
         if self.floor is None and (self.weights != "hub" or self.published or self.kind == "questions"):
@@ -234,6 +256,14 @@ class Gates(StrictModel):
     def deciding_together(self) -> int:
         """How many gates share alpha on agents: those of hub models."""
         return sum(gate.weights == "hub" for gate in self.gates.values())
+
+    def sharing(self, gate: Gate, when: Occasion) -> int:
+        """How many gates share alpha with one on an occasion, itself included: few of hub models run before a merge."""
+        if gate.weights != "hub":
+            return 1
+        if when == "pre-merge" and gate.step.before_merge:
+            return sum(other.step.before_merge for other in self.gates.values())
+        return self.deciding_together
 
 
 def load_gates(path: Path = EVALS / "gates.yaml") -> Gates:

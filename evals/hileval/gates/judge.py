@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hileval.engines import Engine
-    from hileval.gates.declare import Gate
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule, Standing
     from hileval.records.baseline import Baseline
@@ -65,13 +64,17 @@ def judge(
         counted = statistics.Share([run[: standing.n] for run in new[: standing.new_runs]], rule.alpha)
     checks = [
         broken_output,
-        _without_baseline(accuracy_id, gate, rule, asked, share)
+        _without_baseline(accuracy_id, resolved, asked, share)
         if standing is None
         else _accuracy(accuracy_id, resolved, asked, standing, counted, changed),
     ]
     if gate.floor is not None:
-        checks.append(_floor(f"{name}/floor", gate.floor, share, baseline))
-    checks = [_with_reservations(check, gate) for check in checks]
+        floor = _floor(f"{name}/floor", gate.floor, share, None if resolved.beside else baseline)
+        if resolved.beside and asked.base is not None:
+            also = f"; {resolved.beside} in the same job: {asked.base.mean():.1%}"
+            floor = floor.model_copy(update={"message": floor.message + also})
+        checks.append(floor)
+    checks = [_with_reservations(check, resolved) for check in checks]
     if served is None:
         return checks
     if served.outcome is not Outcome.PASS:
@@ -79,7 +82,7 @@ def judge(
     return [served, *checks]
 
 
-def _with_reservations(check: Check, gate: Gate) -> Check:
+def _with_reservations(check: Check, resolved: ResolvedGate) -> Check:
     """A pass of accuracy with what it does not prove: reports list such passes (`passed_but`)."""
     if check.outcome is not Outcome.PASS or not check.id.endswith("/accuracy"):
         return check
@@ -88,10 +91,12 @@ def _with_reservations(check: Check, gate: Gate) -> Check:
         notes.append("undecided after the last question and run")
     if labels["state"] == NO_BASELINE:
         notes.append("no baseline yet, so only the floor holds")
+    if resolved.beside:
+        notes.append(f"no baseline yet, so one run of {resolved.beside} in the same job stands for it")
     if labels.get("churn") == "yes":
         notes.append("answers churn")
-    if unpinned := _unpinned(gate):
-        notes.append(unpinned.removeprefix("; "))
+    if not resolved.pinned:
+        notes.append(UNPINNED)
     if "changed" in labels:
         notes.append(f"changed since the baseline: {labels['changed']}")
     return check.model_copy(update={"labels": labels | {"passed_but": "; ".join(notes)}}) if notes else check
@@ -118,7 +123,7 @@ def _accuracy(
     assert baseline is not None
     assert asked.base is not None
     distinct, d = resolved.distinct, resolved.d
-    outcome, verdict = _verdict(rule, gate, distinct, standing)
+    outcome, verdict = _verdict(resolved, standing)
     churns = standing.churn_p <= rule.alpha and standing.state is not RuleState.FAIL
     if churns:
         verdict = (
@@ -130,14 +135,16 @@ def _accuracy(
     lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
     labels = {"filter": gate.filter, "state": standing.state.value, "churn": "yes" if churns else "no"}
     labels["baseline"] = f"{baseline.recorded} {baseline.identity.weights[:12]}"
+    stored = f"baseline {base.mean():.1%} in {baseline.runs} runs"
+    if resolved.beside:
+        labels["baseline"] = f"none, beside {resolved.beside}"
+        stored = f"{resolved.beside} in the same job {base.mean():.1%}, one run each"
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
     by_line, line_numbers = _by_line(asked.samples)
     message = (
-        f"{share}{by_line}, baseline {base.mean():.1%} in {baseline.runs} runs, "
-        f"lost {len(lost)}, gained {len(gained)}: {verdict}"
+        f"{share}{by_line}, {stored}, lost {len(lost)}, gained {len(gained)}: {verdict}{_unpinned(resolved, asked)}"
     )
-    message += _unpinned(gate)
     if changed:
         labels["changed"] = "; ".join(changed)
         message += f"; changed since the baseline: {labels['changed']}"
@@ -166,8 +173,12 @@ def _accuracy(
     return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=asked.seconds)
 
 
-def _unpinned(gate: Gate) -> str:
-    return "; revision not pinned: this is main of today" if gate.weights == "hub" and not gate.revision else ""
+UNPINNED = "revision not pinned: this is main of today"
+
+
+def _unpinned(resolved: ResolvedGate, asked: Evaluation) -> str:
+    commit = asked.runs[0].identity.revision
+    return "" if resolved.pinned else f"; {UNPINNED}{f', {commit}' if commit else ''}"
 
 
 def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
@@ -179,18 +190,14 @@ def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
     return text, {"lines": lines, "lines_right": right, "line_match": right / lines}
 
 
-def _verdict(rule: GateRule, gate: Gate, distinct: int, standing: Standing) -> tuple[Outcome, str]:
+def _verdict(resolved: ResolvedGate, standing: Standing) -> tuple[Outcome, str]:
     """What a standing means for a merge or a release, in words."""
+    rule = resolved.rule
     p_value = max(standing.p_value, standing.p_difference)
     if standing.state is RuleState.FAIL:
         return Outcome.FAIL, f"dropped by {standing.drop:.1%} (p={p_value:.1e})"
-    if gate.deterministic and distinct > 1:
-        return Outcome.INCONCLUSIVE, f"declared deterministic, but its baseline holds {distinct} distinct runs"
-    if not gate.deterministic and distinct < rule.baseline_runs:
-        return Outcome.INCONCLUSIVE, (
-            f"not failed (p={p_value:.2g}), but the baseline holds {distinct} distinct runs and the rule wants "
-            f"{rule.baseline_runs}: one run's luck would be shared by every merge"
-        )
+    if unfit := _unfit(resolved, f"not failed (p={p_value:.2g}), but"):
+        return Outcome.INCONCLUSIVE, unfit
     bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}" + (
         f" at one look of {standing.looks}" if standing.looks > 1 else ""
     )
@@ -203,6 +210,26 @@ def _verdict(rule: GateRule, gate: Gate, distinct: int, standing: Standing) -> t
     asked_less = standing.state in {RuleState.ASK_MORE, RuleState.RUN_AGAIN}
     way = "more questions would tell" if asked_less else _way_out(rule, standing)
     return Outcome.INCONCLUSIVE, f"{undecided}; {way}"
+
+
+def _unfit(resolved: ResolvedGate, not_failed: str) -> str:
+    """Why the stored runs cannot carry a pass; empty where they can."""
+    rule, distinct = resolved.rule, resolved.distinct
+    if resolved.beside:
+        if rule.unresolved == "flag":
+            return ""
+        return (
+            f"{not_failed} no baseline is recorded, and a release wants {rule.baseline_runs} runs: "
+            f"python -m hileval record {resolved.name}"
+        )
+    if resolved.declared.deterministic:
+        return f"declared deterministic, but its baseline holds {distinct} distinct runs" if distinct > 1 else ""
+    if distinct < rule.baseline_runs:
+        return (
+            f"{not_failed} the baseline holds {distinct} distinct runs and the rule wants {rule.baseline_runs}: "
+            "one run's luck would be shared by every merge"
+        )
+    return ""
 
 
 def _way_out(rule: GateRule, standing: Standing) -> str:
@@ -224,7 +251,8 @@ def _way_out(rule: GateRule, standing: Standing) -> str:
     )
 
 
-def _without_baseline(check_id: str, gate: Gate, rule: GateRule, asked: Evaluation, share: statistics.Share) -> Check:
+def _without_baseline(check_id: str, resolved: ResolvedGate, asked: Evaluation, share: statistics.Share) -> Check:
+    gate, rule = resolved.declared, resolved.rule
     by_line, line_numbers = _by_line(asked.samples)
     source = (
         f"; {gate.published[0].kind}: {gate.published[0].value:.1%} ({gate.published[0].metric})"
@@ -239,7 +267,7 @@ def _without_baseline(check_id: str, gate: Gate, rule: GateRule, asked: Evaluati
     return Check(
         id=check_id,
         outcome=outcome,
-        message=f"{share}{by_line}, {why}{_unpinned(gate)}; record one: python -m hileval record",
+        message=f"{share}{by_line}, {why}{_unpinned(resolved, asked)}; record one: python -m hileval record",
         labels={"filter": gate.filter, "state": NO_BASELINE},
         numbers=share.numbers | {"correct": share.correct} | line_numbers,
         seconds=asked.seconds,

@@ -10,14 +10,15 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from hileval.engines import require_model_files
-from hileval.gates.declare import EVALS, TaskError, occasion, read_document_task
-from hileval.records.baseline import Baseline, environment
+from hileval.gates.declare import COMMIT, EVALS, TaskError, occasion, read_document_task
+from hileval.records.baseline import Baseline, IdentityMismatchError, environment
 from hileval.records.records import Identity
 from hilgate.errors import CannotRunHereError, MisuseError
 
@@ -48,6 +49,7 @@ class ResolvedGate:
         rule: The rule that applies now; gates that decide together share its alpha.
         engine: The engine to ask, the declared one or another.
         baseline: The stored runs it is compared with; None judges the floor alone.
+        beside: Whose run in the same job stands for a baseline that is not recorded yet; empty where it is.
     """
 
     name: str
@@ -55,6 +57,22 @@ class ResolvedGate:
     rule: GateRule
     engine: EngineName
     baseline: Baseline | None = None
+    beside: str = ""
+
+    @property
+    def wants_pair(self) -> bool:
+        """Whether another attention is to be asked in this job, because nothing is recorded."""
+        return self.declared.paired_with is not None and self.baseline is None
+
+    @property
+    def revision(self) -> str:
+        """Commit of its model: the declared one, or the one of the runs that it is compared with; empty is `main`."""
+        return self.declared.revision or (self.baseline.identity.revision if self.baseline else "")
+
+    @property
+    def pinned(self) -> bool:
+        """Whether another day asks the same model: its revision is declared or recorded, or it is in the repository."""
+        return self.declared.weights != "hub" or bool(self.declared.revision or (self.revision and not self.beside))
 
     @functools.cached_property
     def folder(self) -> Path:
@@ -67,7 +85,7 @@ class ResolvedGate:
         """
         gate = self.declared
         if gate.weights == "hub":
-            return snapshot(gate.model, gate.revision)
+            return snapshot(gate.model, self.revision)
         require_model_files(gate.path(gate.model))
         return gate.path(gate.model)
 
@@ -120,7 +138,7 @@ class ResolvedGate:
         weights = sorted(folder.glob("*.safetensors"))
         return Identity(
             model=gate.model,
-            revision=gate.revision,
+            revision=self.revision or (folder.name if gate.weights == "hub" and re.match(COMMIT, folder.name) else ""),
             weights=weights_sha(folder) if gate.weights == "hub" else sha256_files(*weights, folder / "config.json"),
             tokenizer=sha256_files(*(folder / name for name in tokenizer), *also),
             chat_template=sha256_files(folder / "chat_template.jinja"),
@@ -212,8 +230,19 @@ def resolve(
         return resolve_drift(name, declared)
     gate = find_gate(name, declared)
     path = gate.path(gate.baseline)
-    rule = declared.rules[gate.rule_at(when or occasion(os.environ))].shared(of)
-    baseline = Baseline.read(path) if path.exists() or gate.weights != "hub" else None
+    asked = when or occasion(os.environ)
+    rule = declared.rules[gate.rule_at(asked)].shared(
+        min(of, declared.sharing(gate, asked)) if gate.step.before_merge else of
+    )
+    optional = gate.weights == "hub" or gate.paired_with is not None
+    baseline = Baseline.read(path) if path.exists() or not optional else None
+    if baseline is not None and gate.revision not in {"", baseline.identity.revision}:
+        raise IdentityMismatchError(
+            f"gates.yaml pins revision {gate.revision}, and the baseline was recorded with "
+            f"{baseline.identity.revision or 'none'}",
+            where=f"{name}: {path}",
+            remedy="leave `revision` out of gates.yaml, or record a baseline with it: python -m hileval record",
+        )
     return ResolvedGate(name, gate, rule, engine or gate.engine, baseline)
 
 
@@ -228,6 +257,19 @@ def without_baseline(name: str, declared: Gates, engine: EngineName | None = Non
     """A gate whose answers are recorded and not judged: by its first rule, beside no stored runs."""
     gate = find_gate(name, declared)
     return ResolvedGate(name, gate, declared.rules[next(iter(gate.rules.values()))], engine or gate.engine)
+
+
+def resolve_pair(name: str, declared: Gates, when: Occasion) -> ResolvedGate:
+    """A gate without a baseline as the attention beside it is asked: by its own engine, without our switches.
+
+    Raises:
+        MisuseError: It names none.
+    """
+    gate = find_gate(name, declared)
+    if gate.paired_with is None:
+        raise MisuseError("this gate is paired with nothing", where=name, remedy="name `paired_with` in gates.yaml")
+    asked = ResolvedGate(name, gate, declared.rules[gate.rule_at(when)], gate.engine)
+    return asked.using(attention_backend=gate.paired_with, env={})
 
 
 def find_gate(name: str, declared: Gates) -> Gate:

@@ -79,7 +79,10 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> De
             )
         minutes = max(15.0, 7.5 * gate.gpus)  # a guess: nobody has measured it
     # What a change to our kernels cannot turn red, and what needs a hub, waits for the night.
-    profiles = ("nightly", "release") if hub or not ours else ("pr", "nightly", "release")
+    before_merge = one.step.before_merge or (ours and not hub)
+    profiles = [*(["pr"] if before_merge else []), "nightly"]
+    if drift is not None or "release" in gate.rules:
+        profiles.append("release")
     fields: dict[str, Any] = {
         "key": f"accuracy-{name.replace('.', '-')}",
         "label": one.step.label or _label(name, gate, drift),
@@ -94,11 +97,13 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> De
             *(("transformers",) if drift and drift.peer == "transformers" else ()),
             MODEL + next(key for key, other in declared.gates.items() if other.model == gate.model),
         ),
-        "profiles": ("gate", *profiles) if one.step.local else profiles,
+        "profiles": ("gate", *profiles) if one.step.local else tuple(profiles),
         "minutes": minutes,
     }
     if hub:
-        fields["agents"] = OnAgents(gpus=gate.gpus, network=True, secrets=("HF_TOKEN",))
+        fields["agents"] = OnAgents(
+            gpus=gate.gpus, network=True, secrets=() if one.step.before_merge else ("HF_TOKEN",)
+        )
         if drift is None:  # they decide together, so they share the level of the test
             fields["env"] = {"HILEVAL_GATES": str(declared.deciding_together)}
     else:
@@ -116,7 +121,11 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> De
 
 def _label(name: Key, gate: Gate, drift: DriftGate | None) -> str:
     if drift is None:
-        return f"{Path(gate.task).stem.upper()}, {name}"
+        label = f"{Path(gate.task).stem.upper()}, {name}"
+        if gate.paired_with is None or gate.path(gate.baseline).exists():
+            return label
+        unpinned = ", unpinned" if gate.weights == "hub" and not gate.revision else ""
+        return f"{label}, beside {gate.paired_with} (no baseline{unpinned})"
     peer = {"vllm": "the engine's own", "transformers": "transformers'"}.get(drift.peer, "vLLM's own")
     return f"log-probabilities beside {peer}, {drift.of}"
 

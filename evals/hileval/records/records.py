@@ -47,7 +47,7 @@ class Identity(StrictModel):
 
     model: str
     """Path or name as declared."""
-    revision: str = ""
+    revision: str = Field(default="", pattern=r"^([0-9a-f]{40})?$")
     """Commit of a hub model; empty where the weights are in this repository."""
     weights: Sha
     """sha256 over the weight files and config.json (their format and quantization included)."""

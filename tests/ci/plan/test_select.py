@@ -209,6 +209,26 @@ def test_repository_selects_by_what_is_imported(changed, selected, omitted):
     assert omitted.isdisjoint(reasons)
 
 
+ATTENTION = [name for name in tracked_files(REPOSITORY) if re.match(r"kernels/pagedkv/attention/.*\.(py|toml)$", name)]
+
+
+@given(
+    changed=st.lists(st.sampled_from(ATTENTION), min_size=1, max_size=4), others=st.sampled_from([[], ["README.md"]])
+)
+@settings(max_examples=25, deadline=None)
+def test_a_change_of_attention_is_held_by_a_published_model_before_a_merge(changed, others):
+    """Whatever else changes: GSM8K on a hub's model, and the same way on a pocket model where the plugin imports it."""
+    gates = {"accuracy-granite-4-0-h-micro", "accuracy-pocket-hybrid-paired"}
+    reasons = set(select(DECLARED, [*changed, *others], GRAPH).reasons)
+    assert "accuracy-granite-4-0-h-micro" in reasons
+    assert ("accuracy-pocket-hybrid-paired" in reasons) is ("accuracy-pocket-hybrid" in reasons)
+    steps = {step.key: step for area_ in DECLARED for step in area_.steps if step.key in gates}
+    assert all("pr" in step.profiles and step.gpus == 1 for step in steps.values())
+    assert len(steps) == len(gates)
+    assert steps["accuracy-granite-4-0-h-micro"].minutes <= 15
+    assert steps["accuracy-granite-4-0-h-micro"].devices == ("gfx942",)
+
+
 TURNS_RED = {
     "README.md": "pages",
     "SECURITY.md": "pages",

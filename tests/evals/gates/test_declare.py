@@ -24,7 +24,8 @@ def test_the_committed_gates_name_existing_files():
     for gate in GATES.values():
         if gate.weights == "hub":
             continue
-        for relative in (gate.task, gate.baseline, f"{gate.model}/model.safetensors"):
+        baseline = () if gate.paired_with else (gate.baseline,)
+        for relative in (gate.task, *baseline, f"{gate.model}/model.safetensors"):
             assert gate.path(relative).is_file(), relative
 
 
@@ -48,7 +49,12 @@ def test_unknown_gate_offers_the_nearest_name():
         ({"max_gen_toks": 0}, "max_gen_toks"),
         ({"rules": {"pre-merge": "quick"}}, "no rule 'quick' for pre-merge"),
         ({"rules": {"someday": "release"}}, "someday"),
-        ({"revision": "abc"}, "revision is for models of a hub"),
+        ({"revision": "c0ffee00" * 5}, "revision is for models of a hub"),
+        ({"revision": "main"}, "revision: .*match pattern"),
+        ({"paired_with": "TRITON_ATTM"}, "paired_with: .*'TRITON_ATTN'"),
+        ({"paired_with": "vllm", "attention_backend": "vllm"}, "vllm beside attention_backend vllm is no pair"),
+        ({"paired_with": "vllm", "engine": "transformers", "attention_backend": None}, "is no pair"),
+        ({"step": {"before_merge": True, "minutes": 1}}, "before_merge is for models of a hub"),
         ({"engine": "sglang"}, "engine"),
         ({"attention_backend": "paged"}, "attention_backend"),
         ({"attention_backend": None}, "attention_backend is required"),

@@ -343,7 +343,7 @@ def test_each_side_is_a_process_and_one_that_dies_is_no_answer(monkeypatch, tmp_
 def test_hub_gates_name_two_attentions_and_fit_in_memory():
     """A batch's log-probabilities take 6 bytes for each token and word, beside what vLLM measures for its cache."""
     hubs = {name: drift for name, drift in DECLARED.drifts.items() if DECLARED.gates[drift.of].weights == "hub"}
-    assert len(hubs) == 13
+    assert len(hubs) == 14
     for name, drift in hubs.items():
         assert drift.second not in (None, drift.peer), name
         assert drift.peer not in ("vllm", "transformers"), f"{name}: vLLM may choose the second one"

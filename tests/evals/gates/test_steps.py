@@ -41,10 +41,17 @@ def test_every_gate_has_a_step():
 def test_gates_of_hub_models_share_their_level_and_drifts_have_none():
     steps = steps_of(DECLARED)
     hub = {name for name, gate in DECLARED.gates.items() if gate.weights == "hub"}
+    before_merge = {name for name, gate in DECLARED.gates.items() if gate.step.before_merge}
+    assert before_merge == {"granite-4.0-h-micro"}
     assert {name for name, step in steps.items() if step.env.get("HILEVAL_GATES") == str(len(hub))} == hub
-    assert {name for name, step in steps.items() if step.secrets} == hub | {f"{name}-drift" for name in hub} & set(
-        steps
-    )
+    with_secrets = {name for name, step in steps.items() if step.secrets}
+    assert with_secrets == {*hub, *(f"{name}-drift" for name in hub)} & set(steps) - before_merge
+    assert all(steps[name].network and "pr" in steps[name].profiles for name in before_merge)
+
+
+def test_a_gate_without_a_rule_for_a_release_is_not_planned_for_one():
+    paired = steps_of(DECLARED)["pocket-hybrid-paired"]
+    assert (paired.profiles, paired.minimum) == (("pr", "nightly"), 4)
 
 
 def test_as_many_checks_are_demanded_as_a_gate_gives():

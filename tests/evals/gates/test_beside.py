@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gate beside another attention in the same job: how it is asked, what it says, and how often it cries wolf."""
+
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+from support.gates import declared
+from support.merges import STRESS, Noise, simulate
+
+from hileval import cli, statistics
+from hileval.ask import recording
+from hileval.ask.recording import BESIDE_FILE, read_beside, record_beside
+from hileval.engines import EngineError
+from hileval.gates import steps
+from hileval.gates.judge import judge
+from hileval.gates.resolve import ResolvedGate, resolve, resolve_pair
+from hileval.records.baseline import IdentityMismatchError
+from hileval.statistics import smallest_drop
+from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
+from hilgate.model.record import Check, Outcome
+
+N, NAME, COMMIT = 1319, "granite-4.0-h-micro", "c0ffee00" * 5
+DECLARED = declared()
+GATE = DECLARED.gates[NAME]
+GOOD = [i % 5 > 0 for i in range(N)]
+
+
+class Questions:
+    """Answers of a planted run, as an engine gives them."""
+
+    available, engine = N, None
+
+    def __init__(self, plant, correct):
+        self.identity = plant.identity.model_copy(update={"revision": COMMIT})
+        self._samples = plant.run(correct).samples
+
+    def ask(self, ids, run):  # noqa: ARG002
+        self.engine = mock.Mock(attention_layers=list)
+        self.engine.name = "vllm 0.32.0"
+        return [self._samples[one] for one in ids]
+
+
+@pytest.fixture
+def trusted(plant, monkeypatch, tmp_path):
+    """The run of the attention beside it: every fifth answer is wrong, or what a test gives."""
+
+    def ask(correct=GOOD, limit=None, when="pre-merge"):
+        monkeypatch.setattr(recording, "JOURNALS", tmp_path)
+        monkeypatch.setattr(recording, "questions_of", lambda _: Questions(plant, correct))
+        served = Check(id="g/served", outcome=Outcome.PASS, message="", labels={"backend": "TRITON_ATTN"})
+        monkeypatch.setattr(recording, "check_backend", lambda *_: served)
+        monkeypatch.setattr(recording, "environment", lambda: plant.baseline([True]).environment)
+        record_beside(resolve_pair(NAME, DECLARED, when), limit, tmp_path / BESIDE_FILE)
+        return read_beside(resolve(NAME, DECLARED, when=when), tmp_path / BESIDE_FILE)
+
+    return ask
+
+
+def judged(gate, plant, correct):
+    """Checks by name, of ours with these answers, asked in the rule's order."""
+    ids = gate.rule.order(N)
+    run = plant.run(correct)
+    run = run.model_copy(update={"samples": tuple(run.samples[one] for one in ids), "identity": gate.baseline.identity})
+    hashes = [sample.doc_hash for sample in run.samples]
+    asked = plant.asked(None, run)
+    asked = type(asked)(ids, (run,), gate.baseline.outcomes(GATE.filter, hashes))
+    return {check.id.split("/")[1]: check for check in judge(gate, asked, None)}
+
+
+def test_a_merge_passes_beside_another_attention_and_says_what_that_does_not_prove(plant, trusted):
+    found = judged(trusted(), plant, GOOD)["accuracy"]
+    assert found.outcome is Outcome.PASS
+    assert "TRITON_ATTN in the same job" in found.message
+    assert "one run each" in found.message
+    assert f"revision not pinned: this is main of today, {COMMIT}" in found.message
+    assert "one run of TRITON_ATTN in the same job stands for it" in found.labels["passed_but"]
+    assert "revision not pinned" in found.labels["passed_but"]
+
+
+def test_a_release_without_a_baseline_is_no_pass_and_says_so(plant, trusted):
+    found = judged(trusted(when="release"), plant, GOOD)["accuracy"]
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert f"no baseline is recorded, and a release wants 5 runs: python -m hileval record {NAME}" in found.message
+
+
+@pytest.mark.parametrize("when", ["pre-merge", "release"])
+def test_answers_lost_beside_the_other_attention_fail(plant, trusted, when):
+    worse = [right and i % 13 > 0 for i, right in enumerate(GOOD)]
+    found = judged(trusted(when=when), plant, worse)
+    assert found["accuracy"].outcome is Outcome.FAIL
+    assert "TRITON_ATTN in the same job: 8" in found["floor"].message
+
+
+def test_both_below_the_floor_fail_although_they_agree(plant, trusted):
+    both = [i % 2 > 0 for i in range(N)]
+    found = judged(trusted(both), plant, both)
+    assert (found["accuracy"].outcome, found["floor"].outcome) == (Outcome.PASS, Outcome.FAIL)
+
+
+def test_another_attention_that_breaks_is_no_measure(plant, trusted, monkeypatch):
+    run = plant.run(GOOD, non_finite=(3,))
+    monkeypatch.setattr(plant, "run", lambda _: run)
+    with pytest.raises(RecordsError, match="non-finite"):
+        trusted()
+
+
+def test_what_no_run_beside_it_left_is_refused(trusted, tmp_path):
+    gate, file = trusted(limit=20), tmp_path / BESIDE_FILE
+    assert gate.baseline.n == 20
+    text = file.read_text()
+    for content, why in (
+        (text[:-9], "not a run of TRITON_ATTN"),
+        (text.replace(f"{NAME} beside", "another beside"), "a run of another beside by"),
+        (text.replace('"TRITON_ATTN"', '"ROCM_ATTN"'), "by ROCM_ATTN, not beside TRITON_ATTN"),
+    ):
+        file.write_text(content)
+        with pytest.raises(RecordsError, match=why):
+            read_beside(gate, file)
+    with pytest.raises(NothingSelectedError):
+        trusted(limit=0)
+
+
+def test_the_other_attention_is_asked_in_a_process_of_its_own_and_its_death_is_no_result(monkeypatch, tmp_path):
+    called = []
+    monkeypatch.setattr(ResolvedGate, "identity", mock.Mock(model=GATE.model))
+    monkeypatch.setattr(
+        cli.subprocess, "run", lambda command, check: called.append((command, check)) or mock.Mock(returncode=4)
+    )
+    with pytest.raises(EngineError, match="the same questions to TRITON_ATTN ended with status 4"):
+        cli.asked_beside(resolve(NAME, DECLARED, when="release"), "release", 7, tmp_path)
+    ((command, check),) = called
+    assert command[:5] == [sys.executable, "-m", "hileval.ask", "beside", NAME]
+    assert command[5:] == ["--when", "release", "--file", str(tmp_path / BESIDE_FILE), "--limit", "7"]
+    assert not check
+
+
+def test_it_is_asked_without_our_switches_and_only_where_nothing_is_recorded(plant, tmp_path):
+    ours = GATE.model_copy(update={"env": {"PAGEDKV_PACKING": "shuffle"}, "baseline": str(tmp_path / "made.json")})
+    gates = DECLARED.model_copy(update={"gates": DECLARED.gates | {NAME: ours}})
+    other = resolve_pair(NAME, gates, "pre-merge").declared
+    assert (other.attention_backend, other.env) == ("TRITON_ATTN", {})
+    with pytest.raises(MisuseError, match="paired with nothing"):
+        resolve_pair("lfm2.5-350m", gates, "pre-merge")
+    assert resolve(NAME, gates).wants_pair
+    identity = plant.identity.model_copy(update={"revision": COMMIT})
+    plant.baseline(GOOD, identity=identity).write(tmp_path / "made.json")
+    recorded = resolve(NAME, gates)
+    assert not recorded.wants_pair
+    assert (recorded.revision, recorded.pinned) == (COMMIT, True), "the baseline pins the model"
+    assert "beside" not in steps._label(NAME, ours, None)
+    assert "beside TRITON_ATTN (no baseline, unpinned)" in steps._label(NAME, GATE, None)
+
+
+def test_a_revision_that_contradicts_the_baseline_is_refused(plant, tmp_path):
+    ours = GATE.model_copy(update={"revision": "0" * 40, "baseline": str(tmp_path / "made.json")})
+    identity = plant.identity.model_copy(update={"revision": COMMIT})
+    plant.baseline(GOOD, identity=identity).write(tmp_path / "made.json")
+    gates = DECLARED.model_copy(update={"gates": DECLARED.gates | {NAME: ours}})
+    with pytest.raises(IdentityMismatchError, match=f"pins revision {'0' * 40}.*recorded with {COMMIT}"):
+        resolve(NAME, gates)
+
+
+def test_before_a_merge_it_decides_alone_and_at_a_release_with_all():
+    together = DECLARED.deciding_together
+    alone, released = (resolve(NAME, DECLARED, when=when, of=together).rule for when in ("pre-merge", "release"))
+    assert alone.alpha == DECLARED.rules["paired"].alpha == 0.01
+    assert released.alpha == pytest.approx(0.01 / together)
+
+
+def test_the_list_says_what_one_run_each_sees(capsys):
+    cli.list_steps(write=False)
+    listed = capsys.readouterr().out
+    sees = f"{100 * smallest_drop(N, 1, 1, 0.02, 0.01, 0.9):.1f} points of 1,319 questions (pre-merge)"
+    shown = listed.split(f"{NAME}: ")[1].splitlines()
+    assert shown[2] == "  beside TRITON_ATTN in the same job until a baseline is recorded, revision not pinned"
+    assert sees in shown[3]
+
+
+PAIRED = ["paired", "pre-merge"]
+STILL = {"drop": 0.0, "base_runs": 1, "only_failures": True}
+
+
+@pytest.mark.parametrize("rule", PAIRED)
+def test_one_run_each_fails_an_unchanged_model_at_most_once_in_a_hundred(rule):
+    """K = 1 and M = 1: rho then means nothing, so noise and churn alone."""
+    replays = 1000
+    stress = [noise for noise in STRESS if noise.rho == 0]
+    failed = [
+        simulate(DECLARED.rules[rule], N, noise, **STILL, replays=replays, seed=seed).failed
+        for seed, noise in enumerate(stress)
+    ]
+    assert max(failed) <= 0.01 + 3 * np.sqrt(0.01 * 0.99 / replays)
+    assert np.mean(failed) <= 0.01
+
+
+def test_a_rule_that_takes_the_one_run_for_five_cries_wolf(monkeypatch):
+    """The planted weak rule: five copies of one run, and the exact test alone, which believes that they are five."""
+    monkeypatch.setattr(statistics, "difference_p", lambda x: np.zeros(x.shape[:-1]))
+    copied = Noise(accuracy=0.9, d=0.04, rho=1)
+    assert simulate(DECLARED.rules["paired"], N, copied, drop=0, base_runs=5, replays=300, seed=3).failed > 0.04
+
+
+@pytest.mark.parametrize("d", [0.02, 0.08])
+def test_one_run_each_sees_the_drop_that_is_promised(d):
+    """Nine times in ten, for all questions are looked at once."""
+    drop = smallest_drop(N, 1, 1, d, 0.01, 0.9)
+    seen = simulate(DECLARED.rules["paired"], N, Noise(accuracy=0.85, d=d), drop=drop, base_runs=1, replays=300, seed=5)
+    assert seen.failed == pytest.approx(0.9, abs=0.06)
+    still = simulate(DECLARED.rules["paired"], N, Noise(accuracy=0.85, d=d), drop=0, base_runs=1, replays=100, seed=6)
+    assert still.passed > 0.9
