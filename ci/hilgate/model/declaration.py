@@ -179,6 +179,9 @@ class Matrix(StrictModel):
     """The label that names the column; an option as well."""
     file: JsonName
     """The file of the results folder that gets its checks, e.g. cells.json: of this step, on all devices."""
+    beside: LabelName | None = None
+    """A label that tells this step's checks from those of the other steps that name it: of each device the report shows
+    them all in one more table, the rows and this label, e.g. family x attention_backend."""
 
     @field_validator("columns")
     @classmethod

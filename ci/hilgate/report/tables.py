@@ -21,7 +21,7 @@ from hilgate.model.table import TableCheck, TableFile, TableStep, tables_in
 from hilgate.run.outcome import first, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from hilgate.model import Number
@@ -107,6 +107,43 @@ def tables(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Table, ...
     return tuple(_pivot(step, recorded, decided[step.key]) for step in plan.steps if step.step.matrix)
 
 
+def tables_beside(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Table, ...]:
+    """One table of each device for the planned steps that stand beside each other, in the order of the plan.
+
+    A cell holds all checks of a step in that row, the worst of which counts. A step that has no cells is said.
+    """
+    decided = {step.key: step for step in verdict.steps}
+    groups: dict[tuple[str, str, str], list[PlannedStep]] = {}
+    for step in plan.steps:
+        if (matrix := step.step.matrix) and matrix.beside:
+            groups.setdefault((matrix.rows, matrix.beside, step.device), []).append(step)
+    return tuple(
+        _joined((rows, column), steps, recorded, decided)
+        for (rows, column, _device), steps in groups.items()
+        if len(steps) > 1
+    )
+
+
+def _joined(
+    labels: tuple[str, str],
+    steps: list[PlannedStep],
+    recorded: Recorded,
+    decided: Mapping[str, StepVerdict],
+) -> Table:
+    """The table of several steps, named by its labels."""
+    found = [_pivot(step, recorded, decided[step.key], labels, _worst) for step in steps]
+    grid: dict[tuple[str, str], Cell] = {}
+    for table in found:
+        for place, cell in table.grid.items():
+            grid[place] = _worst([grid[place], cell]) if place in grid else cell
+    lost = [f"{table.step.key}: {table.incomplete}" for table in found if table.incomplete]
+    worst = max((table.verdict for table in found), key=lambda verdict: SEVERITY[verdict.outcome])
+    declared = steps[0].step.model_copy(update={"key": labels[1], "label": f"{labels[0]} x {labels[1]}"})
+    named = steps[0].model_copy(update={"step": declared})
+    outside = tuple(cell for table in found for cell in table.outside)
+    return Table(named, worst, labels, grid, outside, "; ".join(lost))
+
+
 def value_tables(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Table, ...]:
     """A table for each step that declares columns and recorded checks; those that did not pass lead each."""
     found = []
@@ -132,9 +169,15 @@ def _value(check: Check, column: str) -> str:
     return f"{number:,}".replace(",", "\u202f") if isinstance(number, int) else f"{number:.4g}"
 
 
-def _pivot(step: PlannedStep, recorded: Recorded, verdict: StepVerdict) -> Table:
+def _pivot(
+    step: PlannedStep,
+    recorded: Recorded,
+    verdict: StepVerdict,
+    labels: tuple[str, str] | None = None,
+    merged: Callable[[list[Cell]], Cell] | None = None,
+) -> Table:
     assert step.step.matrix is not None
-    labels = (step.step.matrix.rows, step.step.matrix.columns)
+    labels = labels or (step.step.matrix.rows, step.step.matrix.columns)
     attempt = recorded.last(step.key)
     cells: dict[tuple[str, str], list[Cell]] = {}
     outside = []
@@ -144,7 +187,7 @@ def _pivot(step: PlannedStep, recorded: Recorded, verdict: StepVerdict) -> Table
             cells.setdefault((row, column), []).append(_cell(check, verdict))
         else:
             outside.append((_cell(check, verdict), " and no ".join(n for n in labels if not check.labels.get(n))))
-    grid = {place: _merged(found) for place, found in cells.items()}
+    grid = {place: (merged or _merged)(found) for place, found in cells.items()}
     incomplete = _incomplete(step, verdict, attempt, recorded.damaged.get(step.key, ""))
     if not grid:
         incomplete = incomplete or f"no check has the labels {labels[0]} and {labels[1]}"
@@ -174,6 +217,15 @@ def _merged(cells: list[Cell]) -> Cell:
         tuple(name for cell in cells for name in cell.checks),
         worst.numbers,
     )
+
+
+def _worst(cells: list[Cell]) -> Cell:
+    """One cell of the many checks of a step in a row: how many are like the worst, and why the first of those is."""
+    worst = max(cells, key=lambda cell: SEVERITY[cell.outcome])
+    alike = sum(cell.outcome is worst.outcome for cell in cells)
+    reason = "" if worst.outcome is Outcome.PASS else f"{alike} of {len(cells)} checks, the first: {worst.reason}"
+    checks = tuple(name for cell in cells for name in cell.checks)
+    return Cell(worst.outcome, reason, sum(cell.seconds for cell in cells), checks, worst.numbers)
 
 
 def _incomplete(step: PlannedStep, verdict: StepVerdict, attempt: Attempt | None, damage: str) -> str:

@@ -296,6 +296,9 @@ def _wrapped(line: str, width: int, first: str = "", then: str = "") -> list[str
 
 def _print_tables(console: Console, view: ReportView, report: Path, *, every: bool) -> None:
     width = max(NARROWEST, console.width)
+    for table in view.tables_beside:
+        for line in lines(table, width):
+            console.print(line, soft_wrap=True)
     for table in view.tables:
         whole = every or table.verdict.outcome is not Outcome.PASS
         for line in lines(table, width) if whole else _title(table, width):

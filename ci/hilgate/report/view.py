@@ -150,6 +150,11 @@ class ReportView:
         """Checks as tables, of the steps that declare one."""
         return tuple(tables.tables(self.plan, self.recorded, self.verdict))
 
+    @cached_property
+    def tables_beside(self) -> tuple[Table, ...]:
+        """Steps that stand beside each other, a table of each device."""
+        return tuple(tables.tables_beside(self.plan, self.recorded, self.verdict))
+
 
 @dataclass(frozen=True)
 class CheckFinding:

@@ -19,6 +19,7 @@ from hilgate.model.record import Check, Outcome
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, tables
 from hilgate.report.view import ReportView
+from hilgate.report.write import report_page
 
 
 def written(build_, folder):
@@ -209,3 +210,54 @@ def test_the_annotation_has_a_line_for_a_failing_cell_and_none_without():
     checks = [cell("fig", "a", "did not run"), cell("fig", "c")]
     plain = build(*checks, one=STEP.redeclared(matrix=None))
     assert annotation.render(ReportView(*build(*checks))) == annotation.render(ReportView(*plain))
+
+
+BACKENDS = {"models": "pagedkv", "attn": "ROCM_ATTN", "fa": "ROCM_AITER_FA", "mla": "ROCM_AITER_MLA"}
+
+
+def beside(cells):
+    """A build of a step for each backend, with results that were made for this test: (family, behaviour, outcome)."""
+    builds = []
+    for key, backend in BACKENDS.items():
+        matrix = SPEC.model_copy(update={"file": f"{key}.json", "beside": "backend"})
+        found = [cell(*one, id=f"t.py::{key}[{one}]", labels={"backend": backend}) for one in cells.get(key, ())]
+        builds.append((step(key, "x", matrix=matrix, may_lack=STEP.step.may_lack), found or None))
+    return built(*builds)
+
+
+def test_steps_that_stand_beside_each_other_share_a_table():
+    """One table, family x backend; each cell holds every behaviour of a family with one backend."""
+    build_ = beside(
+        {
+            "models": [("jamba", "decode"), ("jamba", "prefill"), ("mamba2", "decode"), ("deepseek-v3", "decode")],
+            "attn": [("jamba", "decode"), ("jamba", "prefill", "fail"), ("jamba", "fuzz", "fail")],
+            "fa": [("jamba", "decode", "did not run"), ("jamba", "prefill")],
+            "mla": [("deepseek-v3", "decode")],
+        }
+    )
+    (found,) = tables.tables_beside(*build_)
+    assert (found.rows, found.columns) == (("jamba", "mamba2", "deepseek-v3"), tuple(BACKENDS.values()))
+    assert {place: str(one.outcome) for place, one in found.grid.items()} == {
+        ("jamba", "pagedkv"): "pass",
+        ("mamba2", "pagedkv"): "pass",
+        ("deepseek-v3", "pagedkv"): "pass",
+        ("jamba", "ROCM_ATTN"): "fail",
+        ("jamba", "ROCM_AITER_FA"): "did not run",
+        ("deepseek-v3", "ROCM_AITER_MLA"): "pass",
+    }
+    assert found.grid["jamba", "ROCM_ATTN"].reason == "2 of 3 checks, the first: max_abs_err 0.5 > 0.001"
+    assert found.summary == "4 passed, 1 failed, 1 not run, 6 not asked (blank)"
+    assert found.verdict.outcome is Outcome.FAIL
+    assert len(tables.tables(*build_)) == len(BACKENDS), "each step keeps its own table"
+    page = report_page(ReportView(*build_))
+    assert page.index("fruit x backend") < page.index(">ROCM_AITER_MLA<") < page.index(">deepseek-v3<")
+
+
+def test_a_step_without_cells_is_said_and_one_alone_has_nothing_beside_it():
+    (found,) = tables.tables_beside(*beside({"models": [("jamba", "decode")], "attn": [("jamba", "decode")]}))
+    assert found.columns == ("pagedkv", "ROCM_ATTN")
+    assert "fa" in found.incomplete
+    assert "mla" in found.incomplete
+    matrix = SPEC.model_copy(update={"beside": "backend"})
+    alone = built((step("models", "x", matrix=matrix), [cell("jamba", "decode", labels={"backend": "pagedkv"})]))
+    assert tables.tables_beside(*alone) == ()
