@@ -23,8 +23,10 @@ import torch
 import torch._dynamo
 from vllm.config import CompilationMode
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from families import behaviours, checkpoints, layers, mla_prefill, mtp, stand_ins
+from families.backends import BACKENDS, PLUGIN, OtherBackendError, require_backend
 from families.behaviours import Bench, NotDrivenError, NotHereError, require_codes
 from families.cell import FamilyCell, Outcome, settled, worse
 from families.engine import COMMON, FamilyEngine, StuckError, end_with_parent, register
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from multiprocessing.connection import Connection
 
+    from families.backends import Backend
     from families.family import Family
 
 GRAPHS: dict[str, Any] = {
@@ -366,8 +369,10 @@ def main(spec: dict[str, Any], folder: Path, told: Connection) -> None:
         else:
             chosen, planted = tuple(spec["behaviours"]), _nothing_planted
         published = spec.get("published", {}).get(name)
-        model = PublishedModel(Checkpoint(**published)) if published else TinyModel(FAMILIES[name], folder)
-        cells = ModelRun(model, chosen, planted, spec["fuzz"]).cells()
+        backend = BACKENDS[spec.get("backend", PLUGIN)]
+        tiny = TinyModel(backend.fitted(FAMILIES[name]), folder) if not published else None
+        model = tiny or PublishedModel(Checkpoint(**published))
+        cells = ModelRun(model, chosen, planted, spec["fuzz"], backend).cells()
         usable = not gpu_is_lost()
         told.send((cells, usable))
 
@@ -395,6 +400,7 @@ class ModelRun:
     planted: Callable[[FamilyEngine], AbstractContextManager[None]]
     """A fault to plant while they are driven."""
     fuzz: dict[str, int]
+    backend: Backend = BACKENDS[PLUGIN]
     _hopeless: FamilyCell | None = field(default=None, init=False)
     """What every cell is where no engine of this model starts here."""
 
@@ -403,6 +409,9 @@ class ModelRun:
         platform = "cpu" if current_platform.is_cpu() else "rocm" if current_platform.is_rocm() else "cuda"
         family, started = self.model.family, time.monotonic()
         made: dict[str, FamilyCell] = {}
+        if platform not in self.backend.platforms:
+            reason = f"{self.backend.name} is a backend of {' and '.join(self.backend.platforms)}"
+            return dict.fromkeys(self.behaviours, FamilyCell("did not run", reason, needs=self.backend.condition))
         try:
             plans = self.model.plans(platform)
         except Exception as error:  # noqa: BLE001 - as where an engine of the plans does not start
@@ -413,7 +422,9 @@ class ModelRun:
                 made |= dict.fromkeys(chosen, replace(self._hopeless, seconds=0.0))
             elif chosen:
                 for name, cell in self._engine(plan, chosen, platform).items():
-                    held = settled(cell, family.limit(platform, name), measured=self.model.measured)
+                    held = settled(
+                        cell, family.limit(platform, name), measured=self.model.measured and self.backend.ours
+                    )
                     made[name] = worse(made.get(name), held)
         return made
 
@@ -427,7 +438,8 @@ class ModelRun:
                 if plan.compiled:
                     prepared.forget()  # what earlier engines compiled is no merit of this one's warm-up
                 arguments = model.arguments(platform, plan.arguments)
-                engine = FamilyEngine(model.checkpoint, poison=plan.poison, best=model.best, **arguments)
+                how: dict[str, Any] = {"backend": self.backend.name, "poison": plan.poison, "best": model.best}
+                engine = FamilyEngine(model.checkpoint, **how, **arguments)
             except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
                 return dict.fromkeys(chosen, self._not_started(error, platform, started))
             return self._driven(engine, chosen)
@@ -437,7 +449,7 @@ class ModelRun:
         with engine, self.planted(engine):
             fuzz = self.fuzz
             bench = Bench(engine, model.oracle, model.family, fuzz["seed"], fuzz["examples"], heads=lambda: model.heads)
-            return {name: run_cell(name, bench, model.labels(engine)) for name in chosen}
+            return {name: run_cell(name, bench, model.labels(engine), self.backend) for name in chosen}
 
     def _not_started(self, error: Exception, platform: str, started: float) -> FamilyCell:
         traceback.print_exception(error)
@@ -464,22 +476,27 @@ def lacking_package(error: Exception) -> str:
     return "" if name in {"pagedkv", "families", "vllm"} else name
 
 
-def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> FamilyCell:
-    """Drive one behaviour, and ask the workers who served it."""
+def run_cell(name: str, bench: Bench, labels: dict[str, str], backend: Backend = BACKENDS[PLUGIN]) -> FamilyCell:
+    """Drive one behaviour, and ask the workers who served it.
+
+    Answers of another backend of vLLM's than the one asked for say nothing about it: that cell did not run.
+    """
     engine, started = bench.engine, time.monotonic()
     before = engine.non_finite()
     engine.restart()
     stand_ins.forget()  # what has stood in for a family before is no label of this one
     numbers: dict[str, float] = {}
     try:
+        if not backend.ours:
+            require_backend(backend, AttentionBackendEnum[backend.name].get_path(), engine.layers())
         numbers = behaviours.DRIVEN[name](bench)
-        if bench.family.attention:
+        if bench.family.attention and backend.ours:
             require_served(engine.layers())
             require_codes(bench.family, engine.layers())
         if bench.family.ssd:
             numbers["scans"] = require_scans(engine.llm)
         reason, ours = "", False
-    except NotHereError as error:
+    except (NotHereError, OtherBackendError) as error:
         return FamilyCell("did not run", str(error), time.monotonic() - started)
     except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of this cell
         traceback.print_exc()

@@ -18,6 +18,7 @@ from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 from vllm.triton_utils import dispatcher
 
+from families.backends import PLUGIN
 from families.probe import EngineProbe
 from families.schedule import FamilyAnswer
 from pagedkv.vllm_plugin.inspect import WORKER_EXTENSION, ServedLayer, build_llm, served_layers
@@ -47,12 +48,13 @@ COMMON: dict[str, Any] = {
 """Arguments of every engine that is driven step by step: a small model, and chunks that end in odd places."""
 
 
-def start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
+def start(model: Path, *, ours: bool, backend: str = "TRITON_ATTN", **arguments: Any) -> LLM:
     """Start an engine.
 
     Args:
         model: Folder of the checkpoint.
         ours: Whether our plugin shall serve; else vLLM's own attention.
+        backend: Which of vLLM's own. TRITON_ATTN is in every build of vLLM for GPUs, whatever libraries it has.
         **arguments: Of vLLM's `LLM`.
     """
     gc.collect()  # or what an engine that did not start has left would stay for ever
@@ -60,9 +62,11 @@ def start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
     with _kernels_replaced_once(), _modules_stay_frozen():
         if ours:
             return build_llm(str(model), **arguments)
-        # The CPU platform takes no choice; on GPUs this backend is in every build of vLLM, whatever libraries it has.
-        backend = {} if current_platform.is_cpu() else {"attention_backend": "TRITON_ATTN"}
-        return LLM(str(model), worker_extension_cls=WORKER_EXTENSION, **backend, **arguments)
+        if not current_platform.is_cpu():  # which takes no choice
+            arguments["attention_backend"] = backend
+            if drafts := arguments.get("speculative_config"):  # a drafter does not inherit it
+                arguments["speculative_config"] = {"attention_backend": backend, **drafts}
+        return LLM(str(model), worker_extension_cls=WORKER_EXTENSION, **arguments)
 
 
 def shut_down(llm: LLM) -> None:
@@ -201,14 +205,15 @@ class FamilyEngine:
     """An engine that is watched. Use as a context manager: the next engine needs this one to be gone."""
 
     def __init__(
-        self, model: Path, *, ours: bool = True, poison: bool = True, best: int | None = None, **arguments: Any
+        self, model: Path, *, backend: str = PLUGIN, poison: bool = True, best: int | None = None, **arguments: Any
     ) -> None:
         """Start it.
 
         Args:
             model: Folder of the checkpoint.
-            ours: Whether our plugin shall serve.
-            poison: Whether the KV pool holds NaN at the start.
+            backend: Of `backends.yaml`.
+            poison: Whether the KV pool holds NaN at the start. Where vLLM's own backend serves, it holds what vLLM puts
+                there: zeros, which vLLM's kernels may read.
             best: How many tokens of a distribution come back; None for all. Of a large vocabulary all are too many.
             **arguments: Of vLLM's `LLM`.
         """
@@ -218,14 +223,14 @@ class FamilyEngine:
         envs.disable_envs_cache()  # an engine before this one has frozen what vLLM reads from the environment
         os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
         try:
-            self.llm = start(model, ours=ours, **arguments)
+            self.llm = start(model, ours=backend == PLUGIN, backend=backend, **arguments)
         except BaseException:
             clean()
             raise
         self.probe = EngineProbe(self.llm)
         self._bad = torch.zeros((), dtype=torch.int64)
         self.llm.apply_model(self._watch_logits)
-        if poison and self.layers():
+        if poison and backend == PLUGIN and self.layers():
             self.llm.collective_rpc("pagedkv_poison")
         self.llm.collective_rpc("pagedkv_watch_compiler")
 

@@ -77,7 +77,8 @@ class Drivers:
         Args:
             folder: Where logs and checkpoints are written.
             families: Names, in the order in which they are begun; `granite-4.0-h+freed-block` plants a fault.
-            spec: `behaviours` (names), `fuzz` (seed and examples), by slug `published` checkpoints, and `plants`, the
+            spec: `behaviours` (names), `fuzz` (seed and examples), `backend` (its name; without it ours) and the
+                `environment` of its engines, by slug `published` checkpoints, and `plants`, the
                 module of planted faults.
             processes: How many at a time.
             seconds: When a family is given up.
@@ -132,7 +133,7 @@ class _Driver:
     def __init__(self, spec: dict[str, Any], folder: Path, log: Path) -> None:
         self._log = log
         self._told, its_end = multiprocessing.Pipe()
-        self._process = start("families.drive", log, ENVIRONMENT, spec, folder, its_end)
+        self._process = start("families.drive", log, ENVIRONMENT | spec.get("environment", {}), spec, folder, its_end)
         its_end.close()  # so that its own end is noticed
 
     def run(self, family: str, seconds: int) -> tuple[dict[str, FamilyCell], bool]:

@@ -7,10 +7,14 @@ import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hilgate.conditions import NEEDS
+
+if TYPE_CHECKING:
+    from families.backends import Backend
 
 EX_TEMPFAIL = 75
 """Exit status that hilgate takes for the machine's or the network's fault (`docs/reference/judging.md`)."""
@@ -27,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("families")
     group.addoption("--family", action="append", default=[], help="only this family; may be repeated")
     group.addoption("--behaviour", action="append", default=[], help="only this behaviour; may be repeated")
+    group.addoption("--backend", default="pagedkv", help="of evals/families/backends.yaml; without it ours")
     group.addoption("--seed", type=int, default=1, help="of the random schedules")
     group.addoption("--schedules", type=int, default=None, help="how many to draw for each family and engine")
     group.addoption("--published", action="append", default=[], help="a checkpoint of the table; may be repeated")
@@ -75,11 +80,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _of_families(metafunc: pytest.Metafunc) -> None:
     if find_spec("vllm") is None:
         pytest.skip("needs package:vllm", allow_module_level=True)
-    from families.family import UnknownNameError, columns, rows
+    from families.family import UnknownNameError, columns
 
-    families, behaviours = (_chosen(metafunc.config, option) for option in ("family", "behaviour"))
     try:
-        cells = [(family, behaviour) for family in rows(families) for behaviour in columns(family, behaviours)]
+        _, families = _backend(metafunc.config)
+        behaviours = _chosen(metafunc.config, "behaviour")
+        cells = [(family, behaviour) for family in families for behaviour in columns(family, behaviours)]
     except UnknownNameError as error:
         raise pytest.UsageError(str(error)) from None
     metafunc.parametrize("cell_of", cells, ids=[f"{family}-{behaviour}" for family, behaviour in cells])
@@ -91,14 +97,26 @@ def _of_checkpoints(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("published_cell", cells, ids=[f"{row.name}-{behaviour}" for row, behaviour in cells])
 
 
+def _backend(config: pytest.Config) -> tuple[Backend, list[str]]:
+    """The backend that is asked for, and the families that have cells with it."""
+    from families.backends import PLUGIN, backend_of, served_by
+    from families.family import rows
+
+    named = _chosen(config, "family")
+    backend = backend_of(config.getoption("backend", None) or PLUGIN)
+    return backend, served_by(backend, rows(named), named=bool(named))
+
+
 @pytest.fixture(scope="session")
 def drivers(request, tmp_path_factory):
-    from families.family import columns, rows
+    from families.family import columns
     from families.processes import GPU, Drivers
 
     behaviours = _chosen(request.config, "behaviour")
-    families = rows(_chosen(request.config, "family"))
+    backend, families = _backend(request.config)
     spec = {
+        "backend": backend.name,
+        "environment": dict(backend.environment),
         "behaviours": sorted({name for family in families for name in columns(family, behaviours)}),
         "fuzz": _fuzz(request.config),
     }

@@ -17,6 +17,7 @@ or, without importing this package, with vLLM's own names:
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -272,8 +273,9 @@ def _describe(name: str, layer: Any, rank: int) -> ServedLayer:
 
 
 def _path(cls: type) -> str:
-    """Path of a class; where vLLM has wrapped one of ours, as for cross attention, path of ours."""
-    cls = next((base for base in cls.__mro__ if base.__module__.startswith("pagedkv.")), cls)
+    """Path of a class; of one that vLLM has made to wrap another, as for cross attention, path of the wrapped one."""
+    bases = [base for base in cls.__mro__ if getattr(sys.modules.get(base.__module__), base.__qualname__, None) is base]
+    cls = next((base for base in cls.__mro__ if base.__module__.startswith("pagedkv.")), next(iter(bases), cls))
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

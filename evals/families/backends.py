@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention backends that serve the families: ours, and vLLM's own beside it. Declared in `backends.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from families.family import ATTENTION, FAMILIES, PLATFORMS, FamilyDeclarationError, UnknownNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from families.family import Family
+
+PLUGIN = "pagedkv"
+BACKENDS_FILE = Path(__file__).with_name("backends.yaml")
+
+
+class OtherBackendError(Exception):
+    """An attention layer is served by another backend than the one that was asked for."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One backend; but for the name, every field is a key of `backends.yaml`."""
+
+    name: str
+    """As vLLM's registry calls it; `pagedkv` is our plugin."""
+    platforms: tuple[str, ...]
+    """Of PLATFORMS: where it exists."""
+    attention: tuple[str, ...]
+    """Kinds of attention that it serves: "paged", "latent", "cross", and "none" where it has families without any."""
+    head_size: int = 0
+    """Least channels of a head; tiny models get so many. 0 takes them as they are."""
+    kv_lora_rank: int = 0
+    """Channels of a latent, likewise."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment of its engines."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is our plugin."""
+        return self.name == PLUGIN
+
+    @property
+    def condition(self) -> str:
+        """What a machine needs for it, as hilgate asks for it."""
+        return f"device:{','.join(self.platforms)}"
+
+    def takes(self, family: Family) -> bool:
+        """Whether a family has cells with it: by the kind of its attention, and nothing else."""
+        return (family.attention or "none") in self.attention
+
+    def fitted(self, family: Family) -> Family:
+        """A family with a tiny config of sizes that the backend takes, and vLLM's own scan beside vLLM's attention."""
+        if self.ours:
+            return family
+        config = dict(family.config)
+        if self.head_size and family.attention == "paged":
+            config |= _heads_of(family, self.head_size)
+        if self.kv_lora_rank and family.attention == "latent":
+            config["kv_lora_rank"] = self.kv_lora_rank
+        return replace(family, config=config, ssd="")
+
+
+def _heads_of(family: Family, channels: int) -> dict[str, int]:
+    """The changes of a tiny config with which its heads, of 32 channels, have so many."""
+    config = family.config
+    if "head_dim" in config:
+        return {"head_dim": channels}
+    fewer = channels // 32
+    return {key: max(1, config[key] // fewer) for key in ("num_attention_heads", "num_key_value_heads")}
+
+
+def load_backends(path: Path) -> dict[str, Backend]:
+    """Read the backends of a YAML file, by name.
+
+    Raises:
+        FamilyDeclarationError: It is no YAML, or a key or value of it is wrong.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise FamilyDeclarationError(f"{path.name}: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict) or set(document) != {"backends"} or not isinstance(document["backends"], dict):
+        raise FamilyDeclarationError(f"{path.name}: expected a mapping of names under the key backends")
+    return {str(name): _backend(str(name), keys, path.name) for name, keys in document["backends"].items()}
+
+
+def _backend(name: str, declared: Any, file: str) -> Backend:
+    where = f"{file}: backends.{name}"
+    known = {entry.name for entry in fields(Backend) if entry.name != "name"}
+    if not isinstance(declared, dict) or not {"platforms", "attention"} <= set(declared) <= known:
+        raise FamilyDeclarationError(
+            f"{where}: got {declared!r}; expected platforms, attention, and of {', '.join(sorted(known))}"
+        )
+    for key, words in (("platforms", PLATFORMS), ("attention", ("none", *filter(None, ATTENTION)))):
+        value = declared[key]
+        if not isinstance(value, list) or not value or not set(value) <= set(words):
+            raise FamilyDeclarationError(f"{where}.{key}: got {value!r}; expected some of {', '.join(words)}")
+    for key in ("head_size", "kv_lora_rank"):
+        if not isinstance(declared.get(key, 0), int):
+            raise FamilyDeclarationError(f"{where}.{key}: got {declared[key]!r}; expected a number of channels")
+    environment = declared.get("environment", {})
+    if not isinstance(environment, dict) or not all(isinstance(value, str) for value in environment.values()):
+        raise FamilyDeclarationError(f"{where}.environment: got {environment!r}; expected texts by name")
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in declared.items()
+    }
+    return Backend(name=name, **values)
+
+
+BACKENDS: dict[str, Backend] = load_backends(BACKENDS_FILE)
+
+
+def backend_of(name: str) -> Backend:
+    """The backend of a name.
+
+    Raises:
+        UnknownNameError: There is none.
+    """
+    if name not in BACKENDS:
+        raise UnknownNameError(f"no backend is called {name}; there are {', '.join(BACKENDS)}")
+    return BACKENDS[name]
+
+
+def served_by(backend: Backend, families: Sequence[str], *, named: bool) -> list[str]:
+    """The families that have cells with a backend.
+
+    Args:
+        backend: Which one.
+        families: Names.
+        named: Whether somebody asked for these; then each must have cells.
+
+    Raises:
+        UnknownNameError: One that was named has none.
+    """
+    lacking = [name for name in families if not backend.takes(FAMILIES[name])]
+    if named and lacking:
+        raise UnknownNameError(
+            f"{backend.name} serves {', '.join(backend.attention)} attention: no cells of {', '.join(lacking)}"
+        )
+    return [name for name in families if name not in lacking]
+
+
+def require_backend(backend: Backend, path: str, layers: Sequence[Mapping[str, Any]]) -> None:
+    """Check that one of vLLM's backends serves every attention layer, by the classes that the workers report.
+
+    Args:
+        backend: What was asked for.
+        path: Class path of the backend in vLLM's registry.
+        layers: What the workers say (`served_layers`).
+
+    Raises:
+        OtherBackendError: There is no attention layer, or another class serves one.
+    """
+    problems = [] if layers else ["the workers report no attention layer at all"]
+    for row in layers:
+        where = f"{row['layer']} (rank {row['rank']})"
+        if row["backend"] != path:
+            problems.append(f"{where}: served by {row['backend']}")
+        elif row["impl"].rpartition(".")[0] != path.rpartition(".")[0]:
+            problems.append(f"{where}: run by {row['impl']}")
+    if problems:
+        raise OtherBackendError(f"asked for {backend.name} ({path}); {'; '.join(problems)}")
