@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hilgate.errors import writing
@@ -46,9 +47,9 @@ class Report:
     path: Path
     facts: MergeBase = NOTHING
 
-    @property
+    @cached_property
     def view(self) -> ReportView:
-        """The verdict as every report shows it."""
+        """The verdict as every report shows it, worked out once for all of them."""
         return ReportView(self.plan, self.recorded, self.verdict, self.facts)
 
 
@@ -66,14 +67,15 @@ def write_reports(
 
     `digest` is `plan_digest` of the whole plan where `plan` is a part of it. `jobs` has the folders of agents' jobs.
     """
-    view, path = ReportView(plan, recorded, verdict, facts), folder / REPORT_FILE
+    report = Report(plan, recorded, verdict, folder / REPORT_FILE, facts)
+    view = report.view
     with writing(folder):
         tables.write(folder, plan, digest, recorded, view.tables)
         annotation.write_junit(recorded, verdict, folder)
         (folder / annotation.ANNOTATION_FILE).write_text(annotation.render(view), encoding="utf-8")
         (folder / annotation.COMMENT_FILE).write_text(annotation.comment(view), encoding="utf-8")
-        path.write_text(report_page(view, find_logs(folder, jobs, plan)), encoding="utf-8")
-    return Report(plan, recorded, verdict, path, facts)
+        report.path.write_text(report_page(view, find_logs(folder, jobs, plan)), encoding="utf-8")
+    return report
 
 
 def report_nothing(folder: Path, verdict: Verdict, error: str) -> None:
