@@ -7,9 +7,15 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from families.family import ATTENTION, FAMILIES, PLATFORMS, FamilyDeclarationError, UnknownNameError
+from families.family import (
+    ATTENTION,
+    FAMILIES,
+    PLATFORMS,
+    FamilyDeclarationError,
+    UnknownNameError,
+    read_yaml,
+    with_tuples,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,9 +35,9 @@ class Backend:
     """One backend; but for the name, every field is a key of `backends.yaml`."""
 
     name: str
-    """As vLLM's registry calls it; `pagedkv` is our plugin."""
+    """Name in vLLM's registry; `pagedkv` is our plugin."""
     platforms: tuple[str, ...]
-    """Of PLATFORMS: where it exists."""
+    """Those of PLATFORMS where it exists."""
     attention: tuple[str, ...]
     """Kinds of attention that it serves: "paged", "latent", "cross", and "none" where it has families without any."""
     head_size: int = 0
@@ -82,10 +88,7 @@ def load_backends(path: Path) -> dict[str, Backend]:
     Raises:
         FamilyDeclarationError: It is no YAML, or a key or value of it is wrong.
     """
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise FamilyDeclarationError(f"{path.name}: {' '.join(str(error).split())}") from None
+    document = read_yaml(path)
     if not isinstance(document, dict) or set(document) != {"backends"} or not isinstance(document["backends"], dict):
         raise FamilyDeclarationError(f"{path.name}: expected a mapping of names under the key backends")
     return {str(name): _backend(str(name), keys, path.name) for name, keys in document["backends"].items()}
@@ -108,10 +111,7 @@ def _backend(name: str, declared: Any, file: str) -> Backend:
     environment = declared.get("environment", {})
     if not isinstance(environment, dict) or not all(isinstance(value, str) for value in environment.values()):
         raise FamilyDeclarationError(f"{where}.environment: got {environment!r}; expected texts by name")
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in declared.items()
-    }
-    return Backend(name=name, **values)
+    return Backend(name=name, **with_tuples(declared))
 
 
 BACKENDS: dict[str, Backend] = load_backends(BACKENDS_FILE)

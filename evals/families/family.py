@@ -168,16 +168,30 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def read_yaml(path: Path) -> Any:
+    """What a YAML file says; a key that stands twice is an error.
+
+    Raises:
+        FamilyDeclarationError: It cannot be read, or is no YAML.
+    """
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
+    except (OSError, yaml.YAMLError) as error:
+        raise FamilyDeclarationError(f"{path.name}: {' '.join(str(error).split())}") from None
+
+
+def with_tuples(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a declaration as fields of a frozen class take them: lists as tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in declared.items()}
+
+
 def load(path: Path) -> dict[str, Family]:
     """Read the families of a YAML file: `families` by name; under `shared` stands what they repeat by anchors.
 
     Raises:
         DeclarationError: It is no YAML, or a key or value of it is wrong.
     """
-    try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
-    except (OSError, yaml.YAMLError) as error:
-        raise FamilyDeclarationError(f"{path.name}: {' '.join(str(error).split())}") from None
+    document = read_yaml(path)
     _require_mapping(document, ("shared", "families"), path.name)
     declared = document.get("families")
     if not isinstance(declared, dict) or not declared:
@@ -195,10 +209,7 @@ def _family(name: str, declared: Any, where: str) -> Family:
         if not isinstance(value, kind):
             words = {str: "text", list: "a list", dict: "a mapping"}
             raise FamilyDeclarationError(f"{where}.{key}: got {value!r}; expected {words[kind]}")
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in declared.items()
-    }
-    made = Family(name=name, **values)
+    made = Family(name=name, **with_tuples(declared))
     _require_of((made.attention,), ATTENTION, f"{where}.attention")
     _require_of(made.states, STATES, f"{where}.states")
     _require_of((made.ssd,), ("", "pagedkv"), f"{where}.ssd")
