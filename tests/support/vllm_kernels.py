@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+from support.pools import batch
 
 from pagedkv.audit import imports
 from pagedkv.device import INTERPRETED
@@ -25,6 +26,8 @@ from pagedkv.device import INTERPRETED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from support.mla_steps import Step
+    from support.pools import Batch
     from torch import Tensor
 
     from pagedkv.cache.cache import PagedCache
@@ -87,6 +90,42 @@ FP8 = {"gfx942": "e4m3fnuz", "gfx950": "e4m3fn"}
 
 DTYPES = ("float32", "float16") if INTERPRETED else ("float16", "bfloat16")
 """The interpreter computes no bf16. Compiled, vLLM's products of fp32 are those of tf32, by Triton's default."""
+
+
+CACHE_SHAPES = (
+    ("float16", 16, 2, 64),
+    ("bfloat16", 48, 3, 128),
+    ("float32", 544, 2, 64),
+    ("bfloat16", 784, 1, 256),
+    ("float16", 2048, 1, 128),
+    ("bfloat16", 2144, 2, 64),
+)
+"""dtype, tokens of a block, KV heads, channels of a head of the caches that are written and gathered."""
+
+
+def cache_id(shape: tuple[str, int, int, int]) -> str:
+    """The name of one of CACHE_SHAPES in the id of a test."""
+    return "{}-bs{}-h{}-d{}".format(*shape)
+
+
+def attention_id(shape: tuple[int, int, int, int]) -> str:
+    """The name of a shape in the id of a test: tokens of a block, query heads, KV heads, channels of a head."""
+    return "bs{}-q{}kv{}-d{}".format(*shape)
+
+
+def attention_batch(device: str, layout: str, shape: tuple[int, int, int, int], dtype: str, **more: Any) -> Batch:
+    """A batch of a shape: tokens of a block, query heads, KV heads, channels of a head."""
+    block_size, num_q_heads, num_kv_heads, head_size = shape
+    return batch(
+        layout_name=layout,
+        dtype=dtype,
+        device=device,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        block_size=block_size,
+        **more,
+    )
 
 
 class MovedKernelError(Exception):
@@ -269,6 +308,13 @@ def _scales(cache: PagedCache) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if scaled is None else (scaled.key_scale.view(1), scaled.value_scale.view(1))
 
 
+def _scales_or_one(cache: PagedCache) -> tuple[Tensor, Tensor]:
+    """The same, and 1 for both where the cache is not quantised."""
+    one = torch.ones(1, device=cache.key.device)
+    key, value = _scales(cache)
+    return (one, one) if key is None or value is None else (key, value)
+
+
 def _cache_dtype(cache: PagedCache) -> str:
     return "auto" if cache.quantisation is None else "fp8"
 
@@ -329,8 +375,7 @@ def paged_attention(
     `new` are K and V of the step's own tokens; without them the kernel reads those from the cache, too. The HIP kernel
     that vLLM prefers where it can is not taken, unless the platform is to offer it for every shape.
     """
-    one = torch.ones(1, device=query.device)
-    key_scale, value_scale = (one if each is None else each for each in _scales(cache))
+    key_scale, value_scale = _scales_or_one(cache)
     with mock.patch.object(_rocm_platform(), "use_rocm_custom_paged_attention", return_value=offer_native):
         _launch(
             f"{OPS}.chunked_prefill_paged_decode:chunked_prefill_paged_decode",
@@ -370,8 +415,7 @@ def prefix_prefill(
     new: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """`context_attention_fwd` alone, with every sequence, also those of one query."""
-    one = torch.ones(1, device=query.device)
-    key_scale, value_scale = (one if each is None else each for each in _scales(cache))
+    key_scale, value_scale = _scales_or_one(cache)
     _launch(
         f"{OPS}.prefix_prefill:context_attention_fwd",
         q=query,
@@ -460,42 +504,35 @@ def unified_attention(
 
 
 def mla_decode(
-    query: Tensor,
-    cache: Tensor,
-    out: Tensor,
-    *,
-    latent: int,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    scale: float,
-    lse: Tensor,
-    splits: int,
-    cache_scale: Tensor | None = None,
-) -> None:
+    data: Step, *, splits: int, cache_scale: Tensor | None = None, fill: float = float("nan")
+) -> tuple[Tensor, Tensor]:
     """`_fwd_grouped_kernel_stage1` and `_fwd_kernel_stage2` over a cache `[num_blocks, block_size, latent + rope]`.
 
-    The scratch of the splits is NaN before.
+    The scratch of the splits is NaN before. Returns output and log-sum-exp, which hold `fill` before.
     """
+    query, rows = data.query, data.query.shape[:2]
+    out = torch.full((*rows, data.latent), fill, dtype=query.dtype, device=query.device)
+    lse = torch.full(rows, fill, device=query.device)
     one = torch.ones((), device=query.device) if cache_scale is None else cache_scale
-    paged = cache.unsqueeze(2)
-    logits = torch.full((*query.shape[:2], splits, latent + 1), float("nan"), device=query.device)
+    paged = data.cache.unsqueeze(2)
     _launch(
         f"{OPS}.triton_decode_attention:decode_attention_fwd",
         q=query,
         k_buffer=paged,
-        v_buffer=paged[..., :latent],
+        v_buffer=paged[..., : data.latent],
         o=out,
         lse=lse,
-        req_to_token=block_table,
-        b_seq_len=seq_lens,
-        attn_logits=logits,
+        req_to_token=data.block_table,
+        b_seq_len=data.seq_lens,
+        attn_logits=torch.full((*rows, splits, data.latent + 1), float("nan"), device=query.device),
         num_kv_splits=splits,
-        sm_scale=scale,
-        page_size=cache.shape[1],
+        sm_scale=data.scale,
+        page_size=data.cache.shape[1],
         k_scale=one,
         v_scale=one,
         is_mla=True,
     )
+    return out, lse
 
 
 def rotate_and_write(

@@ -188,19 +188,7 @@ def test_paged_attention_has_no_soft_cap():
 @pytest.mark.device
 def test_mla_decode_of_an_empty_sequence(device):
     data = step(device, 16, [17, 0, 33], query_lens=[1, 1, 1], rope=64, dtype=HALF)
-    out = torch.full((3, 16, data.latent), 7.0, dtype=data.query.dtype, device=device)
-    lse = torch.full((3, 16), 7.0, device=device)
-    vllm_kernels.mla_decode(
-        data.query,
-        data.cache,
-        out,
-        latent=data.latent,
-        block_table=data.block_table,
-        seq_lens=data.seq_lens,
-        scale=data.scale,
-        lse=lse,
-        splits=4,
-    )
+    out, _ = vllm_kernels.mla_decode(data, splits=4, fill=7.0)
     rows = data.cache.unsqueeze(2)
     golden, _ = reference.attention(data.query, rows, rows[..., : data.latent], **data.metadata, scale=data.scale)
     wrong = torch.tensor([False, True, False], device=device)

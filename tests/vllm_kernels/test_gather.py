@@ -13,15 +13,6 @@ from pagedkv.cache import reference
 pytestmark = pytest.mark.device
 
 LAYOUTS = ("nhd", "hnd", "interleaved", "packed", "shuffle", "shuffle-interleaved")
-SHAPES = (
-    ("float16", 16, 2, 64),
-    ("bfloat16", 48, 3, 128),
-    ("float32", 544, 2, 64),
-    ("bfloat16", 784, 1, 256),
-    ("float16", 2048, 1, 128),
-    ("bfloat16", 2144, 2, 64),
-)
-"""dtype, tokens of a block, KV heads, channels of a head."""
 
 
 def arguments(starts: list[int], counts: list[int], device: str) -> dict[str, torch.Tensor]:
@@ -50,7 +41,7 @@ def check(data, device: str, starts: list[int], counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "{}-bs{}-h{}-d{}".format(*shape))
+@pytest.mark.parametrize("shape", vllm_kernels.CACHE_SHAPES, ids=vllm_kernels.cache_id)
 def test_gather(layout, shape, device):
     dtype, block_size, heads, head_size = shape
     starts, counts = [0, 5, block_size - 1, 3], [17, 1, 18, 0]

@@ -19,25 +19,6 @@ pytestmark = pytest.mark.device
 SEQ_LENS = [1, 17, 33, 150]
 
 
-def run(data, *, splits, cache_scale=None):
-    shape = data.query.shape[:2]
-    out = torch.full((*shape, data.latent), float("nan"), dtype=data.query.dtype, device=data.query.device)
-    lse = torch.full(shape, float("nan"), device=data.query.device)
-    vllm_kernels.mla_decode(
-        data.query,
-        data.cache,
-        out,
-        latent=data.latent,
-        block_table=data.block_table,
-        seq_lens=data.seq_lens,
-        scale=data.scale,
-        lse=lse,
-        splits=splits,
-        cache_scale=cache_scale,
-    )
-    return out, lse
-
-
 def verify(data, cache, result, record_property, lse_bound: float = LSE_ABSOLUTE) -> None:
     rows = cache.unsqueeze(2)
     golden = reference.attention(data.query, rows, rows[..., : data.latent], **data.metadata, scale=data.scale)
@@ -51,19 +32,19 @@ def verify(data, cache, result, record_property, lse_bound: float = LSE_ABSOLUTE
 @pytest.mark.parametrize("block_size", [1, 16, 64])
 def test_mla_decode(block_size, heads, splits, dtype, device, record_property):
     data = step(device, heads, SEQ_LENS, block_size=block_size, rope=64, dtype=dtype)
-    verify(data, data.cache, run(data, splits=splits), record_property)
+    verify(data, data.cache, vllm_kernels.mla_decode(data, splits=splits), record_property)
 
 
 def test_mla_decode_of_16_rope_channels(device, record_property):
     data = step(device, 16, SEQ_LENS, dtype=HALF)
-    verify(data, data.cache, run(data, splits=4), record_property)
+    verify(data, data.cache, vllm_kernels.mla_decode(data, splits=4), record_property)
 
 
 @pytest.mark.parametrize("block_size", [16, 2048])
 def test_mla_decode_of_deepseek(block_size, device, record_property):
     """Latent rows of 512 and 64 channels."""
     data = step(device, 16, [1, 65], block_size=block_size, latent=512, rope=64, dtype=HALF)
-    verify(data, data.cache, run(data, splits=4), record_property)
+    verify(data, data.cache, vllm_kernels.mla_decode(data, splits=4), record_property)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
@@ -76,5 +57,5 @@ def test_mla_decode_of_a_quantised_cache(splits, device, record_property):
     data = dataclasses.replace(data, cache=codes.to(kind))
     # vLLM rounds each scaled key to the dtype: u/sqrt(3) rms of a score whatever its channels, times 2.5.
     bound = LSE_ABSOLUTE + 1.5 * UNIT_ROUNDOFF[HALF]
-    result = run(data, splits=splits, cache_scale=scale)
+    result = vllm_kernels.mla_decode(data, splits=splits, cache_scale=scale)
     verify(data, data.cache.double() * scale.double(), result, record_property, bound)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from support import vllm_kernels
 from support.attending import HALF, attend, check, expected
-from support.pools import batch
 
 pytestmark = pytest.mark.device
 
@@ -16,25 +15,9 @@ SHAPES = ((16, 8, 2, 64), (48, 4, 4, 128), (544, 6, 2, 80), (784, 4, 1, 256), (2
 """Tokens of a block, query heads, KV heads, channels of a head."""
 
 
-def ids(shape):
-    return "bs{}-q{}kv{}-d{}".format(*shape)
-
-
 def made(device, layout, shape, dtype, query_lens, seq_lens, **more):
     """A batch whose block table has a column to spare: kernel_paged_attention_2d reads it (test_declared.py)."""
-    block_size, num_q_heads, num_kv_heads, head_size = shape
-    data = batch(
-        layout_name=layout,
-        dtype=dtype,
-        device=device,
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        block_size=block_size,
-        query_lens=query_lens,
-        seq_lens=seq_lens,
-        **more,
-    )
+    data = vllm_kernels.attention_batch(device, layout, shape, dtype, query_lens=query_lens, seq_lens=seq_lens, **more)
     data.block_table = torch.nn.functional.pad(data.block_table, (0, 1))
     return data
 
@@ -63,14 +46,14 @@ def new_tokens(data) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", vllm_kernels.DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=ids)
+@pytest.mark.parametrize("shape", SHAPES, ids=vllm_kernels.attention_id)
 def test_decode(shape, layout, dtype, device, record_property):
     seq_lens = lengths(shape[0])
     data = made(device, layout, shape, dtype, [1] * len(seq_lens), seq_lens)
     check(attend(data, call=vllm_kernels.paged_attention), expected(data), record_property)
 
 
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=ids)
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=vllm_kernels.attention_id)
 def test_decode_with_sinks(shape, device, record_property):
     data = made(device, "native-interleaved", shape, HALF, [1] * 3, [1, 17, 129])
     sinks = torch.linspace(-2, 3, shape[1], device=device)
@@ -78,7 +61,7 @@ def test_decode_with_sinks(shape, device, record_property):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES[:4], ids=ids)
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=vllm_kernels.attention_id)
 def test_decode_of_a_quantised_cache(shape, layout, device, record_property):
     data = made(device, layout, shape, HALF, [1] * 3, [1, 17, 129], quantised=vllm_kernels.fp8_format())
     check(attend(data, call=vllm_kernels.paged_attention), expected(data), record_property)
@@ -87,7 +70,7 @@ def test_decode_of_a_quantised_cache(shape, layout, device, record_property):
 @pytest.mark.parametrize("source", ["given", "cached"])
 @pytest.mark.parametrize("dtype", vllm_kernels.DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=ids)
+@pytest.mark.parametrize("shape", SHAPES, ids=vllm_kernels.attention_id)
 def test_prefill(shape, layout, dtype, source, device, record_property):
     """Whole prompts, chunks after a context, and decodes in one batch; new tokens given, or read from the cache."""
     data = made(device, layout, shape, dtype, [19, 1, 7, 1, 33], [19, 1, 150, 130, 70])
@@ -95,7 +78,7 @@ def test_prefill(shape, layout, dtype, source, device, record_property):
     check(attend(data, call=vllm_kernels.paged_attention, new=new), expected(data), record_property)
 
 
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=ids)
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=vllm_kernels.attention_id)
 def test_prefill_with_sinks(shape, device, record_property):
     data = made(device, "native-interleaved", shape, HALF, [19, 7], [19, 150])
     sinks = torch.linspace(-2, 3, shape[1], device=device)
@@ -104,7 +87,7 @@ def test_prefill_with_sinks(shape, device, record_property):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=ids)
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=vllm_kernels.attention_id)
 def test_prefill_of_a_quantised_cache(shape, layout, device, record_property):
     data = made(device, layout, shape, HALF, [19, 7, 1], [19, 150, 40], quantised=vllm_kernels.fp8_format())
     check(attend(data, call=vllm_kernels.prefix_prefill), expected(data), record_property)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from support import vllm_kernels
 from support.attending import HALF, attend, check, expected
-from support.pools import batch
 
 pytestmark = pytest.mark.device
 
@@ -28,31 +27,15 @@ SETTINGS = {
 }
 
 
-def ids(shape):
-    return "bs{}-q{}kv{}-d{}".format(*shape)
-
-
 def made(device, layout, shape, dtype, phase, **more):
-    block_size, num_q_heads, num_kv_heads, head_size = shape
     query_lens, seq_lens, _ = PHASES[phase]
-    return batch(
-        layout_name=layout,
-        dtype=dtype,
-        device=device,
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        block_size=block_size,
-        query_lens=query_lens,
-        seq_lens=seq_lens,
-        **more,
-    )
+    return vllm_kernels.attention_batch(device, layout, shape, dtype, query_lens=query_lens, seq_lens=seq_lens, **more)
 
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("dtype", vllm_kernels.DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=ids)
+@pytest.mark.parametrize("shape", SHAPES, ids=vllm_kernels.attention_id)
 def test_attention(shape, layout, dtype, phase, device, record_property):
     data = made(device, layout, shape, dtype, phase)
     out = attend(data, call=vllm_kernels.unified_attention, split=PHASES[phase][2])
@@ -61,7 +44,7 @@ def test_attention(shape, layout, dtype, phase, device, record_property):
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=ids)
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=vllm_kernels.attention_id)
 def test_settings(shape, phase, settings, device, record_property):
     """Blocks and keys before a window hold NaN."""
     options = dict(SETTINGS[settings])
@@ -76,7 +59,7 @@ def test_settings(shape, phase, settings, device, record_property):
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("scales", ["tensor", "token"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=ids)
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=vllm_kernels.attention_id)
 def test_quantised_cache(shape, layout, scales, phase, device, record_property):
     data = made(device, layout, shape, HALF, phase, quantised=vllm_kernels.fp8_format(), scales=scales)
     out = attend(data, call=vllm_kernels.unified_attention, split=PHASES[phase][2])

@@ -13,15 +13,6 @@ from pagedkv.device import INTERPRETED
 pytestmark = pytest.mark.device
 
 LAYOUTS = ("nhd", "hnd", "interleaved", "packed", "native", "native-interleaved", "shuffle", "shuffle-interleaved")
-SHAPES = (
-    ("float16", 16, 2, 64),
-    ("bfloat16", 48, 3, 128),
-    ("float32", 544, 2, 64),
-    ("bfloat16", 784, 1, 256),
-    ("float16", 2048, 1, 128),
-    ("bfloat16", 2144, 2, 64),
-)
-"""dtype, tokens of a block, KV heads, channels of a head."""
 TOKENS = 37
 
 
@@ -55,12 +46,12 @@ def check(layout: str, shape: tuple[str, int, int, int], device: str, *, quantis
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "{}-bs{}-h{}-d{}".format(*shape))
+@pytest.mark.parametrize("shape", vllm_kernels.CACHE_SHAPES, ids=vllm_kernels.cache_id)
 def test_write(layout, shape, device):
     check(layout, shape, device)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("shuffle")])
-@pytest.mark.parametrize("shape", SHAPES[:3], ids=lambda shape: "{}-bs{}-h{}-d{}".format(*shape))
+@pytest.mark.parametrize("shape", vllm_kernels.CACHE_SHAPES[:3], ids=vllm_kernels.cache_id)
 def test_write_to_a_quantised_cache(layout, shape, device):
     check(layout, shape, device, quantised=vllm_kernels.fp8_format())
