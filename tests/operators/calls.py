@@ -95,7 +95,7 @@ class CellMap:
     token: tuple[int, int, int]
     """Elements of a pack, step of a pack, step inside a pack."""
     channel: tuple[int, int, int]
-    """As `token`."""
+    """Elements of a group, step of a group, step inside a group: of channels, as `token` is of tokens."""
     size: int
     """Bytes of an element."""
 

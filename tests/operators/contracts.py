@@ -10,7 +10,7 @@ wrong rows, reads outside its tensors or ends the process; a call that a contrac
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,6 +115,14 @@ def _layer_constants(call: Judge, *, scale: Any, window: int | None, sinks: Any,
     call.promise("window", window == layer.window, f"window of {window} tokens, and the layer has {layer.window}")
     call.promise("sinks", (sinks is not None) == layer.sinks, f"sinks: {sinks}, and the layer has {layer.sinks}")
     call.promise("softcap", softcap == layer.softcap, f"soft cap {softcap}, and the layer has {layer.softcap}")
+
+
+def _touches_latent_rows(call: Judge, cache: Seen, channels: int, *, writes: bool = False) -> None:
+    """The operator addresses latent rows `[blocks, tokens, channels]` by the strides of blocks and tokens."""
+    blocks, tokens, width = cache.shape
+    strides = (*cache.strides[:2], 0, 1)  # one head; channels are taken to be dense
+    rows = by_rows(replace(cache, shape=(blocks, tokens, 1, width), strides=strides))
+    call.touches("latent", rows, cache, writes=writes, blocks=blocks, tokens=tokens, heads=1, channels=channels)
 
 
 def _window(size: Any) -> int | None:
@@ -289,19 +297,7 @@ def concat_and_cache_mla(call: Judge) -> None:
     width = latent.shape[1] + rope.shape[1]
     call.promise("width", cache.shape[2] == width, f"{cache} does not hold rows of {width}")
     call.promise("channels-last", cache.strides[2] == 1, f"{cache}")
-    block, token, channel = (stride * cache.size for stride in cache.strides)
-    rows = by_rows(
-        Seen(
-            (cache.shape[0], cache.shape[1], 1, cache.shape[2]),
-            (cache.strides[0], cache.strides[1], 0, 1),
-            cache.dtype,
-            cache.address,
-            cache.storage,
-        )
-    )
-    assert (block, token, channel) == (rows.block, rows.token[1], rows.channel[1])
-    extent = {"blocks": cache.shape[0], "tokens": cache.shape[1], "heads": 1, "channels": width}
-    call.touches("latent", rows, cache, writes=True, **extent)
+    _touches_latent_rows(call, cache, width, writes=True)
     _scales(call, "scale")
 
 
@@ -320,10 +316,7 @@ def gather_and_maybe_dequant_cache(call: Judge) -> None:
         held = call[name]
         if held is not None:
             call.promise("int32", held.dtype == torch.int32, f"{name} is {held}")
-    view = Seen((*cache.shape[:2], 1, cache.shape[2]), (*cache.strides[:2], 0, 1), cache.dtype, cache.address,
-                cache.storage)  # fmt: skip
-    extent = {"blocks": cache.shape[0], "tokens": cache.shape[1], "heads": 1, "channels": cache.shape[2]}
-    call.touches("latent", by_rows(view), cache, **extent)
+    _touches_latent_rows(call, cache, cache.shape[2])
 
 
 # aiter.

@@ -36,8 +36,11 @@ def problems(record: dict[str, Any], faults: tuple[Fault, ...]) -> list[str]:
     """What is wrong with a case: promises that are broken and not declared, and declared faults that are gone."""
     expected = {(fault.operator, fault.promise): fault for fault in faults if fault.shown_by(record["case"])}
     found = {(each["operator"], each["promise"]): each["text"] for each in record["broken"]}
-    said = [f"{operator}: {promise}: {text}" for (operator, promise), text in found.items()
-            if (operator, promise) not in expected]  # fmt: skip
+    said = [
+        f"{operator}: {promise}: {text}"
+        for (operator, promise), text in found.items()
+        if (operator, promise) not in expected
+    ]
     said += [
         f"{operator}: {promise} is kept now: remove the fault from declared.toml ({fault.where})"
         for (operator, promise), fault in expected.items()
