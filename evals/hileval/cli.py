@@ -313,7 +313,7 @@ def record(
 
 
 def in_its_own_process(what: str, *words: str) -> None:
-    """Have a run of a baseline made by `python -m hileval.ask`.
+    """Have a run made by `python -m hileval.ask`, of a baseline or beside a gate.
 
     Raises:
         EngineError: It ended without its answers.

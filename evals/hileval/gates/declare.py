@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from hileval.distances import FLOOR, Floor
 from hileval.gates.rule import BrokenLimits, GateRule
+from hileval.records.records import COMMIT
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Scalar, StrictModel, first_problem
 
@@ -31,8 +32,6 @@ Trusted = Literal[
     "vllm", "TRITON_ATTN", "ROCM_ATTN", "FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "TRITON_MLA", "CPU_ATTN"
 ]
 """Attentions of the engine beside which a gate may be asked, by vLLM's name; `vllm` is the one that it chooses."""
-COMMIT = r"^([0-9a-f]{40})?$"
-"""A revision, or none: a branch or a tag would be another model tomorrow."""
 
 PROFILE_VARIABLE = "HILGATE_PROFILE"
 

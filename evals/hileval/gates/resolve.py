@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hileval.engines import require_model_files
-from hileval.gates.declare import COMMIT, EVALS, TaskError, occasion, read_document_task
+from hileval.gates.declare import EVALS, TaskError, occasion, read_document_task
 from hileval.records.baseline import Baseline, IdentityMismatchError, environment
-from hileval.records.records import Identity
+from hileval.records.records import COMMIT, Identity
 from hilgate.errors import CannotRunHereError, MisuseError
 
 if TYPE_CHECKING:

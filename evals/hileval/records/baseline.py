@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hileval.records.records import Sample
 
 
-REMEDY = "restore it from git, or record it anew: python -m hileval record <gate> --reason ... --by ..."
+REMEDY = "restore it from git, or record it anew: python -m hileval record <gate> --reason ..."
 Digits = Annotated[str, StringConstraints(pattern=r"^[01]+$")]
 """One digit per run: 1 where it holds, 0 where it does not."""
 

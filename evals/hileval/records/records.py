@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """64 hex digits."""
+COMMIT = r"^([0-9a-f]{40})?$"
+"""A revision of a hub model, or none: a branch or a tag would be another model tomorrow."""
 Filter = Literal["strict", "flexible"]
 """Which of the two scores of an answer."""
 
@@ -47,7 +49,7 @@ class Identity(StrictModel):
 
     model: str
     """Path or name as declared."""
-    revision: str = Field(default="", pattern=r"^([0-9a-f]{40})?$")
+    revision: str = Field(default="", pattern=COMMIT)
     """Commit of a hub model; empty where the weights are in this repository."""
     weights: Sha
     """sha256 over the weight files and config.json (their format and quantization included)."""
