@@ -78,7 +78,7 @@ LINTERS = (
 FOLDERS = ("kernels", "ci", "evals", "tests", "docker")
 """Folders that are no packages: `kernels/__init__.py` would shadow the `kernels` package that transformers imports."""
 
-PACKAGES = ("ci/hilgate/", "kernels/pagedkv/", "kernels/amdgcn/", "evals/hileval/")
+PACKAGES = ("ci/hilgate/", "ci/agent_host/", "kernels/pagedkv/", "kernels/amdgcn/", "evals/hileval/")
 """Import packages, in each of which the name of a public class occurs once."""
 
 FORBIDDEN = {
