@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from dockerfile_parse import DockerfileParser
+from support.plans import IDENTITY
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,3 +106,15 @@ def instructions(image: str, text: str | None = None) -> list[dict]:
     """Instructions of a Dockerfile: that of an image, or another text."""
     recipe = (text or (ROOT / f"docker/{image}.Dockerfile").read_text()).encode()
     return [one for one in DockerfileParser(fileobj=io.BytesIO(recipe)).structure if one["instruction"] != "COMMENT"]
+
+
+def checkout_of_images(folder: Path) -> Path:
+    """A committed checkout of what the images are made of and their keys cover."""
+    for name in ("docker", "requirements"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name in ("kernels/pyproject.toml", "ci/agents.yaml", "ci/project.yaml"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "all"]):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+    return folder

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.plans import IDENTITY
+from support.images import checkout_of_images
 
 from hilgate.declare.load import load_project
 from hilgate.errors import DeclarationError
@@ -25,6 +23,7 @@ from hilgate.model.declaration import Image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 BOTH, CPU, ROCM = ("cpu", "rocm"), ("cpu",), ("rocm",)
 WHEELS = ("aiter", "causal-conv1d", "mamba-ssm", "vllm")
@@ -72,16 +71,7 @@ OF_WHEELS = {
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Path:
     """A checkout of what the keys cover and a little more."""
-    here = Path(__file__).parents[3]
-    root = tmp_path_factory.mktemp("repository")
-    for name in ("docker", "requirements"):
-        shutil.copytree(here / name, root / name)
-    for name in ("kernels/pyproject.toml", "ci/agents.yaml", "ci/project.yaml"):
-        (root / name).parent.mkdir(exist_ok=True)
-        shutil.copy(here / name, root / name)
-    for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "all"]):
-        subprocess.run(["git", *arguments], cwd=root, check=True)
-    return root
+    return checkout_of_images(tmp_path_factory.mktemp("repository"))
 
 
 @contextmanager

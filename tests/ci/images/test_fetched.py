@@ -4,25 +4,18 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 
 import pytest
-from support.plans import IDENTITY
+from support.images import checkout_of_images
 
 from hilgate.images import __main__ as command
 from hilgate.images.pins import PINS_FILE, read
 
 
 @pytest.fixture
-def checkout(root, tmp_path, monkeypatch):
+def checkout(tmp_path, monkeypatch):
     """A checkout of what the images are made of, on a machine with git alone."""
-    for name in ("docker", "requirements"):
-        shutil.copytree(root / name, tmp_path / name)
-    for name in ("kernels/pyproject.toml", "ci/agents.yaml", "ci/project.yaml"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(root / name, tmp_path / name)
-    for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "all"]):
-        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    checkout_of_images(tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/git").symlink_to(shutil.which("git"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
