@@ -22,8 +22,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from hilgate.buildkite.lint import FLOWS, lint_files
-from hilgate.declare.load import find_root, load
-from hilgate.declare.protected import unread_code
+from hilgate.declare import yaml
+from hilgate.declare.imports import build as build_imports
+from hilgate.declare.load import find_root, load, load_project
+from hilgate.declare.protected import PROTECTED_FILE, ProtectedList, unprotected_imports, unread_code
 from hilgate.errors import Exit, NothingSelectedError, ending
 from hilgate.git import tracked_files
 from hilgate.model.record import Check, Outcome
@@ -157,6 +159,22 @@ def unread(texts: Mapping[str, str]) -> list[str]:
     return [f"{name}: {words}; delete it, or give it another name" for name, words in why.items()]
 
 
+def protected_imports(texts: Mapping[str, str]) -> list[str]:
+    """Modules that a protected module imports and that anybody may change: they decide as much as it does."""
+    if PROTECTED_FILE not in texts:
+        return []
+    root = find_root(Path.cwd())
+    listed = yaml.parse(texts[PROTECTED_FILE].encode(), PROTECTED_FILE, ProtectedList)
+    imports = build_imports(root, load_project(root).python_path)
+    if listed.value is None or imports.graph is None:
+        why = imports.problem or "it cannot be read"
+        return [f"{PROTECTED_FILE}: nobody can tell what protected modules import: {why}"]
+    return [
+        f"{path}: {importer} is protected and imports it; protect it too, or name it in `tested` of {PROTECTED_FILE}"
+        for path, importer in unprotected_imports(listed.value, imports, texts).items()
+    ]
+
+
 RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
     "no-folder-package": folder_packages,
     "class-names": class_names,
@@ -164,6 +182,7 @@ RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
     "pipelines": pipelines,
     "no-local-hooks": local_hooks,
     "no-unread-code": unread,
+    "protected-imports": protected_imports,
     **{name: functools.partial(forbidden, pattern=one, why=why) for name, (one, why) in FORBIDDEN.items()},
 }
 """Check id -> rule: text of each file to findings."""

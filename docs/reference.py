@@ -15,7 +15,7 @@ import typer.main
 
 from hileval.gates.declare import DriftGate, Gate, GateStep
 from hilgate.cli.app import program
-from hilgate.declare.protected import Protected
+from hilgate.declare.protected import Protected, ProtectedList
 from hilgate.errors import EXIT_MEANINGS
 from hilgate.model import StrictModel, declaration
 
@@ -33,7 +33,7 @@ FILES = {
         declaration.Matrix,
         declaration.OnAgents,
     ),
-    "ci/protected.yaml": (Protected,),
+    "ci/protected.yaml": (ProtectedList, Protected),
     "ci/quarantine.yaml": (declaration.Quarantined,),
     "evals/gates.yaml": (Gate, DriftGate, GateStep),
 }

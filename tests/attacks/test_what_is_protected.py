@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who: a branch, a fork. What: a file that decides, brought so that nobody sees it: under a name that is not UTF-8, in
 a folder that is called like a page, called binary by an attribute, so that its diff is empty, or under another path
-that Python finds by the same name (`reference/` for `reference.py`).
+that Python finds by the same name (`reference/` for `reference.py`). Or a module that a protected one imports: not the
+budgets, but what reads them.
 
 What must happen: agents plan no change with such a name, a local run reports it; a folder called `x.md` is no page; the
 diff is shown whatever attributes the change gives, and the attributes themselves need a name; all that Python finds by
-the name of a protected module is protected.
+the name of a protected module is protected, and so is what it imports, except for what is tested.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from support.forks import BASE
 from support.nodes import ROOT
 from support.plans import git, hilgate
 
+from ci.lint import RULES
 from hilgate.declare import protected
 from hilgate.declare.yaml import parse
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from support.forks import Project
 
 LISTED = parse((ROOT / protected.PROTECTED_FILE).read_bytes(), "list", protected.ProtectedList).value
@@ -90,6 +95,70 @@ def test_whatever_python_finds_by_a_protected_name_is_protected(module: str, nam
 )
 def test_names_like_a_protected_one_are_free(path: str) -> None:
     assert protected.entry_for(ENTRIES, f"kernels/pagedkv/{path}") is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "toml",
+            "arch",
+            "device",
+            "errors",
+            "interpreter",
+            "prepared",
+            "vllm_plugin/inspect",
+            "vllm_plugin/compiling",
+        ),
+        *("__init__", "attention/__init__", "cache/__init__", "fp8/__init__", "ssd/__init__"),
+    ],
+)
+def test_what_measures_with_a_protected_module_is_protected(path: str) -> None:
+    entry = protected.entry_for(ENTRIES, f"kernels/pagedkv/{path}.py")
+    assert entry is not None
+    assert entry.flag == "any change"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["attention/kernel", "attention/paged", "cache/write", "mla/decode", "ssd/prefill", "routing/router", "launch"],
+)
+def test_a_kernel_and_its_launch_are_free(path: str) -> None:
+    assert protected.entry_for(ENTRIES, f"kernels/pagedkv/{path}.py") is None
+
+
+IMPORTING = {
+    "ci/agents.yaml": BASE["ci/agents.yaml"],
+    "ci/project.yaml": "python_path: [src]\n",
+    "ci/protected.yaml": "rules:\n- {paths: ['src/lib/*'], flag: nothing}\n- paths: [src/lib/oracle.py]\n",
+    "src/lib/__init__.py": "",
+    "src/lib/oracle.py": "def right(x):\n    return x\n",
+    "src/lib/helper.py": "TOLERANCE = 0.1\n",
+}
+WAYS = (
+    "from lib import helper",
+    "from . import helper",
+    "import lib.helper",
+    "from lib.helper import TOLERANCE",
+    "def f():\n    from lib.helper import TOLERANCE",
+    "try:\n    import lib.helper\nexcept ImportError:\n    pass",
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("tested", [True, False])
+def test_a_free_module_that_an_oracle_imports_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, tested: bool
+) -> None:
+    rules = IMPORTING["ci/protected.yaml"] + ("tested: [src/lib/helper.py, src/lib/__init__.py]\n" if tested else "")
+    files = IMPORTING | {"ci/protected.yaml": rules, "src/lib/oracle.py": f"{way}\n"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "init", "-q")
+    monkeypatch.chdir(tmp_path)
+    found = {line.partition(":")[0] for line in RULES["protected-imports"](files)}
+    assert found == (set() if tested else {"src/lib/__init__.py", "src/lib/helper.py"})
 
 
 @pytest.mark.parametrize("name", [glob.replace("*", "x").replace("[0-9]", "1") for glob in protected.UNREADABLE_CODE])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from hilgate.declare.imports import Imports
     from hilgate.model.plan import Plan
 
 PROTECTED_FILE = "ci/protected.yaml"
@@ -72,6 +73,15 @@ class ProtectedList(StrictModel):
     """The whole file; the last rule that matches a path counts, as in areas, and what none matches is protected."""
 
     rules: tuple[Protected, ...] = Field(min_length=1)
+    """What needs an approval and what does not."""
+    tested: tuple[str, ...] = ()
+    """gitignore-style globs of what is tested: what a protected module may import although it is not protected itself.
+    """
+
+    @property
+    def entries(self) -> tuple[Protected, ...]:
+        """The rules, after one for all that they do not name and before one for the list itself."""
+        return (Protected(paths=("**",)), *self.rules, Protected(paths=(PROTECTED_FILE,)))
 
 
 def load(root: Path, merge_base: str) -> tuple[Protected, ...]:
@@ -89,10 +99,10 @@ def load(root: Path, merge_base: str) -> tuple[Protected, ...]:
     documents += [yaml.read(path, root, ProtectedList)] if path.exists() else []
     if not documents:
         return ()
-    counting = next((document.value.rules for document in documents if document.value), None)
+    counting = next((document.value for document in documents if document.value), None)
     if counting is None:
         raise InvalidDeclarationsError(documents[0].mistakes)
-    return (Protected(paths=("**",)), *counting, Protected(paths=(PROTECTED_FILE,)))
+    return counting.entries
 
 
 def entry_for(entries: Sequence[Protected], path: str) -> Protected | None:
@@ -112,6 +122,29 @@ def _matches(entry: Protected, path: str) -> bool:
     if entry.flag != "any change":
         return globs.matches(paths, path, below=False)
     return any(globs.matches(paths, name, modules=True) for name in {path, path.casefold()})
+
+
+def unprotected_imports(listed: ProtectedList, imports: Imports, files: Iterable[str]) -> dict[str, str]:
+    """Modules that decide although anybody may change them: path -> a protected module that imports it.
+
+    What a protected module runs decides with it. It may import other protected modules and what is tested.
+    """
+    names = {path: imports.packages.any_module(PurePosixPath(path)) for path in files}
+    path_of = {module: path for path, module in names.items() if module in imports.graph.modules}
+    tested = [f"/{glob}" for glob in listed.tested]
+    entries = listed.entries
+
+    def protects(path: str) -> bool:
+        entry = entry_for(entries, path)
+        return entry is not None and entry.flag != "deletion"
+
+    free = {module: path for module, path in path_of.items() if not protects(path) and not globs.matches(tested, path)}
+    found = {}
+    for module, path in sorted(free.items()):
+        importers = imports.graph.find_modules_that_directly_import(module) & path_of.keys() - free.keys()
+        if deciding := sorted(path_of[one] for one in importers if protects(path_of[one])):
+            found[path] = deciding[0]
+    return found
 
 
 def is_unreadable_code(path: str) -> bool:
