@@ -29,6 +29,7 @@ from hilgate.text import pytest_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from xml.etree.ElementTree import Element
 
     from junitparser.xunit2 import TestCase
 
@@ -40,10 +41,21 @@ LOG_FILE = "log.txt"
 EVIDENCE_CHECK = "(the evidence is whole)"
 """Id of the check that stands for lost evidence; no test can be called so."""
 
-PYTEST_PLUGIN, COLLECTED = "hilgate.pytest_plugin", "collected"
-"""The plugin that says how many tests pytest collected, and the property of a suite in which it does."""
+PYTEST_PLUGIN, COLLECTED, SUBTESTS = "hilgate.pytest_plugin", "collected", "subtest_reports"
+"""The plugin that says what pytest counted, the property of a suite for tests, and that of a case for its subtests."""
 LISTING_PLUGIN = "hilgate.pytest_listing"
 """The plugin that writes which tests began."""
+
+MOST_TEXT = 20_000
+"""Characters of a message or label that are kept; the step's files have the rest."""
+
+RAN = frozenset({"run", "completed", "pass", "passed", "success", "successful", "ok"})
+NOT_RUN = frozenset(
+    {"notrun", "not_run", "not run", "suppressed", "skip", "skipped", "disabled", "ignored", "pending", "todo"}
+)
+FAILED = frozenset({"fail", "failed", "failure", "error", "errored", "timeout", "timedout", "panicked", "aborted"})
+"""What googletest, CTest, Bazel, Ginkgo and others write as `status` or `result` of a test case; pytest writes neither.
+"""
 
 MOST_IDS = 20
 """More failing tests than this are no flake, and running them again would only cost time on scarce nodes."""
@@ -210,13 +222,12 @@ class JunitEvidence(EvidenceKind):
 
     def read(self, path: Path, root: Path) -> Collected:
         """Cases of all suites, under their pytest node ids."""
-        from xml.etree.ElementTree import ParseError
-
         from junitparser import JUnitXmlError, xunit2
 
         try:
-            document = xunit2.JUnitXml.fromfile(str(path))
-        except (ParseError, JUnitXmlError, ValueError, SyntaxError) as error:
+            root_element = _parse(path)
+            document = xunit2.JUnitXml.fromroot(root_element)  # type: ignore[arg-type]  # it means Python's
+        except (JUnitXmlError, ValueError, SyntaxError) as error:
             return Collected((), f"its {path.name} cannot be read: {error}")
         checks: dict[str, Check] = {}
         collected: list[int] = []
@@ -229,7 +240,8 @@ class JunitEvidence(EvidenceKind):
                 checks[check.id] = max(seen, check, key=lambda c: SEVERITY[c.outcome])
         if not checks:
             return Collected((), f"its {path.name} holds no tests")
-        problem = _ended_early(path.with_name(LOG_FILE)) or next(_contradictions(path), "")
+        contradictions = _contradictions(root_element, counted=bool(collected))
+        problem = _ended_early(path.with_name(LOG_FILE)) or next(contradictions, "")
         found = tuple(checks.values())
         if problem:
             return Collected(found, f"its {path.name} {problem}")
@@ -397,44 +409,106 @@ def _collected(suite: object) -> list[int]:
     if not isinstance(suite, xunit2.TestSuite):
         return []
     properties = suite.properties()  # type: ignore[no-untyped-call]  # as of a case
-    said = [one.value or "" for one in properties if one.name == COLLECTED]
-    return [int(number) for number in said if number.isdecimal()]
+    said = [_count(one.value or "") for one in properties if one.name == COLLECTED]
+    return [number for number in said if number is not None]
+
+
+def _count(text: str) -> int | None:
+    """A number of tests; None for anything else."""
+    return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
 _SUITE_HOLDS = frozenset({"testsuite", "testcase", "properties", "system-out", "system-err"})
 _CASE_HOLDS = frozenset({"failure", "error", "skipped", "properties", "system-out", "system-err"})
+ANNOUNCED = ("tests", "failures", "errors", "skipped", "disabled")
+"""Counts of a suite in its attributes."""
 _EXIT = re.compile(rb"^!+ _pytest\.outcomes\.Exit(?:: (.*?))? !+$", re.MULTILINE)
 """What pytest prints where a test or a fixture ended the session (`pytest.exit`), whatever the exit status."""
 
 
-def _contradictions(path: Path) -> Iterator[str]:
-    """What a JUnit file announces and does not hold, and what it holds that is no result of a test."""
+def _parse(path: Path) -> Element:
+    """The root of an XML file without a DOCTYPE.
+
+    Python's own parser: lxml, which junitparser prefers, refuses text over 10 MB. The entities of a DOCTYPE can grow
+    to gigabytes, and no writer of JUnit needs one.
+    """
     from xml.etree import ElementTree
 
-    def name(element: ElementTree.Element) -> str:
-        return element.tag.rpartition("}")[2]
+    class Builder(ElementTree.TreeBuilder):
+        def doctype(self, *_: str | None) -> None:
+            raise ValueError("it has a DOCTYPE")
 
-    for element in ElementTree.parse(path).iter():  # noqa: S314 - junitparser has read the same file with it
-        known = {"testsuites": _SUITE_HOLDS, "testsuite": _SUITE_HOLDS, "testcase": _CASE_HOLDS}.get(name(element))
+    return ElementTree.parse(path, ElementTree.XMLParser(target=Builder())).getroot()  # noqa: S314 - as said above
+
+
+def _name(element: Element) -> str:
+    """The tag of an element without its namespace."""
+    return element.tag.rpartition("}")[2]
+
+
+def _contradictions(root: Element, *, counted: bool) -> Iterator[str]:
+    """What a JUnit file announces and does not hold, and what it holds that is no result of a test.
+
+    `counted` says that lost tests show by another number: then `tests` may include as many subtests as were reported.
+    """
+    for element in root.iter():
+        known = {"testsuites": _SUITE_HOLDS, "testsuite": _SUITE_HOLDS, "testcase": _CASE_HOLDS}.get(_name(element))
         if known is None:
             continue
-        if strange := [name(inside) for inside in element if name(inside) not in known]:
-            yield f"has <{strange[0]}> in a {name(element)}, which is no result of a test"
-        if name(element) == "testcase":
-            if not element.get("name"):  # pytest writes it so where a test ended the session
-                yield "has a testcase without a name, which did not end"
-            continue
-        cases = [inside for inside in element.iter() if name(inside) == "testcase"]
-        failing = sum(any(name(one) in {"failure", "error"} for one in case) for case in cases)
-        announced = {word: element.get(word, "0") for word in ("tests", "failures", "errors")}
-        if wrong := [f"{word}={text}" for word, text in announced.items() if not text.isdecimal()]:
-            yield f"announces {wrong[0]}"
-            continue
-        tests, failures, errors = map(int, announced.values())
-        if tests > len(cases):
-            yield f"announces {tests} tests and holds {len(cases)}"
-        if failures + errors > failing:
-            yield f"announces {failures + errors} failures and holds {failing}"
+        if strange := [_name(inside) for inside in element if _name(inside) not in known]:
+            yield f"has <{strange[0]}> in a {_name(element)}, which is no result of a test"
+        if _name(element) == "testcase":
+            yield from _strange_in(element)
+        else:
+            yield from _wrong_counts(element, counted=counted)
+
+
+def _strange_in(case: Element) -> Iterator[str]:
+    """What attributes of a case say that is not understood."""
+    if not case.get("name"):  # pytest writes it so where a test ended the session
+        yield "has a testcase without a name, which did not end"
+    if _seconds(case) is None:
+        yield f"has a testcase whose time is {case.get('time', '')[:60]!r}"
+    for attribute, value in _states(case).items():
+        if value not in RAN | NOT_RUN | FAILED:
+            yield f"has a testcase whose {attribute} is {value[:60]!r}, of which nothing is known"
+
+
+def _wrong_counts(element: Element, *, counted: bool) -> Iterator[str]:
+    """What a suite announces and does not hold."""
+    cases = [inside for inside in element.iter() if _name(inside) == "testcase"]
+    failing = sum(_name(inside) in {"failure", "error"} for case in cases for inside in case)
+    not_run = sum(map(_not_run, cases))
+    announced = {word: _count(element.get(word, "0")) for word in ANNOUNCED}
+    if wrong := [word for word, number in announced.items() if number is None]:
+        yield f"announces {wrong[0]}={element.get(wrong[0], '')[:60]}"
+        return
+    tests, failures, errors, skipped, disabled = (number or 0 for number in announced.values())
+    if tests > len(cases) + (sum(map(_subtests, cases)) if counted else 0):
+        yield f"announces {tests} tests and holds {len(cases)}"
+    if failures + errors > failing:
+        yield f"announces {failures + errors} failures and holds {failing}"
+    if skipped + disabled > not_run:
+        yield f"announces {skipped + disabled} tests that did not run and holds {not_run}"
+
+
+def _not_run(case: Element) -> int:
+    """How often a case says that it, or a subtest of it, did not run."""
+    return sum(_name(one) == "skipped" for one in case) or int(not NOT_RUN.isdisjoint(_states(case).values()))
+
+
+def _states(case: Element) -> dict[str, str]:
+    """What a case says of itself in attributes, in lower case."""
+    return {name: case.get(name, "").strip().lower() for name in ("status", "result") if name in case.attrib}
+
+
+def _subtests(case: Element) -> int:
+    """How many subtests of a case pytest counted as tests (`hilgate.pytest_plugin`).
+
+    Said of each case, so the subtests of a lost test excuse nothing. Said twice, the test itself has written it too.
+    """
+    said = [one.get("value", "") for one in case.iter() if _name(one) == "property" and one.get("name") == SUBTESTS]
+    return (_count(said[0]) or 0) if len(said) == 1 else 0
 
 
 def _ended_early(log: Path) -> str:
@@ -490,19 +564,33 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
             outcome = Outcome.DID_NOT_RUN
             prefix = "expected to fail: " if result.type == "pytest.xfail" else ""
             message = prefix + ((result.message or "").strip() or "skipped without a reason")
+    for attribute, value in _states(case._elem).items():  # noqa: SLF001 - junitparser leaves these attributes out
+        said = f"its {attribute} is {value[:60]!r}"
+        if value in FAILED and outcome is not Outcome.FAIL:
+            outcome, message = Outcome.FAIL, f"{said}, and nothing says why"
+        elif value not in RAN and outcome is Outcome.PASS:
+            outcome, message = Outcome.DID_NOT_RUN, said
     numbers: dict[str, Number] = {}
     labels: dict[str, str] = {}
     for found in case.properties():  # type: ignore[no-untyped-call]  # junitparser 5.0.3 left it untyped
         name, value = found.name or "(no name)", "" if found.value is None else str(found.value)
         number = _as_number(value)
         if number is None:
-            labels[name] = value
+            labels[name] = _cut(value)
         else:
             numbers[name] = number
-    seconds = case.time if case.time is not None and math.isfinite(case.time) else 0.0
-    return Check(
-        id=node_id, outcome=outcome, seconds=max(0.0, seconds), message=message, labels=labels, numbers=numbers
-    )
+    seconds = max(0.0, _seconds(case._elem) or 0.0)  # noqa: SLF001 - junitparser raises at what is no number
+    return Check(id=node_id, outcome=outcome, seconds=seconds, message=_cut(message), labels=labels, numbers=numbers)
+
+
+def _seconds(case: Element) -> Number | None:
+    """What a case took; None where it says something that is no number."""
+    return _as_number((case.get("time") or "0").replace(",", ""))
+
+
+def _cut(text: str) -> str:
+    """A text as far as it is kept; what follows is in the step's files."""
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ... and {len(text) - MOST_TEXT} more characters"
 
 
 _CRASH = re.compile(

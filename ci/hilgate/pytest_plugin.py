@@ -6,9 +6,10 @@ hilgate loads it into every step that begins with `python -m pytest`; a conftest
     @pytest.mark.needs("program:buildah")     skipped where buildah is missing, and recorded either way
     lacks("gpus:2", "two ranks")              a fixture, for what a test has found out by itself: records it and skips
 
-The JUnit report then has the property `needs` (hilgate.conditions) of each such test, and the property `collected` of
-the whole. A test that is skipped without `needs` has no excuse, and its step did not run; nor has a whole module, of
-which no report names the tests (`pytest.importorskip`): what a module imports its step declares as `packages`.
+The JUnit report then has the property `needs` (hilgate.conditions) of each such test, the property `collected` of the
+whole, and `subtest_reports` of each test with subtests: pytest counts those as tests and writes no case for them. A
+test that is skipped without `needs` has no excuse, and its step did not run; nor has a whole module, of which no report
+names the tests (`pytest.importorskip`): what a module imports its step declares as `packages`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,34 @@ if TYPE_CHECKING:
 COLLECTED = "collected"
 """Property of a JUnit suite: how many tests pytest collected and did not deselect."""
 
+SUBTESTS = "subtest_reports"
+"""Property of a JUnit case: how many subtests (fixture `subtests`, `unittest.TestCase.subTest`) pytest counted."""
+
 _RECORDED = pytest.StashKey[bool]()
 """Whether the report has that property already: each worker of pytest-xdist tells the number."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Make the marker known, and count subtests in the process that writes the report."""
     config.addinivalue_line("markers", "needs(condition): skipped where the machine lacks it (hilgate.conditions)")
+    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist sends its reports to that process
+        config.pluginmanager.register(_Subtests())
+
+
+class _Subtests:
+    """Counts the reports of each test's subtests."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, int] = {}
+
+    @pytest.hookimpl(tryfirst=True)  # before pytest writes the case, which it does at the test's teardown
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a subtest, and give the test's last report their number."""
+        # By its name: before pytest 9 the class is of the plugin pytest-subtests.
+        if type(report).__name__.lower() == "subtestreport":
+            self.seen[report.nodeid] = self.seen.get(report.nodeid, 0) + 1
+        elif report.when == "teardown" and report.nodeid in self.seen:
+            report.user_properties.append((SUBTESTS, self.seen.pop(report.nodeid)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

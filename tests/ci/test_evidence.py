@@ -14,7 +14,7 @@ from support.plans import hilgate, runner, write_repository
 
 from hilgate import evidence
 from hilgate.errors import Exit, RecordsError
-from hilgate.evidence import KINDS, MOST_IDS, Collected, EvidenceKind, register
+from hilgate.evidence import KINDS, MOST_IDS, MOST_TEXT, Collected, EvidenceKind, register
 from hilgate.judge.verdict import read_verdict
 from hilgate.model.record import Check, Outcome
 from hilgate.model.verdict import Ruling
@@ -150,6 +150,121 @@ def test_recorded_properties_are_numbers_when_they_are_and_labels_otherwise(coll
     assert check.labels == {"dtype": "fp8", "worst": "nan"}
 
 
+SUBTESTS = """
+import logging, unittest
+import pytest
+
+def test_all(subtests):
+    for i in range(2):
+        with subtests.test(i=i): assert i >= 0
+
+class TestOld(unittest.TestCase):
+    def test_old(self):
+        for i in range(3):
+            with self.subTest(i=i): self.assertGreaterEqual(i, 0)
+"""
+FAILING_SUBTESTS = """
+def test_odd(subtests):
+    for i in range(4):
+        with subtests.test("parity", i=i): assert i % 2 == 0, f"{i} is odd"
+
+def test_own(subtests):
+    with subtests.test(i=1): ...
+    assert 1 == 2
+
+class TestOld(unittest.TestCase):
+    def test_odd(self):
+        for i in range(3):
+            with self.subTest(i=i): self.assertEqual(i % 2, 0)
+
+def test_skips(subtests):
+    for i in range(3):
+        with subtests.test(i=i):
+            if i: pytest.skip(f"no {i}")
+
+@pytest.fixture
+def late():
+    yield
+    raise RuntimeError("left dirty")
+
+def test_late(subtests, late):
+    for i in range(2):
+        with subtests.test(i=i): assert not i
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "2")], ids=["alone", "xdist"])
+def test_tests_with_subtests_pass(workers, tmp_path):
+    found = pytest_junit(tmp_path, SUBTESTS, "-p", "hilgate.pytest_plugin", *workers)
+    assert found.problem == ""
+    assert {(check.id.rpartition("::")[2], check.outcome) for check in found.checks} == {
+        ("test_all", Outcome.PASS),
+        ("test_old", Outcome.PASS),
+    }
+    assert [check.numbers for check in found.checks] == [{"subtest_reports": 2}, {"subtest_reports": 3}]
+
+
+def test_a_failing_subtest_fails_its_test_and_nothing_else(tmp_path):
+    found = pytest_junit(tmp_path, SUBTESTS + FAILING_SUBTESTS, "-p", "hilgate.pytest_plugin")
+    assert found.problem == ""
+    checks = {check.id.partition("test_sample.py::")[2]: check for check in found.checks}
+    assert {name: check.outcome for name, check in checks.items()} == {
+        "test_all": Outcome.PASS,
+        "TestOld::test_odd": Outcome.FAIL,
+        "test_odd": Outcome.FAIL,
+        "test_own": Outcome.FAIL,
+        "test_skips": Outcome.DID_NOT_RUN,
+        "test_late": Outcome.FAIL,
+    }
+    assert checks["test_odd"].message.startswith("AssertionError: 1 is odd\n")
+    assert checks["test_own"].message.startswith("assert 1 == 2")
+    assert checks["TestOld::test_odd"].message.startswith("AssertionError: 1 != 0")
+
+
+LOSES = """
+import pytest
+from _pytest.junitxml import xml_key
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    del session.config.stash[xml_key].node_reporters_ordered[1:]
+"""
+
+
+@pytest.mark.parametrize("plugin", [(), ("-p", "hilgate.pytest_plugin")], ids=["without plugin", "with plugin"])
+@pytest.mark.parametrize("said", ["4", "2", "9" * 5000, "-1"], ids=["4", "2", "huge", "negative"])
+def test_a_count_of_subtests_excuses_no_lost_test(plugin, said, tmp_path, monkeypatch):
+    (tmp_path / "losing.py").write_text(LOSES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    code = (
+        "def test_kept(record_property, subtests):\n"
+        f"    record_property('subtest_reports', '{said}')\n"
+        "def test_b(): ...\n"
+        "def test_c(subtests):\n"
+        "    with subtests.test(): ...\n"
+    )
+    found = pytest_junit(tmp_path, code, *plugin, "-p", "losing")
+    assert [check.outcome for check in found.checks] == [Outcome.PASS]
+    assert found.problem in {
+        "its junit.xml announces 4 tests and holds 1",
+        "pytest collected 3 tests, and its junit.xml reports 1",
+    }
+
+
+def test_large_output_loses_no_result(tmp_path):
+    code = (
+        "def test_prints(): print('x' * 12_000_000)\n"
+        "def test_says(): raise ValueError('y' * 12_000_000)\n"
+        "def test_records(record_property): record_property('what', 'z' * 1_000_000)\n"
+    )
+    found = pytest_junit(tmp_path, code, "-o", "junit_logging=all")
+    assert found.problem == ""
+    assert [check.outcome for check in found.checks] == [Outcome.PASS, Outcome.FAIL, Outcome.PASS]
+    assert found.checks[1].message.startswith("ValueError: yyy")
+    texts = [found.checks[1].message, found.checks[2].labels["what"]]
+    assert all(MOST_TEXT < len(text) < MOST_TEXT + 60 for text in texts)
+
+
 def test_no_tests_is_a_problem(tmp_path):
     assert "holds no tests" in pytest_junit(tmp_path, TESTS, "-k", "nothing_like_this").problem
 
@@ -167,6 +282,11 @@ def test_no_tests_is_a_problem(tmp_path):
             '<testsuites><testsuite name="a" tests="2"><testcase classname="a" name="b"/></testsuite></testsuites>',
             "announces 2 tests and holds 1",
         ),
+        (
+            '<!DOCTYPE a [<!ENTITY b "c">]><testsuites><testsuite><testcase name="&b;"/></testsuite></testsuites>',
+            "cannot be read: it has a DOCTYPE",
+        ),
+        ('<testsuites><testsuite><testcase name="a" time="long"/></testsuite></testsuites>', "time is 'long'"),
     ],
 )
 def test_damaged_junit_is_a_problem(tmp_path, text, why):
@@ -201,6 +321,13 @@ CONTRADICTIONS = {
         f'<testsuite>{CASE[:-2]}><flakyFailure message="m"/></testcase></testsuite>',
         "has <flakyFailure> in a testcase",
     ),
+    "no count": (f'<testsuite tests="{"9" * 5000}">{CASE}</testsuite>', "announces tests=999"),
+    "announced skips": (f'<testsuite skipped="1">{CASE}</testsuite>', "announces 1 tests that did not run and holds 0"),
+    "announced disabled": (f'<testsuite disabled="1">{CASE}</testsuite>', "announces 1 tests that did not run"),
+    "a state that nobody knows": (
+        f'<testsuite>{CASE[:-2]} status="Quarantined"/></testsuite>',
+        "has a testcase whose status is 'quarantined', of which nothing is known",
+    ),
     "no number": (f'<testsuite failures="-1">{CASE}</testsuite>', "announces failures=-1"),
 }
 
@@ -212,6 +339,30 @@ def test_junit_that_contradicts_itself_is_a_problem(name, tmp_path):
     found = KINDS["junit"].collect(tmp_path, tmp_path)
     assert why in found.problem
     assert len(found.checks) == 1
+
+
+STATES = {
+    'status="run" result="completed"': Outcome.PASS,  # googletest, Bazel
+    'status="passed"': Outcome.PASS,  # Ginkgo
+    'status="notrun" result="suppressed"': Outcome.DID_NOT_RUN,
+    'status="run" result="skipped"': Outcome.DID_NOT_RUN,
+    'status="NotRun"': Outcome.DID_NOT_RUN,
+    'status="disabled"': Outcome.DID_NOT_RUN,
+    'result="suppressed"': Outcome.DID_NOT_RUN,
+    'status="Quarantined"': Outcome.DID_NOT_RUN,
+    'status=""': Outcome.DID_NOT_RUN,
+    'status="fail"': Outcome.FAIL,  # CTest
+    'status="notrun" result="Failed"': Outcome.FAIL,
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_case_that_says_it_did_not_run_is_no_pass(state, tmp_path):
+    (tmp_path / "junit.xml").write_text(
+        f"<testsuites><testsuite>{CASE[:-2]} {state}/></testsuite></testsuites>", "utf-8"
+    )
+    (check,) = KINDS["junit"].collect(tmp_path, tmp_path).checks
+    assert check.outcome is STATES[state]
 
 
 @pytest.mark.parametrize(
