@@ -8,16 +8,19 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hilgate.errors import CannotRunHereError, MisuseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+NOTHING: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Changes:
     """Those of `files` that the change makes a link or a submodule: what is read there is not the change's."""
     unreadable: tuple[str, ...] = ()
     """Those of `files` whose names are not UTF-8, sorted."""
+    unseen: tuple[str, ...] = ()
+    """Those of `files` that `git diff` does not show: a setting, an attribute or a flag of this clone hides them."""
 
 
 def inspect(root: Path, base: str | None) -> Changes:
@@ -72,19 +77,20 @@ def inspect(root: Path, base: str | None) -> Changes:
             where=str(root),
             remedy="in a shallow clone run git fetch --unshallow; else leave out --base",
         )
-    with _plain_index(root) as index:
-        raw = ("diff", "--raw", "-z", "--find-renames", "--no-ext-diff", fork, "--")
-        changed, appeared, links = _names(_required(root, *raw, errors="surrogateescape", index=index))
-    new = _untracked(root, errors="surrogateescape")
+    now = _in_working_tree(root)
+    changed = _differing(root, fork, now)
+    diff = ("diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", fork, "--")
+    shown = (_bytes(root, *diff, settings=()) or b"").decode(errors="surrogateescape")
     return Changes(
         commit,
-        _is_dirty(root),
+        bool(_differing(root, commit, now)),
         short(base),
-        files=_for_records(changed | new),
-        appeared=_for_records(appeared | new),
+        files=_for_records(changed),
+        appeared=_for_records((changed & now.keys()) - _entries(root, fork).keys()),
         merge_base=fork,
-        links=_for_records(links),
-        unreadable=_for_records(name for name in changed | new if not _is_utf8(name)),
+        links=_for_records(name for name in changed if now.get(name, "").partition(" ")[0] in LINK_MODES),
+        unreadable=_for_records(name for name in changed if not _is_utf8(name)),
+        unseen=_for_records(changed - {*shown.split("\0"), *_untracked(root)}),
     )
 
 
@@ -101,13 +107,19 @@ def no_checkout(root: Path) -> str:
         return "git is not installed"
     if not (root / ".git").exists():
         return "this is no git checkout"
-    refused = subprocess.run(("git", "status"), cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    refused = subprocess.run(
+        ("git", "status"), cwd=root, env=_environment(), capture_output=True, check=False, stdin=subprocess.DEVNULL
+    )
     said = refused.stderr.decode(errors="replace").splitlines()  # that it belongs to another user, say
     return f"git does not take this for a checkout ({said[0] if said else 'its top folder is another one'})"
 
 
+def _for_record(name: str) -> str:
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def _for_records(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in names))
+    return tuple(sorted(map(_for_record, names)))
 
 
 def _is_utf8(name: str) -> bool:
@@ -170,9 +182,40 @@ def tracked_files(root: Path) -> tuple[str, ...]:
 
 
 def _listed(root: Path) -> list[str]:
-    listed = _required(root, "ls-files", "--cached", "-z", errors="surrogateescape").split("\0")
-    found = {*listed, *_untracked(root, errors="surrogateescape")}
-    return sorted({_for_opening(name) for name in found if name})
+    return sorted({_for_opening(name) for name in _with_nested(root, _names_below(root))})
+
+
+def _in_index(root: Path) -> dict[str, str]:
+    """File that git tracks -> its mode and the name of its content, as in `tree`."""
+    listed = _required(root, "ls-files", "--stage", "-z", errors="surrogateescape").split("\0")
+    entries = [entry.partition("\t") for entry in listed if entry]
+    return {name: " ".join(facts.split()[:2]) for facts, _, name in entries}
+
+
+def _with_nested(root: Path, names: Iterable[str]) -> Iterator[str]:
+    """These names, and in place of a folder, which is another repository's, the names of its files."""
+    for name in names:
+        folder = root / _for_opening(name)
+        if not _is_folder(folder):
+            yield name
+        elif _is_checkout(folder):
+            yield from (f"{name.rstrip('/')}/{inner}" for inner in _with_nested(folder, _names_below(folder)))
+        else:  # a submodule that is not checked out: git passes over whatever lies in its folder
+            below = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+            inside = (os.fsencode(path.relative_to(root)).decode(errors="surrogateescape") for path in below)
+            yield from (one for one in inside if not _BYTECODE.search(one))
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is one, and no link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _names_below(root: Path) -> set[str]:
+    return {*_in_index(root), *_untracked(root)}
 
 
 _OF_TOOLS = re.compile(
@@ -186,7 +229,7 @@ _BYTECODE = re.compile(r"(?:^|/)__pycache__/[^/]+\.pyc$")
 """What Python writes while it imports; `hilgate.run.bytecode` sees to it that none is stale."""
 
 
-def _untracked(root: Path, errors: str = "backslashreplace") -> set[str]:
+def _untracked(root: Path) -> set[str]:
     """Files that git would track, and those that a private list of exclusions hides in folders of the repository.
 
     What the repository's own .gitignore files name is ignored; `.git/info/exclude` and `core.excludesFile` are of this
@@ -195,7 +238,7 @@ def _untracked(root: Path, errors: str = "backslashreplace") -> set[str]:
     """
 
     def listed(*options: str) -> set[str]:
-        names = _required(root, "ls-files", "-z", *options, errors=errors).split("\0")
+        names = _required(root, "ls-files", "-z", *options, errors="surrogateescape").split("\0")
         return {one for one in names if one and not _BYTECODE.search(one)}
 
     new = listed("--others", "--exclude-standard")
@@ -211,26 +254,82 @@ def _untracked(root: Path, errors: str = "backslashreplace") -> set[str]:
     return new
 
 
-@contextlib.contextmanager
-def _plain_index(root: Path) -> Iterator[str]:
-    """An index in which git overlooks no file (`--assume-unchanged`, `--skip-worktree`); empty for its own."""
-    flagged = [
-        entry[2:]
-        for entry in _required(root, "ls-files", "-v", "-z", errors="surrogateescape").split("\0")
-        if entry and (entry[0].islower() or entry[0] == "S")
-    ]
-    own = _git(root, "rev-parse", "--git-path", "index")
-    if not flagged or own is None:
-        yield ""
-        return
-    with tempfile.TemporaryDirectory(prefix="hilgate-index-") as folder:
-        index = Path(folder, "index")
-        shutil.copyfile(root / own.rstrip("\n"), index)
-        names = [os.fsencode(_for_opening(name)).decode(errors="surrogateescape") for name in flagged]
-        for flag in ("--no-assume-unchanged", "--no-skip-worktree"):
-            for start in range(0, len(names), 200):
-                _required(root, "update-index", flag, "--", *names[start : start + 200], index=str(index))
-        yield str(index)
+def _in_working_tree(root: Path) -> dict[str, str]:
+    """File of the working tree -> its mode and the name of its bytes, as in `tree`; a submodule as the index has it.
+
+    git's own comparison is not asked: a clone's filters, attributes, flags and times can hide a file from it.
+    """
+    index, untracked = _in_index(root), _untracked(root)
+    folders = {name.partition("/")[0] for name in index if "/" in name}
+    # Another repository at the top counts as one file, as an environment there counts as none.
+    whole = {name for name in untracked if name.endswith("/") and name.partition("/")[0] not in folders}
+    kind = _kind(index.values())
+    found = {name: entry for name, entry in index.items() if entry.startswith(SUBMODULE)}
+    found |= dict.fromkeys(whole, SUBMODULE)
+    for name in _with_nested(root, {*index, *untracked} - whole):
+        path = _path(root, name)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # tracked, and deleted
+            facts = os.lstat(path)
+            if stat.S_ISLNK(facts.st_mode):
+                found[name] = f"120000 {_name_of(os.readlink(path), kind)}"  # noqa: PTH115 - bytes
+            elif stat.S_ISREG(facts.st_mode):
+                mode = "100755" if facts.st_mode & stat.S_IXUSR else "100644"
+                found[name] = f"{mode} {_name_of(_content(path), kind)}"
+    return found
+
+
+def _path(root: Path, name: str) -> bytes:
+    return os.fsencode(root) + b"/" + name.encode(errors="surrogateescape")
+
+
+def _content(path: bytes) -> bytes:
+    with open(path, "rb") as file:  # noqa: PTH123 - a Path holds no bytes
+        return file.read()
+
+
+def _differing(root: Path, commit: str, now: Mapping[str, str]) -> set[str]:
+    """Names of which a commit and the working tree (`now`) do not have the same bytes and mode; all for no commit."""
+    before = _entries(root, commit) if commit else {}
+    expected = dict(before)
+    for name, entry in before.items():
+        if entry.startswith(SUBMODULE) and (inside := _entries_if_there(root / _for_opening(name), entry.split()[1])):
+            expected |= {f"{name}/{inner}": one for inner, one in inside.items()}
+    changed = {name for name in expected.keys() | now.keys() if expected.get(name) != now.get(name)}
+    edited = {name for name in changed & before.keys() & now.keys() if before[name][:6] == now[name][:6]}
+    return changed - _as_checked_out(root, commit, {name for name in edited if before[name].startswith("100")})
+
+
+def _as_checked_out(root: Path, commit: str, names: Collection[str]) -> set[str]:
+    """Those files of the working tree that are as git writes them from a commit, though their blobs are not.
+
+    The commit's own .gitattributes may ask for other line endings, or store a file elsewhere (Git LFS) and its digest
+    here. No setting of this clone or its user has a part in it.
+    """
+    if not names:
+        return set()
+    found = set()
+    with tempfile.TemporaryDirectory(prefix="hilgate-files-") as folder:
+        tree = Path(folder, "tree")
+        _new_repository(root, tree)
+        plain = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
+        plain |= {"GIT_CONFIG_COUNT": "0", "GIT_CONFIG_PARAMETERS": ""}
+        given = "".join(f"{name}\0" for name in names).encode(errors="surrogateescape")
+        done = [_bytes(tree, "read-tree", commit, env=plain)]
+        done.append(_bytes(tree, "checkout-index", "--force", "-z", "--stdin", given=given, env=plain))
+        if None in done:
+            raise CannotRunHereError(
+                f"git cannot write files of {commit[:12]}", where=str(root), remedy="run `git fsck` there to see why"
+            )
+        for name in names:
+            here, there = _content(_path(root, name)), _content(_path(tree, name))
+            stored = _LFS.match(there)
+            if here == there or (stored and stored[1].decode() == hashlib.sha256(here).hexdigest()):
+                found.add(name)
+    return found
+
+
+_LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:([0-9a-f]{64})\n")
+"""What Git LFS commits in place of a file."""
 
 
 def tracks(folder: Path) -> bool:
@@ -276,6 +375,23 @@ def names_at(root: Path, commit: str, folder: str) -> tuple[str, ...]:
     return tuple(sorted(name for facts, _, name in entries if facts.startswith("100")))
 
 
+def _entries(root: Path, commit: str) -> dict[str, str]:
+    """As `tree`; bytes of a path that are not UTF-8 stand as surrogates."""
+    listed = _required(
+        root, "ls-tree", "-r", "-z", "--full-tree", "--end-of-options", known(root, commit), errors="surrogateescape"
+    )
+    entries = [entry.partition("\t") for entry in listed.split("\0") if entry]
+    return {path: f"{facts.split()[0]} {facts.split()[2]}" for facts, _, path in entries}
+
+
+def _entries_if_there(root: Path, commit: str) -> dict[str, str]:
+    """As `_entries`, of a submodule; empty where it is not checked out or lacks the commit."""
+    try:
+        return _entries(root, commit) if root.is_dir() and _is_checkout(root) else {}
+    except CannotRunHereError:
+        return {}
+
+
 def tree(root: Path, commit: str) -> dict[str, str]:
     r"""Path of each file of a commit -> its mode and the name of its content, as `100644 <sha>`. One process for all.
 
@@ -284,16 +400,21 @@ def tree(root: Path, commit: str) -> dict[str, str]:
     Raises:
         CannotRunHereError: git is not installed, or knows no such commit here.
     """
-    listed = _required(root, "ls-tree", "-r", "-z", "--full-tree", "--end-of-options", known(root, commit))
-    entries = [entry.partition("\t") for entry in listed.split("\0") if entry]
-    return {path: f"{facts.split()[0]} {facts.split()[2]}" for facts, _, path in entries}
+    return {_for_record(path): entry for path, entry in _entries(root, commit).items()}
 
 
 def blob_name(content: bytes, like: Iterable[str]) -> str:
     """The name that git gives to a content, of the same kind (SHA-1 or SHA-256) as in these entries of a tree."""
-    longest = max((len(entry.rpartition(" ")[2]) for entry in like), default=40)
-    kind = hashlib.sha256 if longest == 64 else hashlib.sha1
-    return kind(b"blob %d\0" % len(content) + content).hexdigest()
+    return _name_of(content, _kind(like))
+
+
+def _kind(entries: Iterable[str]) -> str:
+    longest = max((len(entry.rpartition(" ")[2]) for entry in entries), default=40)
+    return "sha256" if longest == 64 else "sha1"
+
+
+def _name_of(content: bytes, kind: str) -> str:
+    return hashlib.new(kind, b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def files_at(root: Path, commit: str, paths: Iterable[str]) -> dict[str, bytes | None]:
@@ -346,33 +467,9 @@ def hunks(root: Path, before: str, after: str, paths: Sequence[str]) -> dict[str
     return found
 
 
-LINK_MODES = frozenset({"120000", "160000"})
+SUBMODULE = "160000"
+LINK_MODES = frozenset({"120000", SUBMODULE})
 """Of a symbolic link and of a submodule, in a tree of git."""
-
-
-def _names(raw: str) -> tuple[set[str], set[str], set[str]]:
-    """Names in `git diff --raw -z`; those of them that are new; those that are links now.
-
-    It lists `:<old mode> <new mode> <shas> <letter>`, then one name, or two (old, new) after R (rename) and C (copy).
-    """
-    words = iter(raw.split("\0"))
-    names: set[str] = set()
-    appeared: set[str] = set()
-    links: set[str] = set()
-    for fields in words:
-        if not fields:
-            continue
-        _, mode, *_, letter = fields.split()
-        name = next(words)
-        names.add(name)
-        if letter[0] in "RC":
-            name = next(words)
-            names.add(name)
-        if letter[0] in "ARC":
-            appeared.add(name)
-        if mode in LINK_MODES:
-            links.add(name)
-    return names, appeared, links
 
 
 def _without_base(root: Path) -> Changes:
@@ -381,7 +478,8 @@ def _without_base(root: Path) -> Changes:
     except CannotRunHereError:
         return Changes("", dirty=False, base=None, files=None)
     commit = (_git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}") or "").strip() if checkout else ""
-    return Changes(commit, dirty=checkout and _is_dirty(root), base=None, files=None)
+    dirty = checkout and bool(_differing(root, commit, _in_working_tree(root)))
+    return Changes(commit, dirty=dirty, base=None, files=None)
 
 
 def _is_checkout(root: Path) -> bool:
@@ -395,14 +493,8 @@ def _for_opening(name: str) -> str:
     return os.fsdecode(name.encode(errors="surrogateescape"))
 
 
-def _is_dirty(root: Path) -> bool:
-    with _plain_index(root) as index:
-        tracked = _required(root, "status", "--porcelain", "--untracked-files=no", "-z", index=index)
-    return bool(tracked) or bool(_untracked(root))
-
-
-def _required(root: Path, *arguments: str, errors: str = "backslashreplace", index: str = "") -> str:
-    out = _git(root, *arguments, errors=errors, index=index)
+def _required(root: Path, *arguments: str, errors: str = "backslashreplace") -> str:
+    out = _git(root, *arguments, errors=errors)
     if out is None:
         if missing := no_checkout(root):
             raise CannotRunHereError(missing, where=str(root), remedy=TO_MAKE_ONE)
@@ -414,6 +506,11 @@ def _required(root: Path, *arguments: str, errors: str = "backslashreplace", ind
 
 _SETTINGS = (
     "core.fsmonitor=false",
+    "core.untrackedCache=false",
+    "core.ignoreCase=false",
+    "core.autocrlf=false",
+    "core.attributesFile=/dev/null",
+    "core.hooksPath=/dev/null",
     "status.showUntrackedFiles=all",
     "core.fileMode=true",
     "core.checkStat=default",
@@ -421,19 +518,34 @@ _SETTINGS = (
 )
 """Settings by which git sees every change of a file, whatever a clone's own say."""
 
+_KEPT = ("GIT_CONFIG", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM")
+"""Beginnings of the variables of git that stay: they say where a checkout may lie and who may own it."""
 
-def _git(root: Path, *arguments: str, errors: str = "backslashreplace", index: str = "") -> str | None:
-    """Standard output of a git command, as UTF-8; None when it failed. `index` is a file to use in place of git's."""
-    out = _bytes(root, *arguments, index=index)
+
+def _environment() -> dict[str, str]:
+    """The environment of a git command, which asks the checkout itself: its own index, its history as it was made."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(_KEPT)}
+    return kept | {"GIT_NO_REPLACE_OBJECTS": "1", "GIT_GRAFT_FILE": os.devnull}
+
+
+def _git(root: Path, *arguments: str, errors: str = "backslashreplace") -> str | None:
+    """Standard output of a git command, as UTF-8; None when it failed."""
+    out = _bytes(root, *arguments)
     return None if out is None else out.decode("utf-8", errors=errors)
 
 
-def _bytes(root: Path, *arguments: str, given: bytes = b"", index: str = "") -> bytes | None:
-    """Standard output of a git command, which reads `given`; None when it failed."""
-    command = ("git", *(word for setting in _SETTINGS for word in ("-c", setting)), *arguments)
-    env = os.environ | ({"GIT_INDEX_FILE": index} if index else {})
+def _bytes(
+    root: Path,
+    *arguments: str,
+    given: bytes = b"",
+    env: Mapping[str, str] = NOTHING,
+    settings: Sequence[str] = _SETTINGS,
+) -> bytes | None:
+    """Standard output of a git command, which reads `given`, with more variables; None when it failed."""
+    command = ("git", *(word for setting in settings for word in ("-c", setting)), *arguments)
+    variables = {**_environment(), **env}
     try:
-        done = subprocess.run(command, cwd=root, env=env, capture_output=True, check=False, input=given)
+        done = subprocess.run(command, cwd=root, env=variables, capture_output=True, check=False, input=given)
     except FileNotFoundError as error:
         raise CannotRunHereError(
             "git is not installed", where=str(root), remedy="install git, or leave out --base to plan everything"
@@ -455,19 +567,27 @@ def clone_at(root: Path, commit: str, target: Path) -> None:
         raise MisuseError("not a git checkout that has the commit", where=str(root), remedy="name a clone that has it")
     if _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
         raise MisuseError(f"it has no commit {commit[:12]}", where=str(root), remedy="git fetch there")
-    _required(root, "init", "--quiet", "--", str(target.resolve()))
-    own = target.resolve() / ".git"
-    objects, shallow = (
-        root.resolve() / _required(root, "rev-parse", "--git-path", name).strip() for name in ("objects", "shallow")
-    )
-    (own / "objects/info/alternates").write_text(f"{objects}\n", encoding="utf-8")
-    if shallow.exists():
-        shutil.copy(shallow, own / "shallow")
+    own = _new_repository(root, target)
     branches = "%(objectname) refs/remotes/origin/%(refname:lstrip=2)"
     (own / "packed-refs").write_text(
         _required(root, "for-each-ref", f"--format={branches}", "refs/heads"), encoding="utf-8"
     )
     _required(target, "-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", commit)
+
+
+def _new_repository(root: Path, target: Path) -> Path:
+    """A repository in a new folder, without refs and hooks, that reads the objects of `root`; its `.git`."""
+    kind = _required(root, "rev-parse", "--show-object-format").strip()
+    _required(root, "init", "--quiet", "--template=", f"--object-format={kind}", "--", str(target.resolve()))
+    own = target.resolve() / ".git"
+    objects, shallow = (
+        root.resolve() / _required(root, "rev-parse", "--git-path", name).strip() for name in ("objects", "shallow")
+    )
+    (own / "objects/info").mkdir(exist_ok=True)
+    (own / "objects/info/alternates").write_text(f"{objects}\n", encoding="utf-8")
+    if shallow.exists():
+        shutil.copy(shallow, own / "shallow")
+    return own
 
 
 def commit_time(root: Path, commit: str) -> int:

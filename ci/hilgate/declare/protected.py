@@ -246,6 +246,8 @@ def _shown(path: str, what: str, hunk: str) -> ProtectedChange:
     lines = [line[:HUNK_WIDTH] for line in hunk.splitlines()]
     signs = [line[:1] for line in lines]
     what = f"changed: {signs.count('+')} lines added, {signs.count('-')} removed"
+    if not lines:
+        what = "changed, though git shows no line of it (its mode, or bytes that a setting of this clone hides)"
     return ProtectedChange(path=path, what=what, hunk="\n".join(lines[:HUNK_LINES]))
 
 

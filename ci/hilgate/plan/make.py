@@ -80,7 +80,7 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
         return PlanChoice("gate", None, f"everything: {unknown}", whole=True)
     change = git.inspect(root, found)
     if change.files:
-        words = f"{count(len(change.files), 'file')} changed against {change.base}"
+        words = f"{count(len(change.files), 'file')} changed against {change.base}{_unseen(change.unseen)}"
         return PlanChoice("gate", found, f"{words}: the steps that can notice (`{whole}` runs everything)")
     same = f"no change against {change.base}"
     if on_ci():
@@ -88,6 +88,17 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
     if not load(root).project.quick:
         return PlanChoice("gate", found, f"everything: {same}, and {PROJECT_FILE} names no quick step", whole=True)
     return PlanChoice("quick", found, f"{same}: the quick steps, which decide no merge (`{whole}` runs everything)")
+
+
+def _unseen(files: Sequence[str]) -> str:
+    """What the first line says of changed files that git does not show to whoever asks it."""
+    if not files:
+        return ""
+    names = ", ".join(files[:3]) + (", ..." if len(files) > 3 else "")
+    return (
+        f"; {len(files)} of them git does not show ({names}), for line endings (core.autocrlf), a filter, a flag or a "
+        "sparse checkout: to undo it, unset that, delete them and `git checkout` them"
+    )
 
 
 def first_line(plan: Plan, root: Path, why: str) -> str:

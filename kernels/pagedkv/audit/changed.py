@@ -188,7 +188,9 @@ def findings_of(comparison: CodeComparison, commit: str) -> list[Finding]:
 def git(root: Path, *words: str) -> bytes | None:
     """Output of a git command; None where it failed, or where git is not installed."""
     try:
-        done = subprocess.run(("git", "-C", str(root), *words), capture_output=True, check=False)
+        done = subprocess.run(
+            ("git", "--no-replace-objects", "-C", str(root), *words), capture_output=True, check=False
+        )
     except FileNotFoundError:
         return None
     return done.stdout if done.returncode == 0 else None
