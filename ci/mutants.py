@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutate the code that decides a merge, and count how many mutants its tests kill: `python ci/mutants.py`.
+
+Each mutant is one edit of cosmic-ray's operators at one place of `CORE`, in a clone. Places are drawn, then one edit of
+each, so that an operator with eleven replacements counts no more than one with a single one. Then the test files that
+import the mutated module run, those named after it first, until one of them fails; what hangs is killed as well. Not
+drawn are edits that are no behaviour: in annotations and in `if TYPE_CHECKING`, and what does not compile.
+
+A mutant that nothing can kill is argued at its line, or in a comment above it: `# mutant OPERATOR, OPERATOR: why`.
+OPERATOR is the beginning of a name of `cosmic-ray operators` without `core/`. Argued mutants are not drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import difflib
+import functools
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from hilgate.declare.imports import build
+from hilgate.declare.load import find_root, load
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit, NothingSelectedError, ending
+from hilgate.git import clone_at
+from hilgate.model.record import Check, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+CORE = (
+    "ci/hilgate/judge/build.py",
+    "ci/hilgate/judge/health.py",
+    "ci/hilgate/judge/verdict.py",
+    "ci/hilgate/run/rules.py",
+    "ci/hilgate/plan/select.py",
+    "ci/hilgate/evidence.py",
+    "ci/agent_host/job.py",
+    "ci/agent_host/container.py",
+)
+DRAWN = 150
+LEAST_KILLED = 0.9
+"""Lower end of the rate's 95 % interval (Wilson)."""
+MINUTES = 85.0
+"""Of the step's 90: what has not run by then is missing, and the command fails for it."""
+
+_ARGUED = re.compile(r"#\s*mutant ([\w, ]+): \S")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One edit: the operator's occurrence of this number, from 0, in a file."""
+
+    path: str
+    line: int
+    column: int
+    operator: str
+    occurrence: int
+
+
+@dataclass(frozen=True)
+class Tests:
+    """Test files that import a module, in the order in which they run, and the seconds that all of them take."""
+
+    files: tuple[str, ...]
+    seconds: float = 0.0
+
+
+def mutants_of(path: str, code: str) -> dict[tuple[int, int], list[Mutant]]:
+    """Every mutant of a file that is not argued, by the line and column of its place.
+
+    Raises:
+        DeclarationError: A comment argues mutants that are not there.
+    """
+    from cosmic_ray.ast import get_ast
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    nodes = [node for node in _nodes(get_ast(code)) if node.type != "file_input"]
+    argued, used = _argued(code), set[tuple[int, str]]()
+    found: dict[tuple[int, int], list[Mutant]] = defaultdict(list)
+    for name in operator_names():
+        if get_operator(name).arguments() or name == "core/NoOp":
+            continue
+        operator, short, occurrence = get_operator(name)(), name.removeprefix("core/"), -1
+        for node in nodes:
+            for (line, column), _ in operator.mutation_positions(node):
+                occurrence += 1
+                if _types_only(node):
+                    continue
+                reasons = {one for one in argued.get(line, ()) if short.startswith(one)}
+                used |= {(line, one) for one in reasons}
+                if not reasons:
+                    found[line, column].append(Mutant(path, line, column, short, occurrence))
+    if stale := sorted({(line, one) for line, names in argued.items() for one in names} - used):
+        line, operator_name = stale[0]
+        raise DeclarationError(
+            f"a comment argues a mutant of {operator_name}, and there is none",
+            where=f"{path}:{line}",
+            remedy="name an operator that mutates this line (cosmic-ray operators), or remove the comment",
+        )
+    return found
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """A parso tree from its root, in the order in which cosmic-ray counts occurrences."""
+    yield node
+    for child in getattr(node, "children", ()):
+        yield from _nodes(child)
+
+
+def _types_only(node: Any) -> bool:
+    """Whether a node is part of an annotation, or of the condition of `if TYPE_CHECKING`."""
+    while parent := node.parent:
+        if parent.type == "annassign" and node is parent.children[1]:
+            return True
+        if parent.type in {"param", "funcdef"} and node is parent.annotation:
+            return True
+        if parent.type == "if_stmt" and node is parent.children[1] and node.get_code().strip() == "TYPE_CHECKING":
+            return True
+        node = parent
+    return False
+
+
+def _argued(code: str) -> dict[int, tuple[str, ...]]:
+    """Line of code -> the operators whose mutants a comment argues there."""
+    argued: dict[int, tuple[str, ...]] = {}
+    above: tuple[str, ...] = ()
+    for number, line in enumerate(code.splitlines(), start=1):
+        found = _ARGUED.search(line)
+        names = tuple(name.strip() for name in found[1].split(",")) if found else ()
+        if line.lstrip().startswith("#"):
+            above += names
+            continue
+        if names or above:
+            argued[number] = names + above
+        above = ()
+    return argued
+
+
+def mutated(mutant: Mutant, code: str) -> str:
+    """The code of its file with the edit; empty where that is the same program, or none."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    changed: str = mutate_code(code, get_operator(f"core/{mutant.operator}")(), mutant.occurrence) or ""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(code))
+            compile(changed, mutant.path, "exec")
+    except (SyntaxError, ValueError):
+        return ""
+    return "" if same else changed
+
+
+def draw(
+    mutants: dict[tuple[str, int, int], list[Mutant]], codes: dict[str, str], number: int, seed: int
+) -> dict[Mutant, str]:
+    """One mutant of each of `number` places, with the code of its file."""
+    chance = random.Random(seed)  # noqa: S311 - a draw that can be repeated
+    drawn: dict[Mutant, str] = {}
+    for place in chance.sample(sorted(mutants), len(mutants)):
+        if len(drawn) == number:
+            break
+        for mutant in chance.sample(mutants[place], len(mutants[place])):
+            if code := mutated(mutant, codes[mutant.path]):
+                drawn[mutant] = code
+                break
+    return drawn
+
+
+def tests_of(root: Path, python_path: Sequence[str], paths: Sequence[str]) -> dict[str, Tests]:
+    """Path of a module -> the test files that import it, directly or through helpers of the tests.
+
+    Raises:
+        CannotRunHereError: The imports cannot be read.
+        NothingSelectedError: No test imports a module.
+    """
+    imports = build(root, ["tests", *python_path])
+    if imports.problem:
+        raise CannotRunHereError(f"imports are not known: {imports.problem}", where=str(root), remedy="see the file")
+    files = {imports.packages.any_module(path.relative_to(root)): path for path in (root / "tests").rglob("*.py")}
+    found = {}
+    for path in paths:
+        modules, new = set[str](), {imports.packages.module_of(path)}
+        while new:
+            importers = {one for module in new for one in imports.graph.find_modules_that_directly_import(module)}
+            new = {one for one in importers if one in files} - modules
+            modules |= new
+        named = [files[one].relative_to(root).as_posix() for one in modules if files[one].name.startswith("test_")]
+        if not named:
+            raise NothingSelectedError(f"no test file imports {path}", where=str(root), remedy="add one")
+        own = {f"test_{Path(path).stem}.py"}
+        found[path] = Tests(tuple(sorted(named, key=functools.partial(_is_other, own))))
+    return found
+
+
+def _is_other(own: set[str], name: str) -> tuple[bool, str]:
+    return Path(name).name not in own, name
+
+
+class Copies:
+    """Clones of the tree, one for each process that runs at once."""
+
+    def __init__(self, root: Path, commit: str, folder: Path, number: int, python_path: Sequence[str]) -> None:
+        self._free: SimpleQueue[Path] = SimpleQueue()
+        self._python_path = python_path
+        for index in range(number):
+            clone_at(root, commit, folder / str(index))
+            self._free.put(folder / str(index))
+
+    def run(self, files: Sequence[str], seconds: float, **changed: str) -> tuple[int | None, str, float]:
+        """Run test files over a copy, in which files have `changed` to this text, until one fails.
+
+        Returns:
+            Exit status of pytest (None: it was ended after `seconds`), what it printed, and how long it took.
+        """
+        copy = self._free.get()
+        try:
+            for path, code in changed.items():
+                (copy / path).write_text(code, encoding="utf-8")
+            return self._pytest(copy, files, seconds)
+        finally:
+            # What a mutant left behind must not help or hurt the next one: its file, Hypothesis's examples.
+            for words in (["checkout", "--quiet", "--", "."], ["clean", "-ffdxq"]):
+                subprocess.run(["git", *words], cwd=copy, check=True)
+            self._free.put(copy)
+
+    def _pytest(self, copy: Path, files: Sequence[str], seconds: float) -> tuple[int | None, str, float]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("HILGATE_", "BUILDKITE"))}
+        env["PYTHONPATH"] = os.pathsep.join(str(copy / one) for one in self._python_path)
+        env["PYTHONDONTWRITEBYTECODE"] = "1"  # a file of the same second and size would be taken for the one before
+        began = time.monotonic()
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as temporary:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files],
+                cwd=copy,
+                env=env | {"TMPDIR": temporary},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status: int | None = child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+            output.seek(0)
+            return status, output.read().decode(errors="replace"), time.monotonic() - began
+
+
+def measured(copies: Copies, tests: dict[str, Tests]) -> dict[str, Tests]:
+    """The same with the seconds of the unmutated tree; of files that are not named after the module, quick ones first.
+
+    Raises:
+        NothingSelectedError: They fail there, so that no failure would say anything.
+    """
+    seconds: dict[str, float] = {}
+    for name in sorted({name for one in tests.values() for name in one.files}):
+        status, output, seconds[name] = copies.run([name], 600)
+        if status != 0:
+            sys.stderr.write(output)
+            raise NothingSelectedError(f"{name} does not pass unmutated", where=name, remedy="see its output above")
+    ordered = {}
+    for path, one in tests.items():
+        first, *others = one.files
+        files = (first, *sorted(others, key=seconds.__getitem__))
+        ordered[path] = Tests(files, sum(seconds[name] for name in files))
+    return ordered
+
+
+def shown(mutant: Mutant, code: str, changed: str) -> str:
+    """Where a mutant is, its operator and what it changes."""
+    lines = list(difflib.unified_diff(code.splitlines(), changed.splitlines(), lineterm="", n=0))[3:]
+    return "\n".join([f"{mutant.path}:{mutant.line}: {mutant.operator}", *(f"    {line}" for line in lines)])
+
+
+def kill(root: Path, number: int, seed: int, processes: int, minutes: float, only: str) -> Check:
+    """Draw mutants, run them and say how many were killed; survivors are printed as they are found."""
+    from scipy.stats import binomtest
+
+    began = time.monotonic()
+    python_path = load(root).project.python_path
+    commit = subprocess.run(["git", "stash", "create"], cwd=root, check=True, capture_output=True, text=True).stdout
+    commit = commit or subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=root, text=True)  # noqa: S607
+    core = [path for path in CORE if only in path]
+    with tempfile.TemporaryDirectory() as folder:
+        copies = Copies(root, commit.strip(), Path(folder), processes, python_path)
+        source = Path(folder, "0")
+        codes = {path: (source / path).read_text(encoding="utf-8") for path in core}
+        mutants = {(path, *place): found for path in core for place, found in mutants_of(path, codes[path]).items()}
+        tests = measured(copies, tests_of(source, python_path, core))
+        drawn = draw(mutants, codes, number, seed)
+        sys.stdout.write(f"{len(drawn)} of {len(mutants)} places, seed {seed}\n")
+
+        def survives(mutant: Mutant) -> bool | None:
+            own = tests[mutant.path]
+            left = minutes * 60 - (time.monotonic() - began)
+            limit = 3 * own.seconds + 20
+            if left < limit:
+                return None  # no time: it is neither killed nor alive
+            status, _, _ = copies.run(own.files, limit, **{mutant.path: drawn[mutant]})
+            if status == 0:
+                sys.stdout.write(f"{shown(mutant, codes[mutant.path], drawn[mutant])}\n")
+                sys.stdout.flush()
+            return status == 0
+
+        with ThreadPoolExecutor(processes) as pool:
+            ended = list(pool.map(survives, drawn))
+    run, killed = len(ended) - ended.count(None), ended.count(False)
+    low, high = binomtest(killed, run).proportion_ci(method="wilson") if run else (0.0, 1.0)
+    words = f"{killed} of {run} mutants killed: {100 * killed / max(run, 1):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+    outcome = Outcome.PASS if low >= LEAST_KILLED else Outcome.FAIL
+    if run < len(drawn):
+        words, outcome = f"{words}; no time for {len(drawn) - run}", Outcome.DID_NOT_RUN
+    numbers = {"mutants": run, "killed": killed, "lower_end": float(low), "seed": seed}
+    return Check(id="mutants of the core", outcome=outcome, message=words, numbers=numbers)
+
+
+@ending
+def main() -> int:
+    """Draw mutants and run them; the exit status is 0, 1 (too few were killed) or 4 (not all of them could run)."""
+    parser = argparse.ArgumentParser(description="Count how many mutants of the core its tests kill.")
+    parser.add_argument("--number", type=int, default=DRAWN, help=f"how many are drawn ({DRAWN})")
+    parser.add_argument("--seed", type=int, help="of the draw; printed, so that it can be repeated")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="how many run at once (one a core)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"to start mutants in ({MINUTES:g})")
+    parser.add_argument("--only", default="", metavar="TEXT", help="files of the core whose path holds this")
+    given = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    check = kill(find_root(Path.cwd()), given.number, seed, given.processes, given.minutes, given.only)
+    sys.stdout.write(f"{check.message}\n")
+    if out := os.environ.get("HILGATE_OUT"):
+        Check.write_all(Path(out), [check])
+    statuses = {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL}
+    return statuses.get(check.outcome, Exit.NOTHING_RAN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A results folder is judged: over which files, with whose quarantine, and what is left to the verdict of the build."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+
+import pytest
+from support.jobs import GATHER, TEST, Jobs, agents_plan, failed, finished, gpu_step, opening, passed
+from support.plans import git, plan, step, write_repository
+
+from hilgate import git as hilgate_git
+from hilgate.declare.quarantine import QUARANTINE_FILE, USED_FILE, read_used
+from hilgate.errors import Exit
+from hilgate.judge.build import OTHER_FILES, judge_folder, judge_nothing
+from hilgate.judge.verdict import read_verdict
+from hilgate.model import VERDICT_FILE
+from hilgate.model.plan import ProtectedChange
+from hilgate.model.record import Outcome
+from hilgate.plan.make import plan_digest
+from hilgate.run import results
+
+A, B = step("a", "true"), step("b", "true")
+FAILING = (failed(), passed())
+TODAY = dt.datetime.now(dt.UTC).date()
+ENTRY = {
+    "test": TEST,
+    "step": "a",
+    "reason": "wrong lane",
+    "owner": "kernels",
+    "added": str(TODAY),
+    "expires": str(TODAY + dt.timedelta(days=7)),
+}
+"""Excuses the failing check of step a."""
+
+
+@pytest.fixture
+def root(tmp_path):
+    return write_repository(tmp_path / "root", {"a": "true", "b": "true"})
+
+
+def quarantined(root, text):
+    """Commit this quarantine; returns the commit."""
+    (root / QUARANTINE_FILE).write_text(text)
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "quarantine")
+    return git(root, "rev-parse", "HEAD")
+
+
+def recorded(folder, a_plan, *lines, **changes):
+    results.write(folder / "steps" / A.key, opening(a_plan, **changes), lines)
+
+
+def judged(folder, a_plan, **more):
+    return judge_folder(folder, a_plan, plan_digest(a_plan), **more)
+
+
+def test_the_verdict_and_the_quarantine_that_counted_are_written(tmp_path):
+    folder, a_plan = tmp_path / "new" / "results", plan(A)
+    found = judged(folder, a_plan)
+    assert (found.verdict.outcome, found.exit_status, found.refused) == (Outcome.DID_NOT_RUN, Exit.NOTHING_RAN, None)
+    assert read_verdict(folder / VERDICT_FILE) == found.verdict
+    assert read_used(folder).tests == ()
+    assert (folder / USED_FILE).is_file()
+    recorded(folder, a_plan, *finished(A, passed()))
+    assert judged(folder, a_plan).exit_status == Exit.PASS
+
+
+def test_the_merge_base_s_quarantine_counts_until_somebody_approves_the_change_s_own(tmp_path, root):
+    base = git(root, "rev-parse", "HEAD")
+    quarantined(root, json.dumps({"tests": [ENTRY]}))
+    folder, a_plan = tmp_path / "results", plan(A, merge_base=base)
+    recorded(folder, a_plan, *finished(A, *FAILING, status=1), tree=hilgate_git.fingerprint(root))
+    assert judged(folder, a_plan, root=root).verdict.outcome is Outcome.FAIL
+    assert read_used(folder).tests == ()
+    approved = judged(folder, a_plan, root=root, approved_by="Ada").verdict
+    assert (approved.outcome, approved.steps[0].quarantined) == (Outcome.PASS, (TEST,))
+    assert [one.test for one in read_used(folder).tests] == [TEST]
+    assert judged(folder, a_plan).verdict.outcome is Outcome.FAIL  # no repository, no quarantine
+    assert judged(folder, plan(A), root=root).verdict.outcome is Outcome.DID_NOT_RUN  # results of another plan
+
+
+def test_a_quarantine_that_cannot_be_read_is_red_and_says_why(tmp_path, root):
+    quarantined(root, json.dumps({"tests": [ENTRY | {"step": "c"}]}))
+    folder, a_plan = tmp_path / "results", plan(A)
+    recorded(folder, a_plan, *finished(A, passed()), tree=hilgate_git.fingerprint(root))
+    found = judged(folder, a_plan, root=root)
+    assert (found.verdict.outcome, found.exit_status) == (Outcome.FAIL, Exit.INVALID_DECLARATION)
+    assert found.verdict.why.startswith("the quarantine: ")
+    assert found.refused.what in found.verdict.why
+    assert read_verdict(folder / VERDICT_FILE) == found.verdict
+
+
+def test_a_local_pass_over_files_that_changed_meanwhile_is_none(tmp_path, root):
+    folder, a_plan = tmp_path / "results", plan(A)
+    recorded(folder, a_plan, *finished(A, passed()), tree=hilgate_git.fingerprint(root))
+    assert judged(folder, a_plan, root=root).verdict.outcome is Outcome.PASS
+    (root / "new").write_text("")
+    moved = judged(folder, a_plan, root=root).verdict
+    assert (moved.outcome, moved.why, moved.doubts) == (Outcome.INCONCLUSIVE, OTHER_FILES, (OTHER_FILES,))
+    assert judged(folder, a_plan).verdict.outcome is Outcome.PASS  # no repository to compare with
+    recorded(folder, a_plan, *finished(A, passed()), tree="")
+    assert judged(folder, a_plan, root=root).verdict.outcome is Outcome.PASS  # it ran over no checkout
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_jobs_of_agents_ran_over_their_own_checkouts(tmp_path, root, local):
+    """The judge's checkout is another one: its files say nothing about what they ran over."""
+    jobs = Jobs(tmp_path / "results", agents_plan(profile="gate" if local else "pr", merge_base=""))
+    found = judged(tmp_path / "results", jobs.plan, jobs=jobs.folder, root=root)
+    assert (found.verdict.outcome, found.verdict.doubts) == (Outcome.PASS, ())
+    if not local:
+        one = judged(jobs.path().parent, jobs.plan, root=root, only=frozenset({GATHER.key}), job=GATHER.key)
+        assert (one.verdict.outcome, one.verdict.doubts) == (Outcome.PASS, ())
+
+
+def test_a_job_decides_on_its_own_step_and_leaves_node_image_and_approval_to_the_build(tmp_path):
+    loosened = (ProtectedChange(path="evals/gates.yaml", what="deleted"),)
+    a_plan = agents_plan(GATHER, gpu_step("scan"), loosened=loosened)
+    folder = tmp_path / "results"
+    results.write(folder, opening(a_plan), finished(GATHER, passed()))
+    found = judged(folder, a_plan, only=frozenset({GATHER.key}), job=GATHER.key)
+    assert [one.key for one in found.plan.steps] == [GATHER.key]
+    assert (found.verdict.outcome, found.verdict.loosened, found.exit_status) == (Outcome.PASS, (), Exit.PASS)
+
+
+def test_a_desk_that_decides_on_a_part_still_asks_for_the_approval(tmp_path):
+    a_plan = plan(A, B, loosened=(ProtectedChange(path="evals/gates.yaml", what="deleted"),), profile="quick")
+    folder = tmp_path / "results"
+    recorded(folder, a_plan, *finished(A, passed()))
+    found = judged(folder, a_plan, only=frozenset({A.key}))
+    assert (found.verdict.outcome, found.verdict.loosened) == (Outcome.INCONCLUSIVE, a_plan.loosened)
+    assert (found.verdict.profile, len(found.verdict.steps)) == ("quick", 1)
+
+
+def test_no_plan_replaces_an_old_verdict(tmp_path):
+    folder = tmp_path / "new" / "results"
+    verdict = judge_nothing(folder, "there is no plan")
+    assert (verdict.outcome, verdict.why) == (Outcome.DID_NOT_RUN, "there is no plan")
+    assert judge_nothing(folder, "again").steps == ()
+    assert read_verdict(folder / VERDICT_FILE).why == "again"
