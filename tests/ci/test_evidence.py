@@ -9,12 +9,12 @@ import sys
 from typing import ClassVar
 
 import pytest
-from support.jobs import TEST, failed
+from support.jobs import TEST, failed, passed
 from support.plans import hilgate, runner, write_repository
 
 from hilgate import evidence
 from hilgate.errors import Exit, RecordsError
-from hilgate.evidence import KINDS, MOST_IDS, MOST_TEXT, Collected, EvidenceKind, register
+from hilgate.evidence import EVIDENCE_CHECK, KINDS, MOST_IDS, MOST_TEXT, Collected, EvidenceKind, register
 from hilgate.judge.verdict import read_verdict
 from hilgate.model.record import Check, Outcome
 from hilgate.model.verdict import Ruling
@@ -415,6 +415,15 @@ def test_damaged_findings_are_a_problem_and_sound_lines_are_kept(tmp_path, text,
     found = KINDS["findings"].collect(tmp_path, tmp_path)
     assert why in found.problem
     assert len(found.checks) == checks
+
+
+def test_lost_evidence_beside_a_failure_is_a_failure_of_its_own():
+    """A record keeps one reason, and the failure beside it may be in quarantine."""
+    lost = Collected((failed(),), "it is cut", counted=True).with_problem_as_failure()
+    assert [(check.id, check.outcome) for check in lost.checks] == [(TEST, Outcome.FAIL), (EVIDENCE_CHECK, Outcome.FAIL)]
+    assert (lost.checks[-1].message, lost.problem) == ("it is cut", "it is cut")
+    for whole in (Collected((failed(),)), Collected((passed(),), "it is cut"), Collected((), "it is cut")):
+        assert whole.with_problem_as_failure() == whole
 
 
 def test_findings_are_written_and_read_back(tmp_path):

@@ -16,7 +16,7 @@ import pytest
 from support.agent import BUILDER, CPU, DIGEST, KEY, SECRET, topology
 from support.plans import wait_for
 
-from agent_host import collect, container, gpus, job
+from agent_host import collect, container, gpus, host, job
 
 
 @pytest.mark.parametrize("status", [0, 1, 4, 5, 6, 75, 137])
@@ -80,6 +80,19 @@ def test_the_container_works_in_a_copy_and_nothing_but_plain_files_comes_back(ag
         "steps/\\x1b[31mred: a name",
     ):
         assert name in words
+
+
+def test_the_copy_is_a_clone_of_its_own_that_knows_no_path_of_the_host(agent, tmp_path):
+    copy = tmp_path / "workspace"
+    job.copy_checkout(agent.checkout, agent.commit, copy)
+    assert host.git(copy, "rev-parse", "HEAD").strip() == agent.commit
+    assert host.git(copy, "remote") == ""
+    assert host.git(copy, "status", "--porcelain", "--ignored=no") == ""
+    assert str(agent.checkout) not in (copy / ".git/config").read_text()
+    objects = [path.stat().st_nlink for path in (copy / ".git/objects").rglob("*") if path.is_file()]
+    assert set(objects) == {1}
+    (tmp_path / ".triton").mkdir()
+    assert (copy / ".triton").samefile(tmp_path / ".triton")
 
 
 def test_a_fork_brings_no_secret_into_its_container(agent, monkeypatch):

@@ -149,6 +149,29 @@ CASES = {
         R.REGRESSION,
         "max_abs_err",
     ),
+    "fails-again-on-the-sick-node-itself": (
+        both(FAILS, after(**ECC), recheck(again("fail").model_copy(update={"elsewhere": True}))),
+        D,
+        R.INFRA,
+        "it may be the node's doing",
+    ),
+    "fails-on-two-sick-nodes": (
+        both(
+            FAILS,
+            after(**ECC),
+            recheck(again("fail", host=ELSEWHERE)),
+            lambda jobs: jobs.healthy(f"{GATHER.key}.recheck", host=ELSEWHERE, **ECC),
+        ),
+        D,
+        R.INFRA,
+        "it may be the node's doing",
+    ),
+    "another-check-fails-on-a-fit-node": (
+        both(FAILS, after(**ECC), recheck(again("fail", host=ELSEWHERE, check=OTHER))),
+        D,
+        R.INFRA,
+        "it may be the node's doing",
+    ),
     "ran-in-another-image": (
         gathered(passed(), environment=environment(image="sha256:" + "0" * 64)),
         D,
