@@ -4,7 +4,8 @@
 Each mutant is one edit of cosmic-ray's operators at one place of `CORE`, in a clone. Places are drawn, then one edit of
 each, so that an operator with eleven replacements counts no more than one with a single one. Then the test files that
 import the mutated module run, those named after it first, until one of them fails; what hangs is killed as well. Not
-drawn are edits that are no behaviour: in annotations and in `if TYPE_CHECKING`, and what does not compile.
+drawn are edits that are no behaviour: in annotations and in `if TYPE_CHECKING`, `==` for `is` of an enum's member, and
+what does not compile.
 
 A mutant that nothing can kill is argued at its line, or in a comment above it: `# mutant OPERATOR, OPERATOR: why`.
 OPERATOR is the beginning of a name of `cosmic-ray operators` without `core/`. Argued mutants are not drawn.
@@ -58,6 +59,7 @@ LEAST_KILLED = 0.9
 MINUTES = 85.0
 """Of the step's 90: what has not run by then is missing, and the command fails for it."""
 
+_IDENTITY = re.compile("ReplaceComparisonOperator_(Is_Eq|IsNot_NotEq|Eq_Is|NotEq_IsNot)")
 _ARGUED = re.compile(r"#\s*mutant ([\w, ]+): \S")
 
 
@@ -99,7 +101,7 @@ def mutants_of(path: str, code: str) -> dict[tuple[int, int], list[Mutant]]:
         for node in nodes:
             for (line, column), _ in operator.mutation_positions(node):
                 occurrence += 1
-                if _types_only(node):
+                if _types_only(node) or _is_same(short, node):
                     continue
                 reasons = {one for one in argued.get(line, ()) if short.startswith(one)}
                 used |= {(line, one) for one in reasons}
@@ -123,16 +125,28 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _types_only(node: Any) -> bool:
-    """Whether a node is part of an annotation, or of the condition of `if TYPE_CHECKING`."""
+    """Whether a node is part of an annotation, or is `if TYPE_CHECKING`."""
+    if node.type == "if_stmt" and node.children[1].get_code().strip() == "TYPE_CHECKING":
+        return True
     while parent := node.parent:
-        if parent.type == "annassign" and node is parent.children[1]:
+        place = {"annassign": 1, "tfpdef": 2}.get(parent.type)
+        if place and node is parent.children[place]:
             return True
-        if parent.type in {"param", "funcdef"} and node is parent.annotation:
-            return True
-        if parent.type == "if_stmt" and node is parent.children[1] and node.get_code().strip() == "TYPE_CHECKING":
+        if parent.type == "funcdef" and node is parent.annotation:
             return True
         node = parent
     return False
+
+
+def _is_same(operator: str, node: Any) -> bool:
+    """Whether an edit makes `==` of `is`, or the reverse, where the two cannot differ.
+
+    `is` stands before None or a member of an enum, `==` before a small number, which CPython has once.
+    """
+    if not _IDENTITY.fullmatch(operator):
+        return False
+    after = node.get_next_sibling().get_code().strip()
+    return bool(re.fullmatch(r"None|(\w+\.)?[A-Z_]+" if operator.endswith("Eq") else r"\d{1,2}", after))
 
 
 def _argued(code: str) -> dict[int, tuple[str, ...]]:
@@ -170,7 +184,7 @@ def draw(
     mutants: dict[tuple[str, int, int], list[Mutant]], codes: dict[str, str], number: int, seed: int
 ) -> dict[Mutant, str]:
     """One mutant of each of `number` places, with the code of its file."""
-    chance = random.Random(seed)  # noqa: S311 - a draw that can be repeated
+    chance = random.Random(seed)
     drawn: dict[Mutant, str] = {}
     for place in chance.sample(sorted(mutants), len(mutants)):
         if len(drawn) == number:
@@ -195,7 +209,7 @@ def tests_of(root: Path, python_path: Sequence[str], paths: Sequence[str]) -> di
     files = {imports.packages.any_module(path.relative_to(root)): path for path in (root / "tests").rglob("*.py")}
     found = {}
     for path in paths:
-        modules, new = set[str](), {imports.packages.module_of(path)}
+        modules, new = set[str](), {imports.packages.module_of(path)} & imports.graph.modules
         while new:
             importers = {one for module in new for one in imports.graph.find_modules_that_directly_import(module)}
             new = {one for one in importers if one in files} - modules
@@ -299,7 +313,7 @@ def kill(root: Path, number: int, seed: int, processes: int, minutes: float, onl
     began = time.monotonic()
     python_path = load(root).project.python_path
     commit = subprocess.run(["git", "stash", "create"], cwd=root, check=True, capture_output=True, text=True).stdout
-    commit = commit or subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=root, text=True)  # noqa: S607
+    commit = commit or subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=root, text=True)
     core = [path for path in CORE if only in path]
     with tempfile.TemporaryDirectory() as folder:
         copies = Copies(root, commit.strip(), Path(folder), processes, python_path)
@@ -309,6 +323,7 @@ def kill(root: Path, number: int, seed: int, processes: int, minutes: float, onl
         tests = measured(copies, tests_of(source, python_path, core))
         drawn = draw(mutants, codes, number, seed)
         sys.stdout.write(f"{len(drawn)} of {len(mutants)} places, seed {seed}\n")
+        sys.stdout.flush()
 
         def survives(mutant: Mutant) -> bool | None:
             own = tests[mutant.path]
