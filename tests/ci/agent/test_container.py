@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import string
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.agent import topology
+from support.plans import alive, wait_for
 
 from agent_host import container, gpus, host
-from hilgate.errors import CannotRunHereError, DeclarationError, HilgateError
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit, HilgateError
 
 DIGEST = "sha256:" + "ab" * 32
 IMAGE = f"registry.invalid/hilgate/rocm@{DIGEST}"
@@ -364,3 +368,140 @@ def test_a_gpu_that_the_driver_only_half_describes_is_a_sick_node(tmp_path, dama
     damage(tmp_path)
     with pytest.raises(host.SickNodeError, match=words):
         container.gpu_devices(2, {}, **places)
+
+
+class Attended:
+    """Commands that are attended on this host, without Docker; `pid` of what they started is in a file."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.calls, self.answer = folder, [], 0
+        monkeypatch.setattr(container, "STOP_SECONDS", 0.5)
+        monkeypatch.setattr(container.host, "run", self._docker)
+
+    def _docker(self, words, seconds, **_):
+        self.calls.append((list(words), seconds))
+        return host.CommandResult("docker", self.answer)
+
+    def __call__(self, script, seconds=30.0, name=None):
+        script = f"echo $$ > {self.folder}/pid; {script}"
+        return container.attend(
+            ["sh", "-c", script], env=dict(os.environ), container=name, seconds=seconds, writes=self.folder
+        )
+
+    @property
+    def gone(self):
+        """Whether the group that the command led has ended."""
+        pids = [int(text) for file in self.folder.glob("pid*") for text in file.read_text().split()]
+        assert pids
+        return not any(alive(pid) for pid in pids)
+
+
+@pytest.fixture
+def attended(tmp_path, monkeypatch):
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    yield Attended(tmp_path, monkeypatch)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "status"),
+    [
+        ("exit 0", None, 0),
+        ("exit 3", "hilgate-j", 3),
+        ("kill -9 $$", None, 137),
+        ("exit 124", "hilgate-j", 124),
+        ("exit 128", "hilgate-j", 128),
+        ("exit 125", None, 125),
+        ("exit 126", None, 126),
+        ("exit 127", None, 127),
+    ],
+)
+def test_a_command_ends_with_its_own_status_and_its_container_is_removed(attended, script, name, status):
+    assert attended(script, name=name) == status
+    removed = [(["docker", "rm", "--force", "--volumes", name], container.ANSWER_SECONDS)]
+    assert attended.calls == (removed if name else [])
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (125, host.SickNodeError, "could not run"),
+        (126, CannotRunHereError, "no python3"),
+        (127, CannotRunHereError, "no python3"),
+    ],
+)
+def test_statuses_of_docker_itself_blame_no_change(attended, status, error, words):
+    with pytest.raises(error, match=words):
+        attended(f"exit {status}", name="hilgate-j")
+
+
+def test_what_outlives_its_time_is_ended_with_all_that_it_started(attended):
+    with pytest.raises(host.SickNodeError, match="ended after 1 s"):
+        attended(f"trap '' TERM; sleep 60 & echo $! > {attended.folder}/pid2; while :; do wait; done", seconds=1)
+    wait_for(lambda: attended.gone, 5)
+    assert attended.calls == []
+
+
+def test_what_a_command_left_running_is_ended(attended):
+    assert attended(f"sleep 60 & echo $! > {attended.folder}/pid2; exit 4") == 4
+    wait_for(lambda: attended.gone, 5)
+
+
+def test_a_command_is_asked_to_end_before_it_is_killed(attended):
+    with pytest.raises(host.SickNodeError):
+        attended(f"trap 'echo asked > {attended.folder}/asked; exit' TERM; while :; do sleep 0.1; done", seconds=1)
+    assert (attended.folder / "asked").exists()
+
+
+def test_a_container_that_outlives_its_time_is_stopped_and_then_removed(attended):
+    with pytest.raises(host.SickNodeError):
+        attended("exec sleep 60", seconds=0.3, name="hilgate-j")
+    stop, remove = attended.calls
+    assert stop == (["docker", "stop", "--time=0.5", "hilgate-j"], 0.5 + container.ANSWER_SECONDS)
+    assert remove[0][1] == "rm"
+    assert attended.gone
+
+
+@pytest.mark.parametrize("number", ["HUP", "INT", "TERM"])
+def test_a_signal_ends_the_command_and_is_named(attended, capsys, number):
+    assert attended(f"kill -{number} $PPID; exec sleep 60") == Exit.INTERRUPTED
+    assert capsys.readouterr().err == f"ended: SIG{number}\n"
+    assert attended.gone
+
+
+@pytest.mark.parametrize(("free", "ended"), [(2**30, False), (2**30 - 1, True)])
+def test_a_job_that_fills_its_disk_is_killed_at_once(attended, monkeypatch, free, ended):
+    monkeypatch.setattr(container.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    script = f"trap 'echo asked > {attended.folder}/asked' TERM; "
+    if not ended:
+        assert attended(f"{script} sleep 0.3") == 0
+        return
+    with pytest.raises(host.SickNodeError, match="less than 1 GiB are free"):
+        attended(f"{script} while :; do sleep 0.1; done", name="hilgate-j")
+    assert [words[1] for words, _ in attended.calls] == ["rm"]
+    assert not (attended.folder / "asked").exists()
+    assert attended.gone
+
+
+def test_a_command_reads_nothing_of_the_agent_s_own_input(attended):
+    assert attended("read line && exit 1; exit 0") == 0
+
+
+def test_a_program_that_is_not_there_cannot_run_here(tmp_path):
+    with pytest.raises(CannotRunHereError, match="no-such cannot be started: No such file"):
+        container.attend(["/no-such"], env={}, container=None, seconds=1, writes=tmp_path)
+
+
+def test_an_image_by_address_is_pulled_and_one_by_digest_alone_must_be_there(attended):
+    container.obtain(IMAGE)
+    container.obtain(DIGEST)
+    container.require_docker()
+    assert attended.calls == [
+        (["docker", "pull", "--quiet", IMAGE], 3600),
+        (["docker", "image", "inspect", "--format", "{{.Id}}", DIGEST], 60),
+        (["docker", "version", "--format", "{{.Server.Version}}"], 60),
+    ]
+    attended.answer = 1
+    for call in (lambda: container.obtain(IMAGE), lambda: container.obtain(DIGEST), container.require_docker):
+        with pytest.raises(host.SickNodeError, match="docker ended with status 1: no message"):
+            call()
