@@ -4,8 +4,8 @@
 Each mutant is one edit of cosmic-ray's operators at one place of `CORE`, in a clone. Places are drawn, then one edit of
 each, so that an operator with eleven replacements counts no more than one with a single one. Then the test files that
 import the mutated module run, those named after it first, until one of them fails; what hangs is killed as well. Not
-drawn are edits that are no behaviour: in annotations and in `if TYPE_CHECKING`, `==` for `is` of an enum's member, and
-what does not compile.
+drawn are edits that are no behaviour: in what mypy alone reads, `==` for `is` of an enum's member, and what does not
+compile.
 
 A mutant that nothing can kill is argued at its line, or in a comment above it: `# mutant OPERATOR, OPERATOR: why`.
 OPERATOR is the beginning of a name of `cosmic-ray operators` without `core/`. Argued mutants are not drawn.
@@ -125,7 +125,7 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _types_only(node: Any) -> bool:
-    """Whether a node is part of an annotation, or is `if TYPE_CHECKING`."""
+    """Whether mypy alone reads a node: annotations, `if TYPE_CHECKING`, `frozen=True` of a dataclass."""
     if node.type == "if_stmt" and node.children[1].get_code().strip() == "TYPE_CHECKING":
         return True
     while parent := node.parent:
@@ -133,6 +133,8 @@ def _types_only(node: Any) -> bool:
         if place and node is parent.children[place]:
             return True
         if parent.type == "funcdef" and node is parent.annotation:
+            return True
+        if parent.type == "argument" and parent.children[0].get_code().strip() == "frozen":
             return True
         node = parent
     return False

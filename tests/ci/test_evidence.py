@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from typing import ClassVar
 
 import pytest
-from support.jobs import TEST, failed, passed
-from support.plans import hilgate, runner, write_repository
+from support.jobs import CONTENT, DIGEST, TEST, agents_plan, failed, passed
+from support.plans import hilgate, runner, step, write_repository
 
 from hilgate import evidence
 from hilgate.errors import Exit, RecordsError
@@ -541,3 +542,250 @@ def test_more_failures_than_flakes_are_not_run_again():
 @pytest.mark.parametrize("name", ["-p evil", "--co", "/etc/x.py::a", "it breaks", "a.py", "(the evidence is whole)"])
 def test_what_pytest_could_read_as_something_else_is_not_given_to_it(name):
     assert KINDS["junit"].failing_ids([failed(name)]) == ()
+
+
+OURS = "python -m pytest tests"
+"""A command in which our plugins run."""
+
+
+def junit(tmp_path, *cases, collected="", more=""):
+    """A junit.xml of these cases, as it is collected from a step of `OURS`."""
+    told = f'<properties><property name="collected" value="{collected}"/></properties>' if collected else ""
+    text = f"<testsuites><testsuite>{told}{''.join(cases)}{more}</testsuite></testsuites>"
+    (tmp_path / "junit.xml").write_text(text)
+    return KINDS["junit"].collect(tmp_path, tmp_path, OURS)
+
+
+def test_our_pytest_gets_our_plugins_and_any_other_none(tmp_path):
+    file = f"--junitxml={tmp_path}/junit.xml"
+    plugins = ["-p", "hilgate.pytest_plugin", "-p", "hilgate.pytest_listing"]
+    assert KINDS["junit"].arguments(OURS, tmp_path) == [*plugins, file]
+    assert KINDS["junit"].arguments("pytest tests", tmp_path) == [file]
+    assert KINDS["findings"].arguments(OURS, tmp_path) == []
+
+
+def test_our_pytest_must_say_how_many_tests_it_collected(tmp_path):
+    other = CASE.replace('"a"', '"b"')
+    assert "does not say how many tests pytest collected" in junit(tmp_path, CASE).problem
+    assert junit(tmp_path, CASE, other, collected="2") == KINDS["junit"].read(tmp_path / "junit.xml", tmp_path)
+    assert KINDS["junit"].read(tmp_path / "junit.xml", tmp_path).counted
+    assert junit(tmp_path, CASE, collected="2").problem == ("pytest collected 2 tests, and its junit.xml reports 1")
+    assert "does not say how many" in junit(tmp_path, CASE, collected="-1").problem
+    assert KINDS["junit"].collect(tmp_path, tmp_path, "pytest tests").problem == ""
+    inner = f"<testsuite>{other}</testsuite>"
+    assert [check.id for check in junit(tmp_path, CASE, collected="2", more=inner).checks] == ["t::a", "t::b"]
+
+
+@pytest.mark.parametrize(
+    ("inside", "outcome", "message"),
+    [
+        ('<failure message=" said "/>', Outcome.FAIL, "said"),
+        ("<failure> text </failure>", Outcome.FAIL, "text"),
+        ("<failure/>", Outcome.FAIL, "failure without a message"),
+        ("<error/>", Outcome.FAIL, "error without a message"),
+        ('<error message="first"/><failure message="second"/>', Outcome.FAIL, "first"),
+        ('<failure message="first"/><skipped message="second"/>', Outcome.FAIL, "first"),
+        (
+            '<failure message="said with "><![CDATA[>   run()\nE   ValueError: 1]]></failure>',
+            Outcome.FAIL,
+            "ValueError: 1",
+        ),
+        ('<error message="failed on setup with x"><![CDATA[E   X]]></error>', Outcome.FAIL, "failed on setup: X"),
+        ("<skipped/>", Outcome.DID_NOT_RUN, "skipped without a reason"),
+        ('<skipped message=" far "/>', Outcome.DID_NOT_RUN, "far"),
+        ('<skipped type="pytest.xfail" message="known"/>', Outcome.DID_NOT_RUN, "expected to fail: known"),
+        ('<skipped type="pytest.skip" message="known"/>', Outcome.DID_NOT_RUN, "known"),
+    ],
+)
+def test_what_a_case_says_is_its_outcome_and_message(tmp_path, inside, outcome, message):
+    (check,) = junit(tmp_path, f"{CASE[:-2]}>{inside}</testcase>").checks
+    assert (check.outcome, check.message) == (outcome, message)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("1.5", 1.5), ("0", 0.0), ("0.25", 0.25), ("-2", 0.0), ("inf", 0.0), ("nan", 0.0), (None, 0.0)],
+)
+def test_seconds_of_a_case_are_finite_and_not_negative(tmp_path, time, seconds):
+    (check,) = junit(tmp_path, CASE.replace("/>", f' time="{time}"/>') if time else CASE).checks
+    assert check.seconds == seconds
+
+
+def test_properties_of_a_case_without_name_or_value_are_kept(tmp_path):
+    values = '<property name="n" value="0"/><property name="x" value="-1e3"/><property name="inf" value="inf"/>'
+    text = f"{CASE[:-2]}><properties>{values}<property name='empty'/><property value='v'/></properties></testcase>"
+    (check,) = junit(tmp_path, text).checks
+    assert (check.numbers, type(check.numbers["n"])) == ({"n": 0, "x": -1000.0}, int)
+    assert check.labels == {"inf": "inf", "empty": "", "(no name)": "v"}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "expected"),
+    [
+        ("tests.deep.test_x", "tests/deep/test_x.py::test_a"),
+        ("tests.deep.test_x.TestX", "tests/deep/test_x.py::TestX::test_a"),
+        ("tests.deep.test_x.TestX.TestY", "tests/deep/test_x.py::TestX::TestY::test_a"),
+        ("top", "top.py::test_a"),
+        ("top.TestX", "top.py::TestX::test_a"),
+        ("tests.gone", "tests.gone::test_a"),
+        ("", "test_a"),
+    ],
+)
+def test_an_id_names_the_longest_prefix_that_is_a_file(tmp_path, class_name, expected):
+    (tmp_path / "tests/deep").mkdir(parents=True)
+    for name in ("tests/deep/test_x.py", "top.py", "tests/deep.py"):
+        (tmp_path / name).touch()
+    case = CASE.replace('"t"', f'"{class_name}"').replace('"a"', '"test_a"')
+    assert [check.id for check in junit(tmp_path, case).checks] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        (["t.py:3: ", "help.py:7: ValueError"], "t.py:3: ValueError (help.py:7)"),
+        (["t.py:3: ", "t.py:5: ", "help.py:7: X"], "t.py:5: X (help.py:7)"),
+        (["t.py:3: ", "t.py:5: X"], "t.py:5: X"),
+        (["help.py:7: X"], "help.py:7: X"),
+        (["t.py:3: "], ""),
+        ([], ""),
+    ],
+)
+def test_the_place_of_a_failure_is_the_test_s_own_line_and_then_the_helper_s(tmp_path, frames, place):
+    (tmp_path / "t.py").touch()
+    text = "\n\n".join(["def test_a():", *frames])
+    (check,) = junit(tmp_path, f'{CASE[:-2]}><failure message="m">{text}</failure></testcase>').checks
+    assert check.message == (f"m\n{place}" if place else "m")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (">   assert same(a, b)\nE   assert False", "assert same(a, b)"),
+        (
+            ">   assert same(a, b)\nE   assert False\nE    +  where False = same(1)",
+            "assert same(a, b)\n +  where False = same(1)",
+        ),
+        (">   assert not a\nE   assert not 3", "assert not a\nassert not 3"),
+        (">   assert a == b\nE   assert 1 == 2", "assert 1 == 2"),
+        (">   assert a\nE   AssertionError: assert 0", "assert a\nassert 0"),
+        (">   assert 0\nE   assert 0", "assert 0"),
+        (">   run()\nE   assert False", "assert False"),
+        (">   run(\n        1,\n    )\nE   ValueError: x\nE     y", "ValueError: x\n  y"),
+        (">   assert same(\n        1,\n    )\nE   assert False", "assert same(1)"),
+        (">   first()\nE   X\n\n>   second()\nE   Y", "Y"),
+        ("E   X\n\nsize = 3\nE    = 4", "= 4"),
+        (">   first()\nE   X\n\nE          = 4", "X"),
+    ],
+)
+def test_a_failure_is_explained_by_the_statement_and_what_pytest_says_of_it(tmp_path, body, message):
+    (check,) = junit(tmp_path, f'{CASE[:-2]}><failure message="cut"><![CDATA[{body}]]></failure></testcase>').checks
+    assert check.message == message
+
+
+@pytest.mark.parametrize(
+    ("command", "id_", "reached"),
+    [
+        ("python -m pytest tests/a.py", "tests/a.py::test_a", True),
+        ("python -m pytest tests/a.py::test_b", "tests/a.py::test_a", True),
+        ("python -m pytest tests/a.py", "tests/ab.py::test_a", False),
+        ("python -m pytest tests", "tests/a.py::test_a", True),
+        ("python -m pytest ./tests/", "tests/a.py::test_a", True),
+        ("python -m pytest more tests", "tests/a.py::test_a", True),
+        ("python -m pytest tests --ignore tests/a.py", "tests/a.py::test_a", False),
+        ("python -m pytest tests --ignore=tests/deep", "tests/deep/a.py::test_a", False),
+        ("python -m pytest tests --ignore=tests/deep", "tests/a.py::test_a", True),
+        ("python -m pytest -q", "tests/a.py::test_a", True),
+        ("python -m pytest .", "tests/a.py::test_a", True),
+        ("python -m pytest .", "/elsewhere/a.py::test_a", False),
+        ("python -m hileval tests", "tests/a.py::test_a", False),
+        ("python -m hileval tests", "no node id", True),
+        ("python -m pytest more", "tests/a.py", True),
+        ("python -m pytest more", "a::b", True),
+    ],
+)
+def test_a_command_reaches_the_tests_that_it_names_and_does_not_ignore(command, id_, reached):
+    assert KINDS["junit"].reaches(command, id_) is reached
+    assert KINDS["findings"].reaches(command, id_)
+
+
+@pytest.mark.parametrize(
+    ("command", "tests"),
+    [
+        ("python -m pytest tests/a.py -k word tests/b.py::test_x -q", ("tests/a.py", "tests/b.py::test_x")),
+        ("python -m pytest -q", (".",)),
+        ("pytest tests/a.py", ()),
+        ("python -m hileval tests/a.py", ()),
+    ],
+)
+def test_the_tests_of_a_command_stand_where_paths_do(command, tests):
+    assert KINDS["junit"].tests(command) == tests
+    assert KINDS["findings"].tests(command) == ()
+
+
+def test_a_command_over_another_tree_names_what_is_there(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for file in (here / "a.py", here / "new.py", there / "a.py", there / "old.py"):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    over = KINDS["junit"].over_other_tree
+    assert over("pytest a.py new.py::test_x old.py -o option", here, there) == "pytest a.py old.py -o option"
+    assert over("pytest new.py", here, there) == ""
+    assert over("pytest nowhere.py new.py", here, there) == ""
+    assert over("pytest -q", here, there) == "pytest -q"
+    assert over("pytest nowhere.py a.py", here, there) == "pytest nowhere.py a.py"
+    assert KINDS["findings"].over_other_tree("pytest a.py", here, there) == ""
+
+
+def test_a_narrowed_command_keeps_the_named_tests_of_a_file(tmp_path):
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).touch()
+    narrow = KINDS["junit"].narrow
+    assert narrow("pytest a.py::x a.py::y b.py", ("a.py::x", "a.py::y"), tmp_path) == "pytest a.py::x a.py::y"
+    assert narrow("pytest a.py::x b.py", ("b.py::z",), tmp_path) == "pytest b.py"
+    assert narrow("pytest a.py b.py", (), tmp_path) == ""
+    assert KINDS["findings"].narrow("pytest a.py", ("a.py::x",), tmp_path) == ""
+    assert KINDS["junit"].selector("a.py::test_x") == "-k test_x"
+    assert KINDS["junit"].selector("no node id") == ""
+    assert KINDS["findings"].selector("a.py::test_x") == ""
+
+
+def test_an_exit_status_has_a_meaning():
+    assert KINDS["junit"].exit_meaning(0) == "exit 0"
+    assert KINDS["findings"].exit_meaning(-1) == "killed by SIGHUP"
+    assert [KINDS[name].cannot_run_here(status) for name in ("junit", "findings") for status in (5, 4, None)] == [
+        *(False, False, False),
+        *(True, False, False),
+    ]
+    with pytest.raises(TypeError, match="abstract"):
+        EvidenceKind()
+
+
+IMAGE = step("image", "python -c pass", key="image-rocm-cpu", provides="rocm")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"content": "0" * 64}, f"its image.json is of rocm of {'0' * 64}; planned: rocm of {CONTENT}"),
+        ({"image": "cpu"}, f"its image.json is of cpu of {CONTENT}; planned: rocm of {CONTENT}"),
+        ({"step": "other"}, f"its image.json is of rocm of {CONTENT}"),
+        ({"digest": "latest"}, "its image.json is not a record of an image: 1 validation error for ImageRecord"),
+        (None, "it left no image.json, and it builds the image 'rocm'"),
+        ("[]", "its image.json is not a record of an image: "),
+        ("{", "its image.json is not a record of an image: "),
+    ],
+)
+def test_a_step_that_builds_an_image_leaves_its_record(tmp_path, changes, why):
+    if changes is not None:
+        fields = {"image": "rocm", "content": CONTENT, "digest": DIGEST}
+        text = changes if isinstance(changes, str) else json.dumps(fields | changes)
+        (tmp_path / "image.json").write_text(text)
+    record, problem = evidence.collect_image(IMAGE, agents_plan(), tmp_path)
+    assert problem.startswith(why)
+    assert bool(problem) == bool(why)
+    assert "\n" not in problem
+    assert (record is not None) == (not why)
+    if record:
+        assert (record.step, record.digest) == (IMAGE.key, DIGEST)
+    assert evidence.collect_image(step("a", "x"), agents_plan(), tmp_path) == (None, "")

@@ -15,10 +15,18 @@ from hilgate.model.record import Outcome
 pytestmark = pytest.mark.needs("package:cosmic-ray")
 
 MODULE = '''"""A module."""
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from os import PathLike
+
+
+@dataclass(frozen=True)
+class Least:
+    """A number."""
+
+    number: int | None
 
 
 def least(numbers: list[int] | None, other: "PathLike[str] | None" = None) -> int | None:
@@ -66,7 +74,7 @@ def test_comment_that_argues_nothing_is_refused():
     text = MODULE.replace("mutant NumberReplacer", "mutant NumberReplacer, AddNot")
     with pytest.raises(DeclarationError, match="argues a mutant of AddNot, and there is none") as refused:
         mutants.mutants_of("m.py", text)
-    assert refused.value.where == "m.py:12"
+    assert refused.value.where == "m.py:20"
 
 
 def repository(folder, monkeypatch, tests):

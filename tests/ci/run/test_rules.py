@@ -98,6 +98,8 @@ EXAMPLES = [
     (facts(checks=[SKIP, SKIP]), Outcome.DID_NOT_RUN, "none of its 2 checks ran; the first: needs gfx950"),
     (facts(minimum=2), Outcome.DID_NOT_RUN, "1 check ran; at least 2 must"),
     (facts(0, [PASS, OPEN]), Outcome.INCONCLUSIVE, "o: n=50"),
+    (facts(0, [PASS, PASS, PASS, OPEN], minimum=4), Outcome.INCONCLUSIVE, "o: n=50"),
+    (facts(0, [PASS, PASS, PASS, OPEN], minimum=5), Outcome.DID_NOT_RUN, "4 checks ran; at least 5 must"),
     (facts(6, [PASS]), Outcome.INCONCLUSIVE, "exit 6 (inconclusive) and no check that says why"),
     (facts(6, [OPEN], minimum=2), Outcome.DID_NOT_RUN, "1 check ran; at least 2 must"),
     (facts(None, stopped="not started: image-rocm-cpu did not pass"), Outcome.DID_NOT_RUN, "not started: image"),
