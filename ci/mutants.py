@@ -147,7 +147,8 @@ def _is_same(operator: str, node: Any) -> bool:
     """
     if not _IDENTITY.fullmatch(operator):
         return False
-    after = node.get_next_sibling().get_code().strip()
+    following = node.get_next_sibling()
+    after = following.get_code().strip() if following else ""
     return bool(re.fullmatch(r"None|(\w+\.)?[A-Z_]+" if operator.endswith("Eq") else r"\d{1,2}", after))
 
 
