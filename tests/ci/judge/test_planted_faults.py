@@ -108,8 +108,8 @@ def replace_step(one: Any, name: str) -> Any:
     return one.model_copy(update={"step": name})
 
 
-def without_nameless(path: Any) -> Any:
-    return (words for words in contradictions(path) if "without a name" not in words)
+def without_nameless(*args: Any, **more: Any) -> Any:
+    return (words for words in contradictions(*args, **more) if "without a name" not in words)
 
 
 def nothing(*_args: Any, **_more: Any) -> str:
