@@ -6,8 +6,12 @@ from __future__ import annotations
 import enum
 import errno
 import functools
+import os
 import sys
-from contextlib import contextmanager
+import tempfile
+import time
+import traceback
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -83,6 +87,36 @@ def ending(main: Callable[..., int]) -> Callable[..., int]:
             return int(error.exit_status)
 
     return run
+
+
+def bug(program: str, error: BaseException) -> HilgateError:
+    """What a user reads of a bug in a program: one line, and the file that has its traceback.
+
+    The file is in the folder of a step's output, which agents upload, or else where temporary files are.
+    """
+    what = (str(error).splitlines() or [""])[0]
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    lines = [f"{sys.argv}\n", *traceback.format_exception(error)]
+    where = ""
+    for folder in filter(None, (os.environ.get("HILGATE_OUT"), tempfile.gettempdir())):
+        try:
+            log, where = tempfile.mkstemp(".log", f"{program}-{stamp}-", folder)
+            with os.fdopen(log, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.writelines(lines)
+            break
+        except OSError as problem:
+            where = f"(no log: {problem})"
+    remedy = "report it with that file"
+    return HilgateError(f"a bug in {program}: {type(error).__name__}: {what}", where=where, remedy=remedy)
+
+
+def drop_what_cannot_be_written() -> None:
+    """Let what stdout holds go nowhere where its file takes no more: Python's last flush would end with status 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class MisuseError(HilgateError):

@@ -170,7 +170,7 @@ def run_answers(gate: ResolvedGate, limit: int | None, out: Path) -> list[Check]
     (out / "samples.jsonl").write_text(samples, encoding="utf-8")
     if gate.baseline is not None:
         flips = side_by_side(diff_answers(asked, gate.baseline, gate.declared.filter), 10**6)
-        (out / "flips.md").write_text(flips, encoding="utf-8")
+        (out / "flips.md").write_text(flips, encoding="utf-8", errors="backslashreplace")
     return checks
 
 

@@ -3,6 +3,7 @@
 
 import importlib.metadata
 import json
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -17,6 +18,7 @@ from hileval.engines import EngineError
 from hileval.gates import declare
 from hileval.gates.resolve import without_baseline
 from hileval.records.baseline import BaselineError, stored_outcomes
+from hilgate.errors import Exit
 from hilgate.model.record import Check, Outcome
 
 
@@ -61,12 +63,23 @@ def planted(monkeypatch, plant, tmp_path):
     ],
     ids=["bug", "full disk", "interrupt", "engine"],
 )
-def test_every_end_has_its_status_of_the_table(run, monkeypatch, error, status, words):
+def test_every_end_has_its_status_of_the_table(run, monkeypatch, tmp_path, error, status, words):
     """Python's own status of an exception is 1, which the table calls fail."""
     monkeypatch.setattr(cli, "load_gates", mock.Mock(side_effect=error))
     code, output, _ = run("steps")
     assert code == status
     assert words in output.err
+    assert "Traceback" not in output.err
+    logs = [path.read_text("utf-8") for path in tmp_path.glob("hileval-*.log")]
+    assert ["KeyError: 'x'" in log for log in logs] == [True] * (status == Exit.BUG)
+
+
+def test_output_that_does_not_arrive_is_no_pass():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hileval", "steps"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr[:30]) == (Exit.CANNOT_RUN_HERE, b"error: there is no room: No sp")
 
 
 def test_command_of_the_distribution_prints_its_help(monkeypatch, capsys):

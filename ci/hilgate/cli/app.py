@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import datetime as dt
 import io
 import os
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -27,7 +25,7 @@ from hilgate.cli import Settings, program
 from hilgate.cli import plan, run as running, buildkite, builds  # noqa: F401
 
 # isort: on
-from hilgate.errors import Exit, HilgateError, RunInterruptedError, of_system
+from hilgate.errors import Exit, HilgateError, RunInterruptedError, bug, drop_what_cannot_be_written, of_system
 
 
 @program.callback(invoke_without_command=True)
@@ -98,27 +96,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if _interrupts:
             trouble = RunInterruptedError("interrupted")  # what an interrupt breaks is no bug, and leaves no log
         if isinstance(error, OSError):
-            _drop_what_cannot_be_written()
-        what = (str(error).splitlines() or [""])[0]
-        _end(
-            trouble
-            or HilgateError(
-                f"a bug in hilgate: {type(error).__name__}: {what}",
-                where=_log(error),
-                remedy="report it with that file, or run again with --debug",
-            ),
-            settings,
-        )
+            drop_what_cannot_be_written()
+        _end(trouble or bug("hilgate", error), settings)
     sys.exit(Exit.PASS)
-
-
-def _drop_what_cannot_be_written() -> None:
-    """Let what stdout holds go nowhere where its file takes no more: Python's last flush would end with status 120."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _prepare_streams() -> None:
@@ -140,16 +120,3 @@ def _end(error: HilgateError, settings: Settings) -> NoReturn:
         sys.stderr.write(f"error: {text.log(str(error))}\n")
         sys.stderr.flush()
     sys.exit(error.exit_status)
-
-
-def _log(error: Exception) -> str:
-    """Write the traceback to a file of its own and return its path."""
-    try:
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-        with tempfile.NamedTemporaryFile(
-            "w", prefix=f"hilgate-{stamp}-", suffix=".log", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(f"{sys.argv}\n" + "".join(traceback.format_exception(error)))
-    except OSError as problem:
-        return f"(no log: {problem})"
-    return file.name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 import tempfile
@@ -264,6 +265,8 @@ def _sample(strict: dict[str, Any], flexible: dict[str, Any], answers: dict[str,
         strict_correct=_binary(strict),
         flexible_correct=_binary(flexible),
         flags=flags_of(answer.text, finish_reason=answer.finish_reason, non_finite=answer.non_finite),
+        target_hash=strict.get("target_hash", ""),
+        generation=json.dumps(strict["arguments"][0][1], sort_keys=True) if "arguments" in strict else "",
     )
 
 

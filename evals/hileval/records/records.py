@@ -178,6 +178,10 @@ class Sample(StrictModel):
     """Lines of a document; 0 where the question is no document."""
     lines_right: int = Field(default=0, ge=0)
     flags: tuple[Flag, ...]
+    target_hash: str = ""
+    """lm-eval's, of the whole reference answer; empty for a document."""
+    generation: str = ""
+    """JSON of the generation arguments that lm-eval passed; empty for a document."""
 
     def correct(self, which: Filter) -> bool:
         """Whether it is right under a filter."""

@@ -2,6 +2,8 @@
 """Two stored runs, ours or lm-eval's."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -121,6 +123,115 @@ def test_what_cannot_be_paired_is_refused(stored, change, why):
     other.write_text("\n".join(change(other.read_text().splitlines())))
     with pytest.raises(RecordsError, match=why):
         compare(good, other, "flexible", **LEVELS)
+
+
+GREEDY = {"until": ["</s>"], "do_sample": False, "temperature": 0.0, "max_gen_toks": 256}
+
+
+def as_lm_eval_writes(path, right, *, answers=None, **changes):
+    """A samples file of lm-eval: `answers` by question, and what is changed in each row; None takes it away."""
+    with path.open("w", encoding="utf-8") as file:
+        for i, one in enumerate(right):
+            row = {
+                "doc_id": i,
+                "doc": {"question": f"question {i}"},
+                "target": "#### 16",
+                "arguments": {"gen_args_0": {"arg_0": f"prompt {i}", "arg_1": GREEDY}},
+                "resps": [[(answers or {}).get(i, "16" if one else "15")]],
+                "filter": "flexible-extract",
+                "exact_match": float(one),
+                "doc_hash": f"d{i}",
+                "prompt_hash": f"p{i}",
+                "target_hash": "t",
+            }
+            row = {key: value for key, value in (row | changes).items() if value is not None}
+            file.write(f"{json.dumps(row)}\n")
+    return path
+
+
+def asked_with(**arguments):
+    return {"arguments": {"gen_args_0": {"arg_0": "prompt", "arg_1": GREEDY | arguments}}}
+
+
+ANSWERS = [None, "\ud83d", "half \udc00 of it", 12, ["a", "b"], "", "\x00", "\u2028"]
+"""Null of a model that still reasoned at the token limit, an emoji that the limit cut, and whatever else JSON holds."""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_any_answer_of_a_flipped_question_is_shown(encoding, tmp_path):
+    flipped = dict(zip([*range(7, 15)], ANSWERS, strict=True))
+    before = as_lm_eval_writes(tmp_path / "before", [right != (i in range(7, 11)) for i, right in enumerate(GOOD)])
+    after = as_lm_eval_writes(
+        tmp_path / "after", [right != (i in range(11, 15)) for i, right in enumerate(GOOD)], answers=flipped
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "hileval", "compare", before, after, "--margin=0.1"],
+        capture_output=True,
+        check=False,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+    )
+    assert done.returncode == Exit.PASS, done.stderr
+    assert [b"question %d" % one in done.stdout for one in flipped] == [True] * len(ANSWERS)
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (asked_with(max_gen_toks=64), "another generation arguments, .*'max_gen_toks': 64"),
+        (asked_with(temperature=1.0), "another generation arguments"),
+        (asked_with(until=["\n\n"]), "another generation arguments"),
+        ({"arguments": [["prompt", GREEDY | {"top_p": 0.5}]]}, "another generation arguments"),
+        ({"target_hash": "u"}, "another hash of the target"),
+        ({"target": "17"}, "another target, .*: 16 before, 17 after"),
+        ({"prompt_hash": "q"}, "another prompt"),
+    ],
+    ids=["tokens", "temperature", "stop", "older layout", "target hash", "target", "prompt"],
+)
+def test_runs_that_were_asked_otherwise_are_refused(changes, why, tmp_path):
+    files = as_lm_eval_writes(tmp_path / "a", GOOD), as_lm_eval_writes(tmp_path / "b", GOOD, **changes)
+    with pytest.raises(RecordsError, match=why):
+        compare(*files, "flexible", **LEVELS)
+
+
+@pytest.mark.parametrize("name", ["arguments", "prompt_hash", "target_hash"])
+def test_what_one_file_does_not_say_is_no_plain_pass(name, tmp_path):
+    word = {"arguments": "generation arguments", "prompt_hash": "prompt", "target_hash": "hash of the target"}[name]
+    whole, trimmed = as_lm_eval_writes(tmp_path / "a", GOOD), as_lm_eval_writes(tmp_path / "b", GOOD, **{name: None})
+    for files in (whole, trimmed), (trimmed, whole):
+        check, _ = compare(*files, "flexible", **LEVELS)
+        assert check.outcome is Outcome.INCONCLUSIVE
+        assert f"only one of the files says the {word}" in check.message
+    assert compare(whole, whole, "flexible", **LEVELS)[0].labels == {}
+    check, _ = compare(trimmed, trimmed, "flexible", **LEVELS)
+    assert (check.outcome, check.labels) == (Outcome.PASS, {"passed_but": f"neither file says the {word}"})
+    assert check.message.endswith(f"; neither file says the {word}")
+
+
+def test_a_gate_and_lm_eval_agree_on_how_they_were_asked(plant, tmp_path):
+    theirs = as_lm_eval_writes(tmp_path / "theirs", GOOD)
+    samples = [
+        one.model_copy(
+            update={
+                "doc_hash": f"d{one.doc_id}",
+                "prompt_hash": f"p{one.doc_id}",
+                "target_hash": "t",
+                "generation": json.dumps(GREEDY | {"temperature": 0}, sort_keys=True),
+            }
+        )
+        for one in plant.run(GOOD).samples
+    ]
+    ours = tmp_path / "ours"
+    ours.write_text("".join(f"{one.model_dump_json()}\n" for one in samples), "utf-8")
+    check, _ = compare(ours, theirs, "flexible", **LEVELS)
+    assert (check.outcome, check.labels) == (Outcome.PASS, {})
+
+
+def test_json_of_any_depth_is_refused(tmp_path):
+    deep = tmp_path / "deep"
+    deep.write_text("[" * 200_000)
+    with pytest.raises(RecordsError, match="RecursionError"):
+        read_answers(deep, "flexible")
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
