@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.agent import BUILDER, CPU, DIGEST, KEY, SECRET, topology
+from support.agent import BUILDER, CONTENT, CPU, DIGEST, KEY, SECRET, topology
 from support.plans import wait_for
 
 from agent_host import collect, container, gpus, host, job
+from hilgate.errors import DeclarationError, RecordsError
 
 
 @pytest.mark.parametrize("status", [0, 1, 4, 5, 6, 75, 137])
@@ -295,3 +296,191 @@ def test_a_folder_that_a_step_closed_is_still_removed(tmp_path):
     closed.parent.chmod(stat.S_IXUSR)
     collect.discard(tmp_path / "scratch")
     assert not (tmp_path / "scratch").exists()
+
+
+def read(agent, key=KEY, **changes):
+    agent.plan(**changes)
+    return job.read_plan(agent.checkout / "results/plan.json", key)
+
+
+def declared(**step):
+    """The builder, and the step with these fields of its declaration."""
+    return {"steps": [{"key": BUILDER, "provides": "rocm", "timeout_minutes": 1}, {"key": KEY, "image": "rocm"} | step]}
+
+
+def test_what_a_plan_says_of_a_step_is_read(agent):
+    found = read(agent, **declared(timeout_minutes=3, gpus=8, network=True, secrets=["HF_TOKEN"]), fork=True)
+    assert found == job.PlannedJob(
+        key=KEY,
+        commit=agent.commit,
+        fork=True,
+        image="rocm",
+        content=CONTENT,
+        digest="",
+        provider=BUILDER,
+        gpus=8,
+        network=True,
+        secrets=("HF_TOKEN",),
+        timeout_minutes=3,
+        python_path=(".",),
+    )
+    assert found.seconds == 5 * 60
+    plain = read(agent, CPU, steps=[{"key": CPU, "timeout_minutes": 1, "gpus": 2}], python_path=["ci", "."])
+    assert (plain.image, plain.content, plain.digest, plain.provider, plain.gpus) == ("", "", "", "", 0)
+    assert (plain.fork, plain.network, plain.secrets, plain.python_path) == (False, False, (), ("ci", "."))
+    assert read(agent, **declared(timeout_minutes=1)).gpus == 0
+    assert read(agent, **declared(timeout_minutes=1), digests={"rocm": DIGEST, "cpu": "x"}).digest == DIGEST
+
+
+@pytest.mark.parametrize(
+    ("step", "fits"),
+    [
+        ({"timeout_minutes": 1}, True),
+        ({"timeout_minutes": 180}, True),
+        ({"timeout_minutes": 0}, False),
+        ({"timeout_minutes": 181}, False),
+        ({"timeout_minutes": 1, "gpus": 8}, True),
+        ({"timeout_minutes": 1, "gpus": 9}, False),
+        ({"timeout_minutes": 1, "gpus": -1}, False),
+        ({"timeout_minutes": 1, "secrets": ["PATH"]}, False),
+        ({"timeout_minutes": 1, "image": "../x"}, False),
+    ],
+)
+def test_numbers_and_names_of_a_plan_have_bounds(agent, step, fits):
+    if fits:
+        read(agent, **declared(**step))
+        return
+    with pytest.raises((RecordsError, DeclarationError)):
+        read(agent, **declared(**step))
+
+
+def test_a_digest_of_the_plan_needs_no_record(agent, monkeypatch):
+    agent.plan(digests={"rocm": DIGEST})
+    shutil.rmtree(agent.bin / "artifacts")
+    assert agent.run(monkeypatch) == 0
+    assert DIGEST in agent.calls("run")[0]
+    assert not (agent.bin / "agent-calls").exists()
+
+
+def test_the_last_record_of_an_image_counts(agent, monkeypatch):
+    path = agent.bin / f"artifacts/results/jobs/{BUILDER}/results.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1].replace("ab" * 32, "0" * 64), lines[1]]) + "\n")
+    assert agent.run(monkeypatch) == 0
+    assert DIGEST in agent.calls("run")[0]
+
+
+def test_locally_records_lie_beside_the_results(agent, monkeypatch):
+    agent.env["BUILDKITE"] = ""
+    records = agent.bin / f"artifacts/results/jobs/{BUILDER}/results.jsonl"
+    (agent.checkout / "results/jobs").mkdir()
+    shutil.copytree(records.parent, agent.checkout / f"results/jobs/{BUILDER}")
+    del agent.env["BUILDKITE_JOB_ID"]
+    assert agent.run(monkeypatch) == 0
+    (name,) = [word for word in agent.calls("run")[0] if word.startswith("--name=")]
+    assert len(name) == len("--name=hilgate-") + 36
+    assert agent.run(monkeypatch, KEY, "--recheck") == 0
+    shutil.rmtree(agent.results)
+    shutil.rmtree(agent.checkout / f"results/jobs/{KEY}.recheck")
+    assert agent.run(monkeypatch, KEY, "--recheck") == 3
+
+
+def test_only_the_records_of_a_job_of_this_build_are_asked_for(agent, monkeypatch):
+    assert agent.run(monkeypatch) == 0
+    (call,) = (agent.bin / "agent-calls").read_text().splitlines()
+    words = call.split()
+    assert words[:3] == ["artifact", "download", f"results/jobs/{BUILDER}/results.jsonl"]
+    assert words[4:] == ["--step", BUILDER]
+
+
+@pytest.mark.parametrize(("uid", "expected"), [(0, (65534, 65534)), (1000, (1000, 1001))])
+def test_a_container_s_user_is_the_agent_s_and_never_root(monkeypatch, tmp_path, uid, expected):
+    changed = []
+    monkeypatch.setattr(job.os, "getuid", lambda: uid)
+    monkeypatch.setattr(job.os, "getgid", lambda: 1001)
+    monkeypatch.setattr(
+        job.os, "chown", lambda path, *ids, follow_symlinks: changed.append((path, ids, follow_symlinks))
+    )
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/file").touch()
+    (tmp_path / "link").symlink_to("/etc")
+    assert job.user() == expected
+    job.hand_over(tmp_path)
+    ours = {tmp_path, tmp_path / "a", tmp_path / "a/file"}
+    assert {path for path, *_ in changed} >= (ours if uid == 0 else set())
+    assert all((ids, follow) == (expected, False) for _, ids, follow in changed)
+    assert bool(changed) == (uid == 0)
+
+
+def test_a_job_s_memory_is_its_share_of_the_host(monkeypatch):
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 100 * 2**30 // 4096}
+    monkeypatch.setattr(job.os, "sysconf", sizes.__getitem__)
+    assert [job.memory_gib(*gpus) for gpus in ((0, 0), (0, 8), (8, 8), (2, 8), (1, 8))] == [90, 90, 90, 22, 11]
+    sizes["SC_PHYS_PAGES"] = 1024
+    assert job.memory_gib(0, 0) == 1
+
+
+def test_other_results_are_named_up_to_five_and_an_interrupted_job_is_not_noted(agent, monkeypatch, capsys):
+    agent.results.mkdir(parents=True)
+    for name in "gfedcba":
+        (agent.results / name).touch()
+    assert agent.run(monkeypatch) == 3
+    assert "results already: a, b, c, d, e\n" in capsys.readouterr().err
+    shutil.rmtree(agent.results)
+    noted = []
+    monkeypatch.setattr(job.pause, "note_inside", noted.append)
+    for status in (130, 1):
+        monkeypatch.setattr(container, "attend", lambda *_, status=status, **__: status)
+        assert agent.run(monkeypatch) == status
+        assert len(noted) == (status == 1)
+    assert (agent.checkout / "results/.gitignore").read_text() == "*\n"
+
+
+def test_the_folders_of_a_container_are_its_own_and_open_to_its_user(agent, monkeypatch):
+    seen = {}
+
+    def attend(command, *, env, container, seconds, writes):
+        (made,) = [
+            word.split("source=")[1].split(",")[0] for word in command if word.endswith("target=/hilgate/results")
+        ]
+        seen["mode"] = stat.S_IMODE(Path(made).parent.stat().st_mode)
+        seen["plan"] = (Path(made).parent / "plan.json").read_text()
+        seen["rest"] = (env["HF_TOKEN"], container, seconds, writes == Path(made).parent)
+        return 0
+
+    monkeypatch.setattr(container, "attend", attend)
+    agent.env["HILGATE_CACHE"] = str(agent.bin / ".." / "bin")
+    assert agent.run(monkeypatch) == 0
+    assert seen["mode"] == 0o711
+    assert seen["plan"] == (agent.checkout / "results/plan.json").read_text()
+    assert seen["rest"] == (SECRET, "hilgate-j-1", 180.0, True)
+
+
+@pytest.mark.parametrize("where", ["/tmp/elsewhere", "../elsewhere"])
+def test_results_outside_of_the_checkout_are_refused(agent, monkeypatch, capsys, where):
+    monkeypatch.chdir(agent.checkout)
+    assert job.main([KEY, "--plan", "results/plan.json", "--results", where]) == 3
+    assert "outside of the checkout" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_the_node_s(agent, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(job, "hand_over", full)
+    assert agent.run(monkeypatch) == 75
+    assert "No space left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [("exit 0", "did not arrive: nothing was downloaded"), ("exit 1", "did not arrive: buildkite-agent ended")],
+)
+def test_records_count_where_the_agent_brought_them(agent, monkeypatch, capsys, ending, words):
+    """A file that lies there although the download failed may be half of it."""
+    brings = (
+        f'mkdir -p "$4/results/jobs/{BUILDER}"; cp "$(dirname "$0")/artifacts/$3" "$4/$3"; ' if "1" in ending else ""
+    )
+    agent.program("buildkite-agent", f"#!/bin/sh\n{brings}{ending}\n")
+    assert agent.run(monkeypatch) == 5
+    assert words in capsys.readouterr().err

@@ -7,6 +7,7 @@ import datetime as dt
 
 import pytest
 from support.jobs import (
+    DIGEST,
     ELSEWHERE,
     GATHER,
     IMAGE_STEP,
@@ -165,6 +166,22 @@ CASES = {
         D,
         R.INFRA,
         "it may be the node's doing",
+    ),
+    "fails-on-a-sick-node-and-on-a-fit-one-without-gpus": (
+        both(
+            FAILS,
+            after(**ECC),
+            recheck(again("fail", host=ELSEWHERE)),
+            lambda jobs: [
+                jobs.path(f"{GATHER.key}.recheck", f"health-{moment}.json").write_text(
+                    health(moment, f"{GATHER.key}.recheck", host=ELSEWHERE, gpus=()).model_dump_json()
+                )
+                for moment in ("before", "after")
+            ],
+        ),
+        F,
+        R.REGRESSION,
+        "max_abs_err",
     ),
     "another-check-fails-on-a-fit-node": (
         both(FAILS, after(**ECC), recheck(again("fail", host=ELSEWHERE, check=OTHER))),
@@ -339,6 +356,68 @@ def test_only_an_attempt_that_did_not_run_is_made_good(tmp_path, first, outcome,
     assert (ruled.outcome, ruled.ruling) == (outcome, ruling)
     assert "attempt 2; before:" in ruled.why
     assert ruled.flaky == ((TEST,) if ruling is Ruling.FLAKY else ())
+
+
+def test_a_crash_before_a_pass_is_no_pass(tmp_path):
+    jobs = Jobs(tmp_path)
+    last = finished(GATHER, passed(TEST), passed())
+    jobs.job(GATHER.key, *finished(GATHER, status=-11), *finished(GATHER, skipped()), *last)
+    ruled = jobs.ruled()
+    assert (ruled.outcome, ruled.ruling, ruled.flaky) == (Outcome.INCONCLUSIVE, Ruling.FLAKY, ())
+    assert ruled.why == "2 passed (attempt 3; before: did not run, did not run)"
+
+
+def test_what_a_verdict_says_of_a_step(tmp_path):
+    jobs = Jobs(tmp_path)
+    jobs.job(GATHER.key, *finished(GATHER, passed(TEST), passed(), status=0))
+    ruled = jobs.ruled()
+    assert (ruled.node, ruled.image, ruled.seconds, ruled.attempts, ruled.exit_status) == (NODE, DIGEST, 60.0, 1, 0)
+    assert (ruled.counts.passed, ruled.flaky, ruled.quarantined, ruled.unexpected_passes) == (2, (), (), ())
+    assert ruled.reproduce == f"hilgate run {GATHER.key}  # in image {DIGEST}"
+    without("results.jsonl")(jobs)
+    ruled = jobs.ruled()
+    assert (ruled.node, ruled.image, ruled.seconds, ruled.attempts, ruled.exit_status) == ("", "", None, 0, None)
+    assert (ruled.counts.passed, ruled.reproduce) == (0, f"hilgate run {GATHER.key}")
+    assert ruled.evidence[0] == f"node {NODE}"
+
+
+def test_a_step_in_an_image_that_an_earlier_build_built_needs_no_record_of_it(tmp_path):
+    jobs = Jobs(tmp_path, agents_plan(digests={"rocm": DIGEST}))
+    without("results.jsonl")(jobs)
+    jobs.path(IMAGE_STEP.key).unlink()
+    jobs.job(GATHER.key, *finished(GATHER, passed()))
+    assert jobs.ruled().outcome is Outcome.PASS
+    jobs.job(GATHER.key, *finished(GATHER, passed(), environment=environment(image="")))
+    assert jobs.ruled().why == f"it ran in image (none), built was {DIGEST}"
+
+
+def test_a_cpu_step_of_an_agent_is_believed_on_a_node_without_gpus(tmp_path):
+    jobs = Jobs(tmp_path, agents_plan(PLAIN))
+    jobs.job(PLAIN.key, *finished(PLAIN, passed(), environment=environment(image="")))
+    for moment in ("before", "after"):
+        jobs.path(PLAIN.key, f"health-{moment}.json").write_text(health(moment, PLAIN.key, gpus=()).model_dump_json())
+    assert jobs.ruled(PLAIN.key).outcome is Outcome.PASS
+
+
+def test_a_test_that_a_step_of_other_evidence_names_is_not_a_stray_one(tmp_path):
+    scan = gpu_step("scan", evidence="findings").redeclared(command="python -m pytest tests/mamba")
+    jobs = Jobs(tmp_path, agents_plan(GATHER, scan))
+    jobs.job(GATHER.key, *finished(GATHER, passed("tests/mamba/test_scan.py::test_a")))
+    assert jobs.ruled().outcome is Outcome.PASS
+
+
+def test_several_reruns_of_one_place_are_one_line(tmp_path):
+    jobs = Jobs(tmp_path)
+    both = (failed(), failed(OTHER), failed("tests/t.py::test_x"))
+    reruns = [again("fail", check=check.id) for check in both[:2]]
+    jobs.job(GATHER.key, *finished(GATHER, *both, status=1), *reruns, again(check="tests/t.py::test_x"))
+    assert jobs.ruled().evidence[2:] == (
+        f"again on the same node, {NODE}: 2 checks: fail",
+        f"again on the same node, {NODE}: tests/t.py::test_x: pass",
+    )
+    said = again("fail").model_copy(update={"message": "max_abs_err 0.7\nmore"})
+    jobs.job(GATHER.key, *finished(GATHER, failed(), status=1), said)
+    assert jobs.ruled().evidence[2:] == (f"again on the same node, {NODE}: {TEST}: fail: max_abs_err 0.7",)
 
 
 def test_quarantined_and_unexpected_passes_are_listed(tmp_path):

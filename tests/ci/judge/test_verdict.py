@@ -14,10 +14,10 @@ from support.plans import ENVIRONMENT, plan, step
 from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
-from hilgate.evidence import kind_of
-from hilgate.judge.verdict import exit_status, judge, read_verdict
+from hilgate.evidence import KINDS, kind_of
+from hilgate.judge.verdict import LONGEST_SELECTOR, UNCOMPARED, exit_status, judge, read_verdict, totals
 from hilgate.model.declaration import Quarantine, Quarantined
-from hilgate.model.plan import ProtectedChange
+from hilgate.model.plan import Omission, ProtectedChange
 from hilgate.model.record import SEVERITY, BuildRecord, Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
@@ -48,14 +48,14 @@ def record(a_step, checks=(PASS,), *, claims=None, **changes):
     return results.Attempt(StepRecord.model_validate(values | changes), tuple(checks))
 
 
-def verdict_of(a_plan, *attempts):
+def verdict_of(a_plan, *attempts, **more):
     digest = plan_digest(a_plan)
     build = BuildRecord(started=NOW, plan_digest=digest, commit=a_plan.commit, environment=ENVIRONMENT)
     found = {}
     for attempt in attempts:
         found[attempt.record.key] = (*found.get(attempt.record.key, ()), attempt)
     recorded = results.Recorded((build,), found)
-    return judge(a_plan, recorded, digest, decided=NOW)
+    return judge(a_plan, recorded, digest, decided=NOW, **more)
 
 
 A, B = step("a", "python -c pass", minimum=1), step("b", "python -c pass", evidence="junit")
@@ -73,6 +73,55 @@ def test_neither_no_steps_nor_a_missing_one_is_a_pass():
         verdict = verdict_of(a_plan, *attempts)
         assert verdict.outcome is Outcome.DID_NOT_RUN
         assert exit_status(verdict, a_plan) == Exit.NOTHING_RAN
+
+
+FOUR = KINDS["findings"].exit_meaning(4)
+
+
+def test_the_first_of_several_is_named_and_the_others_counted():
+    c = step("c", "python -c pass")
+    for attempts, why in [
+        ([record(A, [FAIL], exit_status=1), record(B), record(c)], "a-cpu: f: max_abs_err 0.5 > 0.001"),
+        ([record(one, [FAIL], exit_status=1) for one in (A, B)], "a-cpu: f: max_abs_err 0.5 > 0.001 (and 1 more step)"),
+        ([record(one, (), exit_status=4) for one in (A, B, c)], f"a-cpu: {FOUR} (and 2 more steps)"),
+    ]:
+        assert verdict_of(plan(A, B, c) if len(attempts) == 3 else plan(A, B), *attempts).why == why
+
+
+def test_a_quick_run_says_how_much_of_the_gate_passed():
+    omitted = [
+        Omission(key=f"omitted-{number}", area="samples", label="l", cause=cause, reason="r")
+        for cause, times in (("not quick", 3), ("not here", 2))
+        for number in range(times)
+    ]
+    two = plan(A, B, profile="quick", omissions=tuple(omitted))
+    verdict = verdict_of(two, record(A, [PASS, PASS.model_copy(update={"id": "q"})]), record(B))
+    assert verdict.why == "quick run: 3 checks of 2 of 5 steps; it decides no merge"
+    assert totals(verdict).passed == 3
+    assert "quick run" not in verdict_of(two, record(A)).why
+
+
+@pytest.mark.parametrize(
+    ("changes", "notes"),
+    [
+        ({}, ()),
+        ({"base": None}, (UNCOMPARED,)),
+        ({"base": None, "commit": ""}, ()),
+        ({"base": None, "profile": "nightly"}, ()),
+    ],
+    ids=["compared", "no-base", "no-checkout", "agents"],
+)
+def test_a_local_verdict_says_that_nothing_was_compared(changes, notes):
+    assert verdict_of(plan(A, **changes), record(A)).notes == notes
+
+
+def test_doubts_about_the_files_leave_no_pass_and_hide_no_failure():
+    for attempt, outcome, why in [
+        (record(A), Outcome.INCONCLUSIVE, "they moved"),
+        (record(A, [FAIL], exit_status=1), Outcome.FAIL, "a-cpu: f: max_abs_err 0.5 > 0.001"),
+    ]:
+        verdict = verdict_of(plan(A), attempt, doubts=("they moved", "twice"))
+        assert (verdict.outcome, verdict.why, verdict.doubts) == (outcome, why, ("they moved", "twice"))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +165,14 @@ def test_exit_status(attempts, status):
 def test_reproduce_line(node_id, line):
     failed = Check(id=node_id, outcome=Outcome.FAIL, message="wrong")
     assert verdict_of(plan(B), record(B, [failed], exit_status=1)).steps[0].reproduce == line
+
+
+@pytest.mark.parametrize(("longer", "narrowed"), [(0, True), (1, False)])
+def test_a_line_that_repeats_a_step_has_no_endless_name(longer, narrowed):
+    word = "a" * (LONGEST_SELECTOR - len("-k test_") + longer)
+    failed = Check(id=f"tests/t.py::test_{word}", outcome=Outcome.FAIL, message="wrong")
+    line = verdict_of(plan(B), record(B, [failed], exit_status=1)).steps[0].reproduce
+    assert line == (f"hilgate run b-cpu -- -k test_{word}" if narrowed else "hilgate run b-cpu")
 
 
 def test_the_verdict_is_written_and_read_back(tmp_path):
@@ -203,17 +260,19 @@ MORE = ProtectedChange(path="evals/gates.yaml", what="deleted")
     ("loosened", "approved_by", "outcome", "named"),
     [
         ((LOOSER, MORE), "", Outcome.INCONCLUSIVE, ""),
+        ((LOOSER,), "", Outcome.INCONCLUSIVE, ""),
         ((LOOSER,), "A. Owner", Outcome.PASS, "A. Owner"),
         ((), "nobody asked", Outcome.PASS, ""),
     ],
-    ids=["not-approved", "approved", "nothing-to-approve"],
+    ids=["not-approved", "one-not-approved", "approved", "nothing-to-approve"],
 )
 def test_what_is_loosened_needs_a_name(tmp_path, loosened, approved_by, outcome, named):
     jobs = Jobs(tmp_path, agents_plan(loosened=loosened))
     verdict = jobs.verdict(approved_by=approved_by)
     assert (verdict.outcome, verdict.approved_by, verdict.loosened) == (outcome, named, loosened)
     if outcome is Outcome.INCONCLUSIVE:
-        assert verdict.why == "needs a named approval: tests/support/tolerances.py: fp16: 0.001 -> 0.1 (and 1 more)"
+        more = " (and 1 more)" if MORE in loosened else ""
+        assert verdict.why == f"needs a named approval: tests/support/tolerances.py: fp16: 0.001 -> 0.1{more}"
         assert exit_status(verdict, jobs.plan) == Exit.INCONCLUSIVE
 
 
