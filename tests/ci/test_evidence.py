@@ -570,6 +570,7 @@ def test_our_pytest_must_say_how_many_tests_it_collected(tmp_path):
     assert "does not say how many tests pytest collected" in junit(tmp_path, CASE).problem
     assert junit(tmp_path, CASE, other, collected="2") == KINDS["junit"].read(tmp_path / "junit.xml", tmp_path)
     assert KINDS["junit"].read(tmp_path / "junit.xml", tmp_path).counted
+    assert "does not say how many" in junit(tmp_path, CASE, collected="1" * 10).problem
     assert junit(tmp_path, CASE, collected="2").problem == ("pytest collected 2 tests, and its junit.xml reports 1")
     assert "does not say how many" in junit(tmp_path, CASE, collected="-1").problem
     assert KINDS["junit"].collect(tmp_path, tmp_path, "pytest tests").problem == ""
@@ -750,7 +751,65 @@ def test_a_narrowed_command_keeps_the_named_tests_of_a_file(tmp_path):
     assert KINDS["findings"].selector("a.py::test_x") == ""
 
 
+LONG = "9" * 61
+QUOTED = "9" * 60
+
+
+@pytest.mark.parametrize(
+    ("suite", "case", "problem"),
+    [
+        (f'tests="{"9" * 9}"', "", f"announces {'9' * 9} tests and holds 1"),
+        (f'tests="{LONG}"', "", f"announces tests={QUOTED}"),
+        ('errors="x" failures="y"', "", "announces failures=y"),
+        ('skipped="1" disabled="1"', "", "announces 2 tests that did not run and holds 0"),
+        ('skipped="2" disabled="1"', "<skipped/>", "announces 3 tests that did not run and holds 1"),
+        ('skipped="1"', "<skipped/>", ""),
+        ('failures="2" errors="1"', "<failure/><error/>", "announces 3 failures and holds 2"),
+        ('failures="1" errors="1"', "<failure/><error/>", ""),
+        ("", "<strange/><stranger/>", "has <strange> in a testcase, which is no result of a test"),
+    ],
+)
+def test_what_a_suite_announces_and_does_not_hold_is_a_problem(tmp_path, suite, case, problem):
+    case = f"{CASE[:-2]}>{case}</testcase>"
+    (tmp_path / "junit.xml").write_text(f"<testsuites><system-out/><testsuite {suite}>{case}</testsuite></testsuites>")
+    assert KINDS["junit"].collect(tmp_path, tmp_path).problem == (f"its junit.xml {problem}" if problem else "")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "problem"),
+    [
+        (f'time="x{LONG}"', f"has a testcase whose time is {'x' + QUOTED[:-1]!r}"),
+        (f'status="x{LONG}"', f"has a testcase whose status is {'x' + QUOTED[:-1]!r}, of which nothing is known"),
+    ],
+)
+def test_what_a_case_says_and_nobody_knows_is_quoted_in_part(tmp_path, attributes, problem):
+    found = junit(tmp_path, CASE.replace("/>", f" {attributes}/>"), collected="1")
+    assert found.problem == f"its junit.xml {problem}"
+    if "status" in attributes:
+        assert (found.checks[0].outcome, found.checks[0].message) == (
+            Outcome.DID_NOT_RUN,
+            f"its status is {'x' + QUOTED[:-1]!r}",
+        )
+
+
+@pytest.mark.parametrize(("said", "reason"), [("", "no reason given"), (": enough: 3", "enough: 3")])
+def test_a_session_that_was_ended_says_why(tmp_path, said, reason):
+    (tmp_path / "log.txt").write_text(f"first\n!!!! _pytest.outcomes.Exit{said} !!!!\nlast\n")
+    assert junit(tmp_path, CASE, collected="1").problem == (
+        f"its junit.xml is of a session that a test ended (pytest.exit: {reason})"
+    )
+
+
 def test_an_exit_status_has_a_meaning():
+    assert [KINDS["junit"].exit_meaning(status) for status in range(1, 7)] == [
+        "exit 1 (tests failed)",
+        "exit 2 (the test run was interrupted)",
+        "exit 3 (pytest met an internal error)",
+        "exit 4 (pytest was called wrongly)",
+        "exit 5 (no tests were collected)",
+        "exit 6",
+    ]
+    assert (KINDS["junit"].no_checks, KINDS["findings"].no_checks) == (5, Exit.PASS)
     assert KINDS["junit"].exit_meaning(0) == "exit 0"
     assert KINDS["findings"].exit_meaning(-1) == "killed by SIGHUP"
     assert [KINDS[name].cannot_run_here(status) for name in ("junit", "findings") for status in (5, 4, None)] == [

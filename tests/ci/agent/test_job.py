@@ -130,7 +130,8 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
         (lambda a: a.docker(status=127), 5, "no python3"),
         (lambda a: (a.bin / "docker").unlink(), 5, "docker cannot be started"),
         (lambda a: (a.bin / "docker").chmod(0o644), 5, "docker cannot be started"),
-        (lambda a: a.plan(images={"rocm": "d" * 64}), 5, "other contents"),
+        (lambda a: a.plan(images={"rocm": "d" * 64}), 5, f"of contents {'d' * 12}: it was built from other"),
+        (lambda a: a.record(content="e" * 64), 5, f"from other contents than the plan's ('{'e' * 12}')"),
         (lambda a: a.record(content=None), 5, "other contents"),
         (lambda a: a.record(digest="latest"), 5, "no digest"),
         (lambda a: a.record(digest=DIGEST + "\n"), 5, "no digest"),
@@ -138,7 +139,7 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
         (lambda a: shutil.rmtree(a.bin / "artifacts"), 5, "status 1: fatal"),
         (lambda a: (a.bin / "buildkite-agent").unlink(), 5, "did not arrive"),
         (lambda a: a.plan(steps=[{"key": KEY, "image": "rocm", "timeout_minutes": 1}]), 5, "no step of the plan"),
-        (lambda a: a.plan(commit="e" * 40), 3, "is checked out"),
+        (lambda a: a.plan(commit="e" * 40), 3, f"the plan is of commit {'e' * 12} and "),
         (lambda a: a.plan(commit="HEAD"), 3, "not a plan"),
         (lambda a: a.plan(steps=[{"key": KEY}]), 3, "not a plan: KeyError"),
         (lambda a: a.plan(steps=[{"key": KEY, "timeout_minutes": True}]), 3, "not a plan"),
@@ -160,6 +161,7 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
         "no docker",
         "docker not executable",
         "other contents",
+        "contents of its own",
         "no contents",
         "digest is a tag",
         "digest and more",
@@ -461,6 +463,14 @@ def test_results_outside_of_the_checkout_are_refused(agent, monkeypatch, capsys,
     monkeypatch.chdir(agent.checkout)
     assert job.main([KEY, "--plan", "results/plan.json", "--results", where]) == 3
     assert "outside of the checkout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--plan", "p"], ["--results", "r"]])
+def test_a_job_is_told_its_plan_and_where_its_results_go(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        job.main([KEY, *words])
+    assert ended.value.code == 2
+    assert "are required" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_the_node_s(agent, monkeypatch, capsys):

@@ -138,6 +138,12 @@ CASES = {
     "hung-on-a-sick-node": (both(gathered(**HUNG), after(**ECC)), D, R.INFRA, "unfit after: uncorrectable ECC: 3"),
     "passes-on-a-node-sick-afterwards": (after(**ECC), D, R.INFRA, "unfit after"),
     "sick-without-a-reason": (after(healthy=False), D, R.INFRA, "the hook does not say why"),
+    "the-first-trouble-is-named": (
+        after(healthy=False, problems=("first", "second")),
+        D,
+        R.INFRA,
+        "(unfit after: first)",
+    ),
     "gpu-trouble-in-the-kernel-log": (after(dmesg=("amdgpu: GPU reset begin!",)), D, R.INFRA, "GPU reset begin!"),
     "a-gpu-is-gone": (after(gpus=()), D, R.INFRA, "0 of 1 GPUs after"),
     "health-of-another-node": (after(host=ELSEWHERE), D, R.INFRA, f"is of {ELSEWHERE}"),
@@ -263,6 +269,14 @@ CASES = {
     "nor-an-open-question": (gathered(failed(), undecided(), status=1), Q, R.QUARANTINED, "n=50", entry()),
     "unexpected-pass": (lambda _: None, P, R.PASS, "2 passed", entry()),
     "expired-and-passing": (lambda _: None, F, R.QUARANTINED, "expired on 2026-11-21: mend it", entry(days=0)),
+    "two-that-expired": (
+        lambda _: None,
+        F,
+        R.QUARANTINED,
+        f"quarantine of {TEST} expired",
+        entry(days=0),
+        entry(OTHER, days=0),
+    ),
     "expired-and-failing": (FAILS, F, R.REGRESSION, "max_abs_err", entry(days=0)),
     "on-its-last-day": (FAILS, P, R.QUARANTINED, "1 failed in quarantine", entry(days=1)),
 }

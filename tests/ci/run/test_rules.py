@@ -25,6 +25,8 @@ OPEN = Check(id="o", outcome=Outcome.INCONCLUSIVE, message="n=50")
 MLA = SKIP.model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
 RAN = PASS.model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
 TWO_GPUS = SKIP.model_copy(update={"id": "t", "labels": {"needs": "package:vllm gpus:2"}})
+BOTH = SKIP.model_copy(update={"id": "b", "labels": {"needs": "cpu:amx_tile gpus:2"}})
+RAN_TOO = RAN.model_copy(update={"id": "q"})
 AMX = {
     "cpu:amx_tile": Excuse(why="the prefix cache of MLA needs AMX", most=2),
     "gpus:2": Excuse(why="two ranks need two GPUs", most=2),
@@ -71,6 +73,25 @@ EXAMPLES = [
         Outcome.FAIL,
         "p ran, and it is declared to need cpu:amx_tile, which is not here: remove the declaration",
     ),
+    (facts(checks=[RAN, PASS, RAN_TOO], **NO_AMX), Outcome.FAIL, "p ran, and it is declared"),
+    (
+        facts(checks=[PASS, TWO_GPUS, SKIP]),
+        Outcome.DID_NOT_RUN,
+        "2 checks that must run did not; the first: t did not run, and it needs package:vllm, which the step does not",
+    ),
+    (
+        facts(checks=[PASS, BOTH], may_lack=AMX),
+        Outcome.DID_NOT_RUN,
+        "b did not run, and it needs cpu:amx_tile, which is here",
+    ),
+    (
+        facts(checks=[PASS, MLA, MLA, BOTH], **NEITHER),
+        Outcome.DID_NOT_RUN,
+        "3 checks did not run for lack of cpu:amx_tile, and at most 2 may; the last: b",
+    ),
+    (facts(2, stopped="timed out after 60 s"), Outcome.DID_NOT_RUN, "exit 2 (misuse"),
+    (facts(0, problem="cut", said="boom"), Outcome.DID_NOT_RUN, "cut"),
+    (facts(42, problem="cut", said="boom"), Outcome.DID_NOT_RUN, "exit 42; cut; it said: boom"),
     (facts(checks=[RAN], may_lack=AMX), Outcome.PASS, "1 passed"),
     (
         facts(checks=[PASS, TWO_GPUS, MLA, MLA, MLA], **NEITHER),
@@ -131,6 +152,7 @@ IN_ITS_SURROUNDINGS = [
     (among(checks=[FAIL], confirmed=True, **DOUBT), F, R.REGRESSION, "f: max_abs_err"),
     (among(without_health="nothing is known"), D, R.INFRA, "nothing is known; the step itself: 1 passed"),
     (among(checks=[PASS, OPEN], flaky=(FAIL,)), I, R.FLAKY, "f failed and passed when run again: max_abs_err"),
+    (among(checks=[PASS, OPEN], flaky=(FAIL, OPEN)), I, R.FLAKY, "f failed and passed when run again: max_abs_err"),
     (among(failed_earlier=True), I, R.FLAKY, "1 passed"),
     (among(open_earlier=True), I, R.INCONCLUSIVE, "1 passed"),
     (among(unbuilt="no image"), D, R.UNFINISHED, "no image"),
@@ -141,6 +163,9 @@ IN_ITS_SURROUNDINGS = [
     (among(None), D, R.UNFINISHED, LATE),
     (among(-11, watched=True), D, R.UNFINISHED, "killed by SIGSEGV"),
     (among(-11), D, R.INFRA, "killed by SIGSEGV"),
+    (among(-6, watched=True), D, R.UNFINISHED, "killed by SIGABRT"),
+    (among(-9, watched=True), D, R.INFRA, "killed by SIGKILL"),
+    (among(0, (), watched=True), D, R.UNFINISHED, "it recorded no checks"),
     (among(Exit.SICK_NODE), D, R.INFRA, "exit"),
     # What stands against a pass says nothing of what is no pass.
     (among(1, failed_earlier=True, unbuilt="no image", stray="t", expired="x"), F, R.REGRESSION, "exit 1 and no"),
