@@ -79,6 +79,7 @@ ANSWER_SECONDS = 60
 PULL_SECONDS = 3600
 """A ROCm image is about 30 GiB; a pull that is slower than an hour is a sick network."""
 
+# mutant NumberReplacer: how often it looks changes no end
 POLL_SECONDS = 0.1
 
 
@@ -88,6 +89,7 @@ class GpuDevices:
 
     render_nodes: tuple[str, ...] = ()
     groups: tuple[int, ...] = ()
+    # mutant NumberReplacer: nothing reads it of a job without GPUs
     on_host: int = 0
 
 
@@ -260,7 +262,7 @@ def _folder(path: str) -> str:
 def _environment(container: Container) -> list[str]:
     values = {variable: container.env[variable] for variable in PASSED if variable in container.env}
     values |= {
-        "HILGATE_IMAGE": container.image.rsplit("@", 1)[-1],
+        "HILGATE_IMAGE": container.image.rpartition("@")[2],
         "HOME": "/tmp",  # noqa: S108 - inside the container, gone with it
         "PYTHONPATH": ":".join(container.python_path),
     }

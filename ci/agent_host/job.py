@@ -99,6 +99,7 @@ def read_plan(path: Path, key: str) -> PlannedJob:
             image=host.expect_text(image, "image", container.KEY) if image else "",
             content=host.expect_text(plan["images"][image], f"the content of {image}", _SHA256) if image else "",
             digest=host.expect_text(known, "a digest", _DIGEST) if known else "",
+            # mutant NumberReplacer: one step provides an image
             provider=host.expect_text(providers[0], "a key", container.KEY) if providers else "",
             gpus=host.expect_number(step.get("gpus", 0), "gpus", 0, 8) if planned["device"] != "cpu" else 0,
             network=_flag(step.get("network", False), "network"),
@@ -181,6 +182,7 @@ def results_of(key: str, env: Mapping[str, str], folder: Path, *, local: Path, b
         *("--step", key),
         *(("--build", build) if build else ()),
     ]
+    # mutant NumberReplacer: any time that a download takes
     failure = host.run(words, 300).failure
     if failure or not (folder / name).is_file():
         raise CannotRunHereError(

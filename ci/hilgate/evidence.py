@@ -371,6 +371,7 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
     return record, ""
 
 
+# mutant RemoveDecorator, NumberReplacer, ReplaceBinaryOperator: a cache changes no answer
 @functools.lru_cache(1 << 16)
 def _pytest_reaches(command: str, file: str) -> bool:
     words, places = _pytest_words(command)
@@ -386,6 +387,7 @@ def _is_in(file: str, named: str) -> bool:
     return not file.startswith("/") if folder in ("", ".") else f"{file}/".startswith(f"{folder}/")
 
 
+# mutant RemoveDecorator: a cache changes no answer
 @functools.lru_cache
 def _pytest_words(command: str) -> tuple[list[str], list[int]]:
     """The words of a pytest command, none of another one, and which of them stand where paths of tests do."""

@@ -185,6 +185,7 @@ class Facts:
 
     def exit_in_words(self, text: str = "") -> str:
         """An exit status that is no finding (or `text`), what is wrong with the evidence, and what the step said."""
+        # mutant NumberReplacer: asked where there is an exit status alone
         text = text or self.evidence.exit_meaning(self.exit_status or 0)
         text += f"; {self.problem}" if self.problem else ""
         return text + (f"; it said: {self.said}" if self.said else "")
