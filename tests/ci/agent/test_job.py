@@ -465,6 +465,12 @@ def test_results_outside_of_the_checkout_are_refused(agent, monkeypatch, capsys,
     assert "outside of the checkout" in capsys.readouterr().err
 
 
+def test_both_commits_are_named_in_short(agent, monkeypatch, capsys):
+    agent.plan(commit="e" * 40)
+    assert agent.run(monkeypatch) == 3
+    assert f"the plan is of commit {'e' * 12} and {agent.commit[:12]} is checked out\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["--plan", "p"], ["--results", "r"]])
 def test_a_job_is_told_its_plan_and_where_its_results_go(words, capsys):
     with pytest.raises(SystemExit) as ended:
