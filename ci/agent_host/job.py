@@ -144,7 +144,7 @@ def image_digest(planned: PlannedJob, env: Mapping[str, str], folder: Path, *, l
         records = [json.loads(line) for line in results.read_bytes().splitlines()]
         built = [record for record in records if record["kind"] == "image" and record["image"] == image]
         content, digest = (built[-1]["content"], built[-1]["digest"]) if built else (None, None)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         problem = f"its records cannot be read: {type(error).__name__}: {error}"
     else:
         if not built:

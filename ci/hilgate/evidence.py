@@ -46,9 +46,6 @@ PYTEST_PLUGIN, COLLECTED, SUBTESTS = "hilgate.pytest_plugin", "collected", "subt
 LISTING_PLUGIN = "hilgate.pytest_listing"
 """The plugin that writes which tests began."""
 
-MOST_TEXT = 20_000
-"""Characters of a message or label that are kept; the step's files have the rest."""
-
 RAN = frozenset({"run", "completed", "pass", "passed", "success", "successful", "ok"})
 NOT_RUN = frozenset(
     {"notrun", "not_run", "not run", "suppressed", "skip", "skipped", "disabled", "ignored", "pending", "todo"}
@@ -231,17 +228,22 @@ class JunitEvidence(EvidenceKind):
             return Collected((), f"its {path.name} cannot be read: {error}")
         checks: dict[str, Check] = {}
         collected: list[int] = []
+        refused = ""
         for suite in document if isinstance(document, xunit2.JUnitXml) else [document]:
             collected += _collected(suite)
             for case in _cases(suite):
-                check = _check_of_case(case, root)
+                try:
+                    check = _check_of_case(case, root)
+                except ValidationError as error:
+                    refused = f"holds a test that cannot be recorded: {first_problem(error)}"
+                    continue
                 # A test that fails and then fails in its teardown is written as two cases: the worse one counts.
                 seen = checks.get(check.id, check)
                 checks[check.id] = max(seen, check, key=lambda c: SEVERITY[c.outcome])
-        if not checks:
+        if not checks and not refused:
             return Collected((), f"its {path.name} holds no tests")
         contradictions = _contradictions(root_element, counted=bool(collected))
-        problem = _ended_early(path.with_name(LOG_FILE)) or next(contradictions, "")
+        problem = refused or _ended_early(path.with_name(LOG_FILE)) or next(contradictions, "")
         found = tuple(checks.values())
         if problem:
             return Collected(found, f"its {path.name} {problem}")
@@ -578,21 +580,16 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
         name, value = found.name or "(no name)", "" if found.value is None else str(found.value)
         number = _as_number(value)
         if number is None:
-            labels[name] = _cut(value)
+            labels[name] = value
         else:
             numbers[name] = number
     seconds = max(0.0, _seconds(case._elem) or 0.0)  # noqa: SLF001 - junitparser raises at what is no number
-    return Check(id=node_id, outcome=outcome, seconds=seconds, message=_cut(message), labels=labels, numbers=numbers)
+    return Check(id=node_id, outcome=outcome, seconds=seconds, message=message, labels=labels, numbers=numbers)
 
 
 def _seconds(case: Element) -> Number | None:
     """What a case took; None where it says something that is no number."""
     return _as_number((case.get("time") or "0").replace(",", ""))
-
-
-def _cut(text: str) -> str:
-    """A text as far as it is kept; what follows is in the step's files."""
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ... and {len(text) - MOST_TEXT} more characters"
 
 
 _CRASH = re.compile(
@@ -643,9 +640,11 @@ def _failing_place(text: str, test_file: str) -> str:
 
 
 def _as_number(value: str) -> Number | None:
-    """An int or a finite float; None for text, and for nan and inf, which JSON cannot hold and a label can."""
+    """A 64-bit int or a finite float; None for text, and for nan and inf, which JSON cannot hold and a label can."""
     try:
-        return int(value)
+        whole = int(value)
+        if -(2**63) <= whole < 2**63:
+            return whole
     except ValueError:
         pass
     try:

@@ -32,6 +32,7 @@ GROUPS = re.compile(r"(?m)^(?=(?:---|\+\+\+|~~~|\^\^\^))")
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]|~@]|(?<=[a-z]):(?=//)|(?<=\bwww)\.)", re.IGNORECASE)
 _BLOCK = re.compile(r"^(\d{0,9})([-+#=>.)])")
+_NOT_PLAIN = re.compile("[^\t\n -~]")
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORD = re.compile(r"[A-Za-z_][\w:+\-.\[\]\\/]*", re.ASCII)
 
@@ -57,10 +58,7 @@ def argument_list(command: str) -> list[str]:
 
 def visible(text: str) -> str:
     r"""Text in which everything can be seen: other characters stand as `\x1b` or `\u202e`. Newlines and tabs stay."""
-    if text.isascii() and text.isprintable():
-        return text
-    text = text.replace("\r\n", "\n")
-    return "".join(c if c in "\n\t" or _has_shape(c) else _code(c) for c in text)
+    return _NOT_PLAIN.sub(_shown, text.replace("\r\n", "\n"))
 
 
 def line(text: str) -> str:
@@ -111,8 +109,11 @@ def finalize(value: object) -> object:
     return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def _has_shape(character: str) -> bool:
-    return unicodedata.category(character) not in HIDDEN and character not in INVISIBLE
+def _shown(found: re.Match[str]) -> str:
+    """A character, or its code where it has no shape."""
+    character = found[0]
+    has_shape = unicodedata.category(character) not in HIDDEN and character not in INVISIBLE
+    return character if has_shape else _code(character)
 
 
 _ASCII = {"✓": "+", "✗": "x", "○": "o", "▸": ">", "·": ".", "…": "...", "–": "-", "—": "-"}  # noqa: RUF001

@@ -15,9 +15,9 @@ from support.plans import hilgate, runner, step, write_repository
 
 from hilgate import evidence
 from hilgate.errors import Exit, RecordsError
-from hilgate.evidence import EVIDENCE_CHECK, KINDS, MOST_IDS, MOST_TEXT, Collected, EvidenceKind, register
+from hilgate.evidence import EVIDENCE_CHECK, KINDS, MOST_IDS, Collected, EvidenceKind, register
 from hilgate.judge.verdict import read_verdict
-from hilgate.model.record import Check, Outcome
+from hilgate.model.record import LONGEST_TEXT, Check, Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.run import recheck
@@ -264,7 +264,8 @@ def test_large_output_loses_no_result(tmp_path):
     assert [check.outcome for check in found.checks] == [Outcome.PASS, Outcome.FAIL, Outcome.PASS]
     assert found.checks[1].message.startswith("ValueError: yyy")
     texts = [found.checks[1].message, found.checks[2].labels["what"]]
-    assert all(MOST_TEXT < len(text) < MOST_TEXT + 60 for text in texts)
+    assert all(LONGEST_TEXT - 100 < len(text) <= LONGEST_TEXT for text in texts)
+    assert texts[0].endswith(".py:2: ValueError")
 
 
 def test_no_tests_is_a_problem(tmp_path):

@@ -239,9 +239,9 @@ _command = functools.cache(typer.main.get_command)
 """What typer makes of the program's functions: once for all commands of a session."""
 
 
-def _unlimited(planner: Callable[..., Plan], root: Path, **asked: object) -> Plan:
-    """In place of `within_limits`: plan in this process."""
-    return planner(root, **asked)
+def _unlimited(work: Callable[[], str], *_: object) -> str:
+    """In place of `limited`: plan and judge in this process."""
+    return work()
 
 
 def hilgate(root: Path, *arguments: str, limited: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
@@ -256,7 +256,7 @@ def hilgate(root: Path, *arguments: str, limited: bool = False, **env: str) -> s
         contextlib.chdir(root),
         mock.patch.dict(os.environ, environ(**env), clear=True),
         mock.patch.object(typer.main, "get_command", _command),
-        contextlib.nullcontext() if limited else mock.patch.object(limits, "within_limits", _unlimited),
+        contextlib.nullcontext() if limited else mock.patch.object(limits, "limited", _unlimited),
         mock.patch.object(surroundings, "distribution_digest", _known_distribution),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),

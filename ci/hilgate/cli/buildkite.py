@@ -66,7 +66,7 @@ def pipeline(
     _require_packages()
     from hilgate.buildkite.steps import pipeline_yaml
     from hilgate.declare.load import load
-    from hilgate.plan.limits import within_limits
+    from hilgate.plan.limits import judged_within_limits, within_limits
     from hilgate.plan.make import make_plan, read_plan
 
     root = repository(ctx)
@@ -84,7 +84,7 @@ def pipeline(
         )
     plan = read_plan(plan_file)
     if jobs:
-        sys.stdout.write(_recheck(plan, jobs, branch))
+        sys.stdout.write(judged_within_limits(lambda: _recheck(plan, jobs, branch), jobs))
     elif required:
         from hilgate.buildkite.api import shortfall
         from hilgate.buildkite.steps import required_yaml

@@ -288,22 +288,35 @@ def judge(
 
     The exit status is the verdict.
     """
+    from hilgate.judge.build import judge_nothing
     from hilgate.model import PLAN_FILE
+    from hilgate.plan.limits import judged_within_limits
     from hilgate.report.terminal import print_verdict
+    from hilgate.report.write import report_nothing
+    from hilgate.run.outcome import first_line
 
     root = repository(ctx)
     folder = results or root / "results"
     plan = read_plan_or_report_none(plan_file or folder / PLAN_FILE, folder, whole=jobs is not None)
-    judged, report = judge_and_report(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
-    if as_json:
-        sys.stdout.write(judged.verdict.model_dump_json(indent=1, ensure_ascii=True) + "\n")
-    else:
-        print_verdict(report)
-    for where, why in judged.recorded.damaged.items():
-        sys.stderr.write(f"damaged: {where}: {why}\n")
-    if judged.refused:
-        sys.stderr.write(f"error: {judged.refused}\n")
-    raise typer.Exit(judged.exit_status)
+
+    def decide() -> str:
+        judged, report = judge_and_report(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
+        if as_json:
+            sys.stdout.write(judged.verdict.model_dump_json(indent=1, ensure_ascii=True) + "\n")
+        else:
+            print_verdict(report)
+        for where, why in judged.recorded.damaged.items():
+            sys.stderr.write(f"damaged: {where}: {why}\n")
+        if judged.refused:
+            sys.stderr.write(f"error: {judged.refused}\n")
+        return str(int(judged.exit_status))
+
+    try:
+        status = judged_within_limits(decide, jobs or folder)
+    except Exception as error:  # whatever it was, no older or half-written verdict may stand
+        report_nothing(folder, judge_nothing(folder, first_line(str(error))), first_line(str(error)))
+        raise
+    raise typer.Exit(int(status))
 
 
 @program.command()

@@ -385,9 +385,10 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
         evidence=_evidence(s),
         node=record.environment.host if record else "",
         image=image,
-        flaky=tuple(check.id for check in s.flaky) or (s.passed_late if decision.rule == PASSED_LATE else ()),
-        quarantined=s.excused,
-        unexpected_passes=tuple(c.id for c in s.checks if c.outcome is PASS and c.id in s.excusable),
+        flaky=tuple(dict.fromkeys(check.id for check in s.flaky))
+        or (s.passed_late if decision.rule == PASSED_LATE else ()),
+        quarantined=tuple(dict.fromkeys(s.excused)),
+        unexpected_passes=tuple(dict.fromkeys(c.id for c in s.checks if c.outcome is PASS and c.id in s.excusable)),
         counts=Counts.of(check.outcome for check in s.attempt.checks) if s.attempt else Counts(),
         seconds=record.seconds or None if record else None,
         reproduce=f"{line}  # in image {image}" if image else line,
@@ -459,9 +460,10 @@ def _evidence(s: StepResult) -> tuple[str, ...]:
     for rerun in s.reruns:
         place = f"{'elsewhere' if rerun.elsewhere else 'on the same node'}, {rerun.host}"
         same[f"again {place}", rerun.outcome.value].append(rerun)
+    known = {first_line(check.message) for check in s.checks}
     for (place, ended), reruns in same.items():
         said = first_line(reruns[0].message)
-        message = f": {said}" if said and all(first_line(check.message) != said for check in s.checks) else ""
+        message = f": {said}" if said and said not in known else ""
         one = f"{reruns[0].check}: {ended}{message}"
         again.append(f"{place}: {one if len(reruns) == 1 else f'{len(reruns)} checks: {ended}'}")
     if damaged := s.recorded.damaged.get(s.step.key + RECHECK_SUFFIX, ""):

@@ -28,19 +28,23 @@ WORD, MAPPING = "[word]", "[mapping]"
 """In places of validation errors: which spelling was read of a value that may be a word or a mapping."""
 
 
+LONGEST_PLACE: Final = 300
+"""Characters of a place in a file: keys in it can have any length."""
+
+
 def refused(what: str, remedy: str = "") -> PydanticCustomError:
     """The error that a validator raises for a value that is of the right type and wrong all the same."""
     return PydanticCustomError(REFUSED, "{what}", {"what": what, "remedy": remedy})
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first mistake with its place; but another version before all others, because they follow from it."""
+    """The first mistake with its place, shortened; but another version before all others, as they follow from it."""
     mistakes = error.errors(include_url=False)
     version = next((one for one in mistakes if one["loc"][-1:] == ("schema_version",)), None)
     if version and version["type"] == "literal_error":
         return f"schema {version['input']!r:.20}, this reads {version['ctx']['expected']}"
     place = ".".join(map(str, mistakes[0]["loc"]))
-    return f"{place}: {mistakes[0]['msg']}" if place else mistakes[0]["msg"]
+    return f"{place[:LONGEST_PLACE]}: {mistakes[0]['msg']}" if place else mistakes[0]["msg"]
 
 
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]

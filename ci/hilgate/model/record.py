@@ -8,10 +8,10 @@ import datetime as dt
 import enum
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, StringConstraints, TypeAdapter, model_validator
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
 
 from hilgate.errors import Exit, writing
-from hilgate.model import FINDINGS_FILE, ImageDigest, Key, Number, StrictModel
+from hilgate.model import FINDINGS_FILE, ImageDigest, Key, StrictModel
 from hilgate.model.declaration import Condition
 
 if TYPE_CHECKING:
@@ -50,7 +50,32 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
     return max(outcomes, key=SEVERITY.__getitem__, default=Outcome.DID_NOT_RUN)
 
 
-class Environment(StrictModel):
+LONGEST_TEXT = 20_000
+"""Characters of any text of a record: code of the change may have written it, and reports are made of it."""
+
+
+class BoundedModel(StrictModel):
+    """Base of what a step leaves: no text of it is longer than `LONGEST_TEXT`."""
+
+    model_config = ConfigDict(str_max_length=LONGEST_TEXT)
+
+
+def _shortened(words: object) -> object:
+    """A text without its middle where it is too long: it begins with what is wrong and ends with the place."""
+    if not isinstance(words, str) or len(words) <= LONGEST_TEXT:
+        return words
+    kept = LONGEST_TEXT // 2 - 50
+    return f"{words[:kept]}\n({len(words) - 2 * kept} more characters)\n{words[-kept:]}"
+
+
+Message = Annotated[str, BeforeValidator(_shortened)]
+"""Text that people read and nothing is found by; a longer one is shortened, where another text is refused."""
+
+Measured = Annotated[int, Field(ge=-(2**63), lt=2**63)] | float
+"""An integer that SQLite can hold, or a finite float, which a larger integer becomes."""
+
+
+class Environment(BoundedModel):
     """Where a record was made."""
 
     host: str
@@ -65,7 +90,7 @@ class Environment(StrictModel):
     """Digest of the image the agent ran; empty locally."""
 
 
-class Check(StrictModel):
+class Check(BoundedModel):
     """One thing that was checked: a test, a code object, a gate. A line of `findings.jsonl`."""
 
     schema_version: Literal[1] = Field(default=1, exclude=True)
@@ -74,11 +99,11 @@ class Check(StrictModel):
     """Stable name that can be pasted back, with shapes and dtypes rather than indices."""
     outcome: Outcome
     seconds: float = Field(default=0.0, ge=0)
-    message: str = ""
+    message: Message = ""
     """Why it is not a pass; for a pass, one line of evidence or nothing."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, Message] = Field(default_factory=dict)
     """What it was: arch, kernel, dtype ... `passed_but` says of a pass what it does not prove, and reports list it."""
-    numbers: dict[str, Number] = Field(default_factory=dict)
+    numbers: dict[str, Measured] = Field(default_factory=dict)
     """What was measured, with the unit in the name: lds_bytes, max_abs_err, seconds_median."""
 
     @model_validator(mode="after")
@@ -109,12 +134,12 @@ def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-class BuildRecord(StrictModel):
+class BuildRecord(BoundedModel):
     """First line of `results.jsonl`: which plan the following lines answer."""
 
     kind: Literal["build"] = "build"
     schema_version: Literal[6] = 6
-    started: dt.datetime
+    started: AwareDatetime
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
     commit: str
@@ -125,7 +150,7 @@ class BuildRecord(StrictModel):
     environment: Environment
 
 
-class CheckRecord(StrictModel):
+class CheckRecord(BoundedModel):
     """One check of one step."""
 
     kind: Literal["check"] = "check"
@@ -133,17 +158,17 @@ class CheckRecord(StrictModel):
     check: Check
 
 
-class StepRecord(StrictModel):
+class StepRecord(BoundedModel):
     """Last line of a finished step; a step without it did not finish."""
 
     kind: Literal["step"] = "step"
     key: Key
-    started: dt.datetime
+    started: AwareDatetime
     seconds: float = Field(ge=0)
     exit_status: int | None
     """None when the step was killed (timeout) or could not be started."""
     outcome: Outcome
-    message: str = ""
+    message: Message = ""
     checks: int = Field(ge=0)
     """How many CheckRecords of this step precede it; another number means lines were lost."""
     command: str
@@ -155,7 +180,7 @@ class StepRecord(StrictModel):
     """Those conditions of `Step.may_lack` that the machine lacked, asked where the step ran."""
 
 
-class RerunRecord(StrictModel):
+class RerunRecord(BoundedModel):
     """A failing check that was run once more over the same files. It never replaces the first answer."""
 
     kind: Literal["rerun"] = "rerun"
@@ -171,10 +196,10 @@ class RerunRecord(StrictModel):
     """
     outcome: Outcome
     seconds: float = Field(ge=0)
-    message: str = ""
+    message: Message = ""
 
 
-class ImageRecord(StrictModel):
+class ImageRecord(BoundedModel):
     """An image that a step built, or found already built from the same contents."""
 
     kind: Literal["image"] = "image"
@@ -196,7 +221,7 @@ _TestIds = Annotated[
 ]
 
 
-class ListingRecord(StrictModel):
+class ListingRecord(BoundedModel):
     """Tests of a step here and at the merge base, where a change may have taken some away (`hilgate.run.listing`)."""
 
     kind: Literal["listing"] = "listing"

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan a change in a process of its own, which is ended when it takes too long or too much memory.
+"""Plan or judge a change in a process of its own, which is ended when it takes too long or too much memory.
 
-What is planned was written by whoever sent the change: globs, YAML, and Python that is parsed for its imports. Some of
-that is read by compiled code, which no timer inside the process interrupts.
+What is planned was written by whoever sent the change: globs, YAML, and Python that is parsed for its imports; what is
+judged was written by code of the change. Some of that is read by compiled code, which no timer inside the process
+interrupts.
 
 The process is a fork, so the caller must have no threads: the fork would lack them and wait for them until it is ended
-(status 3, never a plan).
+(status 3, never a plan and never a pass).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hilgate.errors import (
     HilgateError,
     MisuseError,
     NothingSelectedError,
+    RecordsError,
     of_system,
 )
 from hilgate.model.plan import Plan
@@ -37,13 +39,14 @@ if TYPE_CHECKING:
 
 Asked = ParamSpec("Asked")
 
-SECONDS = 60.0
-"""An honest change takes 2 to 5 on an idle machine."""
+SECONDS, JUDGE_SECONDS = 60.0, 300.0
+"""Of planning, for which an honest change takes 2 to 5 on an idle machine, and of judging with all reports."""
 
 MEMORY_BYTES = 4 * 2**30
 """Beyond what this process has; an honest change takes a tenth of it."""
 
 LIMIT_REMEDY = "look at the globs in ci/areas, at large declarations and at deeply nested Python files of the change"
+JUDGE_REMEDY = "look at the sizes of the results: thousands of failing checks, long messages, many labels"
 
 
 class PlanLimitError(DeclarationError):
@@ -59,9 +62,30 @@ def within_limits(
 ) -> Plan:
     """The plan that `planner` (`plan.make.make_plan`) makes of these arguments within SECONDS and MEMORY_BYTES.
 
+    Raises as `limited` does.
+    """
+
+    def make() -> str:
+        return planner(root, *args, **asked).model_dump_json()
+
+    over = PlanLimitError("planning took", where=str(root), remedy=LIMIT_REMEDY)
+    return Plan.model_validate_json(limited(make, SECONDS, over))
+
+
+def judged_within_limits(work: Callable[[], str], results: Path) -> str:
+    """What `work` answers about results within JUDGE_SECONDS and MEMORY_BYTES; what it prints is printed.
+
+    Raises as `limited` does.
+    """
+    over = RecordsError("reading and judging took", where=str(results), remedy=JUDGE_REMEDY)
+    return limited(work, JUDGE_SECONDS, over)
+
+
+def limited(work: Callable[[], str], seconds: float, over: HilgateError) -> str:
+    """What `work` answers, in a process of its own, within `seconds` and MEMORY_BYTES.
+
     Raises:
-        PlanLimitError: It took more.
-        HilgateError: What `planner` raised, by its text and its exit status.
+        HilgateError: `over` with what it took more of; or what `work` raised, by its text and its exit status.
         CannotRunHereError: This machine cannot start another process.
     """
     sys.stdout.flush()
@@ -77,13 +101,13 @@ def within_limits(
         ) from error
     if child == 0:
         os.close(reading)
-        _work(writing, lambda: planner(root, *args, **asked))
+        _work(writing, work, seconds)
     os.close(writing)
     with contextlib.suppress(OSError):  # here too: either process may be first
         os.setpgid(child, child)
     status = None
     try:
-        answer = _read(reading, time.monotonic() + SECONDS)
+        answer = _read(reading, time.monotonic() + seconds)
         if answer is not None:
             status = os.waitpid(child, 0)[1]
     finally:
@@ -93,8 +117,12 @@ def within_limits(
                 os.killpg(child, signal.SIGKILL)  # what it has started too: git
             os.waitpid(child, 0)
     if answer is None:
-        raise PlanLimitError(f"planning took more than {SECONDS:g} s", where=str(root), remedy=LIMIT_REMEDY)
-    return _plan(answer, os.waitstatus_to_exitcode(status or 0), root)
+        raise _more(over, f"more than {seconds:g} s")
+    return _answer(answer, os.waitstatus_to_exitcode(status or 0), over)
+
+
+def _more(over: HilgateError, than: str) -> HilgateError:
+    return type(over)(f"{over.what} {than}", where=over.where, remedy=over.remedy)
 
 
 def _read(descriptor: int, deadline: float) -> bytes | None:
@@ -109,16 +137,15 @@ def _read(descriptor: int, deadline: float) -> bytes | None:
     return None
 
 
-def _plan(answer: bytes, status: int, root: Path) -> Plan:
-    """The plan in an answer.
+def _answer(answer: bytes, status: int, over: HilgateError) -> str:
+    """What the other process answered.
 
     Raises:
-        PlanLimitError: There is no whole answer.
-        HilgateError: It is an error.
+        HilgateError: It is an error, or `over`: there is no whole answer.
     """
     kind, _, text = answer.partition(b"\n")
-    if kind == b"plan" and status == 0:
-        return Plan.model_validate_json(text)
+    if kind == b"done" and status == 0:
+        return text.decode()
     if kind == b"error" and status == 0:
         fields = json.loads(text)
         kind_of = _KINDS.get(fields.pop("status"), HilgateError)
@@ -128,19 +155,21 @@ def _plan(answer: bytes, status: int, root: Path) -> Plan:
     gibibytes = MEMORY_BYTES / 2**30
     why = f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
     what = f"more than {gibibytes:g} GiB" if kind == b"memory" or not answer else "an answer that is cut off"
-    raise PlanLimitError(f"planning took {what}: {why}", where=str(root), remedy=LIMIT_REMEDY)
+    raise _more(over, f"{what}: {why}")
 
 
-def _work(descriptor: int, work: Callable[[], Plan]) -> NoReturn:
-    """Run in the other process: make the plan, write the answer, and end at once, without exit handlers."""
+def _work(descriptor: int, work: Callable[[], str], seconds: float) -> NoReturn:
+    """Run in the other process: work, write the answer, and end at once, without exit handlers."""
     answer = b"memory\n"
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears of it, and ends this one
         used = _data_bytes()
         _lower(resource.RLIMIT_DATA, used + MEMORY_BYTES)
-        _lower(resource.RLIMIT_CPU, int(resource.getrusage(resource.RUSAGE_SELF).ru_utime + 4 * SECONDS))
-        answer = b"plan\n" + work().model_dump_json().encode()
+        _lower(resource.RLIMIT_CPU, int(resource.getrusage(resource.RUSAGE_SELF).ru_utime + 4 * seconds))
+        answer = b"done\n" + work().encode()
+        sys.stdout.flush()
+        sys.stderr.flush()
     except MemoryError:
         pass
     except HilgateError as error:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hilgate.model.record import Outcome
 from hilgate.report.reservations import TITLE
 from hilgate.report.view import (
-    DETAILS,
     EVIDENCE_LINES,
     LIMIT_BYTES,
     NAMED_IDS,
@@ -41,17 +40,14 @@ JUNIT_FILE = "junit.xml"
 
 
 def render(view: ReportView, limit: int = LIMIT_BYTES) -> str:
-    """The first screen as CommonMark, by default below Buildkite's limit of 1 MiB."""
-    return fit(lambda detail: _render(view, detail), limit)
+    """The first screen as CommonMark, by default below Buildkite's limit of 1 MiB; in any case what it all comes to."""
+    least = f"## {marked(view.verdict.outcome)}\n\nThe rest is too long to be shown here: see the files of the build.\n"
+    return fit(lambda detail: _render(view, detail), limit, least=least)
 
 
 def comment(view: ReportView) -> str:
-    """The first screen, short enough for a comment; where names are too long for that, what it all comes to."""
-    for detail in DETAILS:
-        text = _render(view, detail)
-        if len(text.encode()) < COMMENT_BYTES:
-            return text
-    return f"## {marked(view.verdict.outcome)}\n\nMore than a comment can hold: see the report of the build.\n"
+    """The first screen, short enough for a comment."""
+    return render(view, COMMENT_BYTES)
 
 
 def _render(view: ReportView, detail: Detail) -> str:
@@ -186,7 +182,7 @@ def write_junit(recorded: Recorded, verdict: Verdict, folder: Path) -> Path:
         suite.add_testcases(cases)  # one by one, each would count all before it again
         document.add_testsuite(suite)
     path = folder / JUNIT_FILE
-    document.write(str(path), pretty=True)
+    document.write(str(path))
     return path
 
 

@@ -11,6 +11,7 @@ A step without a failing check is a failure itself, and one that was not started
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -83,14 +84,14 @@ class Cause:
 def causes(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Cause, ...]:
     """Everything that is not green, one entry for each cause; the worst outcome first, then the largest number."""
     devices = {step.key: step.device for step in plan.steps}
-    cases: dict[str, list[str]] = {}
+    cases: Counter[tuple[str, str]] = Counter()
     failures: list[Failure] = []
     waiting: dict[str, list[str]] = {}
     for step in verdict.steps:
         attempt = recorded.last(step.key)
         log = kernel_log(recorded, step.key)
         checks = attempt.checks if attempt else ()
-        cases[step.key] = [one.id for one in checks if one.outcome is not Outcome.DID_NOT_RUN]
+        cases.update((step.key, test_of(one.id)) for one in checks if one.outcome is not Outcome.DID_NOT_RUN)
         if step.outcome is Outcome.PASS:
             continue
         wrong = [one for one in checks if one.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
@@ -141,13 +142,13 @@ def test_of(check: str) -> str:
     return check.partition("[")[0]
 
 
-def _cause(group: Sequence[Failure], cases: dict[str, list[str]]) -> Cause:
-    """The entry of failures that look alike, the smallest case first."""
+def _cause(group: Sequence[Failure], cases: Counter[tuple[str, str]]) -> Cause:
+    """The entry of failures that look alike, the smallest case first; `cases` has the number of each step's test."""
     group = sorted(group, key=_size)
     if len(group) == 1 or any(one.check is None or "[" not in one.id for one in group):
         return Cause(tuple(group))
     tests = {(one.step.key, test_of(one.id)) for one in group}
-    total = sum((key, test_of(name)) in tests for key in {key for key, _ in tests} for name in cases[key])
+    total = sum(cases[test] for test in tests)
     names = sorted({test.rpartition("::")[2] for _, test in tests})
     of = names[0] if len(names) == 1 else f"{len(names)} tests"
     number = "every case" if len(group) == total else f"{len(group)} of {total} cases"
@@ -192,10 +193,13 @@ def _size(failure: Failure) -> tuple[float, float, int, str]:
     return elements, sum(map(float, _QUANTITY.findall(parameters))), len(failure.id), failure.id
 
 
-_VALUE = r"[-+]?(?:0x[0-9a-fA-F]+|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![A-Za-z_])|nan\b|[-+]?inf\b)"
+_VALUE = r"[-+]?(?:0x[0-9a-fA-F]++|(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+(?![A-Za-z_])|nan\b|[-+]?inf\b)"
 _LIST = re.compile(
-    rf"[\[(]+\s*{_VALUE}(?:[\])]*\s*,\s*[\[(]*{_VALUE})*\s*,?\s*[\])]+(?:\s*,\s*[\[(]+[^\[\]()]*[\])]+)*"
+    rf"(?<![\[(])[\[(]++\s*+{_VALUE}(?:(?:[\])]*+\s*+,\s*+[\[(]*+{_VALUE})++\s*+,?+\s*+[\])]*+|\s*+,?+\s*+[\])]++)"
+    r"(?:\s*+,\s*+[\[(]++[^\[\]()]*+[\])]++)*+"
 )
+"""A list of numbers, also one that is cut off: else hostile text could be read again and again. For the same reason a
+match begins where a run of brackets does, and the quantifiers are possessive."""
 _HEX = re.compile(r"0x[0-9a-fA-F]+|(?<![\w.])(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}(?![\w.])")
 _DRAWN = re.compile(r"(?<!\w)(?:tmp[a-z0-9_]{8}|[A-Z2-7]{52})(?!\w)")
 """What `tempfile` calls a file, and Triton a folder of its cache: other names in each run."""
@@ -203,14 +207,21 @@ _NUMBER = re.compile(r"[-+]?(?:\d+(?:[.,]\d+)*\.?|\.\d+)(?:[eE][-+]?\d+)?")
 _NAN = re.compile(r"\bnan\b")
 
 
+SHAPED, MOST_WORDS = 2000, 20
+"""Characters of a message and of a name that make a shape; parameters of a name that are looked for."""
+
+
 def shape_of(message: str, name: str = "") -> str:
     """A message without what differs between cases: numbers, addresses, drawn names, the parameters and key in `name`.
 
     Lists of numbers are `[#]` whatever their length, and `[nan]` where one is no number: that is another symptom.
     """
-    for word in sorted({name, *name.rpartition("[")[2].removesuffix("]").split("-")}, key=len, reverse=True):
+    message, name = message[:SHAPED], name[:SHAPED]
+    words = {name, *name.rpartition("[")[2].removesuffix("]").split("-")}
+    told = [word for word in words if len(word) > 2 and any(map(str.isdigit, word)) and not word.isdecimal()]
+    for word in sorted(told, key=len, reverse=True)[:MOST_WORDS]:
         # Compiling an expression costs more than all else here, and most messages hold no word of their test's name.
-        if word in message and len(word) > 2 and any(letter.isdigit() for letter in word) and not word.isdecimal():
+        if word in message:
             message = re.sub(rf"(?<![\w]){re.escape(word)}(?![\w])", "@", message)
     message = _LIST.sub(lambda found: "[nan]" if _NAN.search(found[0]) else "[#]", message)
     return " ".join(_NUMBER.sub("#", _HEX.sub("#", _DRAWN.sub("#", message))).split())

@@ -27,7 +27,7 @@ from hilgate.run.recheck import NO_SUCH_TEST
 from hilgate.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from hilgate.model.plan import Plan
@@ -138,15 +138,15 @@ class Origin:
         return f"{self.standing.value}: {self.why}"
 
 
-def origin(facts: MergeBase, failure: Failure, on_base: Sequence[RerunRecord] = ()) -> Origin:
-    """Whose a failure is; `on_base` are the runs of its step's failing tests over the merge base's files.
+def origin(facts: MergeBase, failure: Failure, on_base: Mapping[tuple[str, str], RerunRecord]) -> Origin:
+    """Whose a failure is; `on_base` are the runs of failing tests over the merge base's files, by step and check.
 
     What failed there in another way is not called the same failure, and a build of another commit proves nothing.
     """
     check = failure.check
     if check is None:
         return _recorded(facts, failure)
-    again = next((one for one in on_base if one.check == check.id), None)
+    again = on_base.get((failure.step.key, check.id))
     times = facts.lately.flaky[failure.step.key, check.id]
     if check.id in failure.step.flaky:
         found = Origin(Ownership.FLAKY, "it passed when it ran again over the same files")
@@ -206,7 +206,7 @@ NOT_OF_A_CHANGE = frozenset({Ruling.INFRA, Ruling.NOT_STARTED})
 def origins(found: Iterable[Cause], facts: MergeBase, recorded: Recorded) -> list[Origin]:
     """Whose each failure of these causes is, where the change could have broken what failed."""
     return [
-        origin(facts, one, recorded.on_base.get(one.step.key, ()))
+        origin(facts, one, recorded.first_on_base)
         for cause in found
         for one in cause.failures
         if one.signature.outcome is Outcome.FAIL and one.step.ruling not in NOT_OF_A_CHANGE
@@ -251,7 +251,7 @@ def _are(number: int) -> str:
 def of_cause(cause: Cause, facts: MergeBase, recorded: Recorded, *, local: bool = False) -> str:
     """Whose the failures of one entry are, and how often its smallest case failed lately; empty as `whose` is."""
     key, check = cause.failures[0].step.key, cause.failures[0].check
-    known = [origin(facts, one, recorded.on_base.get(one.step.key, ())) for one in cause.failures]
+    known = [origin(facts, one, recorded.first_on_base) for one in cause.failures]
     lately = _lately(facts, key, check.id) if check else ""
     if local and not lately and {one.why for one in known} <= NOT_ASKED:
         return ""

@@ -284,7 +284,7 @@ def _by_column(places: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 def _listed(names: Iterable[str], known: Iterable[str], label: str) -> str:
     """Names, or whichever is shorter to read: `every family but whisper`."""
-    found = tuple(names)
+    found = dict.fromkeys(names)
     others = [name for name in known if name not in found]
     if len(found) < 2 or 2 * len(others) > len(found):
         return ", ".join(found)

@@ -281,9 +281,13 @@ SHORTEST_KEY = 12
 """Columns below which a key is not folded: a terminal that is still narrower wraps whole lines."""
 
 
+PARAGRAPH_CHARACTERS = 4000
+"""Of a paragraph of text of a change."""
+
+
 def say(console: Console, words: str, style: str = "", *, indent: str = "", whole: bool = False) -> None:
     """Print text of a change, wrapped between its words; `whole` leaves it on one line, to be pasted."""
-    line, width = text.line(words), max(NARROWEST, console.width)
+    line, width = text.line(words if whole else shorten(words, PARAGRAPH_CHARACTERS)), max(NARROWEST, console.width)
     for part in [indent + line] if whole else _wrapped(line, width, indent, f"{indent}  "):
         console.print(Text(part, style), soft_wrap=True)
 
@@ -446,6 +450,8 @@ NARROWEST = 60
 """Columns of a terminal below which lines are left to wrap."""
 ROW_CELLS, NAME_CELLS, STEP = 22, 12, 3
 """Terminal columns: most for names of rows, least for the last column's name, and for a mark below upright names."""
+MOST_ROWS, MOST_COLUMNS = 500, 60
+"""Of a table, as many as a page shows; the file of the table has all."""
 RESERVED = 6
 """Of checks or steps of one kind that passed with a reservation; the others are counted."""
 CAUSES = 5
@@ -459,14 +465,15 @@ def lines(table: tables.Table, width: int) -> Iterator[Text]:
     """The table and what is to be said of it, no line wider than `width` but for a word that is wider itself."""
     yield Text("")
     yield from _title(table, width)
-    first = min(ROW_CELLS, max((cell_len(text.line(row)) for row in table.rows), default=0)) + 2
-    for columns in _blocks(table.columns, first, width):
+    rows, most = table.rows[:MOST_ROWS], table.columns[:MOST_COLUMNS]
+    first = min(ROW_CELLS, max((cell_len(text.line(row)) for row in rows), default=0)) + 2
+    for columns in _blocks(most, first, width):
         # As wide as their names where all fit side by side.
         widths = [max(STEP, cell_len(text.line(column)) + 2) for column in columns]
         if first + sum(widths) - 2 > width:
             widths = [STEP] * len(columns)
         yield from _header(columns, widths, first, width)
-        for row in table.rows:
+        for row in rows:
             line = Text(text.log(_fitted(row, first - 2)) + "  ")
             for column, room in zip(columns, widths, strict=True):
                 found = table.grid.get((row, column))
@@ -474,6 +481,8 @@ def lines(table: tables.Table, width: int) -> Iterator[Text]:
                 line.append(mark.ljust(room), text.STYLES[found.outcome] if found else None)
             line.rstrip()
             yield line
+    if len(rows) < len(table.rows) or len(most) < len(table.columns):
+        yield Text(f"{len(rows)} of {len(table.rows)} rows, {len(most)} of {len(table.columns)} columns", "dim")
     for worst, words in tables.notes(table):
         style = text.STYLES[worst]
         note = shorten(text.line(words), NOTE_CHARACTERS)

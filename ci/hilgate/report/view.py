@@ -59,14 +59,10 @@ DETAILS = (Detail(20, 4000, 500), Detail(8, 1500, 150), Detail(3, 500, 30), Deta
 """Tried in order until the report fits; what is left out is counted and stays in the results folder."""
 
 
-def fit(render: Callable[[Detail], str], limit: int = LIMIT_BYTES) -> str:
-    """The most detailed text below so many bytes."""
-    text = ""
-    for detail in DETAILS:
-        text = render(detail)
-        if len(text.encode()) < limit:
-            return text
-    raise AssertionError(f"a report of {len(text)} characters at the least detail")
+def fit(render: Callable[[Detail], str], limit: int = LIMIT_BYTES, *, least: str) -> str:
+    """The most detailed text below so many bytes; `least` where names and messages leave room for none."""
+    texts = (render(detail) for detail in DETAILS)
+    return next((text for text in texts if len(text.encode()) < limit), least)
 
 
 def at_most(lines: Sequence[str], limit: int) -> list[str]:
@@ -489,7 +485,7 @@ def _counted(verdict: Verdict, recorded: Recorded, found: Sequence[Cause]) -> st
         attempt = recorded.last(step.key)
         check = outcome.first(attempt.checks, Outcome.DID_NOT_RUN) if attempt else None
         if check:
-            return f"{totals(verdict)} ({outcome.first_line(check.message)})"
+            return f"{totals(verdict)} ({shorten(outcome.first_line(check.message), HEADLINE)})"
     return str(totals(verdict))
 
 

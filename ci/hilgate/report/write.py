@@ -16,7 +16,7 @@ from hilgate.report.reservations import TITLE
 from hilgate.report.templating import pages
 from hilgate.report.view import ReportView
 from hilgate.run.results import step_folder
-from hilgate.text import fenced, markdown
+from hilgate.text import fenced, markdown, marked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,8 +79,10 @@ def write_reports(
 
 
 def report_nothing(folder: Path, verdict: Verdict, error: str) -> None:
-    """Write the annotation of a verdict without a plan, and remove the tables of an older one."""
+    """Write the annotation of a verdict over which there is no report, and remove what is there of an older one."""
     tables.clear(folder)
+    for name in (annotation.COMMENT_FILE, annotation.JUNIT_FILE, REPORT_FILE):
+        (folder / name).unlink(missing_ok=True)
     title = f"## ○ {verdict.outcome.value}: {markdown(verdict.why)}"
     text = f"{title}\n\nNothing was judged.\n\n{fenced(error)}\n"
     (folder / annotation.ANNOTATION_FILE).write_text(text, encoding="utf-8")
@@ -108,7 +110,9 @@ def report_page(view: ReportView, logs: dict[str, str] | None = None) -> str:
             evidence_limit=shown.EVIDENCE_LINES,
             table_columns=TABLE_COLUMNS,
             folded_rows=FOLDED_ROWS,
-        )
+        ),
+        least="<!doctype html>\n<title>hilgate</title>\n"
+        f"<p>{marked(view.verdict.outcome)}: too long for a page, see the other files of the build\n",
     )
 
 

@@ -14,6 +14,7 @@ hides what others found.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -50,6 +51,11 @@ if TYPE_CHECKING:
 RESULTS_FILE = "results.jsonl"
 NOTE = "restored.json"
 MOMENTS = ("before", "after")
+
+MOST_BYTES, MOST_NOTE_BYTES = 64 * 2**20, 2**20
+"""Of a step's results and of its note that are read: code of the change may have written both."""
+MOST_ATTEMPTS, MOST_RERUNS = 100, 1000
+"""Of a step; more than a runner makes of one."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,11 @@ class Recorded:
         listing = [self.listings[key]] if key in self.listings else []
         return [*attempts, *image, *self.reruns.get(key, ()), *self.on_base.get(key, ()), *listing]
 
+    @functools.cached_property
+    def first_on_base(self) -> dict[tuple[str, str], RerunRecord]:
+        """(step, check) -> its first run over the files of the merge base."""
+        return {(key, one.check): one for key, runs in self.on_base.items() for one in reversed(runs)}
+
     def digests(self, plan: Plan) -> dict[str, str]:
         """Image -> digest: of those that were built already the plan's, of the others what was built."""
         return {name: record.digest for name, record in self.images.items()} | plan.digests
@@ -163,7 +174,7 @@ def read(path: Path, plan: Plan, digest: str, key: str, *, elsewhere: bool = Fal
         RecordsError: Why nothing of it can be believed.
     """
     try:
-        return _parsed(path.read_bytes(), plan, digest, key, elsewhere=elsewhere)
+        return _parsed(_read(path, MOST_BYTES), plan, digest, key, elsewhere=elsewhere)
     except OSError as error:
         problem = f"it cannot be read: {error.strerror}"
     except ValidationError as error:
@@ -175,6 +186,20 @@ def read(path: Path, plan: Plan, digest: str, key: str, *, elsewhere: bool = Fal
 
 class _DamagedError(Exception):
     """Why nothing of a file can be believed."""
+
+
+def _read(path: Path, most: int) -> bytes:
+    """All bytes of a file.
+
+    Raises:
+        OSError: It cannot be read.
+        _DamagedError: There are more than `most`.
+    """
+    with path.open("rb") as file:
+        text = file.read(most + 1)
+        if len(text) > most:
+            raise _DamagedError(f"it has {os.fstat(file.fileno()).st_size} bytes, and at most {most} are read")
+    return text
 
 
 def _parsed(text: bytes, plan: Plan, digest: str, key: str, *, elsewhere: bool) -> StepFile:
@@ -222,6 +247,9 @@ def _in_order(records: Sequence[Record], build: BuildRecord) -> StepFile:
             raise _DamagedError("it is of two builds")
     if checks:
         raise _DamagedError("it does not say how the step ended")
+    if len(attempts) > MOST_ATTEMPTS or len(reruns) > MOST_RERUNS:
+        most = f"at most {MOST_ATTEMPTS} and {MOST_RERUNS} are read"
+        raise _DamagedError(f"it tells of {len(attempts)} attempts and {len(reruns)} reruns, and {most}")
     return StepFile(build, tuple(attempts), tuple(reruns), image, tuple(on_base), listing)
 
 
@@ -308,8 +336,10 @@ def read_restored(folder: Path) -> tuple[tuple[str, ...], str]:
     if not path.exists():
         return (), ""
     try:
-        files = json.loads(path.read_bytes())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        files = json.loads(_read(path, MOST_NOTE_BYTES))["files"]
+    except _DamagedError as error:
+        return (), f"{NOTE}: {error}"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         files = None
     if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
         return (), f"{NOTE}: not a note of restored files"

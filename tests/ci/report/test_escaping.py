@@ -22,7 +22,7 @@ from hilgate.cli import app
 from hilgate.errors import MisuseError
 from hilgate.judge.verdict import judge, reproduce_line
 from hilgate.model.plan import Omission
-from hilgate.model.record import Check, Outcome, StepRecord
+from hilgate.model.record import LONGEST_TEXT, Check, Outcome, StepRecord
 from hilgate.plan.estimate import estimate
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, terminal
@@ -36,7 +36,9 @@ NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 
 
 def failure(text):
-    return Check(id=f"t{text}", outcome=Outcome.FAIL, message=f"m{text}", labels={"arch": text, "way": text})
+    return Check(
+        id=f"t{text}"[:LONGEST_TEXT], outcome=Outcome.FAIL, message=f"m{text}", labels={"arch": text, "way": text}
+    )
 
 
 def attempt_at(one, check, message=""):
@@ -132,7 +134,7 @@ def test_no_terminal_and_no_log_obeys_it(text, capsys, monkeypatch, tmp_path):
     _, recorded, _ = build
     one = changed(step("bad", "x"), command=f"x {text}")
     attempt = recorded.last("bad-cpu")
-    attempt = attempt_at(one, attempt.checks[0], sound(text))
+    attempt = attempt_at(step("bad", "x"), attempt.checks[0], sound(text))
     with Lines(Console(file=out, width=80, color_system=None), buildkite=True) as lines:
         lines.started(one, child=None)
         lines.finished(one, attempt, log)

@@ -34,7 +34,7 @@ def whose_is(facts, *checks, flaky=(), on_base=()):
     recorded = dataclasses.replace(recorded, on_base={"a-cpu": tuple(on_base)} if on_base else {})
     found = causes(a_plan, recorded, verdict.model_copy(update={"steps": steps}))
     failures = [one for cause in found for one in cause.failures]
-    each = {one.id: str(merge_base.origin(facts, one, on_base)) for one in failures}
+    each = {one.id: str(merge_base.origin(facts, one, recorded.first_on_base)) for one in failures}
     return each, merge_base.whose(found, facts, recorded)
 
 
