@@ -30,7 +30,7 @@ from hileval.gates.declare import EngineName, Occasion, load_gates, occasion
 from hileval.gates.drift import judge_sides, run_drift
 from hileval.gates.judge import FLIPPED, check_backend, diff_answers, judge, side_by_side
 from hileval.gates.resolve import ResolvedDrift, find_gate, resolve
-from hileval.gates.steps import AREA, area_of
+from hileval.gates.steps import areas_of
 from hileval.records.baseline import Baseline, make_baseline
 from hileval.records.records import Filter  # noqa: TC001 - typer evaluates the annotations
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
@@ -404,12 +404,12 @@ def summary(baseline: Baseline, gate: Gate) -> str:
 @app.command("steps")
 def list_steps(
     write: Annotated[
-        bool, typer.Option("--write", help="Write the steps of the gates to ci/areas/accuracy.yaml as well.")
+        bool, typer.Option("--write", help="Write the steps of the gates to ci/areas/accuracy*.yaml as well.")
     ] = False,
 ) -> None:
     """List the gates: who serves them where, and the smallest drop that each can see."""
     declared = load_gates()
-    for name, gate in declared.gates.items():
+    for name, gate in (declared.gates | declared.of_backends).items():
         attention = f", attention by {gate.attention_backend}" if gate.attention_backend else ""
         where = f" on {', '.join(gate.arch)}" if gate.arch else ""
         floor = "no floor" if gate.floor is None else f"floor {gate.floor:.0%}"
@@ -422,8 +422,9 @@ def list_steps(
         second = f" and {drift.second}" if drift.second else ""
         typer.echo(f"{name}: drift of {drift.of}\n  beside {drift.peer}{second}, no baseline")
     if write:
-        AREA.write_text(area_of(declared), encoding="utf-8")
-        typer.echo(str(AREA))
+        for path, text in areas_of(declared).items():
+            path.write_text(text, encoding="utf-8")
+            typer.echo(str(path))
 
 
 SEEN = 0.9

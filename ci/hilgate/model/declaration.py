@@ -280,6 +280,8 @@ class Step(StrictModel):
     columns: tuple[str, ...] = ()
     """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
     is not green."""
+    together: str = ""
+    """As `Evidence.together`."""
     matrix: Matrix | None = None
     """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
 
@@ -319,8 +321,16 @@ class Evidence(StrictModel):
     columns: tuple[str, ...] = ()
     """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
     is not green."""
+    together: str = ""
+    """Title of the table that it shares with the steps of the same title, on each device; empty for one of its own."""
     matrix: Matrix | None = None
     """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
+
+    @model_validator(mode="after")
+    def _shares_a_table(self) -> Self:
+        if self.together and not self.columns:
+            raise refused("together names a table, and there are no columns", "write `columns` too")
+        return self
 
 
 def _spelling(value: object) -> str:
@@ -465,6 +475,7 @@ class DeclaredStep(StrictModel):
             provides=self.agents.provides,
             minutes=self.minutes,
             columns=evidence.columns,
+            together=evidence.together,
             matrix=evidence.matrix,
         )
 

@@ -93,9 +93,12 @@ class Table:
 
     @property
     def summary(self) -> str:
-        """`214 passed, 2 failed, 18 not run, 3 not asked (blank)`, in cells; blank are those that no check has."""
+        """`214 passed, 2 failed, 18 not run, 3 not asked (blank)`, in cells; blank are those that no check has.
+
+        Of a step with columns, in rows.
+        """
         if not self.step.step.matrix:
-            return str(self.verdict.counts)
+            return str(Counts.of(self.grid[row, self.columns[0]].outcome for row in self.rows))
         counts = Counts.of(cell.outcome for cell in self.grid.values())
         blank = len(self.rows) * len(self.columns) - len(self.grid)
         return str(counts) + (f", {blank} not asked (blank)" if blank else "")
@@ -145,20 +148,50 @@ def _joined(
 
 
 def value_tables(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Table, ...]:
-    """A table for each step that declares columns and recorded checks; those that did not pass lead each."""
-    found = []
+    """A table for each step that declares columns and recorded checks; those that did not pass lead each.
+
+    Steps that stand together share one on each device; a step of them that recorded none is said.
+    """
+    groups: dict[tuple[str, str], list[tuple[PlannedStep, StepVerdict]]] = {}
     for step, decided in zip(plan.steps, verdict.steps, strict=True):
+        if step.step.columns:
+            groups.setdefault((step.step.together or step.key, step.device), []).append((step, decided))
+    found = [_valued(steps, recorded) for steps in groups.values()]
+    return tuple(sorted((table for table in found if table.grid), key=lambda table: len(table.grid)))
+
+
+def _valued(steps: list[tuple[PlannedStep, StepVerdict]], recorded: Recorded) -> Table:
+    """The table of values of one step, or of several that stand together."""
+    rows: list[tuple[Check, PlannedStep, StepVerdict]] = []
+    lost = []
+    for step, decided in steps:
         attempt = recorded.last(step.key)
-        if step.step.columns and attempt and attempt.checks:
-            checks = sorted(attempt.checks, key=lambda check: check.outcome is Outcome.PASS)
-            columns = [column for column in step.step.columns if column != "check"]
-            grid = {
-                (check.id, column): _cell(check, decided, _value(check, column))
-                for check in checks
-                for column in columns
-            }
-            found.append(Table(step, decided, ("check", ""), grid))
-    return tuple(sorted(found, key=lambda table: len(table.grid)))
+        rows += [(check, step, decided) for check in (attempt.checks if attempt else ())]
+        if len(steps) > 1 and (attempt is None or not attempt.checks):
+            lost.append(f"{step.key}: {decided.why}")
+    grid = {
+        (check.id, column): _cell(check, decided, _value(check, column))
+        for check, step, decided in sorted(rows, key=_passed if len(steps) == 1 else _passed_and_kind)
+        for column in step.step.columns
+        if column != "check"
+    }
+    named, worst = steps[0]
+    if len(steps) > 1:
+        worst = max((decided for _, decided in steps), key=lambda one: SEVERITY[one.outcome])
+        title = named.step.together
+        named = named.model_copy(
+            update={"step": named.step.model_copy(update={"key": title, "label": f"{title}, steps beside each other"})}
+        )
+    return Table(named, worst, ("check", ""), grid, (), "; ".join(lost))
+
+
+def _passed(row: tuple[Check, PlannedStep, StepVerdict]) -> bool:
+    return row[0].outcome is Outcome.PASS
+
+
+def _passed_and_kind(row: tuple[Check, PlannedStep, StepVerdict]) -> tuple[bool, str]:
+    """So that the checks of one kind follow each other: `granite/accuracy`, `granite-triton/accuracy`."""
+    return _passed(row), row[0].id.rpartition("/")[2]
 
 
 def _value(check: Check, column: str) -> str:

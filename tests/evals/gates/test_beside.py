@@ -163,7 +163,7 @@ def test_a_revision_that_contradicts_the_baseline_is_refused(plant, tmp_path):
 
 
 def test_before_a_merge_it_decides_alone_and_at_a_release_with_all():
-    together = DECLARED.deciding_together
+    together = DECLARED.deciding_together(GATE)
     alone, released = (resolve(NAME, DECLARED, when=when, of=together).rule for when in ("pre-merge", "release"))
     assert alone.alpha == DECLARED.rules["paired"].alpha == 0.01
     assert released.alpha == pytest.approx(0.01 / together)

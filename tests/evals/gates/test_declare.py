@@ -54,6 +54,7 @@ def test_unknown_gate_offers_the_nearest_name():
         ({"paired_with": "TRITON_ATTM"}, "paired_with: .*'TRITON_ATTN'"),
         ({"paired_with": "vllm", "attention_backend": "vllm"}, "vllm beside attention_backend vllm is no pair"),
         ({"paired_with": "vllm", "engine": "transformers", "attention_backend": None}, "is no pair"),
+        ({"backends": ["ROCM_ATTN"]}, "backends is for models of a hub"),
         ({"step": {"before_merge": True, "minutes": 1}}, "before_merge is for models of a hub"),
         ({"engine": "sglang"}, "engine"),
         ({"attention_backend": "paged"}, "attention_backend"),
@@ -85,6 +86,17 @@ def test_one_mistake_is_named(tmp_path, committed, change, why):
     with pytest.raises(DeclarationError, match=why) as caught:
         load_gates(path)
     assert caught.value.exit_status is Exit.INVALID_DECLARATION
+
+
+@pytest.mark.parametrize("name", ["ROCM_ATN", "pagedkv", "rocm_attn"])
+def test_a_backend_that_nobody_declares_is_named_with_those_that_are(tmp_path, committed, name):
+    content = copy.deepcopy(committed)
+    content["gates"]["granite-4.0-h-micro"]["backends"] = [name]
+    path = tmp_path / "gates.yaml"
+    path.write_text(json.dumps(content, default=str))
+    with pytest.raises(DeclarationError, match=f"'{name}' is no attention backend of vLLM") as caught:
+        load_gates(path)
+    assert "ROCM_AITER_FA, " in caught.value.remedy
 
 
 @pytest.mark.parametrize("text", ["", "gates: {}", "gates: [", "- a"])

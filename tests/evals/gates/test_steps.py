@@ -7,17 +7,18 @@ from support.gates import declared
 
 from hileval import cli
 from hileval.gates.drift import side_files
-from hileval.gates.steps import AREA, area_of
+from hileval.gates.steps import AREAS, areas_of
 from hileval.statistics import smallest_drop
 from hilgate.errors import DeclarationError
 from hilgate.model.declaration import DeclaredArea
+from hilgate.plan.select import select
 
 DECLARED = declared()
 
 
 def steps_of(declared):
-    area = DeclaredArea.model_validate(yaml.safe_load(area_of(declared)))
-    return {step.command.rsplit(" ", 1)[1]: step for step in area.resolved().steps}
+    areas = [DeclaredArea.model_validate(yaml.safe_load(text)) for text in areas_of(declared).values()]
+    return {step.command.rsplit(" ", 1)[1]: step for area in areas for step in area.resolved().steps}
 
 
 def changed(name, **changes):
@@ -27,13 +28,14 @@ def changed(name, **changes):
     return DECLARED.model_copy(update={kind: gates | {name: gates[name].model_copy(update=changes)}})
 
 
-def test_the_committed_area_is_what_the_gates_make():
-    assert AREA.read_text() == area_of(DECLARED), "run: python -m hileval steps --write"
-    assert area_of(changed("jamba2-mini", gpus=4)) != area_of(DECLARED)
+def test_the_committed_areas_are_what_the_gates_make():
+    made = areas_of(DECLARED)
+    assert {path: path.read_text() for path in made} == made, "run: python -m hileval steps --write"
+    assert areas_of(changed("jamba2-mini", gpus=4)) != made
 
 
 def test_every_gate_has_a_step():
-    assert set(steps_of(DECLARED)) == {*DECLARED.gates, *DECLARED.drifts}
+    assert set(steps_of(DECLARED)) == {*DECLARED.gates, *DECLARED.of_backends, *DECLARED.drifts}
     of_hub = {name for name, gate in DECLARED.gates.items() if gate.weights == "hub" and gate.kind == "questions"}
     assert {drift.of for drift in DECLARED.drifts.values()} >= of_hub
 
@@ -44,9 +46,70 @@ def test_gates_of_hub_models_share_their_level_and_drifts_have_none():
     before_merge = {name for name, gate in DECLARED.gates.items() if gate.step.before_merge}
     assert before_merge == {"granite-4.0-h-micro"}
     assert {name for name, step in steps.items() if step.env.get("HILEVAL_GATES") == str(len(hub))} == hub
-    with_secrets = {name for name, step in steps.items() if step.secrets}
+    with_secrets = {name for name, step in steps.items() if step.secrets} - set(DECLARED.of_backends)
     assert with_secrets == {*hub, *(f"{name}-drift" for name in hub)} & set(steps) - before_merge
     assert all(steps[name].network and "pr" in steps[name].profiles for name in before_merge)
+
+
+OURS = "granite-4.0-h-micro"
+ITS = {
+    f"{OURS}-{name}": backend
+    for name, backend in {
+        "rocm-attn": "ROCM_ATTN",
+        "rocm-aiter-fa": "ROCM_AITER_FA",
+        "rocm-aiter-unified-attn": "ROCM_AITER_UNIFIED_ATTN",
+        "triton-attn": "TRITON_ATTN",
+    }.items()
+}
+
+
+def test_the_gate_before_a_merge_has_one_for_each_backend_of_vllm_when_vllm_or_aiter_changes():
+    """On AMD queues, TRITON_ATTN on NVIDIA GPUs too; no kernel of ours selects them; no release waits for them."""
+    steps = steps_of(DECLARED)
+    assert {name: gate.attention_backend for name, gate in DECLARED.of_backends.items()} == {
+        **ITS,
+        "kimi-k2.5-rocm-aiter-mla": "ROCM_AITER_MLA",
+    }
+    for name in ITS:
+        assert (steps[name].profiles, steps[name].secrets, steps[name].network) == (("pr", "nightly"), (), True)
+        assert set(steps[name].devices) == {"gfx942", *(["cuda"] if name.endswith("triton-attn") else [])}
+    assert steps["kimi-k2.5-rocm-aiter-mla"].profiles == ("nightly",)
+    areas = {path.stem: yaml.safe_load(text) for path, text in areas_of(DECLARED).items()}
+    resolved = [DeclaredArea.model_validate(area).resolved() for area in areas.values()]
+    of_ours = {step.key for step in resolved[0].steps}
+    for changed_file, expected in {
+        "docker/pins.toml": set(ITS),
+        "requirements/vllm-cpu.txt": set(ITS),
+        "evals/families/backends.yaml": set(ITS),
+        "kernels/pagedkv/attention/kernel.py": set(),
+    }.items():
+        selected = {step for step in select(resolved, [changed_file]).reasons if step not in of_ours}
+        assert {f"accuracy-{name.replace('.', '-')}" for name in expected} <= selected
+        assert bool(selected) == bool(expected)
+
+
+def test_the_gates_of_one_model_share_a_table():
+    steps = steps_of(DECLARED)
+    assert {name for name, step in steps.items() if step.together == OURS} == {OURS, *ITS}
+    assert steps["jamba2-mini"].together == ""
+
+
+def test_with_a_backend_of_vllm_the_model_and_its_questions_are_the_same():
+    ours = DECLARED.gates[OURS]
+    for name, gate in ITS.items():
+        other = DECLARED.of_backends[name]
+        same = {"title", "attention_backend", "backends", "paired_with", "env", "arch", "rules", "step"}
+        assert other.model_dump(exclude=same) == ours.model_dump(exclude=same)
+        assert other.paired_with == (None if gate == "TRITON_ATTN" else "TRITON_ATTN")
+        assert ("VLLM_ROCM_USE_AITER" in other.env) == ("AITER" in gate)
+
+
+def test_gates_that_accuse_vllm_take_no_level_from_those_that_accuse_a_change():
+    ours, others = DECLARED.gates[OURS], DECLARED.of_backends
+    assert DECLARED.sharing(ours, "pre-merge") == 1
+    assert {DECLARED.sharing(others[name], "pre-merge") for name in ITS} == {len(ITS)}
+    assert DECLARED.deciding_together(ours) == sum(gate.weights == "hub" for gate in DECLARED.gates.values())
+    assert {DECLARED.deciding_together(gate) for gate in others.values()} == {len(others)}
 
 
 def test_a_gate_without_a_rule_for_a_release_is_not_planned_for_one():
@@ -63,7 +126,7 @@ def test_as_many_checks_are_demanded_as_a_gate_gives():
     }
     for name, drift in DECLARED.drifts.items():
         if name in steps:
-            assert steps[name].minimum == 3 + len(side_files(drift, AREA)) - (drift.peer == "transformers"), name
+            assert steps[name].minimum == 3 + len(side_files(drift, AREAS)) - (drift.peer == "transformers"), name
 
 
 @pytest.mark.parametrize(
@@ -93,24 +156,24 @@ def test_where_a_gate_of_the_repository_runs(changes, profiles):
 def test_minutes_that_cannot_be_planned_are_refused(name, minutes, why):
     step = DECLARED.gates[name].step.model_copy(update={"minutes": minutes})
     with pytest.raises(DeclarationError, match=why) as caught:
-        area_of(changed(name, step=step))
+        areas_of(changed(name, step=step))
     assert name in caught.value.where
 
 
 def test_a_device_twice_is_refused():
     with pytest.raises(DeclarationError, match="'cpu' is listed twice"):
-        area_of(changed("pocket-hybrid", arch=("cpu", "cpu")))
+        areas_of(changed("pocket-hybrid", arch=("cpu", "cpu")))
 
 
 def test_the_command_lists_the_gates_and_writes_their_area(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(cli, "AREA", tmp_path / "accuracy.yaml")
+    monkeypatch.setattr("hileval.gates.steps.AREAS", tmp_path)
     cli.list_steps(write=False)
     listed = capsys.readouterr().out
     assert "pocket-hybrid-drift: drift of pocket-hybrid\n  beside vllm, no baseline\n" in listed
     assert "beside ROCM_ATTN and TRITON_ATTN" in listed
-    assert not cli.AREA.exists()
+    assert not list(tmp_path.iterdir())
     cli.list_steps(write=True)
-    assert cli.AREA.read_text() == area_of(DECLARED)
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == areas_of(DECLARED)
 
 
 def test_the_list_says_which_drop_each_gate_can_see(capsys):
@@ -124,5 +187,5 @@ def test_the_list_says_which_drop_each_gate_can_see(capsys):
     hybrid = smallest_drop(250, 5, 1, 0.0, 0.01, 0.9)
     assert f"a drop of {100 * hybrid:.1f} points of 250 questions (pre-merge), " in seen["pocket-hybrid"]
     assert seen["pocket-hybrid"].endswith("; d 0.0%")
-    hub = smallest_drop(1319, 5, 1, 0.02, 0.01 / DECLARED.deciding_together, 0.9)
+    hub = smallest_drop(1319, 5, 1, 0.02, 0.01 / DECLARED.deciding_together(DECLARED.gates[OURS]), 0.9)
     assert f"{100 * hub:.1f} points of 1,319 questions (release); d 2.0% assumed" in seen["granite-4.0-h-small"]
