@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fit` against the numbers that the installed vLLM computes itself: every family, and published sizes on ranks."""
+"""`fit` against the numbers that the installed vLLM computes itself: every family, and published sizes on ranks.
+
+And every model type that transformers knows: its layers are those that transformers makes, or it is refused.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,11 +15,19 @@ from models import engine
 
 pytest.importorskip("vllm", reason="needs package:vllm")
 
+from transformers import CONFIG_MAPPING, AutoConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
 from families.family import FAMILIES
 from families.processes import ENVIRONMENT
+from pagedkv.errors import InvalidFileError
+from pagedkv.routing import model_types
 from pagedkv.routing.explain import Deployment
 from pagedkv.routing.fit import GIB, Budget, NotAHybridError, fit
-from pagedkv.routing.model_config import read_config
+from pagedkv.routing.model_config import layer_kinds, read_config
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(360)]
 
@@ -49,6 +61,9 @@ RANKS = {
 }
 """Published config: vLLM's class."""
 
+OUTER = {"minicpm-v-4.6": "MiniCPMV4_6ForConditionalGeneration"}
+"""Multimodal model around the language model of Qwen3.5: vLLM's class, which ignores its dtype of states."""
+
 LFM2 = {"block_dim": 2048, "conv_dim": 2048, "conv_dim_out": 2048, "block_auto_adjust_ff_dim": False}
 """What vLLM reads beside the keys that are stored here."""
 
@@ -63,6 +78,8 @@ def cases():
             if arguments["enable_prefix_caching"] and FAMILIES[name].attention == "latent":
                 continue
             yield f"{name}, {setting}", name, FAMILIES[name].architecture, 1, setting
+    for name, architecture in OUTER.items():
+        yield f"{name}, plain", name, architecture, 1, "plain"
     for name, architecture in RANKS.items():
         for tp in (1, 2, 4, 8):
             if (name, tp) == ("granite-4.0-h-tiny", 8):  # 12 heads
@@ -87,6 +104,11 @@ def folders(tmp_path_factory):
         keys = json.loads((CONFIGS / f"{name}.json").read_text()) | {"architectures": [architecture]}
         keys |= keys.pop("text_config", {}) | (LFM2 if name.startswith("lfm2") else {})
         (base / name / "config.json").write_text(json.dumps(keys))
+    for name, architecture in OUTER.items():
+        config = AutoConfig.for_model("minicpmv4_6")
+        config.architectures = [architecture]
+        config.text_config.mamba_ssm_dtype = "float32"
+        config.save_pretrained(base / name)
     return {folder.name: folder for folder in base.iterdir()}
 
 
@@ -153,5 +175,63 @@ def test_the_numbers_are_vllms(case, planned, folders):
 def test_what_has_no_states_is_no_hybrid(case, planned, folders):
     """vLLM finds no recurrent layer in it either."""
     assert planned[case]["states"] == []
-    with pytest.raises(NotAHybridError, match="has no recurrent layers"):
+    with pytest.raises(NotAHybridError, match="has no recurrent layer that is described here"):
         fitted(folders[STATELESS[case][0]], **SETTINGS["plain"])
+
+
+HELD = {
+    "full_attention": ["full"],
+    "attention": ["full"],
+    "sliding_attention": ["sliding"],
+    "linear_attention": ["state"],
+    "mamba": ["state"],
+    "conv": ["state"],
+    "hybrid": ["full", "state"],
+    "moe": [],
+    "mlp": [],
+}
+"""What layers hold, by the words of transformers."""
+
+UNMADE = {"musicgen", "musicgen_melody", "vision-encoder-decoder"}
+"""Types whose classes have no default."""
+
+TYPES = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES} - UNMADE)
+
+
+def layers_of(made):
+    """Layers of a config of transformers by what they hold."""
+    words = getattr(made, "layer_types", None) or getattr(made, "layers_block_type", None)
+    if words is None:
+        slides = getattr(made, "sliding_window", None) and getattr(made, "use_sliding_window", True)
+        words = ["sliding_attention" if slides else "full_attention"] * made.num_hidden_layers
+        if not hasattr(made, "num_attention_heads"):
+            words = ["mamba"] * made.num_hidden_layers
+    return Counter(held for word in words for held in HELD[word])
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_no_layer_of_a_default_config_is_guessed(model_type, tmp_path):
+    """An answer is of a known type or of listed layers, and has the layers and heads of transformers' class."""
+    made = CONFIG_MAPPING[model_type]()
+    made.save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    try:
+        kinds = layer_kinds(config)
+    except InvalidFileError as error:
+        assert str(error).startswith(f"{tmp_path / 'config.json'}: ")  # noqa: PT017 - to refuse is right as well
+        return
+    made = made.get_text_config(decoder=True)
+    assert (
+        config.model_type in model_types.RULES or config.model_type in model_types.ENCODER_DECODERS or config.listed()
+    )
+    kinds = [kind for kind in kinds if kind.attn_type == "decoder" and kind.keeps != "nothing"]
+    found = Counter()
+    for kind in kinds:
+        found["state" if kind.keeps == "state" else "sliding" if kind.window else "full"] += kind.count
+    assert found == layers_of(made)
+    for kind in kinds:
+        if kind.keeps == "cache":
+            heads = made.num_attention_heads
+            kv_heads = 1 if getattr(made, "multi_query", False) else getattr(made, "num_key_value_heads", None) or heads
+            assert kind.num_kv_heads == kv_heads
+            assert kind.head_size == (getattr(made, "head_dim", None) or made.hidden_size // heads)

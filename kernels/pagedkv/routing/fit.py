@@ -46,12 +46,13 @@ SHARED = (512, 1024, 2048, 4096, 8192, 32768)
 
 
 class NotAHybridError(InvalidFileError):
-    """The config describes a model without recurrent layers: nothing of it is decided by the size of a state."""
+    """No recurrent layer that is described here: nothing of the model is decided by the size of a state."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(
-            f"{config.path}: model type {config.model_type} has no recurrent layers, so its blocks are as large as "
-            "asked for and max_num_seqs has no limit but memory; fit is for hybrids. Which kernel serves it: explain."
+            f"{config.path}: model type {config.model_type} has no recurrent layer that is described here, so "
+            "its blocks are as large as asked for and max_num_seqs has no limit but memory; fit is for hybrids. "
+            "Which kernel serves it: explain."
         )
 
 
@@ -164,7 +165,7 @@ def fit(config: Config, deployment: Deployment, service: Budget) -> Fit:
         service: Memory, and how the engine is started.
 
     Raises:
-        NotAHybridError: The model has no recurrent layers.
+        NotAHybridError: The model has no recurrent layer that is described here.
         InvalidFileError: The config does not say what its layers are.
         MisuseError: The deployment contradicts the model.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a Hugging Face `config.json`: which layers a model has, what each asks of attention, and its recurrent state.
 
-Nothing is guessed: a family whose config does not say which layers slide, or that adds a bias no kernel takes, is an
-error that names the key.
+Nothing is guessed. A model type that is not in `model_types.py` must list its layers, and a key that changes attention
+or state and is not read here is an error that names it.
 
 A block of attention that shares its pool with Mamba or linear attention layers must be at least as large as the state
 of one sequence in a recurrent layer, because both are the same bytes. vLLM 0.32 (`platforms/interface.py:938`) takes
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pagedkv.errors import InvalidFileError, MisuseError
 
+from . import model_types
 from .request import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -41,10 +42,14 @@ class Config:
 
     path: str
     keys: Mapping[str, object]
+    outer: str = ""
+    """Outermost model type: of a multimodal model around the language model, or of the language model itself."""
+    around: frozenset[str] = frozenset()
+    """Names of the keys that stand around a language model and not in it."""
 
     @property
     def model_type(self) -> str:
-        """The family."""
+        """Type of the language model."""
         return str(self.keys.get("model_type", "unnamed"))
 
     def has(self, *names: str) -> bool:
@@ -93,6 +98,10 @@ class Config:
             raise self.error(f"{name}: got {value!r}; expected a list of words")
         return value
 
+    def listed(self) -> bool:
+        """Whether the config says of each layer what it is."""
+        return self.has("layer_types", "layers_block_type", "hybrid_override_pattern", "attn_type_list")
+
     def integers(self, name: str) -> list[int]:
         """Return a key that is a list of integers.
 
@@ -129,10 +138,12 @@ def read_config(path: Path) -> Config:
         raise InvalidFileError(f"{file}: no JSON: {error}.") from error
     if not isinstance(keys, dict):
         raise InvalidFileError(f"{file}: got a {type(keys).__name__}; expected an object of keys.")
+    outer, around = str(keys.get("model_type", "")), frozenset[str]()
     for part in _LANGUAGE_PARTS:
         if isinstance(keys.get(part), dict):
+            around = frozenset(keys) - frozenset(keys[part])
             keys = {**keys, **keys[part]}
-    return Config(str(file), keys)
+    return Config(str(file), keys, outer, around)
 
 
 _LAYER_WORDS = {
@@ -154,11 +165,8 @@ _LAYER_WORDS = {
 _PATTERN_LETTERS = {"M": ("state",), "*": ("full",), "-": (), "E": ()}
 """Letters of Nemotron-H's `hybrid_override_pattern`."""
 
-_EVERY_LAYER_SLIDES = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
-_EVEN_LAYERS_SLIDE = {"gemma2", "gpt_oss"}
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-_STATE_ALONE = {"mamba", "falcon_mamba", "mamba2"}
-_RELATIVE_BIAS = {"t5", "mt5", "umt5", "longt5", "switch_transformers", "mpnet"}
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 @dataclass(frozen=True)
@@ -190,19 +198,43 @@ def layer_kinds(config: Config) -> tuple[Kind, ...]:
     Raises:
         InvalidFileError: the config does not say what its layers are.
     """
-    if config.model_type in _RELATIVE_BIAS:
+    if config.model_type in model_types.RELATIVE_BIAS:
         raise config.error(f"model type {config.model_type} adds a relative position bias, which no kernel here takes")
-    if config.keys.get("is_encoder_decoder") or config.model_type == "whisper":
+    if config.keys.get("is_encoder_decoder") or config.model_type in model_types.ENCODER_DECODERS:
         return _encoder_decoder(config)
-    counts = Counter(held for layer in _pattern(config) for held in layer)
+    _require_all_read(config)
+    pattern = _pattern(config)
+    counts = Counter(held for layer in pattern for held in layer)
     found = []
     if counts["full"]:
         found.append(_latent(config, counts["full"]) if config.has("kv_lora_rank") else _attention(config, counts))
     if counts["sliding"]:
-        found.append(_attention(config, counts, window=config.integer("sliding_window")))
+        window = config.integer("sliding_window") + (config.model_type in model_types.SEES_ONE_MORE)
+        found.append(_attention(config, counts, window=window))
     if counts["state"]:
+        if model_types.RULES.get(config.model_type) not in {"hybrid", "states", "both"}:
+            raise config.error(
+                f"model type {config.model_type} has recurrent layers that are not described here (model_types.py). "
+                f"Keys of the config that may describe them: {_state_keys(config)}"
+            )
         found.append(Kind("state", counts["state"], keeps="state"))
     return tuple(found)
+
+
+def _state_keys(config: Config) -> str:
+    """Names of the keys that describe a recurrent state, for a message."""
+    return ", ".join(model_types.named_like_states(config.keys)) or "none"
+
+
+def _require_all_read(config: Config) -> None:
+    """Refuse a config with a key that changes attention or state and that nothing here reads."""
+    keys = {**_attention_keys(config).keys, **config.keys}
+    if found := model_types.unread(config.model_type, keys, around=config.around, listed=config.listed()):
+        raise config.error(
+            f"model type {config.model_type} has keys that may change attention or what it keeps, and that are not "
+            f"described here (model_types.py): {', '.join(found)}. Where the model does not use them, set them to null "
+            "in a copy of the config"
+        )
 
 
 def _attention(config: Config, counts: Counter[str], window: int | None = None) -> Kind:
@@ -216,7 +248,7 @@ def _attention(config: Config, counts: Counter[str], window: int | None = None) 
         window=window,
         softcap=config.number("attn_logit_softcapping"),
         alibi=_alibi(config),
-        sinks=config.model_type == "gpt_oss",
+        sinks=config.model_type in model_types.SINKS,
         scale=_scale(config, head_size),
         max_seq_len=config.integer(*_LENGTHS) if config.has(*_LENGTHS) else None,
     )
@@ -234,6 +266,12 @@ def _latent(config: Config, count: int) -> Kind:
 
 
 def _encoder_decoder(config: Config) -> tuple[Kind, ...]:
+    if config.model_type not in model_types.ENCODER_DECODERS:
+        raise config.error(
+            f"model type {config.model_type} is an encoder-decoder that is not described here (model_types.py). "
+            f"Known are {', '.join(sorted(model_types.ENCODER_DECODERS))}"
+        )
+    _require_all_read(config)
     width, heads = config.integer("d_model"), config.integer("decoder_attention_heads")
     source = config.integer("max_source_positions", "max_position_embeddings")
     target = config.integer("max_target_positions", "max_position_embeddings")
@@ -256,25 +294,39 @@ def _heads(config: Config) -> tuple[int, int]:
         return heads, config.integer("head_dim", "attention_head_dim")
     if config.model_type == "zamba2":  # attention reads the layer's input beside the embedding
         return heads, 2 * config.integer("hidden_size") // heads
-    return heads, config.integer("hidden_size", "n_embed", "n_embd", "d_model") // heads
+    width = config.integer("hidden_size", "n_embed", "n_embd", "d_model")
+    if width % heads:
+        raise config.error(f"head_dim: got none, and {heads} heads do not divide {width} channels; add head_dim")
+    return heads, width // heads
 
 
 def _kv_heads(config: Config, heads: int) -> int:
-    inner = config.keys.get("attn_config")
-    if isinstance(inner, dict) and "kv_n_heads" in inner:
-        return Config(config.path, inner).integer("kv_n_heads")
+    inner = _attention_keys(config)
+    if inner.has("kv_n_heads"):
+        return inner.integer("kv_n_heads")
+    if inner.keys.get("attn_type") == "multiquery_attention":
+        return 1
     if config.keys.get("multi_query") and not config.keys.get("new_decoder_architecture"):  # the older Falcons
         return 1
-    return config.integer("num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
+    names = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+    if not config.has(*names) and (others := model_types.named_like_kv_heads(config.keys)):
+        raise config.error(f"model type {config.model_type} says none of {', '.join(names)}, but {', '.join(others)}")
+    return config.integer(*names, default=heads)
+
+
+def _attention_keys(config: Config) -> Config:
+    """Keys of `attn_config`, in which MPT and DBRX keep those of attention; none of other types."""
+    inner = config.keys.get("attn_config")
+    return Config(config.path, inner if isinstance(inner, dict) else {})
 
 
 def _alibi(config: Config) -> bool:
-    inner = config.keys.get("attn_config")
     return (
         config.model_type == "bloom"
+        or (config.model_type == "baichuan" and config.keys.get("hidden_size") == 5120)  # 13B; no key says so
         or config.keys.get("alibi") is True
         or config.keys.get("position_embedding_type") == "alibi"
-        or (isinstance(inner, dict) and inner.get("alibi") is True)
+        or _attention_keys(config).keys.get("alibi") is True
     )
 
 
@@ -284,11 +336,45 @@ def _scale(config: Config, head_size: int) -> float | None:
         return float(scalar**-0.5)
     if config.model_type == "zamba2":
         return float((head_size / 2) ** -0.5)
-    return config.number("attention_multiplier")  # Granite
+    return config.number("attention_multiplier") or _attention_keys(config).number("softmax_scale")  # Granite; MPT
 
 
 def _pattern(config: Config) -> list[tuple[str, ...]]:
     """What each layer holds: some of `full`, `sliding` and `state`."""
+    listed = _listed_layers(config)
+    count = config.integer(*_COUNTS, default=len(listed) if listed else None)
+    if count > MOST_LAYERS:
+        raise config.error(f"num_hidden_layers: got {count}; expected at most {MOST_LAYERS}")
+    if listed is not None:
+        if len(listed) != count:
+            raise config.error(f"the config lists {len(listed)} layers, and num_hidden_layers is {count}")
+        return listed
+    layers = range(count)
+    rule = model_types.RULES.get(config.model_type)
+    if (full := _full_layers(config, layers)) is not None:
+        if rule in {"states", "both"}:
+            raise config.error(
+                f"model type {config.model_type} has no layers of attention alone, and the config names some"
+            )
+        return [("full",) if layer in full else ("state",) for layer in layers]
+    if rule in {None, "hybrid"} or (rule == "listed" and not config.has("sliding_window_pattern")):
+        known = "does not list" if rule else "is unknown here (model_types.py), and the config does not list"
+        words = (
+            "full_attention, mamba, linear_attention, conv" if rule == "hybrid" else "full_attention, sliding_attention"
+        )
+        raise config.error(
+            f"model type {config.model_type} {known} its layers. Add layer_types to a copy of the config: {count} "
+            f"of the words {words}"
+        )
+    if rule == "states":
+        return [("state",) for _ in layers]
+    if rule == "both":
+        return [("full", "state") for _ in layers]
+    return _sliding_pattern(config, layers)
+
+
+def _listed_layers(config: Config) -> list[tuple[str, ...]] | None:
+    """What each layer holds where the config has a word, letter or number for each; None where it has not."""
     if words := config.words("layer_types") or config.words("layers_block_type"):
         if unknown := sorted(set(words) - set(_LAYER_WORDS)):
             raise config.error(f"layers of type {', '.join(unknown)} are not described here (model_config.py)")
@@ -298,15 +384,15 @@ def _pattern(config: Config) -> list[tuple[str, ...]]:
         if unknown := sorted(set(letters) - set(_PATTERN_LETTERS)):
             raise config.error(f"hybrid_override_pattern has the letters {unknown}; expected M, *, - and E")
         return [_PATTERN_LETTERS[letter] for letter in letters]
-    count = config.integer("num_hidden_layers", "n_layer", "n_layers")
-    if count > MOST_LAYERS:
-        raise config.error(f"num_hidden_layers: got {count}; expected at most {MOST_LAYERS}")
-    layers = range(count)
-    if (full := _full_layers(config, layers)) is not None:
-        return [("full",) if layer in full else ("state",) for layer in layers]
-    if config.model_type == "falcon_h1":  # attention and Mamba side by side in each layer
-        return [("full", "state") for _ in layers]
-    return _sliding_pattern(config, layers)
+    if config.has("attn_type_list"):  # MiniMax
+        numbers = config.integers("attn_type_list")
+        if others := len(numbers) - numbers.count(1):
+            raise config.error(
+                f"attn_type_list: {others} of {len(numbers)} layers are not of type 1, full attention, and what they "
+                "keep is not described here (model_config.py)"
+            )
+        return [("full",) for _ in numbers]
+    return None
 
 
 def _linear_attention(config: Config) -> Config | None:
@@ -317,34 +403,41 @@ def _linear_attention(config: Config) -> Config | None:
 
 def _full_layers(config: Config, layers: range) -> set[int] | None:
     """Attention layers of a hybrid that does not list its layers; None of a model that is no hybrid."""
+    found = None
     for name in ("attn_layer_indices", "full_attn_idxs"):
-        if isinstance(indices := config.keys.get(name), list):
-            return set(indices)
-    if config.model_type in _STATE_ALONE:
-        return set()
+        if config.has(name):
+            found = set(config.integers(name))
     if (linear := _linear_attention(config)) is not None:
-        return {layer - 1 for layer in linear.integers("full_attn_layers")}
-    if config.has("attn_layer_period"):  # Jamba
-        offset = config.keys.get("attn_layer_offset", 0)
-        return {layer for layer in layers if layer % config.integer("attn_layer_period") == offset}
-    if config.has("linear_num_value_heads"):  # Qwen3-Next, Qwen3.5
+        full = linear.integers("full_attn_layers")
+        if linear.has("kda_layers") and sorted(full + linear.integers("kda_layers")) != [layer + 1 for layer in layers]:
+            raise config.error(f"full_attn_layers and kda_layers are not the {len(layers)} layers, each of them once")
+        found = {layer - 1 for layer in full}
+    elif config.has("attn_layer_period"):  # Jamba
+        period, offset = config.integer("attn_layer_period"), config.keys.get("attn_layer_offset")
+        if offset not in range(period):
+            raise config.error(f"attn_layer_offset: got {offset!r}; expected an integer from 0 to {period - 1}")
+        found = {layer for layer in layers if layer % period == offset}
+    elif config.has("linear_num_value_heads") and found is None:  # Qwen3-Next, Qwen3.5
         interval = config.integer("full_attention_interval", default=4)
-        return {layer for layer in layers if (layer + 1) % interval == 0}
-    return None
+        found = {layer for layer in layers if (layer + 1) % interval == 0}
+    if found is not None and not found <= set(layers):
+        raise config.error(f"attention in the layers {sorted(found)}; expected some of the {len(layers)} layers")
+    return found
 
 
 def _sliding_pattern(config: Config, layers: range) -> list[tuple[str, ...]]:
     if not config.has("sliding_window") or config.keys.get("use_sliding_window") is False:
         return [("full",) for _ in layers]
+    rule = model_types.RULES.get(config.model_type)
     if config.has("sliding_window_pattern"):  # Gemma 3, Cohere 2: each so many layers, one sees everything
         every = config.integer("sliding_window_pattern")
         slides = [(layer + 1) % every != 0 for layer in layers]
-    elif config.model_type in _EVEN_LAYERS_SLIDE:
+    elif rule == "even layers slide":
         slides = [layer % 2 == 0 for layer in layers]
     elif config.keys.get("use_sliding_window") is True:  # Qwen 2 and 3
         first = config.integer("max_window_layers", default=len(layers))
         slides = [layer >= first for layer in layers]
-    elif config.model_type in _EVERY_LAYER_SLIDES:
+    elif rule == "slides":
         slides = [True for _ in layers]
     else:
         raise config.error(
@@ -417,21 +510,28 @@ def recurrent_state(config: Config, *, tp: int, dtype: str, ssm_dtype: str | Non
 
 
 def _own_state_dtype(config: Config) -> str | None:
-    """The dtype of recurrent states where a family does not keep them in the model's (vLLM 0.32, `models/config.py`).
+    """The dtype of recurrent states as vLLM 0.32 takes it from the config; None is the model's.
 
     Raises:
-        InvalidFileError: the config names a dtype that is none.
+        InvalidFileError: the config names a dtype that is none, or vLLM's use of its key is unknown.
     """
     if _linear_attention(config) is not None:
         return "float32"
-    key, default = {
-        "nemotron_h": ("mamba_ssm_cache_dtype", "float32"),
-        **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), ("mamba_ssm_dtype", None)),
-    }.get(config.model_type, ("", None))
-    found = config.keys.get(key) or default
-    if found is not None and found not in ELEMENT_BYTES:
-        raise config.error(f"{key}: got {found!r}; expected one of {', '.join(ELEMENT_BYTES)}")
-    return None if found is None else str(found)
+    outer = config.outer or config.model_type
+    named = [name for name in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype") if config.has(name)]
+    if outer in model_types.STATE_DTYPES:
+        key, default = model_types.STATE_DTYPES[outer]
+        found = config.keys.get(key) or default
+        if found is not None and found not in ELEMENT_BYTES:
+            raise config.error(f"{key}: got {found!r}; expected one of {', '.join(ELEMENT_BYTES)}")
+        return None if found is None else str(found)
+    if outer not in model_types.STATES_IN_MODEL_DTYPE and (named or config.model_type == "nemotron_h"):
+        says = ", ".join(f"{name}: {config.keys[name]}" for name in named) or "none"
+        raise config.error(
+            f"which dtype vLLM gives the states of model type {outer} is not described here (model_types.py); its "
+            f"config says {says}. Give one: --ssm-dtype"
+        )
+    return None
 
 
 MAMBA_1 = "Mamba"
@@ -461,7 +561,7 @@ def _describe(config: Config, tp: int) -> tuple[str, int, int, tuple[int, ...]]:
         key, value = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
         channels = 2 * key_heads * key + value_heads * value
         return "gated delta net", channels, config.integer("linear_conv_kernel_dim"), (value_heads, value, key)
-    if config.model_type in _STATE_ALONE:
+    if model_types.RULES.get(config.model_type) == "states":
         return _describe_alone(config, tp)
     if (linear := _linear_attention(config)) is not None:
         heads, size = linear.integer("num_heads"), linear.integer("head_dim")
@@ -484,5 +584,6 @@ def _describe(config: Config, tp: int) -> tuple[str, int, int, tuple[int, ...]]:
     if config.has("conv_L_cache"):
         return "short convolution", config.integer("conv_dim", "hidden_size"), config.integer("conv_L_cache"), ()
     raise config.error(
-        f"model type {config.model_type} has recurrent layers that are not described here (model_config.py)"
+        f"model type {config.model_type} has recurrent layers, and their keys are not described here "
+        f"(model_config.py): {_state_keys(config)}"
     )

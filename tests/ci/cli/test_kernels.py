@@ -69,7 +69,11 @@ def test_answers_mistakes_and_statuses_are_those_of_the_kernels(explain_kernel, 
         (["--help"], Exit.PASS, "--gpu-memory-utilization"),
         (["qwen3-next-80b-a3b.json", "--arch", "gfx942", "--weights", "500"], Exit.FAIL, "DOES NOT FIT"),
         (["qwen3-next-80b-a3b.json", "--arch", "gfx942"], Exit.MISUSE, "--weights"),
-        (["mpt-7b.json", "--arch", "gfx942", "--weights", "9"], Exit.INVALID_DECLARATION, "has no recurrent layers"),
+        (
+            ["mpt-7b.json", "--arch", "gfx942", "--weights", "9"],
+            Exit.INVALID_DECLARATION,
+            "has no recurrent layer that is described here",
+        ),
     ],
     ids=["fits", "help", "does not fit", "misuse", "no hybrid"],
 )

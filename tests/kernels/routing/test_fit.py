@@ -160,8 +160,14 @@ def test_an_unknown_arch_is_the_parsers(fit):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ((CONFIGS / "llama-3.1-8b.json").read_text(encoding="utf-8"), "model type llama has no recurrent layers"),
-        ((CONFIGS / "whisper-large-v3.json").read_text(encoding="utf-8"), "model type whisper has no recurrent layers"),
+        (
+            (CONFIGS / "llama-3.1-8b.json").read_text(encoding="utf-8"),
+            "model type llama has no recurrent layer that is described here",
+        ),
+        (
+            (CONFIGS / "whisper-large-v3.json").read_text(encoding="utf-8"),
+            "model type whisper has no recurrent layer that is described here",
+        ),
         (json.dumps(NEXT | {"layer_types": ["rwkv"] * 48}), "layers of type rwkv are not described"),
         (
             json.dumps({key: value for key, value in NEXT.items() if key != "linear_key_head_dim"}),

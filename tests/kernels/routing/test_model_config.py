@@ -38,7 +38,11 @@ LLAMA = json.loads((CONFIGS / "llama-3.1-8b.json").read_text(encoding="utf-8"))
         ({"attn_logit_softcapping": -1}, InvalidFileError, "attn_logit_softcapping: got -1"),
         ({"num_hidden_layers": 10**9}, InvalidFileError, "num_hidden_layers: got 1000000000; expected at most 10000"),
         ({"hybrid_override_pattern": "M?"}, InvalidFileError, "letters"),
-        ({"layer_types": ["mamba", "attention"]}, InvalidFileError, "recurrent layers that are not described"),
+        (
+            {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2},
+            InvalidFileError,
+            "recurrent layers that are not described",
+        ),
         ({"torch_dtype": "int4"}, InvalidFileError, "dtype: got 'int4'"),
         ({"torch_dtype": None}, MisuseError, "--dtype"),
         ({"max_position_embeddings": None}, MisuseError, "--max-model-len"),
