@@ -46,6 +46,8 @@ class QueuePromise:
     memory_gib: int
     image: str = ""
     """What its jobs run in; empty on a queue whose jobs run on the host."""
+    compute_units: int = 0
+    """Of each GPU; 0 where the queue does not say."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +133,13 @@ def _promise(name: object, facts: object) -> QueuePromise | None:
     if not isinstance(facts, dict):
         return None
     device, gpus, memory, image = (facts.get(key) for key in ("device", "gpus", "memory_gib", "image"))
-    image = image or ""
+    image, units = image or "", facts.get("compute_units", 0)
     # `type`, because YAML's `yes` is a bool, which is an int to Python.
-    if type(gpus) is not int or type(memory) is not int or min(gpus, memory) < 0:
+    if type(gpus) is not int or type(memory) is not int or type(units) is not int or min(gpus, memory, units) < 0:
         return None
     if not (isinstance(name, str) and isinstance(device, str) and isinstance(image, str)):
         return None
-    return QueuePromise(name, gpus, device, memory, image)
+    return QueuePromise(name, gpus, device, memory, image, units)
 
 
 def project(text: str) -> Project:

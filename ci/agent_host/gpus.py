@@ -82,9 +82,21 @@ class GpuStatus:
     ecc_uncorrectable: int
     temperature_c: float
     """The hottest of its sensors."""
+    ecc_deferred: int = 0
+    """Errors that ECC could not mend, in words that nothing has read yet."""
+    compute_units: int = 0
+    """0 where amd-smi does not say."""
 
 
-def read_smi(*, seconds: float = SMI_SECONDS) -> tuple[list[GpuStatus], list[str]]:
+@dataclass(frozen=True)
+class SmiProblem:
+    """A fact of a GPU that amd-smi does not give, and the PCI address of that GPU; empty where that is not known."""
+
+    bdf: str
+    text: str
+
+
+def read_smi(*, seconds: float = SMI_SECONDS) -> tuple[list[GpuStatus], list[SmiProblem]]:
     """The GPUs that amd-smi describes fully, and a sentence for each fact that it does not give.
 
     Raises:
@@ -103,7 +115,7 @@ def read_smi(*, seconds: float = SMI_SECONDS) -> tuple[list[GpuStatus], list[str
     return parse_smi(answers)
 
 
-def parse_smi(answers: Mapping[str, str]) -> tuple[list[GpuStatus], list[str]]:
+def parse_smi(answers: Mapping[str, str]) -> tuple[list[GpuStatus], list[SmiProblem]]:
     """`read_smi` of what the commands `list`, `static` and `metric` printed.
 
     Raises:
@@ -120,11 +132,13 @@ def parse_smi(answers: Mapping[str, str]) -> tuple[list[GpuStatus], list[str]]:
                 remedy="compare it with agent_host.gpus; an unknown amd-smi counts as a sick node",
             ) from error
     gpus: list[GpuStatus] = []
-    problems: list[str] = []
+    problems: list[SmiProblem] = []
     for index in sorted(set().union(*entries.values())):
+        bdf = _known_bdf(entries["list"].get(index, {}))
         missing = [what for what in SMI_COMMANDS if index not in entries[what]]
         if missing:
-            problems.append(f"GPU {index}: amd-smi {' and '.join(missing)} does not mention it")
+            text = f"GPU {index}: amd-smi {' and '.join(missing)} does not mention it"
+            problems.append(SmiProblem(bdf, text))
             continue
         entry = entries["metric"][index] | entries["static"][index] | entries["list"][index]
         facts: dict[str, Any] = {}
@@ -134,7 +148,7 @@ def parse_smi(answers: Mapping[str, str]) -> tuple[list[GpuStatus], list[str]]:
                 facts[name] = read(entry)
             except ValueError as error:
                 unread.append(f"GPU {index}: {error}")
-        problems += dict.fromkeys(unread)
+        problems += [SmiProblem(bdf, text) for text in dict.fromkeys(unread)]
         if not unread:
             gpus.append(GpuStatus(index, **facts))
     return gpus, problems
@@ -164,6 +178,14 @@ def _bdf(entry: dict[str, Any]) -> str:
     return host.expect_text(entry.get("bdf", "absent"), "its PCI address", _BDF).lower()
 
 
+def _known_bdf(entry: dict[str, Any]) -> str:
+    """Its PCI address; empty where amd-smi does not say it."""
+    try:
+        return _bdf(entry)
+    except ValueError:
+        return ""
+
+
 def _name(entry: dict[str, Any]) -> str:
     return str(_section(entry, "asic").get("market_name", ""))
 
@@ -171,6 +193,17 @@ def _name(entry: dict[str, Any]) -> str:
 def _ecc(entry: dict[str, Any]) -> int:
     count = _section(entry, "ecc").get("total_uncorrectable_count", "absent")
     return host.expect_number(count, "its count of uncorrectable ECC errors")
+
+
+def _deferred(entry: dict[str, Any]) -> int:
+    """0 where amd-smi does not count them."""
+    count = _section(entry, "ecc").get("total_deferred_count", "N/A")
+    return 0 if count == "N/A" else host.expect_number(count, "its count of deferred ECC errors")
+
+
+def _compute_units(entry: dict[str, Any]) -> int:
+    count = _section(entry, "asic").get("num_compute_units", "N/A")
+    return 0 if count == "N/A" else host.expect_number(count, "its number of compute units")
 
 
 def _arch(entry: dict[str, Any]) -> str:
@@ -203,6 +236,8 @@ def _temperature(entry: dict[str, Any]) -> float:
     for name in SENSORS:
         quantity = sensors.get(name, "N/A")
         if isinstance(quantity, dict) and _is_number(quantity.get("value")) and quantity.get("unit") == "C":
+            if quantity["value"] <= 0:  # what a sensor gives that cannot be read
+                raise ValueError(f"its {name} temperature is {quantity['value']:g} C")
             found.append(float(quantity["value"]))
         elif quantity != "N/A":
             raise ValueError(f"its {name} temperature is {quantity!r}")
@@ -224,6 +259,8 @@ _FACTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "vram_used_mib": _used_vram,
     "ecc_uncorrectable": _ecc,
     "temperature_c": _temperature,
+    "ecc_deferred": _deferred,
+    "compute_units": _compute_units,
 }
 """Field of `GpuStatus` -> how it is read."""
 

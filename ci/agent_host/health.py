@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent_host.clone import QueuePromise
-    from agent_host.gpus import GpuStatus
+    from agent_host.gpus import GpuStatus, SmiProblem
 
 QUEUE = "BUILDKITE_AGENT_META_DATA_QUEUE"
 """Set by the agent from its tags, so no change can talk down what its node must have."""
@@ -53,6 +53,9 @@ MIN_ROOM_MIB = 1024
 
 MAX_LINES = 50
 """Of the kernel's log in a record; a GPU that faults writes thousands."""
+
+_NOT_RECORDED = frozenset({"arch", "ecc_deferred", "compute_units"})
+"""Facts of a GPU that are judged here and not recorded."""
 
 _FOLDER = re.compile(r"results/jobs/([A-Za-z0-9][A-Za-z0-9_.-]*)/\*\*/\*")
 """What the artifact paths of a step's job say, so the files of the hooks arrive with the rest."""
@@ -102,14 +105,13 @@ class HealthRecord:
     gpus: list[GpuStatus] = field(default_factory=list)
     dmesg: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What was seen and decides nothing."""
     taken: str = field(default_factory=_now)
     began: float = field(default_factory=time.monotonic)
 
     def write(self, folder: Path) -> Path:
         """Write it into a job's folder as JSON, whole or not at all."""
-        dmesg = self.dmesg
-        if len(dmesg) > MAX_LINES:  # the first lines name the cause
-            dmesg = [*dmesg[: MAX_LINES - 1], f"and {len(dmesg) - MAX_LINES + 1} more lines of GPU trouble"]
         record = {
             "schema_version": 1,
             "step": self.step,
@@ -120,16 +122,40 @@ class HealthRecord:
             "seconds": round(time.monotonic() - self.began, 3),
             "healthy": not self.problems,
             "problems": self.problems,
-            "gpus": [{name: fact for name, fact in vars(gpu).items() if name != "arch"} for gpu in self.gpus],
-            "dmesg": dmesg,
+            "gpus": [
+                {name: fact for name, fact in vars(gpu).items() if name not in _NOT_RECORDED} for gpu in self.gpus
+            ],
+            "dmesg": _first(self.dmesg, "lines of GPU trouble"),
             "ended": self.ended,
         }
+        if self.notes:  # a judge from before there were any refuses the key
+            record["notes"] = _first(self.notes, "notes")
         path = folder / f"health-{self.moment}.json"
         folder.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}")
         part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
         return path
+
+
+def _first(lines: list[str], what: str) -> list[str]:
+    """As many lines as a record holds: the first name the cause."""
+    if len(lines) <= MAX_LINES:
+        return lines
+    return [*lines[: MAX_LINES - 1], f"and {len(lines) - MAX_LINES + 1} more {what}"]
+
+
+def own_problems(
+    problems: Sequence[SmiProblem], gpus: Sequence[GpuStatus], own: frozenset[str]
+) -> tuple[list[str], list[str]]:
+    """Of what amd-smi does not say: what concerns this agent, and what concerns the GPUs of others alone.
+
+    `own` (PCI addresses) are this agent's; empty is the whole machine. A GPU without an address is another's only where
+    all of its own have been read.
+    """
+    unread = own - {gpu.bdf for gpu in gpus}
+    ours = [one for one in problems if not own or one.bdf in own or (not one.bdf and unread)]
+    return [one.text for one in ours], [one.text for one in problems if one not in ours]
 
 
 def job_folder(env: Mapping[str, str], checkout: Path) -> tuple[Path | None, str]:
@@ -169,6 +195,13 @@ def lasting_problems(gpus: Sequence[GpuStatus], promise: QueuePromise, own: froz
                 f"{name} has {gpu.vram_total_mib} MiB where {promise.queue} promises "
                 f"{promise.memory_gib} GiB: another product, or partitioned"
             )
+        elif promise.compute_units and gpu.compute_units != promise.compute_units:
+            problems.append(
+                f"{name} ({gpu.name}) has {gpu.compute_units or 'an unknown number of'} compute units where "
+                f"{promise.queue} promises {promise.compute_units}: another product, or partitioned"
+            )
+        if gpu.ecc_deferred:
+            problems.append(f"{name} has {gpu.ecc_deferred} deferred ECC errors")
         if gpu.ecc_uncorrectable:  # stays until the driver is loaded again
             problems.append(f"{name} has {gpu.ecc_uncorrectable} uncorrectable ECC errors")
     return problems

@@ -228,8 +228,9 @@ def _look(node: NodeContext, promise: QueuePromise, record: health.HealthRecord,
     while True:
         passing: list[str] = []
         try:
-            found, lasting = gpus.read_smi(seconds=node.smi_seconds)
+            found, unread = gpus.read_smi(seconds=node.smi_seconds)
             record.gpus = [gpu for gpu in found if gpu.bdf in own or not own]
+            lasting, record.notes = health.own_problems(unread, found, own)
             lasting += health.lasting_problems(found, promise, own)
             passing = health.passing_problems(record.gpus, limit, idle=idle)
         except HilgateError as error:
@@ -246,9 +247,12 @@ def _look(node: NodeContext, promise: QueuePromise, record: health.HealthRecord,
         record.problems.append(f"{error.what} ({error.where}); {error.remedy}")
         return None
     trouble = log.since(*node.position().load(), own)
-    sick = [line for line in trouble if line.severity is not kernel_log.Severity.FAULT]
+    unknown = [line for line in trouble if line.severity is kernel_log.Severity.UNKNOWN]
+    record.notes += [f"the kernel's log, not understood: {line}" for line in unknown]
     # A fault is evidence about the program that ran, so it belongs to the record after a job and to no other.
-    record.dmesg = [str(line) for line in (sick if idle else trouble)]
+    passing_over = {kernel_log.Severity.UNKNOWN, *([kernel_log.Severity.FAULT] if idle else [])}
+    record.dmesg = [str(line) for line in trouble if line.severity not in passing_over]
+    sick = [line for line in trouble if line.severity.makes_unfit]
     if sick:
         count = f"{len(sick)} lines" if len(sick) > 1 else "a line"
         record.problems.append(f"the kernel's log has {count} of GPU trouble: {sick[0].text[:160]}")

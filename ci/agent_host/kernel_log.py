@@ -44,6 +44,13 @@ class Severity(enum.Enum):
     """The GPU stopped and was, or is being, restarted: counts once."""
     FAULT = "fault"
     """A program reached for memory that is not its own: evidence against that program, not against the node."""
+    UNKNOWN = "unknown"
+    """The driver calls it an error, and no pattern here tells what it means: listed, and decides nothing."""
+
+    @property
+    def makes_unfit(self) -> bool:
+        """Whether such a line speaks against the node."""
+        return self in {Severity.BROKEN, Severity.HUNG}
 
 
 PREFIX = (
@@ -55,14 +62,19 @@ PREFIX = (
 )
 """How each line of the driver begins. A process cannot bring it about: its name has 15 bytes, and `[pid]` follows."""
 
+EVENT = r"(?:\{[0-9]+\} ?)?"
+"""Number of a hardware error, which its lines share."""
+
 PATTERNS = tuple(
     (severity, re.compile(PREFIX + f"(?:{pattern})", re.IGNORECASE))
     for severity, pattern in (
         # amdgpu_ras.c, umc_v*.c, ras/rascore: errors that ECC could not mend. A count of zero is an all-clear.
         (
             Severity.BROKEN,
-            r"(?:\{[0-9]+\} ?)?(?:socket: [0-9]+, die: [0-9]+,? )?[1-9][0-9]* (?:new )?uncorrectable hardware errors",
+            EVENT + r"(?:socket: [0-9]+, die: [0-9]+,? )?[1-9][0-9]* (?:new )?uncorrectable hardware errors?\b",
         ),
+        # amdgpu_ras.c, nbio_v7_*.c: one error, which ends everything on the GPU, without a count.
+        (Severity.BROKEN, EVENT + r"(?:fatal )?uncorrectable hardware error\b"),
         # amdgpu_ras_eeprom.c: too many bad pages.
         (Severity.BROKEN, r"RAS records:\s*[0-9]+ exceed threshold"),
         # amdgpu_device.c, amdgpu_kms.c
@@ -74,8 +86,12 @@ PATTERNS = tuple(
         (Severity.BROKEN, r"PCIe Bus Error: severity=Uncorrect\w+ \(Fatal\)"),
         # amdgpu_job.c
         (Severity.HUNG, r"ring \S+ timeout, (?:signaled seq|but soft recovered)"),
+        # amdgpu_ring.c: also after a reset that did not help.
+        (Severity.HUNG, r"ring \S+ test failed"),
         # amdgpu_device.c
         (Severity.HUNG, r"GPU reset begin!"),
+        # smu_cmn.c: the processor that sets clocks and power answers no more.
+        (Severity.HUNG, r"SMU: I'm not done with your "),
         # mes_v11_0.c, mes_v12_0.c: "failed to response" up to Linux 6.8.
         (Severity.HUNG, r"MES(?:\([0-9]\))? failed to respon(?:d|se)\b|MES might be in unrecoverable state"),
         # kfd_device_queue_manager.c
@@ -83,7 +99,7 @@ PATTERNS = tuple(
             Severity.HUNG,
             r"qcm fence wait loop timeout expired|The cp might be in an unrecoverable state|HWS hang",
         ),
-        (Severity.HUNG, r"Failed to (?:evict|restore) (?:process )?queues?\b"),
+        (Severity.HUNG, r"Failed to (?:evict|restore|add|remove) (?:process |hardware )?queues?\b"),
         # gmc_v9_0.c, gmc_v11_0.c, gmc_v12_0.c
         (
             Severity.FAULT,
@@ -92,6 +108,9 @@ PATTERNS = tuple(
     )
 )
 """The first that matches decides."""
+
+ERROR = re.compile(PREFIX + rf"(?:(?<=\*ERROR\* )|{EVENT}\[Hardware Error\])", re.IGNORECASE)
+"""A line that the driver itself calls an error."""
 
 _STAMP = re.compile(r"^\[\s*([0-9]+\.[0-9]+)\]\s?(.*)$")
 _BDF = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
@@ -136,7 +155,8 @@ class Log:
 
 def severity_of(text: str) -> Severity | None:
     """What a line of the log says about the node; None when it is no GPU trouble."""
-    return next((severity for severity, pattern in PATTERNS if pattern.match(text)), None)
+    unknown = Severity.UNKNOWN if ERROR.match(text) else None
+    return next((severity for severity, pattern in PATTERNS if pattern.match(text)), unknown)
 
 
 def read(env: Mapping[str, str]) -> Log:
@@ -214,7 +234,7 @@ def main(words: list[str] | None = None) -> int:
         position.save(log.end, accepted=True)
         sys.stdout.write(f"accepted up to {log.end:.6f} s after boot\n")
         return 0
-    return int(Exit.SICK_NODE) if counting else 0
+    return int(Exit.SICK_NODE if any(line.severity is not Severity.UNKNOWN for line in counting) else Exit.PASS)
 
 
 if __name__ == "__main__":

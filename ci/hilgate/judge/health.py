@@ -55,7 +55,7 @@ def trouble(health: Sequence[Health], host: str, gpus: int) -> tuple[str, ...]:
 
 
 def lines(health: Sequence[Health]) -> tuple[str, ...]:
-    """Node and GPU memory before and after, a line for each GPU."""
+    """Node and GPU memory before and after, a line for each GPU; then what was seen and decides nothing."""
     before, after = _by_bdf(health, "before"), _by_bdf(health, "after")
     shown = []
     for bdf in sorted(before | after):
@@ -67,7 +67,8 @@ def lines(health: Sequence[Health]) -> tuple[str, ...]:
         name = f"{bdf} {gpu.name}" if gpu.name else bdf
         shown.append(f"GPU {name}: {', '.join(used)}, of {gpu.vram_total_mib:,} MiB")
     ended = [process for one in health for process in one.ended]
-    return (*shown, *(f"left running, and ended: {process}" for process in ended[:SHOWN_LINES]))
+    notes = [f"seen {one.moment}, not judged: {note}" for one in health for note in one.notes]
+    return (*shown, *(f"left running, and ended: {process}" for process in ended[:SHOWN_LINES]), *notes[:SHOWN_LINES])
 
 
 def _by_bdf(health: Sequence[Health], moment: str) -> dict[str, GpuHealth]:

@@ -100,6 +100,8 @@ class Queue(StrictModel):
     """GPUs of one agent."""
     memory_gib: int = Field(gt=0)
     """GPU memory of one device, or host memory for a cpu queue."""
+    compute_units: int = Field(default=0, ge=0)
+    """Compute units of one GPU, which tell products of one arch apart; 0 is not looked at."""
     image: Key | None = None
     """The image that its jobs run in; None runs them on the host."""
     gate: bool = False

@@ -265,6 +265,8 @@ class Health(StrictModel):
     """Kernel log lines of GPU trouble since the job began."""
     ended: tuple[str, ...] = ()
     """Processes that the step left behind and that were ended."""
+    notes: tuple[str, ...] = ()
+    """What was seen and decides nothing: other agents' GPUs, lines of the kernel's log that are not understood."""
 
 
 Record = Annotated[

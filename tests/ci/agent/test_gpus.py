@@ -19,9 +19,21 @@ def answers(machine: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("machine", "count", "first"),
     [
-        ("mi300x-8-rocm6.4", 8, GpuStatus(0, "0000:05:00.0", "AMD Instinct MI300X", "gfx942", 196592, 284, 0, 36.0)),
-        ("mi355x-1-rocm7.2", 1, GpuStatus(0, "0000:75:00.0", "AMD Instinct MI355X", "gfx950", 294896, 283, 0, 41.0)),
-        ("mi250-4-rocm6.2", 8, GpuStatus(0, "0000:29:00.0", "AMD Instinct MI250X / MI250", "gfx90a", 65520, 10, 0, 40)),
+        (
+            "mi300x-8-rocm6.4",
+            8,
+            GpuStatus(0, "0000:05:00.0", "AMD Instinct MI300X", "gfx942", 196592, 284, 0, 36.0, 0, 304),
+        ),
+        (
+            "mi355x-1-rocm7.2",
+            1,
+            GpuStatus(0, "0000:75:00.0", "AMD Instinct MI355X", "gfx950", 294896, 283, 0, 41.0, 0, 256),
+        ),
+        (
+            "mi250-4-rocm6.2",
+            8,
+            GpuStatus(0, "0000:29:00.0", "AMD Instinct MI250X / MI250", "gfx90a", 65520, 10, 0, 40, 0, 104),
+        ),
     ],
 )
 def test_recorded_machines_are_understood(machine: str, count: int, first: GpuStatus) -> None:
@@ -55,6 +67,11 @@ VRAM, ECC, TARGET = "mem_usage.used_vram", "ecc.total_uncorrectable_count", "asi
         ("temperature", {"edge": "N/A", "hotspot": "N/A", "mem": "N/A"}, "no sensor"),
         ("temperature.hotspot", "N/A", ""),
         ("temperature.hotspot", {"value": 36, "unit": "F"}, "its hotspot temperature is"),
+        ("temperature.hotspot", {"value": 0, "unit": "C"}, "its hotspot temperature is 0 C"),
+        ("temperature.mem", {"value": -273, "unit": "C"}, "its mem temperature is -273 C"),
+        ("ecc.total_deferred_count", "0", "its count of deferred ECC errors is '0'"),
+        ("ecc.total_deferred_count", "N/A", ""),
+        ("asic.num_compute_units", "many", "its number of compute units is 'many'"),
         ("temperature.mem", {"value": float("nan"), "unit": "C"}, "its mem temperature is {'value': nan"),
         (TARGET, "N/A", "its gfx arch is 'N/A'"),
         (TARGET, "9.4.2", "its gfx arch is '9.4.2'"),
@@ -74,7 +91,8 @@ def test_what_is_not_understood_is_named(key: str, value: object, problem: str) 
     else:
         section[last] = value
     gpus, problems = parse_smi({**texts, what: json.dumps(data)})
-    assert [one.startswith(f"GPU 3: {problem}") for one in problems] == [True] * bool(problem)
+    assert [one.text.startswith(f"GPU 3: {problem}") for one in problems] == [True] * bool(problem)
+    assert [one.bdf for one in problems] == ["" if what == "list" else "0000:65:00.0"] * bool(problem)
     assert [gpu.index for gpu in gpus] == [index for index in range(8) if index != 3 or not problem]
 
 
@@ -84,7 +102,7 @@ def test_a_gpu_that_one_command_leaves_out_is_named() -> None:
         shorter = json.dumps(json.loads(texts[what])[:-1])
         gpus, problems = parse_smi({**texts, what: shorter})
         assert len(gpus) == 7
-        assert [problem in text and text.startswith("GPU 7: ") for text in problems] == [True]
+        assert [problem in one.text and one.text.startswith("GPU 7: ") for one in problems] == [True]
 
 
 def test_a_decimal_stepping_is_the_same_arch() -> None:

@@ -63,6 +63,16 @@ BREAKS: dict[str, tuple[Break, str]] = {
         metric(5, "ecc", "total_uncorrectable_count", 1),
         "GPU 5 (0000:a6:00.0) has 1 uncorrectable ECC errors",
     ),
+    "deferred ECC": (
+        metric(5, "ecc", "total_deferred_count", 2),
+        "GPU 5 (0000:a6:00.0) has 2 deferred ECC errors",
+    ),
+    "another product of the arch": (
+        lambda node: node.edit(
+            "static", lambda data: data[0]["asic"].update(market_name="AMD Instinct MI308X", num_compute_units=80)
+        ),
+        "(AMD Instinct MI308X) has 80 compute units where amd_mi300_8 promises 304: another product, or partitioned",
+    ),
     "hot": (metric(1, "temperature", "mem", {"value": 97, "unit": "C"}), "has 97 C; an idle one at most 90"),
     "missing GPU": (without_gpu_7, "7 GPUs where amd_mi300_8 promises 8"),
     "wrong arch": (
@@ -293,6 +303,52 @@ def test_a_shared_machine_is_judged_by_the_agents_own_gpu(node: FakeNode) -> Non
     del node.env["HILGATE_RENDER_NODES"]
     assert node.preflight() == 75
     assert "8 GPUs where amd_mi300_1 promises 1" in node.record("before").problems
+
+
+NOT_READ = {"edge": "N/A", "hotspot": "N/A", "mem": "N/A"}
+STRANGE: dict[str, tuple[Callable[[FakeNode, int], object], str]] = {
+    "an APU": (
+        lambda node, gpu: node.edit("metric", lambda data: data[gpu].update(ecc="N/A", temperature=NOT_READ)),
+        "ecc is 'N/A'",
+    ),
+    "no memory": (
+        lambda node, gpu: node.edit("metric", lambda data: data[gpu].update(mem_usage="N/A")),
+        "mem_usage is 'N/A'",
+    ),
+    "no arch": (
+        lambda node, gpu: node.edit("static", lambda data: data[gpu]["asic"].update(target_graphics_version="N/A")),
+        "its gfx arch is 'N/A'",
+    ),
+    "no metric": (
+        lambda node, gpu: node.edit("metric", lambda data: data.remove(next(one for one in data if one["gpu"] == gpu))),
+        "amd-smi metric does not mention it",
+    ),
+    "no address": (
+        lambda node, gpu: node.edit("list", lambda data: data[gpu].update(bdf="N/A")),
+        "its PCI address is 'N/A'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_what_is_wrong_with_a_gpu_of_others_is_recorded_and_not_judged(name: str, node: FakeNode) -> None:
+    damage, problem = STRANGE[name]
+    write_gpu(node.kfd, 2, minor=128, bus=0x05, gpu_id=1)
+    write_gpu(node.kfd, 3, minor=136, bus=0x26, gpu_id=2)
+    node.env |= {"BUILDKITE_AGENT_META_DATA_QUEUE": "amd_mi300_1", "HILGATE_RENDER_NODES": "renderD136"}
+    node.computes(1)
+    damage(node, 0)
+    assert node.preflight() == 0
+    record = node.record("before")
+    assert (record.healthy, record.problems, record.notes[0][:6]) == (True, (), "GPU 0:")
+    assert problem in record.notes[0]
+    assert node.postflight() == 0
+    damage(node, 1)
+    assert node.preflight() == 75
+    assert any(problem in one for one in node.record("before").problems)
+    del node.env["HILGATE_RENDER_NODES"]
+    assert node.preflight() == 75
+    assert node.record("before").notes == ()
 
 
 def test_by_hand_it_writes_uploads_pauses_and_forgives_nothing(

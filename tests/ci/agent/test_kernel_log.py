@@ -8,10 +8,14 @@ from support.nodes import QUIET, FakeNode
 
 from agent_host import host, kernel_log
 from agent_host.kernel_log import Position, Severity
+from hilgate.judge.health import lines, trouble
 
 LINES = {
     "amdgpu 0000:05:00.0: socket: 0, die: 1, 2 uncorrectable hardware errors detected in umc block": Severity.BROKEN,
     "amdgpu 0000:05:00.0: {3} socket: 0, die: 0, 1 new uncorrectable hardware errors detected in gfx": Severity.BROKEN,
+    "amdgpu 0000:1c:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!": Severity.BROKEN,
+    "amdgpu 0000:1c:00.0: amdgpu: uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!": Severity.BROKEN,
+    "amdgpu 0000:05:00.0: socket: 0, die: 1, 1 uncorrectable hardware error detected in umc block": Severity.BROKEN,
     "amdgpu: RAS records:300 exceed threshold:256, GPU will not be initialized.": Severity.BROKEN,
     "amdgpu 0000:05:00.0: amdgpu: GPU reset(4) failed": Severity.BROKEN,
     "amdgpu: GPU Recovery Failed: -19": Severity.BROKEN,
@@ -25,6 +29,19 @@ LINES = {
     "amdgpu 0000:05:00.0: amdgpu: MES(0) failed to respond to msg=REMOVE_QUEUE": Severity.HUNG,
     "[drm:mes_v11_0_submit_pkt_and_poll_completion [amdgpu]] *ERROR* MES failed to response msg=3": Severity.HUNG,
     "amdgpu 0000:05:00.0: amdgpu: MES might be in unrecoverable state, issue a GPU reset": Severity.HUNG,
+    "amdgpu 0000:05:00.0: amdgpu: SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x06": Severity.HUNG,
+    "[drm:amdgpu_ring_test_helper [amdgpu]] *ERROR* ring kiq_0.2.1.0 test failed (-110)": Severity.HUNG,
+    "amdgpu 0000:05:00.0: [drm:amdgpu_ring_test_helper [amdgpu]] *ERROR* ring kiq_2.1.0 test failed": Severity.HUNG,
+    "amdgpu 0000:05:00.0: amdgpu: failed to remove hardware queue from MES, doorbell=0x1a02": Severity.HUNG,
+    "amdgpu: failed to add hardware queue to MES, doorbell=0x1a02": Severity.HUNG,
+    "[drm:amdgpu_dm_init [amdgpu]] *ERROR* amdgpu: failed to initialize freesync_module": Severity.UNKNOWN,
+    "amdgpu 0000:05:00.0: [drm] *ERROR* dc_dmub_srv_log_diagnostic_data: DMCUB error": Severity.UNKNOWN,
+    "amdgpu 0000:05:00.0: amdgpu: *ERROR* something of the next release": Severity.UNKNOWN,
+    "amdgpu 0000:05:00.0: {2}[Hardware Error]: Accelerator Check Architecture events logged": Severity.UNKNOWN,
+    "amdgpu 0000:05:00.0: amdgpu: [Hardware Error]: ACA[01/01].STATUS=0xd820000000030000": Severity.UNKNOWN,
+    "mce: [Hardware Error]: Machine check events logged": None,
+    "*ERROR*[2581]: segfault at 0 ip 00007f sp 00007f error 4 in python3.11[41f000+2a1000]": None,
+    "amdgpu: [2581]: *ERROR* segfault at 0 ip 00007f sp 00007f error 4": None,
     "amdgpu: qcm fence wait loop timeout expired": Severity.HUNG,
     "amdgpu: The cp might be in an unrecoverable state due to an unsuccessful queues preemption": Severity.HUNG,
     "amdgpu: Failed to evict process queues": Severity.HUNG,
@@ -83,6 +100,22 @@ def test_a_line_about_another_agents_gpu_is_not_ours() -> None:
     mine = found.since(-1.0, -1.0, frozenset({"0000:26:00.0"}))
     assert [line.text for line in mine] == [BAD_MEMORY, nameless]
     assert found.since(-1.0, -1.0) == list(found.trouble)
+
+
+def test_a_line_that_is_not_understood_counts_nothing_and_is_listed(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "amdgpu 0000:05:00.0: amdgpu: *ERROR* something of the next release"
+    node.log(QUIET + f"[  201.000000] {line}\n")
+    assert node.preflight() == 0
+    record = node.record("before")
+    assert (record.problems, record.dmesg) == ((), ())
+    assert record.notes == (f"the kernel's log, not understood: [201.000000] {line}",)
+    assert trouble([record], "", 8) == ()
+    assert [one for one in lines([record]) if line in one] == [f"seen before, not judged: {record.notes[0]}"]
+    monkeypatch.setattr(host, "PROC", node.proc)
+    assert kernel_log.main([]) == 0
+    assert capsys.readouterr().out.endswith(f"unknown [201.000000] {line}\n")
 
 
 @pytest.mark.parametrize(
