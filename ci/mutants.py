@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from hilgate.declare.imports import build
 from hilgate.declare.load import find_root, load
-from hilgate.errors import CannotRunHereError, DeclarationError, Exit, NothingSelectedError, ending
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit, MisuseError, NothingSelectedError, ending
 from hilgate.git import clone_at
 from hilgate.model.record import Check, Outcome
 
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 CORE = (
-    "ci/hilgate/judge/build.py",
-    "ci/hilgate/judge/health.py",
-    "ci/hilgate/judge/verdict.py",
+    "ci/hilgate/judge/*.py",
     "ci/hilgate/run/rules.py",
     "ci/hilgate/plan/select.py",
     "ci/hilgate/evidence.py",
@@ -309,17 +307,38 @@ def shown(mutant: Mutant, code: str, changed: str) -> str:
     return "\n".join([f"{mutant.path}:{mutant.line}: {mutant.operator}", *(f"    {line}" for line in lines)])
 
 
-def kill(root: Path, number: int, seed: int, processes: int, minutes: float, only: str) -> Check:
-    """Draw mutants, run them and say how many were killed; survivors are printed as they are found."""
-    from scipy.stats import binomtest
+def _git(root: Path, *words: str) -> str:
+    """What git says; empty where it fails. `stash create` makes a commit of the edits to tracked files, if any."""
+    return subprocess.run(["git", *words], cwd=root, check=False, capture_output=True, text=True).stdout.strip()
 
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def kill(root: Path, number: int, seed: int, processes: int, minutes: float, only: str) -> Check:
+    """Draw mutants, run them and say how many were killed; survivors are printed as they are found.
+
+    Raises:
+        MisuseError: `only` names no file of the core, or there is no git checkout.
+        CannotRunHereError: cosmic-ray is not installed.
+    """
+    try:
+        import cosmic_ray.plugins  # noqa: F401
+        from scipy.stats import binomtest
+    except ImportError as error:
+        raise CannotRunHereError(f"{error.name} is not installed", remedy="install requirements/laptop.txt") from error
     began = time.monotonic()
     python_path = load(root).project.python_path
-    commit = subprocess.run(["git", "stash", "create"], cwd=root, check=True, capture_output=True, text=True).stdout
-    commit = commit or subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=root, text=True)
-    core = [path for path in CORE if only in path]
+    found = [path.relative_to(root).as_posix() for pattern in CORE for path in sorted(root.glob(pattern))]
+    core = [path for path in found if only in path and not path.endswith("/__init__.py")]
+    if not core:
+        raise MisuseError(f"no file of the core has {only!r} in its path", remedy=f"take one of {', '.join(found)}")
+    commit = _git(root, "stash", "create") or _git(root, "rev-parse", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
-        copies = Copies(root, commit.strip(), Path(folder), processes, python_path)
+        copies = Copies(root, commit, Path(folder), processes, python_path)
         source = Path(folder, "0")
         codes = {path: (source / path).read_text(encoding="utf-8") for path in core}
         mutants = {(path, *place): found for path in core for place, found in mutants_of(path, codes[path]).items()}
@@ -356,9 +375,9 @@ def kill(root: Path, number: int, seed: int, processes: int, minutes: float, onl
 def main() -> int:
     """Draw mutants and run them; the exit status is 0, 1 (too few were killed) or 4 (not all of them could run)."""
     parser = argparse.ArgumentParser(description="Count how many mutants of the core its tests kill.")
-    parser.add_argument("--number", type=int, default=DRAWN, help=f"how many are drawn ({DRAWN})")
+    parser.add_argument("--number", type=_positive, default=DRAWN, help=f"how many are drawn ({DRAWN})")
     parser.add_argument("--seed", type=int, help="of the draw; printed, so that it can be repeated")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="how many run at once (one a core)")
+    parser.add_argument("--processes", type=_positive, default=os.cpu_count(), help="how many run at once (one a core)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"to start mutants in ({MINUTES:g})")
     parser.add_argument("--only", default="", metavar="TEXT", help="files of the core whose path holds this")
     given = parser.parse_args()
