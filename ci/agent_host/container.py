@@ -100,7 +100,7 @@ def gpu_devices(count: int, env: Mapping[str, str], *, kfd: Path = host.KFD, dev
         SickNodeError: Fewer GPUs than the step needs, or a device node that the driver lists is not there.
         CannotRunHereError: The variable is wrong, or the machine has more GPUs and nothing says which are this agent's.
     """
-    if count == 0:
+    if count == 0:  # mutant ReplaceComparisonOperator_Eq_LtE: a number of GPUs
         return GpuDevices()
     try:
         own = gpus.own_nodes(env, kfd)
@@ -114,7 +114,7 @@ def gpu_devices(count: int, env: Mapping[str, str], *, kfd: Path = host.KFD, dev
             remedy=f"set {gpus.RENDER_NODES} for each agent of the machine",
         )
     chosen = [node.name for node in own or listed][:count]
-    if len(chosen) < count:
+    if len(chosen) < count:  # mutant ReplaceComparisonOperator_Lt_NotEq: no more than `count` are chosen
         raise host.SickNodeError(
             f"the step needs {count} GPUs and this agent has {len(chosen)}",
             where=str(kfd),
@@ -230,7 +230,7 @@ def command(container: Container) -> list[str]:
 def _devices(container: Container) -> list[str]:
     given = container.devices
     nodes = [_matching(_NODE, node, "a render node (/dev/dri/renderD<minor>)") for node in given.render_nodes]
-    if len(set(nodes)) != len(nodes):
+    if len(set(nodes)) != len(nodes):  # mutant ReplaceComparisonOperator_NotEq_Lt: a set has no more
         raise DeclarationError("a GPU is given twice", where=", ".join(nodes), remedy="name each render node once")
     if not nodes:
         return []

@@ -477,7 +477,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _own(
         "nothing but skips",
-        lambda f: f.done == 0,
+        lambda f: f.done == 0,  # mutant ReplaceComparisonOperator_Eq_LtE: a number of checks
         DID_NOT_RUN,
         Ruling.UNFINISHED,
         lambda f: f"none of its {len(f.checks)} checks ran; the first: {f.reason(DID_NOT_RUN)}",
@@ -517,6 +517,7 @@ RULES: tuple[Rule, ...] = (
         Ruling.INCONCLUSIVE,
         lambda f: f.finding(INCONCLUSIVE) or "exit 6 (inconclusive) and no check that says why",
     ),
+    # mutant ReplaceComparisonOperator_Eq_LtE, ReplaceComparisonOperator_Eq_GtE: any other status has been decided
     _own("exit 0 and good evidence", lambda f: f.exit_status == Exit.PASS, PASS, Ruling.PASS, _why_pass),
 )
 """Read from the top; the first that holds decides. The rules of an exit status cover every status."""

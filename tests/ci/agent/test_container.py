@@ -147,6 +147,19 @@ def test_a_fork_gets_no_secret_no_network_and_a_cache_that_it_cannot_write():
     )
 
 
+def test_a_fork_has_a_network_where_it_has_no_gpu():
+    given = made(fork=True, network=True)
+    online = [word for word in OFFLINE if "OFFLINE" not in word]
+    assert container.command(given) == golden(env=online, network="bridge")
+
+
+def test_the_group_of_root_is_not_given_and_a_gibibyte_is_enough():
+    devices = container.GpuDevices(("/dev/dri/renderD128",), (44, 0, 109, 44))
+    words = container.command(made(devices=devices, memory_gib=1))
+    assert [word for word in words if word.startswith("--group-add")] == ONE_GPU[2:]
+    assert "--memory=1g" in words
+
+
 def test_a_recheck_reads_earlier_results_and_cannot_change_them():
     earlier = ["--mount=type=bind,source=/scratch/j/jobs,target=/hilgate/jobs,readonly"]
     assert container.command(made(recheck=True)) == golden(mounts=earlier, env=OFFLINE)
@@ -473,6 +486,8 @@ def test_a_signal_ends_the_command_and_is_named(attended, capsys, number):
 def test_a_job_that_fills_its_disk_is_killed_at_once(attended, monkeypatch, free, ended):
     monkeypatch.setattr(container.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     script = f"trap 'echo asked > {attended.folder}/asked' TERM; "
+    assert attended("exit 3") == 3  # it has ended already
+    (attended.folder / "pid").unlink()
     if not ended:
         assert attended(f"{script} sleep 0.3") == 0
         return

@@ -307,7 +307,7 @@ def read(agent, key=KEY, **changes):
 
 def declared(**step):
     """The builder, and the step with these fields of its declaration."""
-    return {"steps": [{"key": BUILDER, "provides": "rocm", "timeout_minutes": 1}, {"key": KEY, "image": "rocm"} | step]}
+    return {"steps": [{"key": KEY, "image": "rocm"} | step, {"key": BUILDER, "provides": "rocm", "timeout_minutes": 1}]}
 
 
 def test_what_a_plan_says_of_a_step_is_read(agent):

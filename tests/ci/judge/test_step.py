@@ -420,6 +420,26 @@ def test_a_test_that_a_step_of_other_evidence_names_is_not_a_stray_one(tmp_path)
     assert jobs.ruled().outcome is Outcome.PASS
 
 
+@pytest.mark.parametrize(
+    ("a_step", "profile", "said"),
+    [
+        (gpu_step(image=None), "pr", True),
+        (gpu_step(), "pr", False),
+        (gpu_step(image=None), "gate", False),
+    ],
+    ids=["on-the-host", "in-an-image", "local"],
+)
+def test_a_step_of_a_fork_that_nobody_starts_says_why(tmp_path, a_step, profile, said):
+    jobs = Jobs(tmp_path, agents_plan(a_step, fork=True, profile=profile))
+    without("results.jsonl", "health-before.json", "health-after.json")(jobs)
+    assert jobs.ruled().why.endswith(f"; {a_step.reason}") is said
+
+
+def test_a_local_verdict_names_no_node(tmp_path):
+    jobs = Jobs(tmp_path, agents_plan(profile="gate"))
+    assert [line for line in jobs.ruled().evidence if line.startswith("node ")] == []
+
+
 def test_several_reruns_of_one_place_are_one_line(tmp_path):
     jobs = Jobs(tmp_path)
     both = (failed(), failed(OTHER), failed("tests/t.py::test_x"))
@@ -486,6 +506,15 @@ TROUBLE = {
         pair(before={"gpus": (gpu(ecc_uncorrectable=4),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}),
         (),
     ),
+    "one-new-memory-error": (
+        pair(before={"gpus": (gpu(ecc_uncorrectable=3),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}),
+        ("GPU 0000:05:00.0: 1 new uncorrectable memory errors",),
+    ),
+    "a-counter-that-began-again": (
+        pair(before={"gpus": (gpu(ecc_uncorrectable=4),)}, after={"gpus": (gpu(ecc_uncorrectable=1),)}),
+        (),
+    ),
+    "only-before": (pair()[:1], ()),
     "kernel-log-from-before": (pair(before={"dmesg": ("old",)}), ()),
     "unhealthy-for-its-kernel-log": (
         pair(before={"healthy": False, "dmesg": ("GPU reset",)}),
@@ -502,6 +531,8 @@ TROUBLE = {
 def test_trouble(name):
     records, found = TROUBLE[name]
     assert nodes.trouble(records, NODE, 1) == found
+    without_results = tuple(words for words in found if "the results are of" not in words)
+    assert nodes.trouble(records, "", 1) == without_results
 
 
 def test_the_lines_show_memory_and_what_was_left_running():

@@ -120,6 +120,10 @@ def test_reasons_and_omissions_say_what_imports_what(repository):
     assert selection.reasons["read"] == "kernels/pagedkv/layout.py changed, imported by tests/kernels/test_read.py"
     assert selection.reasons["gate"] == "kernels/pagedkv/layout.py changed, imported by hileval"
     assert selection.omitted == {"write": NOT_IMPORTED}
+    both = select(IMPORTING, ["kernels/pagedkv/reader.py", "kernels/pagedkv/layout.py"], build(repository, PATH))
+    assert both.reasons["gate"] == "kernels/pagedkv/layout.py and 1 more changed, imported by hileval"
+    own = select(IMPORTING, ["tests/kernels/test_write.py"], build(repository, PATH))
+    assert own.reasons["write"] == "tests/kernels/test_write.py changed"
     assert select(IMPORTING, ["kernels/pagedkv/writer.py"], build(repository, PATH)).omitted["gate"] == NOT_AFFECTED
     gone = select(IMPORTING, ["kernels/pagedkv/gone.py"], build(repository, PATH))
     assert gone.reasons["gate"] == "kernels/pagedkv/gone.py is gone"

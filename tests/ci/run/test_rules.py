@@ -89,6 +89,7 @@ EXAMPLES = [
         Outcome.DID_NOT_RUN,
         "3 checks did not run for lack of cpu:amx_tile, and at most 2 may; the last: b",
     ),
+    (facts(2, stopped="not started: x"), Outcome.DID_NOT_RUN, "exit 2 (misuse"),
     (facts(2, stopped="timed out after 60 s"), Outcome.DID_NOT_RUN, "exit 2 (misuse"),
     (facts(0, problem="cut", said="boom"), Outcome.DID_NOT_RUN, "cut"),
     (facts(42, problem="cut", said="boom"), Outcome.DID_NOT_RUN, "exit 42; cut; it said: boom"),
@@ -163,12 +164,19 @@ IN_ITS_SURROUNDINGS = [
     (among(None), D, R.UNFINISHED, LATE),
     (among(-11, watched=True), D, R.UNFINISHED, "killed by SIGSEGV"),
     (among(-11), D, R.INFRA, "killed by SIGSEGV"),
+    (among(1, flaky=(FAIL,)), F, R.REGRESSION, "exit 1 and no failing check"),
+    (among(137), D, R.UNFINISHED, "exit 137"),
     (among(-6, watched=True), D, R.UNFINISHED, "killed by SIGABRT"),
     (among(-9, watched=True), D, R.INFRA, "killed by SIGKILL"),
     (among(0, (), watched=True), D, R.UNFINISHED, "it recorded no checks"),
     (among(Exit.SICK_NODE), D, R.INFRA, "exit"),
     # What stands against a pass says nothing of what is no pass.
-    (among(1, failed_earlier=True, unbuilt="no image", stray="t", expired="x"), F, R.REGRESSION, "exit 1 and no"),
+    (
+        among(1, failed_earlier=True, unbuilt="no image", stray="t", expired="x", unlisted="u"),
+        F,
+        R.REGRESSION,
+        "exit 1 and no",
+    ),
     (among(2, open_earlier=True, excused=("f",)), D, R.UNFINISHED, "exit 2"),
 ]
 
