@@ -24,12 +24,13 @@ import os
 import pwd
 import re
 import shutil
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 NEEDS = "needs"
 """Label of a check, and property of a JUnit case: the conditions without which it cannot run, with blanks between."""
@@ -117,11 +118,15 @@ def _has(name: str) -> bool:
     return bool(version_of(name))
 
 
-def version_of(distribution: str) -> str:
-    """The installed version of a distribution, or of one that provides it; empty where there is none."""
+def version_of(distribution: str, path: Iterable[str] | None = None) -> str:
+    """The installed version of a distribution, or of one that provides it; empty where there is none.
+
+    `path` is where it is looked for; None for where this process imports from.
+    """
+    folders = list(sys.path if path is None else path)
     for name in (distribution, *ALSO_PROVIDED_BY.get(distribution, ())):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
+        for found in importlib.metadata.distributions(name=name, path=folders):
+            return str(found.version)
     return ""
 
 

@@ -42,6 +42,7 @@ EVIDENCE_CHECK = "(the evidence is whole)"
 """Id of the check that stands for lost evidence; no test can be called so."""
 
 PYTEST_PLUGIN, COLLECTED, SUBTESTS = "hilgate.pytest_plugin", "collected", "subtest_reports"
+DESELECTED = "deselected"
 """The plugin that says what pytest counted, the property of a suite for tests, and that of a case for its subtests."""
 LISTING_PLUGIN = "hilgate.pytest_listing"
 """The plugin that writes which tests began."""
@@ -100,11 +101,13 @@ class Collected:
 
     Attributes:
         counted: Whether the evidence itself says how many checks there must be, and there are as many.
+        deselected: How many more there were, which an option or a hook has taken out.
     """
 
     checks: tuple[Check, ...]
     problem: str = ""
     counted: bool = False
+    deselected: int = 0
 
     def with_problem_as_failure(self) -> Collected:
         """The same, with the problem as a failing check of its own where another check failed.
@@ -229,8 +232,10 @@ class JunitEvidence(EvidenceKind):
         checks: dict[str, Check] = {}
         collected: list[int] = []
         refused = ""
+        deselected = 0
         for suite in document if isinstance(document, xunit2.JUnitXml) else [document]:
-            collected += _collected(suite)
+            collected += _numbers(suite, COLLECTED)
+            deselected += sum(_numbers(suite, DESELECTED))
             for case in _cases(suite):
                 try:
                     check = _check_of_case(case, root)
@@ -249,7 +254,7 @@ class JunitEvidence(EvidenceKind):
             return Collected(found, f"its {path.name} {problem}")
         if (expected := sum(collected)) > len(checks):
             return Collected(found, f"pytest collected {expected} tests, and its {path.name} reports {len(checks)}")
-        return Collected(found, counted=bool(collected))
+        return Collected(found, counted=bool(collected), deselected=deselected)
 
     def failing_ids(self, checks: Iterable[Check]) -> tuple[str, ...]:
         """Node ids of failing tests that pytest can be given back."""
@@ -406,14 +411,14 @@ def _loads_the_plugin(command: str) -> bool:
     return shlex.split(command)[:3] == ["python", "-m", "pytest"]
 
 
-def _collected(suite: object) -> list[int]:
-    """How many tests pytest says that it collected (`hilgate.pytest_plugin`); empty where it does not say."""
+def _numbers(suite: object, name: str) -> list[int]:
+    """A number of tests that pytest says of a suite (`hilgate.pytest_plugin`); empty where it does not say."""
     from junitparser import xunit2
 
     if not isinstance(suite, xunit2.TestSuite):
         return []
     properties = suite.properties()  # type: ignore[no-untyped-call]  # as of a case
-    said = [_count(one.value or "") for one in properties if one.name == COLLECTED]
+    said = [_count(one.value or "") for one in properties if one.name == name]
     return [number for number in said if number is not None]
 
 

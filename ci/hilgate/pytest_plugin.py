@@ -22,7 +22,7 @@ from _pytest.junitxml import xml_key
 from hilgate.conditions import NEEDS, Where, holds, problem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 COLLECTED = "collected"
 """Property of a JUnit suite: how many tests pytest collected and did not deselect."""
@@ -30,8 +30,14 @@ COLLECTED = "collected"
 SUBTESTS = "subtest_reports"
 """Property of a JUnit case: how many subtests (fixture `subtests`, `unittest.TestCase.subTest`) pytest counted."""
 
-_RECORDED = pytest.StashKey[bool]()
-"""Whether the report has that property already: each worker of pytest-xdist tells the number."""
+DESELECTED = "deselected"
+"""Property of a JUnit suite: how many of the tests that pytest found an option or a hook has taken out."""
+
+_RECORDED = pytest.StashKey[frozenset[str]]()
+"""Which of these properties the report has already: each worker of pytest-xdist tells the numbers."""
+
+_FOUND = pytest.StashKey[int]()
+"""How many tests there were before anything was deselected."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,8 +63,15 @@ class _Subtests:
             report.user_properties.append((SUBTESTS, self.seen.pop(report.nodeid)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a marker that names no condition, before any test runs."""
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # around those that deselect
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Count what there is before anything is deselected, and refuse a marker that names no condition."""
+    config.stash[_FOUND] = len(items)
+    _refuse_unknown_conditions(items)
+    yield
+
+
+def _refuse_unknown_conditions(items: list[pytest.Item]) -> None:
     for item in items:
         for condition in _needs(item):
             if problem := problem_of(condition) or _unknown_here(condition):
@@ -87,21 +100,33 @@ def lacks(record_property: Callable[[str, object], None]) -> Callable[[str, str]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Record how many tests were collected and not deselected."""
-    _record_the_number(session.config, len(session.items))
+    """Record how many tests were collected, and how many of them deselected."""
+    config, number = session.config, len(session.items)
+    _record(config, COLLECTED, number)
+    deselected = max(0, config.stash.get(_FOUND, number) - number)
+    _record(config, DESELECTED, deselected)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[DESELECTED] = deselected
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
     """Record it under pytest-xdist (`-n`), where the reporting process collects nothing and each worker everything."""
-    _record_the_number(node.config, len(ids))
+    _record(node.config, COLLECTED, len(ids))
 
 
-def _record_the_number(config: pytest.Config, number: int) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Record what a worker has deselected."""
+    _record(node.config, DESELECTED, getattr(node, "workeroutput", {}).get(DESELECTED, 0))
+
+
+def _record(config: pytest.Config, name: str, number: int) -> None:
     report = config.stash.get(xml_key, None)  # a worker has none; pytest's own fixture for it does not work under xdist
-    if report is not None and not config.stash.get(_RECORDED, False):
-        report.add_global_property(COLLECTED, number)
-        config.stash[_RECORDED] = True
+    recorded = config.stash.get(_RECORDED, frozenset[str]())
+    if report is not None and name not in recorded:
+        report.add_global_property(name, number)
+        config.stash[_RECORDED] = recorded | {name}
 
 
 def _needs(item: pytest.Item) -> list[str]:

@@ -177,13 +177,6 @@ def test_a_merge_base_that_cannot_be_collected_needs_a_named_approval(repository
     assert "a_module_that_nobody_has" in said
 
 
-def test_variables_of_a_shell_do_not_hide_a_test_in_both_trees(repository):
-    """Here the tests of the change are left out by a word that the merge base's listing is not given."""
-    change(repository, {"tests/test_gather.py": TESTS + "\n"})
-    done = hilgate(repository, "gate", "--base", "base", PYTEST_ADDOPTS="--deselect=" + STRIDES)
-    assert "TestWrite::test_strides (unit-cpu)" in " ".join(done.stdout.split()), done.stdout
-
-
 def test_a_step_is_held_to_what_its_own_command_selects_and_has(repository):
     """Options of the command hold for both trees, and a file that the merge base lacks has lost nothing."""
     command = f"{COMMAND.replace('tests', 'tests/test_gather.py tests/test_new.py')} -k 'not strides' -n 2"

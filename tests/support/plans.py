@@ -270,8 +270,12 @@ def hilgate(root: Path, *arguments: str, limited: bool = False, **env: str) -> s
     return subprocess.CompletedProcess(command, status, out.getvalue(), errors.getvalue())
 
 
+NOT_OURS = ("HILGATE", "BUILDKITE", "PYTEST")
+"""Beginnings of the variables of an outer gate, agent and pytest."""
+
+
 def environ(**env: str) -> dict[str, str]:
     """This process's environment with import paths that hold in another folder, and no trace of an outer gate."""
     path = os.pathsep.join(str(Path(part).resolve()) for part in sys.path if part)
-    outer = {name: value for name, value in os.environ.items() if not name.startswith(("HILGATE", "BUILDKITE"))}
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(NOT_OURS)}
     return outer | {"PYTHONPATH": path, "COLUMNS": "80"} | env

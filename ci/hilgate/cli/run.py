@@ -456,6 +456,7 @@ def run_plan(
     from hilgate.report import terminal
     from hilgate.report.merge_base import known_on_base
     from hilgate.run import bytecode, progress
+    from hilgate.run.process import not_passed_on
     from hilgate.run.results import Recorded, put_back
     from hilgate.run.runner import Runner
     from hilgate.run.surroundings import surroundings
@@ -463,6 +464,10 @@ def run_plan(
     require_commit(plan, root)
     if plan.local:
         prerequisites.demand(root, load_project(root))
+    chosen = [step for step in plan.steps if only is None or step.key in only]
+    if names := not_passed_on(chosen, plan, root):
+        what = f"steps do not get this shell's {', '.join(names)}: each has what its own `env` declares"
+        terminal.say(terminal.stderr(), what, whole=True)
     # Protected changes that nobody approved: an agent takes these files from the merge base, a local run keeps its own.
     foreign = () if plan.local or approved_by else to_put_back(root, plan)
     for name in foreign:
@@ -492,7 +497,7 @@ def run_plan(
                 where=str(folder),
                 remedy="start afresh without --resume; the old results go to previous/",
             )
-        keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
+        keys = frozenset(step.key for step in chosen)
         cores = cores or machine.cores
         same = plan.merge_base == plan.commit and not plan.dirty
         base = "" if same or only_ids else plan.merge_base

@@ -11,9 +11,11 @@ import os
 import platform
 import re
 import shutil
+import site
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -117,14 +119,36 @@ def environment(machine: Machine) -> Environment:
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Versions of those distributions that are installed, under the name asked for."""
-    found = {name: _version(name, tuple(sys.path)) for name in names}
+    """Versions of those distributions that are installed for steps, under the name asked for."""
+    foreign = {os.path.realpath(entry) for entry in foreign_entries(os.environ)}
+    path = tuple(entry for entry in sys.path if os.path.realpath(entry) not in foreign)
+    found = {name: _version(name, path) for name in names}
     return {name: version for name, version in found.items() if version}
 
 
 @cache
-def _version(name: str, path: tuple[str, ...]) -> str:  # noqa: ARG001 - another path, another answer
-    return version_of(name)
+def _version(name: str, path: tuple[str, ...]) -> str:
+    return version_of(name, path)
+
+
+HERE = os.path.realpath(Path(__file__).parents[2])
+"""The folder that hilgate is imported from."""
+
+
+def own_entries(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Entries of PYTHONPATH through which hilgate itself is found; pytest loads its plugin in every step."""
+    return tuple(entry for entry in _entries(env) if os.path.realpath(entry) == HERE)
+
+
+def foreign_entries(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Entries of PYTHONPATH that no step gets: they would stand before whatever is installed."""
+    default = (*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values())
+    known = {HERE, *map(os.path.realpath, default)}
+    return tuple(entry for entry in _entries(env) if os.path.realpath(entry) not in known)
+
+
+def _entries(env: Mapping[str, str]) -> list[str]:
+    return [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def _processor() -> str:

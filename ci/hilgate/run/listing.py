@@ -122,8 +122,6 @@ def start(step: PlannedStep, folder: Path, here: Path, base: RunContext, seconds
     ignored = [path for path in step.env.get("PYTHONPATH", "").split(os.pathsep) if not (base.root / path).exists()]
     path = [env["PYTHONPATH"], *(str(here.absolute() / one) for one in ignored), str(out)]
     env["PYTHONPATH"] = os.pathsep.join(path)
-    for name in {"PYTEST_ADDOPTS", "PYTEST_PLUGINS"} - step.step.env.keys():
-        env.pop(name, None)  # of a shell, in which they may leave the same tests out twice
     words = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", PYTEST_PLUGIN, "-p", copied.stem]
     child = Child([*argument_list(command), *words], base, env=env, log=out / LOG_FILE, timeout_seconds=seconds)
     return BaseListing(step, folder, child)

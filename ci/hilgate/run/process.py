@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from hilgate.errors import CannotRunHereError
 from hilgate.evidence import LOG_FILE, kind_of
 from hilgate.model.declaration import CPU
-from hilgate.plan.machine import CPU_BUILD, installed
+from hilgate.plan.machine import CPU_BUILD, foreign_entries, installed, own_entries
 from hilgate.plan.make import place
 from hilgate.pytest_listing import VARIABLE
 from hilgate.run.outcome import TIMED_OUT, said
@@ -34,7 +34,7 @@ from hilgate.run.results import RESULTS_FILE
 from hilgate.text import argument_list
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from types import FrameType
 
@@ -64,6 +64,16 @@ SECONDS_PER_MINUTE = 60.0
 HIDE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Set to -1 where the environment has the CPU builds: torch's CUDA build would see the GPU that vLLM's CPU build does
 not, and tests would not interpret kernels."""
+
+
+_DECIDES = re.compile(
+    r"(?:BASH|HYPOTHESIS_|MYPY|PAGEDKV_|PYTEST|PYTHON|TORCH|TRITON_|VLLM_).*|LD_AUDIT|LD_PRELOAD|SHELLOPTS|"
+    r"GIT_(?:ALTERNATE|ATTR_|COMMON_|DIR|EXTERNAL_|GRAFT_|INDEX_|NAMESPACE|OBJECT_|PREFIX|REPLACE_|SHALLOW_|WORK_).*"
+)
+"""Variables by which the programs of steps do something else, run other code or ask another repository."""
+
+_PLACES = re.compile(r"PYTHONHOME|\w+_(?:CACHE|CACHE_DIR|CACHE_ROOT|HOME)")
+"""Those of them that only say where this machine keeps its caches and its interpreter."""
 
 
 _DOTS = re.compile(r"(?:^|(?<=\s))[.FEsxX]{2,}(?=\s|$)\s*|^\.$")
@@ -246,14 +256,32 @@ class Child:
 
 
 def variables(step: PlannedStep, plan: Plan, root: Path) -> dict[str, str]:
-    """The environment of a step: the tree's own packages come first, whatever else this Python has installed."""
+    """The environment of a step: the tree's own packages come first, whatever else this Python has installed.
+
+    What decides how a test runs it has from its declaration alone, never from the shell that started hilgate.
+    """
+    shell = {name: value for name, value in os.environ.items() if not _decides(name)}
     # Threads would otherwise be as many as the machine has cores, in every step at once.
-    env = {"OMP_NUM_THREADS": "1", **os.environ, **step.env}
+    env = {"OMP_NUM_THREADS": "1", **shell, **step.env}
     if plan.local and step.device == CPU and installed([CPU_BUILD]):
         env |= dict.fromkeys(HIDE_GPUS, "-1")
     own = [*plan.python_path, *filter(None, step.env.get("PYTHONPATH", "").split(os.pathsep))]
-    path = [*(str(root.absolute() / folder) for folder in own), os.environ.get("PYTHONPATH", "")]
-    return env | {"PYTHONPATH": os.pathsep.join(filter(None, path)), PROFILE_VARIABLE: plan.profile}
+    path = [*(str(root.absolute() / folder) for folder in own), *own_entries(os.environ)]
+    return env | {"PYTHONPATH": os.pathsep.join(path), PROFILE_VARIABLE: plan.profile}
+
+
+def _decides(name: str) -> bool:
+    return bool(_DECIDES.fullmatch(name)) and not _PLACES.fullmatch(name)
+
+
+def not_passed_on(steps: Iterable[PlannedStep], plan: Plan, root: Path) -> tuple[str, ...]:
+    """Variables of this shell, sorted, that a step does not get and does not declare: it runs as if they were unset."""
+    declared = set.intersection(*({*step.env} for step in steps), {*os.environ})
+    names = {name for name, value in os.environ.items() if value and _decides(name)} - declared - {"PYTHONPATH"}
+    own = {os.path.realpath(root / folder) for folder in plan.python_path}
+    if any(os.path.realpath(entry) not in own for entry in foreign_entries(os.environ)):
+        names.add("PYTHONPATH")
+    return tuple(sorted(names))
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ class Facts:
         said: The line in which the step itself says what went wrong, to explain an exit without evidence.
         may_lack: Conditions that its declaration lets a machine lack -> what to say then, and how many checks at most.
         lacked: Those that the machine lacked, asked where the step ran.
+        deselected: How many checks an option or a hook has taken out before they could run.
         recorded: The outcome that its runner recorded, with `stopped` as the reason; None while it is decided there.
         around: What is known besides.
     """
@@ -111,6 +112,7 @@ class Facts:
     said: str = ""
     may_lack: Mapping[str, Excuse] = field(default_factory=dict)
     lacked: frozenset[str] = frozenset()
+    deselected: int = 0
     recorded: Outcome | None = None
     around: Surroundings = ALONE
 
@@ -202,9 +204,10 @@ class Decision:
 
 
 def _why_pass(facts: Facts) -> str:
+    deselected = f", {facts.deselected} deselected" if facts.deselected else ""
     if not facts.cannot_run:
-        return f"{facts.counts.passed} passed"
-    return f"{count(facts.counts.passed, 'check')} passed, {_cannot_run(facts)}"
+        return f"{facts.counts.passed} passed{deselected}"
+    return f"{count(facts.counts.passed, 'check')} passed{deselected}, {_cannot_run(facts)}"
 
 
 def _cannot_run(facts: Facts) -> str:

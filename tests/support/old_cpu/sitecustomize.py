@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch has no AVX-512 and no AMX that /proc/cpuinfo does not name: it asks the processor, which `run.sh` cannot hide.
 
-Python imports this at its start where PYTHONPATH leads here; torch is changed when somebody imports it.
+Python imports this at its start where it lies on the import path; torch is changed when somebody imports it.
 """
 
 import importlib.abc
