@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from agent_host import collect, container, host, pause, reap, trust
+from agent_host import base, collect, container, host, pause, reap, trust
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
 from hilgate.names import Trust, of_build
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CACHE = "HILGATE_CACHE"
-"""Of the agent: a folder of models that its jobs share."""
+"""Of the agent: a folder of models that its jobs share, in one folder for reviewed code and one for all other."""
 
 DISPOSABLE = "HILGATE_DISPOSABLE"
 """Of the agent: 1 where the machine is thrown away after each job, so a fork may run on the host itself."""
@@ -210,6 +210,26 @@ def bring_earlier(key: str, env: Mapping[str, str], folder: Path, jobs: Path, *,
 def user() -> tuple[int, int]:
     """(uid, gid) of the container: the agent's own, or where that is root, of `nobody` (Debian, Ubuntu, Fedora)."""
     return (os.getuid(), os.getgid()) if os.getuid() else (65534, 65534)
+
+
+def cache(env: Mapping[str, str], decided: Trust) -> str:
+    """The folder of models that a build may use: of reviewed code (forks may read it) or of branches; empty for none.
+
+    A model can bring Python that is run, so nothing that a branch has written may lie where a nightly finds it.
+    `agent_host.trusted` has refused a build that only says that it is of the default branch or of the queue.
+    """
+    if not env.get(CACHE):
+        return ""
+    reviewed = "BUILDKITE_PIPELINE_DEFAULT_BRANCH" in env and base.compared(env).kind in OF_REVIEWED_CODE
+    folder = Path(env[CACHE]).resolve() / ("main" if reviewed or decided.fork else "branches")
+    if not folder.is_dir():
+        folder.mkdir(exist_ok=True)
+        hand_over(folder)
+    return str(folder)
+
+
+OF_REVIEWED_CODE = frozenset({"default branch", "merge queue", "release branch"})
+"""Kinds of builds (`agent_host.base`) that GitHub's rules let no unreviewed line into."""
 
 
 def copy_checkout(checkout: Path, commit: str, target: Path) -> None:
@@ -390,7 +410,7 @@ def _in_container(
             user=f"{uid}:{gid}",
             scratch=str(scratch),
             recheck=arguments.recheck,
-            cache=str(Path(env[CACHE]).resolve()) if env.get(CACHE) else "",
+            cache=cache(env, decided),
             devices=devices,
             memory_gib=memory_gib(planned.gpus, devices.on_host),
             fork=decided.fork,

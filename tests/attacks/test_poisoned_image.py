@@ -6,6 +6,9 @@ What must happen: the default branch believes no tag: what others run in it has 
 tests/ci/images/test_build.py). Other builds run in what it recorded, by digest, wherever a tag points to and whatever a
 job records. A result from another image counts for nothing, and one from the right image does.
 
+A model can bring Python that is run (`modules/transformers_modules` of its cache), so main, its nightly and the merge
+queue have a cache that no branch can write.
+
 A source that the image is built from comes by its commit: whatever a forge, a mirror or the engine delivers instead is
 refused before it is compiled, and no recipe can name less than a commit.
 """
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 OURS, POISONED = "sha256:" + "a" * 64, "sha256:" + "e" * 64
 MAIN = {"BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main", "BUILDKITE_BRANCH": "main", "BUILDKITE_PULL_REQUEST": "false"}
+OUR_REPOSITORY = "https://github.com/rocm/hilgate"
 BUILDS = {
     "main": (MAIN, True),
     "pull request": ({**MAIN, "BUILDKITE_BRANCH": "evil", "BUILDKITE_PULL_REQUEST": "7"}, False),
@@ -42,6 +46,43 @@ BUILDS = {
     "merge queue": ({**MAIN, "BUILDKITE_BRANCH": "gh-readonly-queue/main/pr-7"}, False),
     "local": ({}, False),
 }
+
+
+QUEUE = {
+    "BUILDKITE_BRANCH": "gh-readonly-queue/main/pr-7",
+    "BUILDKITE_MERGE_QUEUE_BASE_BRANCH": "main",
+    "BUILDKITE_MERGE_QUEUE_BASE_COMMIT": "b" * 40,
+}
+CACHES = {
+    "main": (MAIN, "main"),
+    "merge queue": ({**MAIN, **QUEUE}, "main"),
+    "a branch called like the queue's": ({**MAIN, "BUILDKITE_BRANCH": QUEUE["BUILDKITE_BRANCH"]}, "branches"),
+    "release": ({**MAIN, "BUILDKITE_BRANCH": "release/1.2", "HILGATE_FLOW": "release"}, "main"),
+    "release branch in another flow": ({**MAIN, "BUILDKITE_BRANCH": "release/1.2"}, "branches"),
+    "branch": ({**MAIN, "BUILDKITE_BRANCH": "evil"}, "branches"),
+    "pull request": (
+        {**MAIN, "BUILDKITE_PULL_REQUEST": "7", "BUILDKITE_PULL_REQUEST_REPO": OUR_REPOSITORY},
+        "branches",
+    ),
+    "fork": ({**MAIN, "BUILDKITE_PULL_REQUEST": "8"}, "main,readonly"),
+    "local": ({}, "branches"),
+}
+
+
+@pytest.mark.parametrize("build", CACHES)
+def test_a_branch_writes_no_model_where_main_finds_it(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, build: str
+) -> None:
+    env, place = CACHES[build]
+    models = tmp_path / "models"
+    models.mkdir()
+    agent.env |= {**env, "HILGATE_CACHE": str(models)}
+    assert agent.run(monkeypatch) == 0
+    (run,) = agent.calls("run")
+    folder, comma, mode = place.partition(",")
+    expected = f"--mount=type=bind,source={models}/{folder},target=/hilgate/cache{comma}{mode}"
+    assert [word for word in run if "target=/hilgate/cache" in word] == [expected]
+    assert (models / folder).is_dir()
 
 
 @pytest.mark.parametrize("build", BUILDS)

@@ -105,7 +105,7 @@ def test_a_fork_brings_no_secret_into_its_container(agent, monkeypatch):
     assert agent.run(monkeypatch) == 0
     (run,) = agent.calls("run")
     assert "--env=HF_TOKEN" not in run
-    assert f"--mount=type=bind,source={agent.bin},target=/hilgate/cache,readonly" in run
+    assert f"--mount=type=bind,source={agent.bin}/main,target=/hilgate/cache,readonly" in run
 
 
 def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
