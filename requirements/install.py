@@ -143,6 +143,7 @@ class Installation:
         Raises:
             InstallError: It cannot be installed.
         """
+        self._refuse_another_trees()
         state, wanted = self._state(), self._wanted()
         missing = [part for part in self.parts if state.get(part) != wanted[part] or not self._is_kept(part)]
         gigabytes = prerequisites.GIGABYTES if "torch" in missing and not self.venv.exists() else 1
@@ -164,6 +165,26 @@ class Installation:
                 new.write_text(json.dumps(state, indent=1, sort_keys=True), encoding="utf-8")
                 new.replace(self.venv / STATE)
                 say(f"    done in {time.monotonic() - began:.0f} s")
+
+    def _refuse_another_trees(self) -> None:
+        """Raise InstallError where the environment is a link to another tree's, a copy, or was moved with its tree."""
+        owner = ""
+        made = re.search(r"^command = .* -m venv (?:--\S+ )*(.+)$", _text(self.venv / "pyvenv.cfg"), re.MULTILINE)
+        if made and os.path.realpath(made[1]) != os.path.realpath(self.venv):
+            owner = made[1]
+        for name in ("hilgate", "pagedkv", "hileval"):
+            for path in self.venv.glob(f"lib/python*/site-packages/*editable*{name}*.pth"):
+                for folder in filter(os.path.isabs, _text(path).splitlines()):
+                    if not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(ROOT)):
+                        owner = folder
+        if owner:
+            remove = (
+                f"remove it (rm {'' if self.venv.is_symlink() else '-r '}{self.venv}) and give the command again, or "
+            )
+            raise InstallError(
+                f"{self.venv} is the environment of another place ({owner}), and nothing is installed into it",
+                f"{remove if self.venv.is_relative_to(ROOT) else ''}name another: make gate VENV=FOLDER",
+            )
 
     def _state(self) -> dict[str, str]:
         """Part -> digest of what was installed; empty where there is no environment that can be believed."""
@@ -405,6 +426,13 @@ def _keeps_own_builds() -> bool:
             "install vLLM for this GPU there; or take the CPU builds: HILGATE_DEVICE=cpu make gate",
         )
     return True
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _packaging(text: str) -> str:

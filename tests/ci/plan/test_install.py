@@ -292,3 +292,43 @@ def test_a_python_with_torch_for_a_gpu_keeps_it_or_says_what_is_missing(clone, v
             "evals",
             "docs.txt",
         ]
+
+
+def of(venv: Path, tree: Path, made_in: Path) -> None:
+    """What an installation leaves in an environment of where it was made, and for which tree."""
+    packages = venv / "lib/python3.12/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "_editable_impl_hilgate.pth").write_text(f"{tree}/ci")
+    (packages / "_editable_impl_somebodys.pth").write_text("/somebody/elses/package")
+    (venv / "pyvenv.cfg").write_text(f"home = /usr/bin\ncommand = /usr/bin/python3 -m venv --copies {made_in}\n")
+
+
+@pytest.mark.parametrize("how", ["link", "copy", "moved", "shared"])
+def test_an_environment_of_another_tree_is_refused_before_anything_is_installed(clone, how, tmp_path):
+    other = tmp_path / "other"
+    (other / "ci").mkdir(parents=True)
+    assert clone.make("pip").returncode == 0
+    if how == "link":
+        clone.venv.rename(other / ".venv")
+        clone.venv.symlink_to(other / ".venv")
+        of(clone.venv, other, other / ".venv")
+    elif how == "shared":
+        of(clone.venv, other, clone.venv)
+    else:
+        of(clone.venv, clone.folder if how == "copy" else tmp_path / "gone", other / ".venv")
+    before = {path: path.read_bytes() for path in clone.venv.rglob("*") if path.is_file()}
+    done = clone.make()
+    assert done.returncode == Exit.CANNOT_RUN_HERE, done.stderr
+    assert "is the environment of another place" in done.stderr
+    assert f"remove it (rm {'' if how == 'link' else '-r '}{clone.venv})" in done.stderr
+    assert clone.installed == []
+    assert {path: path.read_bytes() for path in clone.venv.rglob("*") if path.is_file()} == before
+
+
+def test_an_environment_that_lies_on_another_disk_serves(clone, tmp_path):
+    (tmp_path / "disk").mkdir()
+    clone.venv.symlink_to(tmp_path / "disk", target_is_directory=True)
+    (tmp_path / "disk/hilgate.installing").touch()
+    of(clone.venv, clone.folder, clone.venv)
+    done = clone.make("pip")
+    assert "another place" not in done.stderr
