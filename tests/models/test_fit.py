@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from pagedkv.errors import InvalidFileError
 from pagedkv.routing import model_types
 from pagedkv.routing.explain import Deployment
 from pagedkv.routing.fit import GIB, Budget, NotAHybridError, fit
-from pagedkv.routing.model_config import layer_kinds, read_config
+from pagedkv.routing.model_config import layer_kinds, read_config, recurrent_state
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(360)]
 
@@ -235,3 +236,28 @@ def test_no_layer_of_a_default_config_is_guessed(model_type, tmp_path):
             kv_heads = 1 if getattr(made, "multi_query", False) else getattr(made, "num_key_value_heads", None) or heads
             assert kind.num_kv_heads == kv_heads
             assert kind.head_size == (getattr(made, "head_dim", None) or made.hidden_size // heads)
+
+
+def answer(config):
+    """Layers, but for the longest sequence, which the command asks for, and bytes of states; None where refused."""
+    try:
+        kinds = [replace(kind, max_seq_len=None) for kind in layer_kinds(config)]
+        states = [kind for kind in kinds if kind.keeps == "state"]
+        return kinds, [recurrent_state(config, tp=1, dtype="float16", ssm_dtype="float32").bytes for _ in states]
+    except InvalidFileError:
+        return None
+
+
+@pytest.mark.parametrize("model_type", sorted(model_types.RULES.keys() & CONFIG_MAPPING.keys()))
+def test_a_missing_key_is_not_guessed(model_type, tmp_path):
+    """Where the class of transformers has a default, the answer without the key is the one of that default, or none."""
+    made = CONFIG_MAPPING[model_type]()
+    made.save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    whole = answer(config)
+    for key in config.keys.keys() - {"model_type", "layer_types", "layers_block_type"}:
+        without = {name: value for name, value in config.keys.items() if name != key}
+        assert answer(replace(config, keys=without)) in (whole, None), key
+    if isinstance(getattr(type(made), "head_dim", None), int) and model_type not in model_types.LATENT:
+        without = {name: value for name, value in config.keys.items() if name != "head_dim"}
+        assert answer(replace(config, keys=without)) is None

@@ -204,6 +204,11 @@ def layer_kinds(config: Config) -> tuple[Kind, ...]:
         return _encoder_decoder(config)
     _require_all_read(config)
     pattern = _pattern(config)
+    if absent := model_types.missing(config.model_type, config.keys.keys()):
+        raise config.error(
+            f"model type {config.model_type} says nothing of {', '.join(absent)}. What its class then takes is not "
+            "described here (model_types.py); add them"
+        )
     counts = Counter(held for layer in pattern for held in layer)
     found = []
     if counts["full"]:

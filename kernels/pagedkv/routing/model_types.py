@@ -47,6 +47,43 @@ _RULES: dict[LayerRule, str] = {
 RULES: dict[str, LayerRule] = {name: rule for rule, names in _RULES.items() for name in names.split()}
 """Model type: how its layers are found."""
 
+_NEEDED = {
+    "attention_multiplier": "granite granite_swa granitemoe granitemoe_swa granitemoeshared hyperclovax",
+    "attn_config": "mpt",
+    "attn_logit_softcapping": "gemma2 vaultgemma",
+    "head_dim": """
+        afmoe cohere2_moe cosmos3_edge_text cwm ernie4_5 gemma gemma2 gemma3_text glm glm4 gpt_oss helium hy_v3
+        mellum minimax_m2 ministral3 nemotron_h paddleocr_vl_text qwen3 qwen3_5_moe_text qwen3_5_text qwen3_next
+        qwen3_vl_text seed_oss solar_open vaultgemma
+    """,
+    "kv_lora_rank": "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite kimi_linear",
+    "mamba_d_ssm": "falcon_h1",
+    "mamba_n_heads": "falcon_h1 granitemoehybrid",
+    "multi_query": "falcon",
+    "n_groups": "mamba2 nemotron_h",
+    "n_mamba_heads": "zamba2",
+    "num_key_value_heads": """
+        bitnet cosmos3_edge_text cwm ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text falcon_h1 gemma2 gemma3_text glm
+        glm4 glm4v_text glm_ocr_text gpt_oss granite_swa hy_v3 jamba lfm2 mellum minimax_m2 ministral3 mistral
+        mixtral nemotron_h paddleocr_vl_text phimoe qwen2_5_vl_text qwen2_vl_text qwen3_5_moe_text qwen3_5_text
+        qwen3_moe qwen3_next seed_oss smollm3 solar_open starcoder2 vaultgemma
+    """,
+    "query_pre_attn_scalar": "gemma2 gemma3_text vaultgemma",
+    "sliding_window": "mistral",
+}
+"""Key: types in whose config it must stand, null or not, because their class has a value of its own for it."""
+
+
+def missing(model_type: str, keys: Collection[str]) -> list[str]:
+    """Return the keys that the config of a type must have and that it has not."""
+    also = {"head_dim": "attention_head_dim"}  # as the first Nemotron-H has it
+    return sorted(
+        key
+        for key, types in _NEEDED.items()
+        if model_type in types.split() and key not in keys and also.get(key) not in keys
+    )
+
+
 LATENT = {"axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "kimi_linear"}
 """Types whose latent of `kv_lora_rank` channels vLLM 0.32 caches (`model_arch_config_convertor.py:314`)."""
 

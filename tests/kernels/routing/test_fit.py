@@ -177,7 +177,7 @@ def test_an_unknown_arch_is_the_parsers(fit):
             json.dumps({"model_type": "mystery", "num_hidden_layers": 2, "layer_types": ["mamba", "mamba"]}),
             "model type mystery has recurrent layers that are not described",
         ),
-        (json.dumps(NEXT | {"model_type": "nemotron_h", "mamba_ssm_cache_dtype": "int4"}), "got 'int4'"),
+        (json.dumps(NEXT | {"model_type": "nemotron_h", "n_groups": 8, "mamba_ssm_cache_dtype": "int4"}), "got 'int4'"),
         ("{", "no JSON"),
         ("[]", "expected an object"),
         (None, "No such file"),

@@ -53,13 +53,16 @@ def test_a_config_that_does_not_say_enough(changes, error, message):
         explained_config(Config("config.json", LLAMA | changes), "gfx942")
 
 
+GEMMA_2 = {"head_dim": 128, "query_pre_attn_scalar": 128, "attn_logit_softcapping": 50.0}
+
+
 @pytest.mark.parametrize(
     ("changes", "full", "sliding"),
     [
         ({"sliding_window": 64, "use_sliding_window": False}, 32, 0),
         ({"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 28}, 28, 4),
         ({"sliding_window": 64, "sliding_window_pattern": 6}, 5, 27),
-        ({"sliding_window": 64, "model_type": "gemma2", "num_hidden_layers": 33}, 16, 17),
+        ({"sliding_window": 64, "model_type": "gemma2", "num_hidden_layers": 33} | GEMMA_2, 16, 17),
     ],
 )
 def test_which_layers_slide(changes, full, sliding):

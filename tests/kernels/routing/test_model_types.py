@@ -271,7 +271,7 @@ REFUSED = {
             "state_size": 64,
             "mamba_headdim": 64,
         },
-        ["their keys are not described here", "mamba_headdim", "state_size"],
+        ["says nothing of n_mamba_heads"],
     ),
     "config-16 GLM-5.3": (
         attention(78, 64, 64, 64, 6144)
@@ -421,6 +421,7 @@ def test_what_is_not_described_is_refused(model, command, tmp_path, capsys):
             {"num_key_value_heads": None, "num_query_groups": 8},
             "says none of num_key_value_heads.* but num_query_groups",
         ),
+        ({"model_type": "qwen3"}, "model type qwen3 says nothing of head_dim.*; add them"),
         ({"num_attention_heads": 30}, "head_dim: got none, and 30 heads do not divide 4096 channels; add head_dim"),
         (
             {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "model_type": "minicpm"},
