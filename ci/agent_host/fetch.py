@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Download what the jobs of a plan left, each folder from its own step: `hilgate fetch --plan results/plan.json`.
 
+With `--approved` only from the steps that ran once more, over the files that were approved.
+
 Without naming the step, Buildkite gives the newest artifact of a name, whichever job has uploaded it: a job could leave
 results of another one. And a name is no more than what the uploader says: buildkite-agent reads a `\` in it as `/` and
 follows each `..`. So each step is downloaded into an empty folder outside of any checkout, of which the folder of that
@@ -21,7 +23,7 @@ from pathlib import Path, PurePosixPath
 
 from agent_host import collect, container, host
 from hilgate.errors import Exit, RecordsError, ending
-from hilgate.names import RECHECK_SUFFIX, recheck_key
+from hilgate.names import RECHECK_SUFFIX, approved_key, recheck_key
 
 AT_ONCE = 8
 SECONDS = 300.0
@@ -53,8 +55,10 @@ def _others(place: Path, folder: str) -> bool:
     return False
 
 
-def fetch(plan: Path, checkout: Path) -> list[str]:
+def fetch(plan: Path, checkout: Path, *, approved: bool = False) -> list[str]:
     """Download the folders of all jobs of a plan and of their rechecks; returns what went wrong.
+
+    With `approved`, the folders of the jobs that ran with the approved files, and nothing of those before.
 
     Raises:
         RecordsError: The plan cannot be read.
@@ -64,8 +68,8 @@ def fetch(plan: Path, checkout: Path) -> list[str]:
         keys = [host.expect_text(f"{one['step']['key']}-{one['device']}", "a key", container.KEY) for one in steps]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordsError(f"not a plan: {error}", where=str(plan), remedy="see the step `plan`") from error
-    wanted = [(f"results/jobs/{key}", key) for key in keys]
-    wanted += [(f"results/jobs/{key}{RECHECK_SUFFIX}", recheck_key(key)) for key in keys]
+    wanted = [(f"results/jobs/{key}", approved_key(key) if approved else key) for key in keys]
+    wanted += [(f"results/jobs/{key}{RECHECK_SUFFIX}", recheck_key(key)) for key in keys if not approved]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = pool.map(download, *zip(*wanted, strict=True), itertools.repeat(checkout)) if wanted else ()
         return [*itertools.chain.from_iterable(found)]
@@ -76,7 +80,9 @@ def main(words: list[str] | None = None) -> int:
     """Download, and say what went wrong; 0 also then, because what is missing is the verdict's to tell."""
     parser = argparse.ArgumentParser(prog="hilgate fetch", description="Download the results of a plan's jobs.")
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
-    for problem in fetch(parser.parse_args(words).plan, Path.cwd()):
+    parser.add_argument("--approved", action="store_true", help="of the steps that ran with the approved files")
+    asked = parser.parse_args(words)
+    for problem in fetch(asked.plan, Path.cwd(), approved=asked.approved):
         sys.stderr.write(f"did not arrive: {problem}\n")
     return int(Exit.PASS)
 

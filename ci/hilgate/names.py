@@ -22,6 +22,9 @@ RECHECK_SUFFIX = ".recheck"
 
 RECHECK_KEY_SUFFIX = "-recheck"
 
+APPROVED_KEY_SUFFIX = "-approved"
+"""What the key of a step that runs once more, with the files that were approved, adds to the planned key."""
+
 CASELESS_HOSTS = frozenset({"github.com"})
 """Where `Owner/Repo` and `owner/repo` are the same repository; elsewhere they may belong to two people."""
 
@@ -45,12 +48,22 @@ _SCP = re.compile(r"(?:[A-Za-z0-9._-]+@)?(?P<host>[A-Za-z0-9.-]+):(?P<path>[^:]+
 
 
 def recheck_key(key: str) -> str:
-    """Key of the step that reruns the failing checks of a planned step; long keys are shortened and stay distinct."""
-    room = 100 - len(RECHECK_KEY_SUFFIX)  # Buildkite takes no longer key
+    """Key of the step that reruns the failing checks of a planned step."""
+    return _longer_key(key, RECHECK_KEY_SUFFIX)
+
+
+def approved_key(key: str) -> str:
+    """Key of the step that runs a planned step once more, with the files that were approved."""
+    return _longer_key(key, APPROVED_KEY_SUFFIX)
+
+
+def _longer_key(key: str, suffix: str) -> str:
+    """A key with a suffix; long keys are shortened and stay distinct."""
+    room = 100 - len(suffix)  # Buildkite takes no longer key
     if len(key) > room:
         digest = hashlib.sha256(key.encode()).hexdigest()[:8]
         key = f"{key[: room - len(digest) - 1]}-{digest}"
-    return key + RECHECK_KEY_SUFFIX
+    return key + suffix
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import yaml
 from hilgate.declare.check import find_cycle
 from hilgate.errors import Exit
 from hilgate.model.declaration import BUILDKITE_KEY, POSTED_BY, RESERVED_KEYS
-from hilgate.names import RECHECK_KEY_SUFFIX
+from hilgate.names import APPROVED_KEY_SUFFIX, RECHECK_KEY_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 MAX_STEPS = 500
 """Steps per upload (buildkite-agent, clicommand/pipeline_upload.go)."""
 
-STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle", "sign", "waiting"}
+STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "approved", "required", "bundle", "sign", "waiting"}
 """Step keys of the files in `.buildkite`, which share a build with generated steps."""
+
+SUFFIXES = (RECHECK_KEY_SUFFIX, APPROVED_KEY_SUFFIX)
+"""How the keys of steps end that run once more in the same build."""
 
 KILLED, LOST = 137, 255
 """What a job ends with that was killed (128 + SIGKILL: the kernel ran out of memory), and one whose executor was."""
@@ -47,7 +50,7 @@ FLOWS = {
     "pipeline.yml": ("plan", "wait", "recheck", "wait", "verdict"),
     "rerun.yml": ("choose", "plan", "wait", "recheck", "wait", "verdict"),
     "release.yml": ("plan", "wait", "recheck", "wait", "verdict", "bundle", "sign"),
-    "approve.yml": ("approve", "required"),
+    "approve.yml": ("approve", "approved", "wait", "required"),
     "waiting.yml": ("waiting",),
 }
 """The files of `.buildkite` and the steps of each, in order."""
@@ -63,12 +66,12 @@ _load = functools.partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.Sa
 _LONE_DOLLAR = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
 
 
-def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str = "") -> list[str]:
+def lint(text: str, *, secrets: bool = True, suffix: str = "", posts: str = "") -> list[str]:
     """Problems of a generated pipeline.
 
-    `text` is uploaded without interpolation. A build of a fork has no `secrets`; with `rechecks` all steps are reruns
-    of failing checks, whose keys end in `RECHECK_KEY_SUFFIX`; `posts` is the key of the one step that may post a
-    status, which may then be one of `STATIC_KEYS`.
+    `text` is uploaded without interpolation. A build of a fork has no `secrets`; the keys of steps that run once more
+    end in `suffix`, one of `SUFFIXES`; `posts` is the key of the one step that may post a status, which may then be one
+    of `STATIC_KEYS`.
     """
     pipeline: Step = _load(text)
     problems = [f"it sets {word!r} for the whole build" for word in pipeline if word not in ("env", "steps")]
@@ -79,9 +82,10 @@ def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str 
     problems += _key_problems(keys)
     problems += [f"key {key!r} belongs to .buildkite" for key in keys if key in STATIC_KEYS and key != posts]
     problems += [
-        f"key {key!r} {'does not end' if rechecks else 'ends'} in {RECHECK_KEY_SUFFIX!r}"
+        f"key {key!r} {'ends' if key.endswith(one) else 'does not end'} in {one!r}"
         for key in keys
-        if key.endswith(RECHECK_KEY_SUFFIX) is not rechecks and key != posts
+        for one in SUFFIXES
+        if key.endswith(one) is not (one == suffix) and key != posts
     ]
     for step in steps:
         found = _step_problems(step) if "group" not in step else _greening(step)

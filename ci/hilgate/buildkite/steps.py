@@ -31,7 +31,7 @@ from hilgate.buildkite.lint import KILLED, LOST, lint, schema_problems, sdk_sche
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.model import JOBS_FOLDER, PLAN_FILE
 from hilgate.model.declaration import POSTED_BY
-from hilgate.names import RECHECK_SUFFIX, recheck_key
+from hilgate.names import APPROVED_KEY_SUFFIX, RECHECK_KEY_SUFFIX, RECHECK_SUFFIX, approved_key, recheck_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,8 +110,10 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
     return emit(groups, secrets=not plan.fork)
 
 
-def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> CommandStep:
+def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0, approved: bool = False) -> CommandStep:
     """The job of a planned step, or the one that runs its `failed` failing checks once more on another node.
+
+    With `approved` it runs the step once more, over the files that were approved.
 
     Raises:
         InvalidPipelineError: No queue offers the step's device.
@@ -124,10 +126,13 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
         )
     key, label, folder = step.key, step.label, f"results/{JOBS_FOLDER}/{step.key}"
     command = [f"buildkite-agent artifact download results/{PLAN_FILE} . --step plan"]
-    lock, flag = None, ""
+    lock, flag, needs = None, "", list(step.depends_on)
     if failed:
         key, folder, flag = recheck_key(key), folder + RECHECK_SUFFIX, " --recheck"
         label += f": {failed} failing {'check' if failed == 1 else 'checks'} on another node"
+    elif approved:
+        key, flag, needs = approved_key(key), " --approved", [approved_key(need) for need in needs]
+        label += ", as approved"
     elif step.step.provides in plan.images:
         # Of two builds of the same contents the second waits, and then finds what the first has built.
         lock = f"hilgate/image/{step.step.provides}/{plan.images[step.step.provides][:16]}"
@@ -137,7 +142,7 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
         label=label,
         command=[*command, f"hilgate job {step.key}{options}"],
         agents={"queue": step.queue},
-        depends_on=None if failed else list(step.depends_on) or None,
+        depends_on=None if failed else needs or None,
         priority=MERGE_QUEUE_PRIORITY if branch.startswith(MERGE_QUEUE_BRANCH) else PRIORITIES[plan.profile],
         concurrency=1 if lock else None,
         concurrency_group=lock,
@@ -149,16 +154,14 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
     )
 
 
-def emit(
-    steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, rechecks: bool = False, posts: str = ""
-) -> str:
+def emit(steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, suffix: str = "", posts: str = "") -> str:
     """Emit, lint and validate. `hilgate` on hosts is that of the merge base of the change.
 
     Raises:
         InvalidPipelineError: With every problem found.
     """
     text = Pipeline(steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
-    problems = lint(text, secrets=secrets, rechecks=rechecks, posts=posts) or schema_problems(text, sdk_schema())
+    problems = lint(text, secrets=secrets, suffix=suffix, posts=posts) or schema_problems(text, sdk_schema())
     if problems:
         raise InvalidPipelineError(
             "the generated pipeline is not sound: " + "; ".join(problems),
@@ -198,7 +201,13 @@ def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: st
             f"step {unknown[0]!r} is not in the plan", where="what failed", remedy="give the plan that was run"
         )
     rechecks = [_job(steps[key], plan, branch, failed=len(ids)) for key, ids in sorted(pending.items()) if ids]
-    return emit(rechecks, secrets=not plan.fork, rechecks=True) if rechecks else ""
+    return emit(rechecks, secrets=not plan.fork, suffix=RECHECK_KEY_SUFFIX) if rechecks else ""
+
+
+def approved_yaml(plan: Plan, *, branch: str = "") -> str:
+    """All steps of a plan once more, over the files that were approved."""
+    steps = [_job(step, plan, branch, approved=True) for step in plan.steps]
+    return emit(steps, secrets=not plan.fork, suffix=APPROVED_KEY_SUFFIX)
 
 
 def required_yaml(declarations: Declarations) -> str:

@@ -54,6 +54,13 @@ def pipeline(
     jobs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="With --recheck: read results from this folder of CI jobs.")
     ] = None,
+    approved: Annotated[
+        bool,
+        typer.Option(
+            "--approved",
+            help="Print all steps once more, to run with the approved files; print nothing where they did already.",
+        ),
+    ] = False,
     required: Annotated[
         Path | None,
         typer.Option(
@@ -72,19 +79,25 @@ def pipeline(
     root = repository(ctx)
     branch = os.environ.get("BUILDKITE_BRANCH", "")
     if plan_file is None:
-        if recheck or required or jobs:
-            raise MisuseError("--recheck, --jobs and --required are about a plan that was run", remedy="give --plan")
+        if recheck or required or jobs or approved:
+            what = "--recheck, --approved, --jobs and --required are about a plan that was run"
+            raise MisuseError(what, remedy="give --plan")
         plan = within_limits(make_plan, root, base=base, profile="pr")
         sys.stdout.write(pipeline_yaml(plan, load(root), branch=branch))
         return
-    if base or (recheck and required) or bool(jobs) is not recheck:
+    if base or recheck + approved + bool(required) > 1 or bool(jobs) is not recheck:
         raise MisuseError(
-            "--base and --plan exclude each other, --recheck and --required too; --recheck needs --jobs",
+            "--base and --plan exclude each other, --recheck, --approved and --required too; --recheck needs --jobs",
             remedy="leave out --base, which the plan has, and name --recheck with --jobs, or --required",
         )
     plan = read_plan(plan_file)
     if jobs:
         sys.stdout.write(judged_within_limits(lambda: _recheck(plan, jobs, branch), jobs))
+    elif approved:
+        from hilgate.buildkite.steps import approved_yaml
+        from hilgate.declare.protected import to_put_back
+
+        sys.stdout.write(approved_yaml(plan, branch=branch) if to_put_back(root, plan) else "")
     elif required:
         from hilgate.buildkite.api import shortfall
         from hilgate.buildkite.steps import required_yaml

@@ -74,7 +74,7 @@ def add(
         raise RecordsError(
             "the verdict is of another plan than plan.json", where=str(source), remedy="run `hilgate judge` again"
         )
-    recorded = read_all(source, jobs, plan, plan_digest(plan))
+    recorded = read_all(source, jobs, plan, plan_digest(plan), approved=bool(verdict.approved_by))
     path = history or store.path_of(repository(ctx))
     build, added = store.add(path, plan, recorded, verdict, branch=branch)
     words = f"added {build}: {text.count(len(plan.steps), 'step')} to" if added else f"{build} is already in"

@@ -78,7 +78,7 @@ def judge_folder(
         # An agent's job leaves approvals to the verdict of the build; locally there is no other one.
         left_out = {} if plan.local else {"profile": "gate"}
         judged = plan.model_copy(update={"steps": steps, **left_out})
-    recorded = results.read_all(folder, jobs, plan, digest, job)
+    recorded = results.read_all(folder, jobs, plan, digest, job, approved=bool(approved_by))
     excused, refused = Quarantine(), None
     if root:
         try:  # the merge base's, or the change's own where somebody approved it

@@ -234,6 +234,8 @@ def _check_verdict(stored: Verdict, manifest: bundle.Manifest, plan: Plan, recor
     digest = plan_digest(plan)
     where = f"plan {stored.plan_digest[:12]} and commit {stored.commit[:12]}"
     require((stored.plan_digest, stored.commit) == (digest, plan.commit), f"the verdict is of {where}")
+    as_at_base = sorted(key for key, files in recorded.restored.items() if files and stored.approved_by)
+    require(not as_at_base, f"approved, and {', '.join(as_at_base)} ran with files of the merge base")
     quarantine = read_used(top)
     derived = judge(
         plan,

@@ -42,7 +42,7 @@ from hilgate.model.record import (
 from hilgate.names import RECHECK_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from hilgate.model.plan import Plan
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 RESULTS_FILE = "results.jsonl"
 NOTE = "restored.json"
+AS_AT_BASE = "it ran with files of the merge base, not with those that were approved (run it with --approved-by)"
 MOMENTS = ("before", "after")
 
 MOST_BYTES, MOST_NOTE_BYTES = 64 * 2**20, 2**20
@@ -89,7 +90,7 @@ class Recorded:
         images: Image -> what was built, as the step that provides it recorded it.
         health: Step key, or `<step key>.recheck` -> what the hooks of its job saw, in order.
         damaged: Step key, or name of a job's folder -> why what it holds cannot be believed.
-        restored: Step key -> files of the merge base that its job put in place of the change's.
+        restored: Name of a job's folder -> files of the merge base that its job put in place of the change's.
         on_base: Step key -> its failing checks over the files of the merge base, on the same node; no judge reads them.
         listings: Step key -> its tests here and at the merge base.
     """
@@ -267,7 +268,9 @@ def _misplaced(found: StepFile, records: Sequence[Record], plan: Plan, key: str,
     return "" if elsewhere or found.attempts else "it does not say how the step ended"
 
 
-def read_all(results: Path, jobs: Path | None, plan: Plan, digest: str, job: str = "") -> Recorded:
+def read_all(
+    results: Path, jobs: Path | None, plan: Plan, digest: str, job: str = "", *, approved: bool = False
+) -> Recorded:
     """Read what a build left; `Recorded.damaged` says what cannot be believed, and nothing is raised for it.
 
     Args:
@@ -276,14 +279,17 @@ def read_all(results: Path, jobs: Path | None, plan: Plan, digest: str, job: str
         plan: The plan that the results should answer.
         digest: `plan_digest(plan)`.
         job: Key of the only step, where `results` is the folder of its job.
+        approved: Whether protected changes were approved. What ran over files of the merge base is then damaged: it
+            says nothing of the files that would be merged.
     """
-    if jobs is not None:
-        folders = {path.name: path for path in sorted(jobs.glob("*")) if path.is_dir()}
-    else:
-        folders = {step.key: step_folder(results, step.key) for step in plan.steps}
-    folders = {job: results} if job else folders
+    folders = _folders(results, jobs, plan, job)
     found = Recorded((), {})
-    files = {name: file for name, folder in folders.items() if (file := _read_job(folder, name, plan, digest, found))}
+    read = {name: _read_job(folder, name, plan, digest, found) for name, folder in folders.items()}
+    if jobs is None and not job:
+        _apply_shared_note(results, folders, found)
+    if approved:
+        found.damaged.update({name: f"{AS_AT_BASE}: {', '.join(files)}" for name, files in found.restored.items()})
+    files = {name: file for name, file in read.items() if file and name not in found.damaged}
     trees = {file.build.tree for name, file in files.items() if not name.endswith(RECHECK_SUFFIX)}
     for name, file in files.items():
         key = name.removesuffix(RECHECK_SUFFIX)
@@ -305,6 +311,25 @@ def read_all(results: Path, jobs: Path | None, plan: Plan, digest: str, job: str
     return replace(found, builds=builds)
 
 
+def _folders(results: Path, jobs: Path | None, plan: Plan, job: str) -> dict[str, Path]:
+    """Name of a job -> the folder of what it left; the arguments are those of `read_all`."""
+    if job:
+        return {job: results}
+    if jobs is None:
+        return {step.key: step_folder(results, step.key) for step in plan.steps}
+    return {path.name: path for path in sorted(jobs.glob("*")) if path.is_dir()}
+
+
+def _apply_shared_note(results: Path, names: Iterable[str], found: Recorded) -> None:
+    """Several steps of a plan for agents that one command ran here have one note of restored files."""
+    shared, problem = read_restored(results)
+    for name in names:
+        if problem:
+            found.damaged.setdefault(name, problem)
+        elif shared:
+            found.restored[name] = shared
+
+
 def _read_job(folder: Path, name: str, plan: Plan, digest: str, found: Recorded) -> StepFile | None:
     """The file in one folder; None where there is none or it is damaged, and `found` has the notes and the damage."""
     key, elsewhere = name.removesuffix(RECHECK_SUFFIX), name.endswith(RECHECK_SUFFIX)
@@ -317,7 +342,7 @@ def _read_job(folder: Path, name: str, plan: Plan, digest: str, found: Recorded)
     if health:
         found.health[name] = health
     if restored and not problem:
-        found.restored[key] = restored
+        found.restored[name] = restored
     path = folder / RESULTS_FILE
     file = None
     if path.exists() or path.is_symlink():

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from support.pipelines import DECLARED
 
-from hilgate.buildkite.lint import FLOWS, lint, lint_files
+from hilgate.buildkite.lint import FLOWS, SUFFIXES, lint, lint_files
 
 FOLDER = Path(__file__).resolve().parents[3] / ".buildkite"
 FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yml")}
@@ -142,8 +142,10 @@ def test_secrets_are_not_for_forks():
 
 
 def test_rechecks_are_named_so():
-    assert lint(text(one_step(key="a-recheck")), rechecks=True) == []
-    assert lint(text(one_step()), rechecks=True) == ["key 'a' does not end in '-recheck'"]
+    for suffix in SUFFIXES:
+        assert lint(text(one_step(key=f"a{suffix}")), suffix=suffix) == []
+        assert lint(text(one_step()), suffix=suffix) == [f"key 'a' does not end in {suffix!r}"]
+        assert lint(text(one_step(key=f"a{suffix}"))) == [f"key 'a{suffix}' ends in {suffix!r}"]
 
 
 def test_step_that_posts_is_named_by_the_caller():
@@ -219,7 +221,7 @@ def verdict_first(pipeline):
         ("waiting.yml", change("waiting", command=["echo $TOKEN"]), "a single '$' is replaced"),
         ("waiting.yml", change("waiting", notify=POST), "rocm/required is posted by no step here"),
         ("waiting.yml", change("waiting", agents={"queue": "amd-cpu"}), "not on amd-gate, that of what decides"),
-        ("other.yml", lambda _: None, "its steps are approve, required, not none"),
+        ("other.yml", lambda _: None, "its steps are approve, approved, wait, required, not none"),
     ],
     ids=lambda value: re.sub(r"\W+", "-", value)[:50] if isinstance(value, str) else "",
 )

@@ -64,7 +64,7 @@ def test_step_starts_with_no_results_of_another_build_on_a_queue_without_gpus(na
     assert DECLARED.agents.queues[STEPS[name, key]["agents"]["queue"]].gpus == 0
 
 
-OTHERS = {"recheck", "fetch", "flow"}
+OTHERS = {"recheck", "fetch", "flow", "approver"}
 OPTIONS = {"--approved-by", "--models"}
 """Commands and options that other parts of the program may not have yet are not looked up here."""
 

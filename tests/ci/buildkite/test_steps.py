@@ -17,9 +17,17 @@ from support.declarations import change
 from support.pipelines import DECLARED, SCHEMAS, agent_plan, steps_of
 
 from hilgate.buildkite.lint import lint, schema_problems, sdk_schema
-from hilgate.buildkite.steps import InvalidPipelineError, pipeline_yaml, recheck_key, recheck_yaml, required_yaml
+from hilgate.buildkite.steps import (
+    InvalidPipelineError,
+    approved_yaml,
+    pipeline_yaml,
+    recheck_key,
+    recheck_yaml,
+    required_yaml,
+)
 from hilgate.errors import NothingSelectedError
 from hilgate.model.declaration import POSTED_BY
+from hilgate.names import APPROVED_KEY_SUFFIX, approved_key
 from hilgate.plan.make import assemble
 from hilgate.run.process import UPLOAD_SECONDS
 
@@ -205,6 +213,20 @@ def test_any_plan_becomes_a_sound_pipeline_of_exactly_its_steps(plan, branch, fa
     keys = failing.draw(st.sets(st.sampled_from([step.key for step in plan.steps])))
     rechecks = recheck_yaml(plan, dict.fromkeys(keys, ("an id",)), branch=branch)
     assert sorted(steps_of(rechecks) if keys else rechecks) == sorted(map(recheck_key, keys))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plan=random_plans())
+def test_any_plan_runs_once_more_as_approved_under_keys_of_its_own(plan):
+    text = approved_yaml(plan)
+    steps = steps_of(text)
+    assert lint(text, secrets=not plan.fork, suffix=APPROVED_KEY_SUFFIX) == []
+    assert set(steps) == {approved_key(step.key) for step in plan.steps}
+    assert all(need in steps for step in steps.values() for need in step.get("depends_on", ()))
+    for planned in plan.steps:
+        step = steps[approved_key(planned.key)]
+        assert step["command"][-1].startswith(f"hilgate job {planned.key} --approved ")
+        assert step["artifact_paths"] == [f"results/jobs/{planned.key}/**/*"]
 
 
 def test_recheck_of_nothing_of_a_fork_and_of_an_unknown_step():

@@ -100,11 +100,27 @@ def test_a_change_that_loosens_its_tolerance_is_measured_with_the_old_one_and_is
     assert (loosened / "results" / "allowed").read_text() == "0.001"
     assert "0.1" in (loosened / "tests" / "tolerances.py").read_text()  # the change's own is back
     assert git(loosened, "status", "--porcelain") == ""
-    judged = hilgate(loosened, *JUDGE, "--approved-by", "A. Owner")
+    judged = hilgate(loosened, *JUDGE)
     assert judged.returncode == Exit.FAIL
     assert "with these files of the merge base: tests/tolerances.py" in judged.stdout
     assert "changes its own gate: tests/tolerances.py: changed: 1 lines added, 1 removed" in judged.stdout
     assert "+ALLOWED = {'fp16': 0.1}" in judged.stdout
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["a job", "steps of a plan, run here"])
+def test_an_approval_over_results_of_the_old_tolerance_is_no_verdict_about_the_new_one(loosened, several):
+    folder, jobs = ("results", ()) if several else ("results/jobs/measure-cpu", ("--jobs", "results/jobs"))
+    (loosened / "tests" / "test_error.py").write_text("def test_error():\n    pass\n")  # it passes with either
+    assert hilgate(loosened, *RUN[:-1], folder).returncode == Exit.PASS
+    if several:  # as one command for more than one step leaves it
+        (loosened / "results/steps/measure-cpu").mkdir(parents=True, exist_ok=True)
+        (loosened / "results/results.jsonl").rename(loosened / "results/steps/measure-cpu/results.jsonl")
+    judge = ("judge", "--plan", "results/plan.json", *jobs, "--results", "results")
+    assert hilgate(loosened, *judge).returncode == Exit.INCONCLUSIVE
+    approved = hilgate(loosened, *judge, "--approved-by", "A. Owner")
+    assert approved.returncode == Exit.NOTHING_RAN, approved.stdout
+    assert "it ran with files of the merge base, not with those that were approved" in approved.stdout
+    assert hilgate(loosened, *RUN[:-1], folder, "--approved-by", "A. Owner").returncode == Exit.PASS
 
 
 def test_with_an_approval_its_own_tolerance_counts_and_the_verdict_names_who_approved(loosened):

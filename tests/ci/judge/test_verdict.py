@@ -366,17 +366,36 @@ def test_approval_judges_again_with_the_name(tmp_path):
     assert any(call.startswith("buildkite-agent annotate --context verdict") for call in ended.calls)
 
 
-def test_approval_without_another_name_is_none(tmp_path):
+@pytest.mark.parametrize("key", ["approved", "required"])
+def test_approval_without_another_name_is_none(tmp_path, key):
     hilgate = APPROVED.format(name="", status=2) + JUDGE.format(loosened="[1]", status=1)
-    ended = decides(tmp_path, "approve.yml", "required", hilgate=hilgate, buildkite_agent="")
+    ended = decides(tmp_path, "approve.yml", key, hilgate=hilgate, buildkite_agent="")
     assert ended.status == 2
     assert [call for call in ended.calls if call.startswith("hilgate")] == ["hilgate approver"]
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_approval_judges_what_ran_as_approved(tmp_path, again):
+    """Either because all steps ran once more, or because nothing had been put back while they ran."""
+    printed = '[ "$1" = pipeline ] && {{ printf "{text}"; exit; }}\n'.format(text="steps" if again else "")
+    hilgate = APPROVED.format(name="Ada <ada@example.invalid>", status=0) + printed
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+    ran = decides(tmp_path / "a", "approve.yml", "approved", hilgate=hilgate, buildkite_agent="")
+    assert ran.status == 0
+    assert ran.uploads == (["results/approved.yml"] if again else [])
+    judged = JUDGE.format(loosened="[1]", status=0)
+    ended = decides(tmp_path / "b", "approve.yml", "required", hilgate=hilgate + judged, buildkite_agent="")
+    assert ended.status == 0
+    fetched = [call for call in ended.calls if call.startswith("hilgate fetch")]
+    assert fetched == ["hilgate fetch --plan results/plan.json" + (" --approved" if again else "")]
+
+
 def test_an_approval_belongs_to_a_team_and_what_decides_waits_for_it():
-    ask, again = yaml.safe_load(FILES["approve.yml"])["steps"]
+    ask, runs, wait, again = yaml.safe_load(FILES["approve.yml"])["steps"]
     assert (ask["allowed_teams"], ask["blocked_state"]) == (["rocm-gate-owners"], "failed")
-    assert again["depends_on"] == "approve"
+    assert (runs["depends_on"], wait["continue_on_failure"]) == ("approve", True)
+    assert "depends_on" not in again  # which would take it out of what waits
     *_, bundle, sign = yaml.safe_load(FILES["release.yml"])["steps"]
     assert (bundle["depends_on"], sign["depends_on"]) == ("verdict", "bundle")
     assert "allow_dependency_failure" not in bundle

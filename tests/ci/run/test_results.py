@@ -216,6 +216,15 @@ def test_what_a_job_put_back_is_reported(jobs):
     assert "with these files of the merge base: tests/support/tolerances.py" in jobs.ruled().evidence
 
 
+@pytest.mark.parametrize("folder", ["", ".recheck"])
+def test_with_an_approval_a_job_that_ran_over_files_of_the_merge_base_did_not_run(jobs, folder):
+    jobs.path(GATHER.key + folder).parent.mkdir(exist_ok=True)
+    jobs.path(GATHER.key + folder, NOTE).write_text('{"files": ["tests/support/tolerances.py"]}')
+    recorded = results.read_all(jobs.folder.parent, jobs.folder, jobs.plan, plan_digest(jobs.plan), approved=True)
+    assert "not with those that were approved" in recorded.damaged[GATHER.key + folder]
+    assert (GATHER.key in recorded.attempts) is bool(folder)
+
+
 def test_jobs_of_agents_are_read_together_and_one_that_left_nothing_did_not_run(tmp_path):
     a_plan = plan(
         step("a", writes_findings(passing())), step("b", writes_findings(failing(), status=1)), step("c", "x")
