@@ -18,6 +18,7 @@ import httpx
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from hilgate.errors import CannotRunHereError, MisuseError
+from hilgate.model.earlier import Earlier, EarlierBuild, LostTry
 from hilgate.text import line
 
 if TYPE_CHECKING:
@@ -95,6 +96,16 @@ class Client:
         """
         parameters = {"per_page": PER_PAGE, "exclude_jobs": "true", "exclude_pipeline": "true", **query}
         return _pages(lambda page: self._ask("GET", _BUILDS, params={**parameters, "page": page}), self.url)
+
+    def build(self, number: int) -> RemoteBuild:
+        """One build with all of its jobs, those among them in whose place others came.
+
+        Raises:
+            MisuseError: The token or the pipeline is wrong.
+            RemoteError: Buildkite refuses, or does not answer.
+        """
+        asking = replace(self, url=f"{self.url}/{number}")
+        return asking._ask("GET", _BUILD, params={"include_retried_jobs": "true"})  # noqa: SLF001 - own
 
     def cancel_job(self, job: str) -> None:
         """End a job by its GraphQL id (scope graphql; `jobTypeCommandCancel`): the build goes on without it.
@@ -250,6 +261,11 @@ class PullRequest(BaseModel, frozen=True):
 class RemoteJob(BaseModel, frozen=True):
     """A job; `scheduled` is one that waits for an agent, since it became runnable."""
 
+    id: str = ""
+    step_key: str | None = None
+    retried: bool = False
+    """Whether another job took its place."""
+    exit_status: int | None = None
     graphql_id: str | None = None
     state: str | None = None
     runnable_at: dt.datetime | None = None
@@ -297,6 +313,45 @@ def builds_url(organization: str, pipeline: str, *, api: str = API) -> str:
                 remedy="take it from the address of the pipeline: buildkite.com/<organization>/<pipeline>",
             )
     return f"{api}/v2/organizations/{organization}/pipelines/{pipeline}/builds"
+
+
+FAILED_KEY = "hilgate-failed"
+"""Meta-data that a verdict leaves: JSON, the tree that was tested, and planned key -> ids of checks that failed."""
+
+
+class LeftFailures(BaseModel, frozen=True):
+    """What that meta-data holds."""
+
+    tree: str
+    failed: dict[str, tuple[str, ...]]
+
+
+def earlier(client: Client, number: int, branch: str) -> Earlier:
+    """The lost tries of a build's jobs, and the builds of its branch before it among the newest.
+
+    Raises:
+        HilgateError: Buildkite does not say so.
+    """
+    tries = [
+        LostTry(step=job.step_key, job=job.id, exit_status=job.exit_status)
+        for job in client.build(number).jobs
+        if job.retried and job.step_key
+    ]
+    newest = itertools.islice(client.builds(branch=branch), PER_PAGE)
+    builds = [
+        EarlierBuild(number=one.number, commit=one.commit, state=one.state, **_left(one).model_dump())
+        for one in newest
+        if one.number < number
+    ]
+    return Earlier(tries=tuple(tries), builds=tuple(builds))
+
+
+def _left(build: RemoteBuild) -> LeftFailures:
+    """What the verdict of a build left; nothing where there was none, or somebody has written something else there."""
+    try:
+        return LeftFailures.model_validate_json(build.meta_data.get(FAILED_KEY) or "")
+    except ValidationError:
+        return LeftFailures(tree="", failed={})
 
 
 ALL = "all"

@@ -37,7 +37,7 @@ SUFFIXES = (RECHECK_KEY_SUFFIX, APPROVED_KEY_SUFFIX)
 """How the keys of steps end that run once more in the same build."""
 
 KILLED, LOST = 137, 255
-"""What a job ends with that was killed (128 + SIGKILL: the kernel ran out of memory), and one whose executor was."""
+"""What a job ends with that was killed (128 + SIGKILL: by itself, or for memory), and one whose executor was."""
 
 INFRASTRUCTURE_EXITS = frozenset({-1, int(Exit.CANNOT_RUN_HERE), int(Exit.SICK_NODE), KILLED, LOST})
 INFRASTRUCTURE_REASONS = frozenset(
@@ -205,7 +205,7 @@ def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
     for rule in [automatic] if isinstance(automatic, dict) else automatic if isinstance(automatic, list) else [{}]:
         statuses = rule.get("exit_status", [])
         statuses = statuses if isinstance(statuses, list) else [statuses]
-        by_status = statuses and INFRASTRUCTURE_EXITS.issuperset(statuses)
+        by_status = statuses and (INFRASTRUCTURE_EXITS - ({KILLED} if answers else set())).issuperset(statuses)
         by_reason = rule.get("signal_reason") in INFRASTRUCTURE_REASONS and "exit_status" not in rule
         if not (by_status or by_reason):
             problems.append(f"retries {rule or 'everything'}, which is not infrastructure")

@@ -27,7 +27,7 @@ from buildkite_sdk.schema import (
 )
 from pydantic import BaseModel
 
-from hilgate.buildkite.lint import KILLED, LOST, lint, schema_problems, sdk_schema
+from hilgate.buildkite.lint import LOST, lint, schema_problems, sdk_schema
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.model import JOBS_FOLDER, PLAN_FILE
 from hilgate.model.declaration import POSTED_BY
@@ -60,13 +60,16 @@ MANUAL = CommandStepManualRetryObject(
 
 
 def infrastructure_retry(*, sick_limit: int) -> CommandStepRetry:
-    """Infrastructure only. A failed check (1) or an inconclusive one (6) is an answer, and is never asked for again."""
+    """Infrastructure only. A failed check (1) or an inconclusive one (6) is an answer, and is never asked for again.
+
+    Nor is a command that was killed (137) while its agent lived: a test can do that to its own step, and a step that
+    needs too much memory needs it everywhere. Where the machine is taken away, the agent is lost or stopped.
+    """
     return CommandStepRetry(
         automatic=[
             AutomaticRetry(exit_status=-1, limit=2),  # the agent was lost
             AutomaticRetry(exit_status=int(Exit.CANNOT_RUN_HERE), limit=1),
             AutomaticRetry(exit_status=int(Exit.SICK_NODE), limit=sick_limit),  # the agent has paused itself
-            AutomaticRetry(exit_status=KILLED, limit=1),  # a step that needs too much memory needs it everywhere
             AutomaticRetry(exit_status=LOST, limit=2),
             AutomaticRetry(signal_reason="agent_stop", limit=2),
             AutomaticRetry(signal_reason="agent_refused", limit=2),

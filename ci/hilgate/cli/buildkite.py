@@ -172,6 +172,28 @@ def end_waiting(ctx: typer.Context, *, organization: Organization = "", pipeline
 
 
 @program.command()
+def earlier(
+    *,
+    number: Annotated[
+        int, typer.Option("--build", metavar="N", envvar="BUILDKITE_BUILD_NUMBER", help="Number of the build.")
+    ],
+    branch: Annotated[str, typer.Option(metavar="NAME", envvar="BUILDKITE_BRANCH", help="Its branch.")],
+    organization: Organization = "",
+    pipeline_slug: PipelineSlug = "",
+) -> None:
+    """Print which tries of a build's jobs were lost, and the builds of its branch before it (JSON).
+
+    `judge` reads it as `earlier.json` in its results. BUILDKITE_API_TOKEN needs the scope read_builds.
+    """
+    _require_packages()
+    from hilgate.buildkite import api
+
+    url = api.builds_url(organization, pipeline_slug, api=api.API)
+    found = api.earlier(api.Client(url, os.environ.get(api.TOKEN_VARIABLE, "")), number, branch)
+    sys.stdout.write(found.model_dump_json(indent=1) + "\n")
+
+
+@program.command()
 def rerun(
     ctx: typer.Context,
     models: Annotated[

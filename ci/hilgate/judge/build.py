@@ -11,6 +11,7 @@ from hilgate import git
 from hilgate.declare.load import load
 from hilgate.declare.quarantine import USED_FILE, effective, load_quarantine
 from hilgate.errors import Exit, HilgateError, writing
+from hilgate.judge.earlier import before
 from hilgate.judge.verdict import exit_status, judge
 from hilgate.model import VERDICT_FILE
 from hilgate.model.declaration import Quarantine
@@ -94,6 +95,7 @@ def judge_folder(
         quarantine=excused,
         approved_by=approved_by,
         doubts=(OTHER_FILES,) if root and plan.local and jobs is None and _moved(recorded, root) else (),
+        before=before(folder, plan, recorded) if jobs is not None else (),
         approvals=only is None or plan.local,
     )
     if refused:

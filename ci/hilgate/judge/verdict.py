@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from hilgate.model.record import Check, Health, RerunRecord
     from hilgate.run.results import Attempt, Recorded
 
+MOST_FAILED = 20
+"""Ids of failing checks that the verdict of a step has; `results.jsonl` has all."""
+
 NO_QUARANTINE = Quarantine()
 
 UNCOMPARED = "compared with no merge base: its own quarantine counts, and no change of the gate itself was looked for"
@@ -48,13 +51,14 @@ def judge(
     quarantine: Quarantine = NO_QUARANTINE,
     approved_by: str = "",
     doubts: tuple[str, ...] = (),
+    before: tuple[str, ...] = (),
     approvals: bool = True,
 ) -> Verdict:
     """Decide on every planned step, and on the whole.
 
     Entries of the quarantine, which is the merge base's (`quarantine.effective`), expire by the day of `decided` (UTC).
     With `doubts` about the files that were judged, nothing is a pass. Without `approvals` protected changes are left to
-    the verdict of the whole build.
+    the verdict of the whole build. `before` is said and decides nothing.
     """
     entries = Entries(quarantine.tests, decided.date())
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
@@ -72,6 +76,7 @@ def judge(
         why = f"needs a named approval: {loosened[0].path}: {loosened[0].what}{more}"
     if doubts and outcome is Outcome.PASS:
         outcome, why = Outcome.INCONCLUSIVE, doubts[0]
+    trees = {build.tree for build in recorded.builds}
     return Verdict(
         decided=decided,
         profile=plan.profile,
@@ -83,6 +88,8 @@ def judge(
         loosened=loosened,
         approved_by=approved_by if loosened else "",
         notes=(UNCOMPARED,) if plan.local and plan.commit and plan.base is None else (),
+        before=before,
+        tree=trees.pop() if len(trees) == 1 else "",
         doubts=doubts,
         steps=steps,
         omissions=plan.omissions,
@@ -385,6 +392,7 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
         evidence=_evidence(s),
         node=record.environment.host if record else "",
         image=image,
+        failed=tuple(dict.fromkeys(check.id for check in s.checks if check.outcome is FAIL))[:MOST_FAILED],
         flaky=tuple(dict.fromkeys(check.id for check in s.flaky))
         or (s.passed_late if decision.rule == PASSED_LATE else ()),
         quarantined=tuple(dict.fromkeys(s.excused)),

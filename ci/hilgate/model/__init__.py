@@ -53,6 +53,7 @@ Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_le
 ImageDigest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 PLAN_FILE, VERDICT_FILE, FINDINGS_FILE, JOBS_FOLDER = "plan.json", "verdict.json", "findings.jsonl", "jobs"
+EARLIER_FILE = "earlier.json"
 """Names in the folder of a build's results."""
 
 RESERVED_FILES = frozenset(
@@ -61,6 +62,7 @@ RESERVED_FILES = frozenset(
         VERDICT_FILE,
         "quarantine.json",
         "restored.json",
+        "earlier.json",
         "manifest.json",
         "health-before.json",
         "health-after.json",

@@ -49,6 +49,8 @@ class StepVerdict(StrictModel):
     """Host that ran the attempt that counts."""
     image: str = ""
     """Digest of the image it ran in."""
+    failed: tuple[str, ...] = ()
+    """Ids that failed, the first ones."""
     flaky: tuple[str, ...] = ()
     """Ids that failed and then passed."""
     quarantined: tuple[str, ...] = ()
@@ -84,6 +86,11 @@ class Verdict(StrictModel):
     """Who approved the protected changes; empty when there are none or nobody has."""
     notes: tuple[str, ...] = ()
     """What a reader must know besides: that nothing was compared with a merge base."""
+    before: tuple[str, ...] = ()
+    """What came before: lost tries of jobs, earlier builds of the same files, or that nobody knows. It decides nothing.
+    """
+    tree: str = ""
+    """Fingerprint of the files that its steps ran over; empty where none ran, or where they ran over several states."""
     doubts: tuple[str, ...] = ()
     """What stands against the whole: files that changed since the steps ran. A pass with one is inconclusive."""
     steps: tuple[StepVerdict, ...]

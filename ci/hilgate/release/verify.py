@@ -245,6 +245,7 @@ def _check_verdict(stored: Verdict, manifest: bundle.Manifest, plan: Plan, recor
         quarantine=quarantine,
         approved_by=stored.approved_by,
         doubts=stored.doubts,
+        before=stored.before,
     )
     require(
         derived.outcome is stored.outcome,

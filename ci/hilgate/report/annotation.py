@@ -61,7 +61,7 @@ def _render(view: ReportView, detail: Detail) -> str:
         f"## {marked(verdict.outcome)}: {markdown(view.whose or view.headline)}",
         *([markdown(view.headline)] if view.whose else []),
         f"{markdown(view.step_counts)}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
-        *(markdown(words) for words in (*verdict.doubts, *verdict.notes)),
+        *(markdown(words) for words in (*verdict.doubts, *verdict.notes, *verdict.before)),
         *_loosened(view, detail),
     ]
     for problem in view.problems(detail.failures_per_step):

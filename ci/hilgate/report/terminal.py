@@ -189,7 +189,7 @@ def print_verdict(
         line.stylize(mark.style, 0, len(mark.plain) if number == 0 else 0)
         console.print(line, soft_wrap=True)
     say(console, view.step_counts, "dim")
-    for words in (*verdict.doubts, *verdict.notes):
+    for words in (*verdict.doubts, *verdict.notes, *verdict.before):
         say(console, words, "yellow" if words in verdict.doubts else "dim")
     if view.approval:
         say(console, f"changes its own gate: {view.approval}", "bold")

@@ -80,9 +80,9 @@ def test_a_job_that_no_later_hook_has_seen_counts_when_the_next_begins(
     assert (found[3].count("was killed, or ended before any hook could run") == 3) is counts
 
 
-def test_a_killed_refused_or_stopped_job_runs_elsewhere() -> None:
-    assert {5, 75, 137, 255} <= RETRIED
-    assert {1, 6}.isdisjoint(RETRIED)
+def test_a_lost_refused_or_stopped_job_runs_elsewhere_and_one_that_was_killed_does_not() -> None:
+    assert {-1, 5, 75, 255} <= RETRIED
+    assert {1, 6, 137, 139}.isdisjoint(RETRIED)
     assert {"agent_refused", "agent_stop"} <= {rule.signal_reason for rule in RETRY.automatic or ()}
 
 

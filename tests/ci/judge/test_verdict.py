@@ -355,6 +355,28 @@ def test_images_are_left_for_reruns(tmp_path):
     assert 'buildkite-agent meta-data set hilgate-images {"rocm": "sha256:00"}' in ended.calls
 
 
+def test_failing_checks_are_left_for_later_builds_of_the_same_files(tmp_path):
+    steps = '[{"key": "a-cpu", "failed": ["t::a"]}, {"key": "b-cpu", "failed": []}]'
+    agent = '[ "$*" = "meta-data set hilgate-failed" ] && echo "left $(cat)" >> "$CALLS"; exit 0'
+    hilgate = JUDGE.format(loosened="[]", status=1).replace('"steps": []', f'"steps": {steps}')
+    ended = decides(tmp_path, hilgate=hilgate, buildkite_agent=agent)
+    assert 'left {"tree": "t", "failed": {"a-cpu": ["t::a"]}}' in ended.calls
+
+
+@pytest.mark.parametrize(("fork", "asks"), [("false", True), ("true", False), ("null", False)])
+@pytest.mark.parametrize("key", ["verdict", "required"])
+def test_what_came_before_is_asked_with_a_token_of_its_own_and_never_for_a_fork(tmp_path, fork, asks, key):
+    agent = f"""[ "$1" = artifact ] && {{ echo '{{"fork": {fork}}}' > results/plan.json; exit; }}
+[ "$1 $2" = "secret get" ] && {{ [ "$3" = HILGATE_READ_TOKEN ] && echo secret || exit 1; }}; exit 0"""
+    hilgate = 'echo "token for $1: ${BUILDKITE_API_TOKEN:-none}" >> "$CALLS"\n' + APPROVED.format(name="A", status=0)
+    name = "pipeline.yml" if key == "verdict" else "approve.yml"
+    judged = JUDGE.format(loosened="[]", status=0)
+    ended = decides(tmp_path, name, key, hilgate=hilgate + judged, buildkite_agent=agent)
+    assert ended.status == 0
+    assert ("token for earlier: secret" in ended.calls) is asks
+    assert "token for judge: none" in ended.calls
+
+
 APPROVED = '[ "$1" = approver ] && {{ echo "{name}"; exit {status}; }}\n'
 
 
