@@ -223,6 +223,23 @@ def at_most(name: str, count: int, most: int, of: str) -> None:
         )
 
 
+def positive(name: str, scale: torch.Tensor) -> None:
+    """Check that scales are finite and positive (reads device memory): with 0 a cache means zeros, with inf NaN.
+
+    Raises:
+        ArgumentError: if one is not.
+    """
+    wrong = ~(scale.isfinite() & (scale > 0))
+    if wrong.any():
+        raise ArgumentError(
+            "scale",
+            name,
+            got=float(scale[wrong].flatten()[0]),
+            expected="finite and > 0",
+            remedy="Look at the scales of the checkpoint, or pass 1.0 where it has none.",
+        )
+
+
 def indices(tensors: dict[str, torch.Tensor]) -> None:
     """Check that index tensors are int32 with a dense last dimension.
 

@@ -32,12 +32,12 @@ def deployment(monkeypatch):
 
 @pytest.fixture
 def builder_of(deployment):
-    """builder_of(block_size, layers): our metadata builder of a group of these layers, by name."""
+    """builder_of(block_size, layers, scales): our metadata builder of a group of these layers, by name."""
 
-    def build(block_size, layers=()):
+    def build(block_size, layers=(), scales=None):
         from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
-        names = {name: SimpleNamespace(impl=layer) for name, layer in dict(layers).items()}
+        names = {name: SimpleNamespace(impl=layer, **(scales or {})) for name, layer in dict(layers).items()}
         deployment.compilation_config.static_forward_context.update(names)
         return PagedKVMetadataBuilder(
             SimpleNamespace(block_size=block_size), list(names), deployment, torch.device("cpu")

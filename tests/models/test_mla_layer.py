@@ -22,6 +22,7 @@ from pagedkv.attention import reference
 from pagedkv.device import INTERPRETED
 from pagedkv.mla.warm_up import warm_up
 from pagedkv.vllm_plugin import GPU_MLA_NAME, errors, mla_backend
+from pagedkv.vllm_plugin.errors import ScaleError
 
 HEADS, LATENT, ROPE = 4, 256, 64  # vLLM's metadata knows latent rows of 320, 512 and 576 channels
 SCALE = 0.11
@@ -50,8 +51,8 @@ IMPLS = {"cpu": mla_backend.PagedKVMLAImpl, "gpu": mla_backend.PagedKVGPUMLAImpl
 class Layer(AttentionLayerBase):
     """Just enough of a layer for the metadata builder."""
 
-    def __init__(self, impl):
-        self.impl = impl
+    def __init__(self, impl, scale=None):
+        self.impl, self._k_scale = impl, scale
         for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
             setattr(self, name, CONSTANTS[name])
         self.prefill_backend = SimpleNamespace(clone=lambda: None)
@@ -78,7 +79,7 @@ def make(parallel):  # noqa: ARG001 - vLLM's configuration, in force
     return lambda where="gpu", **features: IMPLS[where](**(CONSTANTS | features))
 
 
-def build(layer, parallel, *, drafted=0, dtype=torch.float32, most_seqs=8, largest_capture=8):
+def build(layer, parallel, *, drafted=0, dtype=torch.float32, most_seqs=8, largest_capture=8, scale=None):
     """The metadata builder of a group of one layer."""
     speculative = SimpleNamespace(num_speculative_tokens=drafted, parallel_drafting=False, method="mtp")
     config = SimpleNamespace(
@@ -90,7 +91,7 @@ def build(layer, parallel, *, drafted=0, dtype=torch.float32, most_seqs=8, large
         speculative_config=speculative if drafted else None,
         use_v2_model_runner=True,
         compilation_config=SimpleNamespace(
-            static_forward_context={"layer": Layer(layer)}, max_cudagraph_capture_size=largest_capture
+            static_forward_context={"layer": Layer(layer, scale)}, max_cudagraph_capture_size=largest_capture
         ),
     )
     spec = SimpleNamespace(block_size=16)
@@ -184,6 +185,8 @@ def test_codes_of_a_quantised_cache(monkeypatch, make, parallel, fnuz, name):
     metadata = build(layer, parallel).build(0, common(data))
     got = layer.forward_mqa(data.query, codes, metadata, SimpleNamespace(_k_scale=scale))
     check(got, data, codes.double() * scale.double())
+    with pytest.raises(ScaleError, match=r"layer layer: _k_scale is 0.0; expected finite and > 0"):
+        build(layer, parallel, scale=torch.tensor(0.0))
 
 
 def test_a_captured_step_serves_later_ones(make, parallel):

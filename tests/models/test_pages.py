@@ -29,6 +29,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv.attention import reference
 from pagedkv.vllm_plugin import impl, pages, routes
+from pagedkv.vllm_plugin.errors import ScaleError
 
 LAYERS, BLOCKS, BLOCK_SIZE, KV_HEADS, HEADS, HEAD_SIZE = 2, 5, 48, 3, 6, 32
 SEQ_LENS = [70, 20]
@@ -154,6 +155,21 @@ def scales_of(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 def quantised(rows: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     largest = torch.finfo(kind).max
     return (rows / scale).clamp(-largest, largest).to(kind)
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("side", ["_k_scale", "_v_scale"])
+def test_scales_that_make_garbage_are_refused_once_the_model_is_loaded(side, number, monkeypatch, builder_of):
+    monkeypatch.setattr(routes, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: False))
+    layers = {
+        name: impl.PagedKVImpl(HEADS, HEAD_SIZE, 0.3, KV_HEADS, kv_cache_dtype=kind)
+        for name, kind in (("model.layers.3", "fp8"), ("model.layers.4", "auto"))
+    }
+    scales = {"_k_scale": torch.tensor(1.0), "_v_scale": torch.tensor([1.0])}
+    builder_of(16, layers, scales)
+    with pytest.raises(ScaleError, match=rf"layer model\.layers\.3: {side} is .*expected finite and > 0"):
+        builder_of(16, layers, scales | {side: torch.tensor(number)})
+    builder_of(16, {"model.layers.4": layers["model.layers.4"]}, scales | {side: torch.tensor(number)})
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -46,6 +46,7 @@ def on(monkeypatch, name, *, fnuz):
         ({"head_size": 264}, "head_size 264, takes multiples of 8, at least 32, at most 256"),
         ({"packing": "shuffle", "block_size": 24, "kv_cache_dtype": "fp8"}, r"block_size 24, takes a multiple of 16"),
         ({"num_heads": 5}, "num_q_heads 5, takes a multiple of num_kv_heads 2"),
+        ({"logits_soft_cap": 10_001.0}, "softcap 10001.0, takes at most 10000"),
         ({"logits_soft_cap": -1.0}, "softcap -1.0, takes None or a finite number > 0"),
     ],
 )

@@ -134,7 +134,7 @@ def _takes(limit: dict, value: object) -> bool:
         return True
     if "takes" in limit:
         return limit["takes"] != "none" and value in limit["takes"]
-    assert isinstance(value, int)
+    assert isinstance(value, int | float)
     in_range = limit.get("from", value) <= value <= limit.get("to", value)
-    power = value.bit_count() == 1 or not limit.get("power_of_two")
-    return in_range and power and value % limit.get("step", 1) == 0
+    power = not limit.get("power_of_two") or int(value).bit_count() == 1
+    return in_range and power and ("step" not in limit or value % limit["step"] == 0)

@@ -15,6 +15,7 @@ from pagedkv.attention.kernel import AttentionOptions, AttentionStrides, attenti
 from pagedkv.attention.launch import bound, bound_of_queries, choose, options, query_stays, query_tiles, reduced_at_once
 from pagedkv.attention.merge import reduce_kernel
 from pagedkv.attention.softmax import WEIGHT_SHIFT
+from pagedkv.cache import checks as cache_checks
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
 from pagedkv.launch import tuning
@@ -118,7 +119,7 @@ def paged_attention(
             under whatever bounds, as long as it is in the same phase: decode sequences and the others in two calls, as
             above. Decode is then split every `fixed_split_tokens` tokens (`tuning/<arch>.toml`), the others not; what
             would be more than 64 partitions are 64 longer ones, which bounds the scratch.
-        debug: Also check lengths and block ids (synchronises with the device).
+        debug: Also check scales, lengths and block ids (synchronises with the device).
 
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).
@@ -143,6 +144,7 @@ def paged_attention(
             batch_invariant=batch_invariant,
         )
         if debug:
+            cache_checks.scales(cache)
             tensor_checks.within("seq_lens", seq_lens, max_seq_len + 1, "max_seq_len + 1")
             tensor_checks.lengths(
                 **index,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.checks import DTYPES, at_most, dense, device, dtype, shape, slots_exist
+from pagedkv.checks import DTYPES, at_most, dense, device, dtype, positive, shape, slots_exist
 from pagedkv.errors import ArgumentError
 from pagedkv.fp8.formats import FORMATS
 from pagedkv.layout import KEY_AXES, VALUE_AXES
@@ -83,7 +83,8 @@ def step(key: torch.Tensor, value: torch.Tensor, cache: PagedCache, slot_mapping
     """Check K and V of a step, `[num_tokens, num_kv_heads, head_size]`, the cache that takes them, and their slots.
 
     Raises:
-        ArgumentError: one is wrong; with `debug` also for a slot outside of the pool or named twice.
+        ArgumentError: one is wrong; with `debug` also for scales that `scales` refuses, and for a slot outside of the
+            pool or named twice.
     """
     whole(cache)
     axes = "[num_tokens, num_kv_heads, head_size]"
@@ -97,7 +98,19 @@ def step(key: torch.Tensor, value: torch.Tensor, cache: PagedCache, slot_mapping
     dtype("slot_mapping", slot_mapping, (torch.int64,), "Slots of a large pool exceed 32 bits.")
     device(("cache.key", cache.key), {"key": key, "value": value, "slot_mapping": slot_mapping})
     if debug:
+        scales(cache)
         slots_exist(slot_mapping, cache.num_blocks * cache.block_size)
+
+
+def scales(cache: PagedCache) -> None:
+    """Check the scales that a caller gave (reads device memory); those of each token are computed by the write.
+
+    Raises:
+        ArgumentError: one is not finite and positive.
+    """
+    if cache.quantisation is not None and not cache.quantisation.per_token:
+        positive("cache.quantisation.key_scale", cache.quantisation.key_scale)
+        positive("cache.quantisation.value_scale", cache.quantisation.value_scale)
 
 
 def _spelled(axes: str) -> str:

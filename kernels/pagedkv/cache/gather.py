@@ -178,7 +178,7 @@ def gather_kv_cache(
         cu_seq_lens: Where the rows of each sequence begin in the output.
         token_to_seq: The sequence of each output row, as `cu_seq_lens` says it.
         seq_starts: The position at which the gathered part of each sequence begins.
-        debug: Also check sequences, positions and block ids (synchronises with the device).
+        debug: Also check scales, sequences, positions and block ids (synchronises with the device).
 
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).
@@ -204,6 +204,7 @@ def gather_kv_cache(
     checks.indices(indices)
     checks.device(("cache.key", cache.key), {"key": key, "value": value, **indices})
     if debug:
+        cache_checks.scales(cache)
         _check_positions(cache, block_table, cu_seq_lens, token_to_seq, seq_starts)
     num_rows = token_to_seq.shape[0]
     if num_rows == 0 or max_blocks == 0:

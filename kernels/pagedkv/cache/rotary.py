@@ -203,7 +203,7 @@ def rotate_and_write(
         cos_sin: Of each position the cosines, then the sines of `rotary_dim / 2` angles; fp32, fp16 or bf16.
         slot_mapping: As `cache.write` takes it.
         neox: Whether pairs are halves of the rotary channels (GPT-NeoX), else neighbours (GPT-J).
-        debug: Also check positions and slots (synchronises with the device).
+        debug: Also check scales, positions and slots (synchronises with the device).
 
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).

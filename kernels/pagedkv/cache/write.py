@@ -141,7 +141,8 @@ def write_kv_cache(
         cache: The cache, in any packing. With scales per token and head, those of the written slots are written too.
         slot_mapping: `block * block_size + token_in_block` of each token. May be shorter than `key`, which a captured
             graph pads.
-        debug: Also check that every slot lies in the pool and occurs once (synchronises with the device).
+        debug: Also check the scales, and that every slot lies in the pool and occurs once (synchronises with the
+            device).
 
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagedkv.arch import NEVER, next_power_of_two
-from pagedkv.checks import lengths
+from pagedkv.checks import lengths, positive
 from pagedkv.device import INTERPRETED, current, on
 from pagedkv.errors import ArgumentError
 from pagedkv.launch import tuning
@@ -69,7 +69,7 @@ def mla_decode(
         cache_scale: What its values are multiplied with, one number for all.
         tables: The schedule of this step, for callers with many layers (`mla.tables.fill`); None makes one.
         programs: Programs that run at a time; None lets the tuning data decide.
-        debug: Also check lengths, block ids and tables (synchronises with the device).
+        debug: Also check the scale, lengths, block ids and tables (synchronises with the device).
 
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).
@@ -107,6 +107,8 @@ def mla_decode(
         if debug:
             num_blocks, block_size, _ = cache.shape
             bounds = {"num_tokens": num_tokens, "max_query_len": max_query_len}
+            if cache_scale is not None:
+                positive("cache_scale", cache_scale)
             lengths(block_table, seq_lens, query_start_loc, **bounds, num_blocks=num_blocks, block_size=block_size)
         partials = sizes(num_seqs, launch.groups).partials
         parts = (partials, launch.tiles * launch.rows)

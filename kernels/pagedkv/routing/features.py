@@ -44,9 +44,10 @@ class Limit:
             return True
         if self.values is not None:
             return value in self.values
-        assert isinstance(value, int)
+        assert isinstance(value, int | float)
         low, high = self.least or 0, value if self.most is None else self.most
-        return low <= value <= high and value % self.step == 0 and not (self.power_of_two and value & (value - 1))
+        fits = self.step == 1 or value % self.step == 0
+        return low <= value <= high and fits and not (self.power_of_two and int(value) & (int(value) - 1))
 
     def __str__(self) -> str:
         if self.any:

@@ -45,6 +45,15 @@ class PageError(PluginError):
     )
 
 
+class ScaleError(PluginError):
+    """A scale of a quantised KV cache, as the model was loaded, is 0, negative, infinite or NaN."""
+
+    message = (
+        "layer {}: {} is {}; expected finite and > 0. To do: repair the KV scales of the checkpoint, or serve it with "
+        "--kv-cache-dtype auto."
+    )
+
+
 class BackendTakenError(PluginError):
     """Another plugin has claimed a member of vLLM's AttentionBackendEnum first; the message has its class path."""
 

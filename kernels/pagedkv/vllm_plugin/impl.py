@@ -17,7 +17,7 @@ from pagedkv.cache.write import write_kv_cache
 from pagedkv.device import INTERPRETED
 from pagedkv.vllm_plugin import log, routes
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError, refuse
-from pagedkv.vllm_plugin.pages import Page, sides
+from pagedkv.vllm_plugin.pages import Page, refuse_scales, sides
 from pagedkv.vllm_plugin.settings import packing
 
 if TYPE_CHECKING:
@@ -135,6 +135,15 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         """
         request = self.route.request
         self._set_route(routes.route_in_pool(request, block_size, sides(request.packing, order)))
+
+    def refuse_scales(self, layer_name: str, layer: AttentionLayer) -> None:
+        """Look once at the scales of the loaded layer.
+
+        Raises:
+            ScaleError: The cache is quantised, and one is not finite and positive.
+        """
+        if self.page.format is not None and not self.page.scales_inside:
+            refuse_scales(layer_name, layer, "_k_scale", "_v_scale")
 
     def _set_route(self, route: Route) -> None:
         """Ask the router for the route of the layer; both write and attention follow it."""

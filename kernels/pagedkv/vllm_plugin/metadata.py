@@ -41,6 +41,7 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         Raises:
             UnsupportedFeatureError: No kernel serves a layer in such a pool; or batches will come that vLLM's selection
                 does not ask about.
+            ScaleError: A layer was loaded with a scale that is not finite and positive.
         """
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         _refuse_late_surprises(vllm_config)
@@ -61,6 +62,8 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         for impl in impls:
             impl.set_pool(kv_cache_spec.block_size, order)
             impl.expect(service)
+        for name in layer_names:
+            layers[name].impl.refuse_scales(name, layers[name])
         for route, count in Counter(impl.route for impl in impls).items():
             log.info("pagedkv serves %d layers of %s", count, routes.log_line(route))
 

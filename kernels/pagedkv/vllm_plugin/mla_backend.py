@@ -19,6 +19,7 @@ from pagedkv.mla.tables import Tables, allocate, fill
 from pagedkv.mla.warm_up import warm_up
 from pagedkv.vllm_plugin import log
 from pagedkv.vllm_plugin.errors import VersionError, refuse
+from pagedkv.vllm_plugin.pages import refuse_scales
 
 try:
     from vllm.model_executor.layers.attention.mla_attention import (
@@ -83,6 +84,8 @@ class PagedKVMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         self._tables: dict[int, Tables] = {}
         for name in layer_names:
             static_context[name].impl.expect(self.reorder_batch_threshold)
+            if self._quantised:
+                refuse_scales(name, static_context[name], "_k_scale")
         log.info("pagedkv decodes %d MLA layers, %d tokens per block", len(layer_names), kv_cache_spec.block_size)
 
     def _build_decode(

@@ -24,8 +24,10 @@ from vllm.v1.kv_cache_interface import KVQuantMode
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv.cache.cache import PagedCache, Quantisation
+from pagedkv.checks import positive
+from pagedkv.errors import ArgumentError
 from pagedkv.layout import vector_elements
-from pagedkv.vllm_plugin.errors import PageError, UnsupportedFeatureError
+from pagedkv.vllm_plugin.errors import PageError, ScaleError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import AttentionSpec
@@ -124,3 +126,19 @@ class Page:
             return sides
         scales = (part[:, tokens * h * d :].view(torch.float32) for part in parts)
         return [*sides, *(scale.view(blocks, h, tokens).transpose(1, 2) for scale in scales)]
+
+
+def refuse_scales(layer_name: str, layer: object, *names: str) -> None:
+    """Look once at the scales of a loaded vLLM layer, which are attributes of these names; this waits for the device.
+
+    Raises:
+        ScaleError: One is not finite and positive: every answer would be garbage.
+    """
+    for name in names:
+        scale = getattr(layer, name, None)
+        if scale is None:  # vLLM gives each layer scales; without them its first step fails
+            continue
+        try:
+            positive(name, scale)
+        except ArgumentError:
+            raise ScaleError(layer_name, name, scale.tolist()) from None

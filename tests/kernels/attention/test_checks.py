@@ -41,6 +41,8 @@ ATTENTION = {
     "output beside fp32 queries in fp16": ({"out": torch.zeros(5, 4, 64).half()}, "dtype", "out"),
     "cap of nothing": ({"softcap": 0.0}, "option", "softcap"),
     "endless cap": ({"softcap": float("inf")}, "option", "softcap"),
+    "cap that costs digits": ({"softcap": 10_001.0}, "option", "softcap"),
+    "cap that is no number": ({"softcap": float("nan")}, "option", "softcap"),
     "slopes of fewer heads": ({"alibi_slopes": torch.ones(2)}, "shape", "alibi_slopes"),
     "slopes in fp16": ({"alibi_slopes": torch.ones(4).half()}, "dtype", "alibi_slopes"),
     "slopes without a mask": ({"alibi_slopes": torch.ones(4), "causal": False}, "option", "alibi_slopes"),
@@ -58,6 +60,26 @@ ATTENTION = {
     "starts that fall": ({"query_start_loc": ints(5, 0), "debug": True}, "length", "query_start_loc"),
     "block that is none": ({"block_table": ints(0, -1).view(1, 2), "debug": True}, "block table", "block -1 at"),
 }
+
+
+def codes(**scales):
+    return cache(dtype=torch.uint8, scales=scales)
+
+
+ATTENTION |= {
+    f"{side} scale {number}": (
+        {"cache": codes(**{side: torch.tensor(number)}), "debug": True},
+        "scale",
+        f"quantisation.{side}: got {number}",
+    )
+    for side in ("key_scale", "value_scale")
+    for number in (0.0, -1.0, float("inf"), float("nan"))
+}
+ATTENTION["scale of one head"] = (
+    {"cache": codes(key_scale=torch.tensor([1.0, 0.0])), "debug": True},
+    "scale",
+    "key_scale: got 0.0",
+)
 
 
 @pytest.mark.parametrize("case", ATTENTION.values(), ids=ATTENTION)

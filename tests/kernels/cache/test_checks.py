@@ -99,6 +99,16 @@ WRITE = {
     "more slots than tokens": ({"slot_mapping": torch.arange(6)}, "shape", "slot_mapping"),
     "2-d slots": ({"slot_mapping": torch.zeros(1, 5, dtype=torch.int64)}, "shape", "slot_mapping"),
     "slots elsewhere": ({"slot_mapping": torch.empty(5, dtype=torch.int64, device="meta")}, "device", "slot_mapping"),
+    "scale of nothing": (
+        {"cache": cache(dtype=torch.uint8, scales={"key_scale": torch.zeros(1)}), "debug": True},
+        "scale",
+        "key_scale: got 0.0",
+    ),
+    "endless scale": (
+        {"cache": cache(dtype=torch.uint8, scales={"value_scale": torch.tensor([1.0, torch.inf])}), "debug": True},
+        "scale",
+        "value_scale: got inf",
+    ),
     "slot beyond the pool": ({"slot_mapping": torch.tensor([0, -1, 48]), "debug": True}, "slot", "48 for token 2"),
     "slot named twice": ({"slot_mapping": torch.tensor([7, 3, 7]), "debug": True}, "slot", r"\[0, 2\]"),
 }
@@ -125,6 +135,11 @@ GATHER = {
         {"block_table": ints(0, 0, 0, 0).view(2, 2).T, "cu_seq_lens": ints(0, 5, 5), "seq_starts": ints(0, 0)},
         "stride",
         "block_table",
+    ),
+    "scale of nothing": (
+        {"cache": cache(dtype=torch.uint8, scales={"value_scale": torch.zeros(())}), "debug": True},
+        "scale",
+        "value_scale: got 0.0",
     ),
     "sequence that is none": ({"token_to_seq": ints(0, 0, 1, 0, 0), "debug": True}, "length", "token_to_seq"),
     "position beyond the row": ({"seq_starts": ints(30), "debug": True}, "length", "seq_starts"),

@@ -129,6 +129,11 @@ MISTAKES = {
         "length",
         r"9 at index 2.*max_position",
     ),
+    "scale below nothing": (
+        {"cache": cache(dtype=torch.uint8, scales={"key_scale": -torch.ones(1)}), "debug": True},
+        "scale",
+        "key_scale: got -1.0",
+    ),
     "slot beyond the pool": ({"slot_mapping": torch.tensor([0, -1, 48]), "debug": True}, "slot", "48 for token 2"),
 }
 if INTERPRETED:

@@ -63,6 +63,15 @@ WRONG = [
     (CODES, {"cache_format": "e4m3fn"}, "scale", "cache_scale"),
     (CODES, {"cache_format": "e4m3fn", "cache_scale": torch.ones(2)}, "scale", "cache_scale"),
     (CODES, {"cache_format": "e4m3fn", "cache_scale": torch.ones(1).double()}, "dtype", "cache_scale"),
+    *(
+        (
+            CODES,
+            {"cache_format": "e4m3fn", "cache_scale": torch.tensor(one), "debug": True},
+            "scale",
+            f"cache_scale: got {one}",
+        )
+        for one in (0.0, -1.0, float("inf"), float("nan"))
+    ),
     ({"seq_lens": lambda t: replaced(t, 0, 33)}, {"debug": True}, "length", "seq_lens"),
     ({"query_start_loc": lambda t: replaced(t, 2, 5)}, {"debug": True}, "length", "query_start_loc"),
     ({"block_table": lambda t: replaced(t, 1, 99)}, {"debug": True}, "block table", "block 99 at"),
