@@ -184,6 +184,17 @@ def of_system(error: OSError) -> HilgateError | None:
     return None
 
 
+def make_way_for(path: Path) -> None:
+    """Make the folder of a file that a user names.
+
+    Raises:
+        OSError: It cannot be made, or the file is a folder, as an empty name is.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Name the file in what the operating system raises: a write to a full disk does not say where."""

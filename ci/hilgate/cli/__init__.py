@@ -96,9 +96,23 @@ History = Annotated[
         help="History of judged builds (default: results/history.sqlite).",
     ),
 ]
+
+
+def no_file(jobs: Path | None) -> Path | None:
+    """Refuse a file. A missing folder is of a build of which no job left anything, and its verdict says so."""
+    if jobs and not jobs.is_dir() and (jobs.exists() or any(one.is_file() for one in jobs.parents)):
+        raise MisuseError("this is no folder", where=f"--jobs {jobs}", remedy="name the folder of the jobs' results")
+    return jobs
+
+
 JobsFolder = Annotated[
     Path | None,
-    typer.Option("--jobs", metavar="DIR", help="Read results from this folder of CI jobs instead of the local run."),
+    typer.Option(
+        "--jobs",
+        metavar="DIR",
+        callback=no_file,
+        help="Read results from this folder of CI jobs instead of the local run.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

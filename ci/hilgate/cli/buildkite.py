@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hilgate.cli import Base, declared, program, repository
+from hilgate.cli import Base, declared, no_file, program, repository
 from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def pipeline(
         typer.Option("--recheck", help="Print steps that run the failed checks again; print nothing when none failed."),
     ] = False,
     jobs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="With --recheck: read results from this folder of CI jobs.")
+        Path | None,
+        typer.Option(metavar="DIR", callback=no_file, help="With --recheck: read results from this folder of CI jobs."),
     ] = None,
     approved: Annotated[
         bool,

@@ -297,6 +297,9 @@ def judge(
 
     root = repository(ctx)
     folder = results or root / "results"
+    if against and not (against / PLAN_FILE).is_file():
+        what = f"there is no {PLAN_FILE} in it"
+        raise MisuseError(what, where=f"--against {against}", remedy="name the results folder of a gate")
     plan = read_plan_or_report_none(plan_file or folder / PLAN_FILE, folder, whole=jobs is not None)
 
     def decide() -> str:
@@ -640,6 +643,8 @@ def recheck(
     from hilgate.run.runner import locked
 
     root, plan = repository(ctx), read_plan(plan_file)
+    if not jobs.is_dir():
+        raise MisuseError("there is no such folder", where=f"--jobs {jobs}", remedy="name the folder of the jobs")
     require_known((key,), frozenset(step.key for step in plan.steps), str(plan_file))
     digest = plan_digest(plan)
     recorded = read_all(jobs.parent, jobs, plan, digest)
