@@ -27,12 +27,13 @@ both: each layer has attention and a recurrent state side by side.
 _RULES: dict[LayerRule, str] = {
     "full": """
         apertus arcee aria_text axk1 baichuan bailing_moe bitnet bloom cohere cosmos3_edge_text dbrx deepseek
-        deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text exaone falcon flex_olmo gemma glm
-        glm4 glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text glm_ocr_text gpt2 gpt_bigcode gpt_neox gptj granite
-        granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text hy_v3 hyperclovax internlm2
-        internlm3 jais2 kimi_k2 llama mimo minicpm minicpmv minimax_m2 ministral3 mpt nemotron olmo olmo2 olmoe opt
-        orion paddleocr_vl_text persimmon phi qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen2_vl qwen2_vl_text qwen3
-        qwen3_moe qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open stablelm telechat2
+        deepseek_v2 deepseek_v3 deepseek_vl_v2 dots1 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text exaone falcon
+        flex_olmo gemma glm glm4 glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text glm_ocr_text gpt2 gpt_bigcode
+        gpt_neox gptj granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text
+        hy_v3 hyperclovax internlm2 internlm3 jais2 kimi_k2 llama mimo minicpm minicpmv minimax_m2 ministral3 mpt
+        nemotron olmo olmo2 olmoe opt orion paddleocr_vl_text persimmon phi qwen2 qwen2_5_vl qwen2_5_vl_text
+        qwen2_moe qwen2_vl qwen2_vl_text qwen3 qwen3_moe qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open
+        stablelm telechat2
     """,
     "slides": "mistral mixtral phi3 phimoe starcoder2",
     "even layers slide": "gemma2 gpt_oss vaultgemma",
@@ -56,7 +57,7 @@ _NEEDED = {
         mellum minimax_m2 ministral3 nemotron_h paddleocr_vl_text qwen3 qwen3_5_moe_text qwen3_5_text qwen3_next
         qwen3_vl_text seed_oss solar_open vaultgemma
     """,
-    "kv_lora_rank": "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite kimi_linear",
+    "kv_lora_rank": "axk1 deepseek_v2 deepseek_v3 deepseek_vl_v2 glm4_moe_lite kimi_k2 kimi_linear",
     "mamba_d_ssm": "falcon_h1",
     "mamba_n_heads": "falcon_h1 granitemoehybrid",
     "multi_query": "falcon",
@@ -84,7 +85,7 @@ def missing(model_type: str, keys: Collection[str]) -> list[str]:
     )
 
 
-LATENT = {"axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "kimi_linear"}
+LATENT = {"axk1", "deepseek_v2", "deepseek_v3", "deepseek_vl_v2", "glm4_moe_lite", "kimi_k2", "kimi_linear"}
 """Types whose latent of `kv_lora_rank` channels vLLM 0.32 caches (`model_arch_config_convertor.py:314`)."""
 
 SEES_ONE_MORE = {"cohere2", "cohere2_moe"}
@@ -119,17 +120,18 @@ STATES_IN_MODEL_DTYPE = frozenset(_STATES_IN_MODEL_DTYPE.split())
 _CHANGES_ATTENTION = re.compile(
     r"""(attn|attention)_(type|layer|idx|ind|cfg|conf|pattern|group|every|interval|stride|block|dilat|span|mask)
     | (attn|attention)_(scale|logit) | window | sliding | chunk | spars | indexer | bidirectional | alibi
-    | relative_ | position_bias | other_setting | (^|_)(cla|index|lru|mb|moba|nsa|rwkv|sinks?|swa|yoco)(_|$)
-    | linear_att | local_(att|layer|block) | cross_(att|layer) | global.*(head|attn|attention)
-    | (head|attn|attention).*global | (heads|config)_per_layer | per_layer_(config|head) | block_(config|type)
-    | layer_(group|config|period|offset) | hybrid | kv_?(shar|reus) | (shar|reus)\w*_kv | compress | lightning
-    | recur | retention | v_head_dim | softmax_(scale|logit) | softcap | qk_scale | kv_lora""",
+    | relative_ | position_bias | other_setting | (^|_)index_
+    | (^|_)(cla|lru|mb|moba|nsa|rwkv|sinks?|swa|yoco)(_|$) | linear_att | local_(att|layer|block)
+    | cross_(att|layer) | global.*(head|attn|attention) | (head|attn|attention).*global | (heads|config)_per_layer
+    | per_layer_(config|head) | block_(config|type) | layer_(group|config|period|offset) | hybrid
+    | kv_?(shar|reus) | (shar|reus)\w*_kv | compress | lightning | recur | retention | v_head_dim
+    | softmax_(scale|logit) | softcap | qk_scale | kv_lora""",
     re.VERBOSE,
 )
 """Names that change what attention computes or keeps, in the config of any type."""
 
 _CHANGES_STATE = re.compile(
-    r"mamba|ssm|(^|_)linear_(?!att)|(^|_)delta|(^|_)conv(\d|_|$)|d_state|state_size|recurrent|^chunk_size$"
+    r"mamba|(^|_)ssm|(^|_)linear_(?!att)|(^|_)delta|(^|_)conv(\d|_|$)|d_state|state_size|recurrent|^chunk_size$"
 )
 """Names that describe a recurrent state; in the config of a type that has none they are a sign of another model."""
 
@@ -145,7 +147,8 @@ _HARMLESS = re.compile(
     | output_attentions | lm_head | flash_att | implementation | attn_impl | in_fp32 | final_logit
     | (^|use_)cache$ | kv_cache_(dtype|scheme|quant) | pre_allocate_kv_cache | mtp | nextn | output_gate
     | scale_attn_weights | parallel_attn | multiplier | alibi_bias_max | num_hidden_layers$ | intermediate_size
-    | (de|en)coder_sparse_step | activation_spars | per_layer_input$ | ^(de|en)coder_(layers|attention_heads)$""",
+    | (de|en)coder_sparse_step | sparse_(flash|head) | compression_ratio | offset_alibi | activation_spars
+    | per_layer_input$ | ^(de|en)coder_(layers|attention_heads)$""",
     re.VERBOSE,
 )
 """Names that one of these patterns matches and that change neither attention nor state."""

@@ -180,6 +180,20 @@ HUNYUAN_A13B = attention(32, 32, 8, 128, 4096) | {
     "kv_lora_rank": None,
     "use_mla": False,
 }
+DEEPSEEK_OCR = {
+    "model_type": "deepseek_vl_v2",
+    "language_config": BFLOAT16
+    | {
+        "num_hidden_layers": 12,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 10,
+        "hidden_size": 1280,
+        "kv_lora_rank": None,
+        "qk_nope_head_dim": 0,
+        "v_head_dim": 0,
+        "use_mla": False,
+    },
+}
 EXAONE_3_5 = BFLOAT16 | {
     "model_type": "exaone",
     "num_layers": 32,
@@ -204,6 +218,7 @@ ANSWERED = {
     "config-27 Granite-4.0-micro": (GRANITE_MICRO, [(40, 8, 64)]),
     "config-22 Baichuan-13B": (BAICHUAN_13B, [(40, 40, 128)]),
     "MiniMax-M2": (MINIMAX_M2, [(62, 8, 128)]),
+    "DeepSeek-OCR": (DEEPSEEK_OCR, [(12, 10, 128)]),
     "EXAONE-3.5": (EXAONE_3_5, [(32, 8, 128)]),
     "Hunyuan-A13B": (HUNYUAN_A13B, [(32, 8, 128)]),
 }
@@ -483,6 +498,13 @@ def test_a_change_of_a_known_model_is_refused(changes, said):
             "sliding_window_pattern": "LLLG",
         },
         {"use_cla": False, "cla_share_factor": 2},
+        {
+            "ignore_index": -100,
+            "offset_alibi": 100,
+            "compression_ratio": 1.0,
+            "crossmodal_depth": 2,
+            "kv_channels": 128,
+        },
         {
             "model_type": "llama5",
             "layer_types": ["full_attention"] * 32,
