@@ -20,6 +20,7 @@ from hilgate.buildkite import api
 from hilgate.buildkite.lint import lint
 from hilgate.buildkite.steps import RECHECK_RETRY, RETRY
 from hilgate.judge.build import judge_folder
+from hilgate.judge.earlier import before
 from hilgate.model import EARLIER_FILE
 from hilgate.model.earlier import Earlier, EarlierBuild, LostTry
 from hilgate.model.record import Outcome
@@ -42,6 +43,7 @@ def judged(folder: Path, earlier: Earlier | str | None) -> tuple[str, ...]:
         (folder / EARLIER_FILE).write_text(text)
     found = judge_folder(folder, jobs.plan, plan_digest(jobs.plan), jobs=jobs.folder)
     assert found.verdict.outcome is Outcome.PASS, found.verdict.why
+    assert found.verdict.before == before(folder, jobs.plan, found.recorded)
     assert json.loads((folder / "verdict.json").read_text())["before"] == list(found.verdict.before)
     return found.verdict.before
 

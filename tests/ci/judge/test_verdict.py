@@ -364,12 +364,12 @@ def test_failing_checks_are_left_for_later_builds_of_the_same_files(tmp_path):
 
 
 @pytest.mark.parametrize(("fork", "asks"), [("false", True), ("true", False), ("null", False)])
-@pytest.mark.parametrize("key", ["verdict", "required"])
-def test_what_came_before_is_asked_with_a_token_of_its_own_and_never_for_a_fork(tmp_path, fork, asks, key):
+@pytest.mark.parametrize("name", [*FLOWS, "approve.yml"])
+def test_what_came_before_is_asked_with_a_token_of_its_own_and_never_for_a_fork(tmp_path, fork, asks, name):
     agent = f"""[ "$1" = artifact ] && {{ echo '{{"fork": {fork}}}' > results/plan.json; exit; }}
 [ "$1 $2" = "secret get" ] && {{ [ "$3" = HILGATE_READ_TOKEN ] && echo secret || exit 1; }}; exit 0"""
     hilgate = 'echo "token for $1: ${BUILDKITE_API_TOKEN:-none}" >> "$CALLS"\n' + APPROVED.format(name="A", status=0)
-    name = "pipeline.yml" if key == "verdict" else "approve.yml"
+    key = "required" if name == "approve.yml" else "verdict"
     judged = JUDGE.format(loosened="[]", status=0)
     ended = decides(tmp_path, name, key, hilgate=hilgate + judged, buildkite_agent=agent)
     assert ended.status == 0
