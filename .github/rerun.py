@@ -63,10 +63,12 @@ def answered(comment: str, repository: str, number: int) -> str:
     head = pull["head"]["sha"]
     command = COMMAND.fullmatch(comment.strip())
     if command is None or command[1] != head:
-        return (
-            "Nothing was started: a command is one line, with the commit that you have looked at and the models. "
-            f"For the present head of this pull request:\n\n    /hilgate run {head} MODEL..."
-        )
+        why = "a command is one line, with the commit that you have looked at and the models. For the present head of"
+        if command:
+            why = (
+                "that commit is not the head, so something may have been pushed that you have not seen. For the head of"
+            )
+        return f"Nothing was started: {why} this pull request:\n\n    /hilgate run {head} MODEL..."
     fork = (pull["head"]["repo"] or {}).get("full_name") != repository
     pipeline = os.environ["FORKS_PIPELINE" if fork else "PIPELINE"]
     if not pipeline:
@@ -77,7 +79,7 @@ def answered(comment: str, repository: str, number: int) -> str:
         if build["commit"] == head and of.get("id") == str(number) and RERUN_KEY not in marks:
             body = json.dumps(request(build, command[2].split()))
             started = buildkite(builds, "--json", body)
-            return f"Build {started['number']} was started: {started['web_url']}"
+            return f"Build {started['number']} of {head} was started: {started['web_url']}"
     return f"Nothing was started: Buildkite has no build of {head}. Start one first."
 
 

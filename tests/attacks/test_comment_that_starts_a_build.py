@@ -38,7 +38,7 @@ def test_a_command_starts_what_hilgate_rerun_would_start(forge: Forge) -> None:
     names = ["jamba", "step:units"]
     assert started(calls) == api.request(RemoteBuild.model_validate(build(41)), names, profile="pr")
     (said,) = answers(calls)
-    assert said == f"Build 42 was started: {build(42)['web_url']}\n"
+    assert said == f"Build 42 of {HEAD} was started: {build(42)['web_url']}\n"
     (listed, asked) = [call for call in calls if call.program == "curl"]
     assert (
         listed.words[-1]
@@ -95,6 +95,18 @@ def test_anything_else_starts_nothing_and_is_answered_with_the_line(forge: Forge
     assert said.endswith(f"\n\n    {COPY}\n")
     assert said.replace(COPY, "") == said[: -len(COPY) - 1] + "\n", "nothing of the comment is repeated"
     assert not [*forge.folder.rglob("stolen")]
+
+
+def test_a_push_after_the_comment_is_not_run_and_is_said(forge: Forge) -> None:
+    seen, pushed = "a" * 40, "b" * 40
+    theirs = replace(
+        forge, head=pushed, repository="mallory/rocm", builds=[build(42, commit=pushed), build(41, commit=seen)]
+    )
+    status, calls = theirs.comment(f"/hilgate run {seen} jamba")
+    assert (status, started(calls)) == (0, None)
+    (said,) = answers(calls)
+    assert "that commit is not the head, so something may have been pushed that you have not seen" in said
+    assert f"/hilgate run {pushed} MODEL..." in said
 
 
 @pytest.mark.parametrize(
