@@ -18,6 +18,7 @@ import json
 import re
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -26,16 +27,23 @@ from hilgate.errors import Exit, RecordsError, ending
 from hilgate.names import RECHECK_SUFFIX, approved_key, recheck_key
 
 AT_ONCE = 8
-SECONDS = 300.0
+SECONDS, ALL_SECONDS = 300.0, 480.0
+"""For a job, and for all: whatever they left, the judge has its own five minutes before its step ends after 15."""
 _NOTHING = re.compile(r"no artifacts found", re.IGNORECASE)
 
 
-def download(folder: str, step: str, checkout: Path) -> list[str]:
-    """Download a job's folder from the step that it belongs to; returns what did not arrive, and why."""
+def download(folder: str, step: str, checkout: Path, until: float) -> list[str]:
+    """Download a job's folder from the step that it belongs to, `until` then (of `time.monotonic`).
+
+    Returns what did not arrive, and why.
+    """
+    seconds = min(SECONDS, until - time.monotonic())
+    if seconds <= 0:
+        return [f"{folder}: no time was left: all jobs together have {ALL_SECONDS:g} s"]
     place = Path(tempfile.mkdtemp(prefix="hilgate-fetch-")).resolve()
     try:
         words = ("buildkite-agent", "artifact", "download", f"{folder}/**/*", f"{place}/", "--step", step)
-        failure = host.run(words, SECONDS, cwd=place).failure
+        failure = host.run(words, seconds, cwd=place).failure
         problems = [failure] if failure and not _NOTHING.search(failure) else []
         # The agent's hooks write to the folder after what a container left was collected: their files belong here.
         problems += collect.collect(place / folder, checkout / folder, reserved=frozenset())
@@ -70,8 +78,10 @@ def fetch(plan: Path, checkout: Path, *, approved: bool = False) -> list[str]:
         raise RecordsError(f"not a plan: {error}", where=str(plan), remedy="see the step `plan`") from error
     wanted = [(f"results/jobs/{key}", approved_key(key) if approved else key) for key in keys]
     wanted += [(f"results/jobs/{key}{RECHECK_SUFFIX}", recheck_key(key)) for key in keys if not approved]
+    until = time.monotonic() + ALL_SECONDS
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(download, *zip(*wanted, strict=True), itertools.repeat(checkout)) if wanted else ()
+        always = itertools.repeat(checkout), itertools.repeat(until)
+        found = pool.map(download, *zip(*wanted, strict=True), *always) if wanted else ()
         return [*itertools.chain.from_iterable(found)]
 
 

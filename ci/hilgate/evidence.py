@@ -15,6 +15,7 @@ import math
 import re
 import shlex
 import signal
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -370,7 +371,7 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
         record = ImageRecord.model_validate({"kind": "image", "step": step.key} | fields)
     except FileNotFoundError:
         return None, f"it left no {IMAGE_FILE}, and it builds the image {image!r}"
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         return None, f"its {IMAGE_FILE} is not a record of an image: {str(error).splitlines()[0]}"
     planned = plan.images.get(image, "(nothing: the plan does not name it)")
     if (record.step, record.image, record.content) != (step.key, image, planned):
@@ -534,8 +535,8 @@ def _repeated_key(line: bytes) -> str:
     twice: list[str] = []
 
     def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
-        names = [name for name, _ in found]
-        twice.extend(name for name in names if names.count(name) > 1)
+        names = Counter(name for name, _ in found)
+        twice.extend(name for name, number in names.items() if number > 1)
         return dict(found)
 
     json.loads(line, object_pairs_hook=pairs)

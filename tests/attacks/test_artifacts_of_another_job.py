@@ -6,13 +6,15 @@ host.
 What must happen: each folder is downloaded from its own step, so forged files do not arrive, however often they were
 uploaded; a link is left behind, of a container and of a step on the host (tests/ci/agent/test_job.py, which also keeps
 a step from writing what the hooks saw). Records of another step, plan, commit or image, in whatever file, are damage
-(tests/ci/run/test_results.py). Honest results arrive.
+(tests/ci/run/test_results.py). Honest results arrive. However long it takes to download them, the judge
+has its time.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from agent_host import collect, fetch
@@ -59,6 +61,22 @@ def test_results_come_from_their_own_step_alone(tmp_path: Path, monkeypatch: pyt
         str(path.relative_to(tmp_path / "results/jobs")): path.read_text() for path in tmp_path.glob("results/jobs/*/*")
     }
     assert found == {"one-cpu/results.jsonl": "honest", "one-cpu/health-after.json": "honest"}
+
+
+def test_jobs_whose_files_take_long_leave_the_judge_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/buildkite-agent"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(fetch, "ALL_SECONDS", 2.0)
+    steps = [{"step": {"key": f"x{number}"}, "device": "cpu"} for number in range(20)]
+    (tmp_path / "plan.json").write_text(json.dumps({"steps": steps}))
+    began = time.monotonic()
+    problems = fetch.fetch(tmp_path / "plan.json", tmp_path)
+    assert time.monotonic() - began < 50
+    assert len(problems) == 40
+    assert problems[-1] == "results/jobs/x19-cpu.recheck: no time was left: all jobs together have 2 s"
 
 
 def test_a_link_and_a_second_name_of_a_file_stay_behind(tmp_path: Path) -> None:

@@ -203,22 +203,22 @@ def test_the_work_grows_as_a_text_does(begin: str, piece: str) -> None:
         assert time.process_time() - began < 1.0, function
 
 
-def hangs(folder: Path, *_: object) -> None:
+def hangs(folder: Path, *_: object, **__: object) -> None:
     (folder / "comment.md").write_text("half of a report\n")
     time.sleep(300)
 
 
-def grows(*_: object) -> None:
+def grows(*_: object, **__: object) -> None:
     everything = []
     while True:
         everything.append(bytearray(2**24))
 
 
-def dies(*_: object) -> None:
+def dies(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def breaks(*_: object) -> None:
+def breaks(*_: object, **__: object) -> None:
     raise ZeroDivisionError("of ours")
 
 
@@ -252,3 +252,20 @@ def test_what_ends_the_judge_leaves_a_verdict_that_is_no_pass(
     assert json.loads((results_of / "verdict.json").read_text())["outcome"] == "did not run"
     assert "did not run" in (results_of / "annotation.md").read_text()
     assert not (results_of / "comment.md").exists()
+
+
+def test_damage_is_said_in_the_log_as_text(change: Project) -> None:
+    change.write("src/limits.toml", "floor = 0.9\n")
+    change.commit()
+    assert (
+        hilgate(change.theirs, "plan", "--profile", "pr", "--base", "main", "--write", "results/plan.json").returncode
+        == 0
+    )
+    (step, *_) = json.loads((change.theirs / "results/plan.json").read_text())["steps"]
+    job = change.theirs / f"results/jobs/{step['step']['key']}-{step['device']}"
+    job.mkdir(parents=True)
+    (job / "results.jsonl").write_bytes(results.with_digest(b'{"kind":"build","\\u001b]0;x\\n+++ all passed":1}\n'))
+    done = hilgate(change.theirs, "judge", "--plan", "results/plan.json", "--jobs", "results/jobs")
+    assert (done.returncode, "damaged: " in done.stderr) == (4, True), done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\n+++" not in done.stdout + done.stderr

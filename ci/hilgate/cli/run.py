@@ -294,6 +294,7 @@ def judge(
     from hilgate.report.terminal import print_verdict
     from hilgate.report.write import report_nothing
     from hilgate.run.outcome import first_line
+    from hilgate.text import log
 
     root = repository(ctx)
     folder = results or root / "results"
@@ -309,7 +310,7 @@ def judge(
         else:
             print_verdict(report)
         for where, why in judged.recorded.damaged.items():
-            sys.stderr.write(f"damaged: {where}: {why}\n")
+            sys.stderr.write(log(f"damaged: {where}: {why}\n"))
         if judged.refused:
             sys.stderr.write(f"error: {judged.refused}\n")
         return str(int(judged.exit_status))
