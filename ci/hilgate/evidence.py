@@ -42,6 +42,8 @@ LOG_FILE = "log.txt"
 EVIDENCE_CHECK = "(the evidence is whole)"
 """Id of the check that stands for lost evidence; no test can be called so."""
 
+DEEPEST = 50
+"""Levels of elements in a JUnit file; pytest writes five."""
 PYTEST_PLUGIN, COLLECTED, SUBTESTS = "hilgate.pytest_plugin", "collected", "subtest_reports"
 DESELECTED = "deselected"
 """The plugin that says what pytest counted, the property of a suite for tests, and that of a case for its subtests."""
@@ -437,14 +439,29 @@ _EXIT = re.compile(rb"^!+ _pytest\.outcomes\.Exit(?:: (.*?))? !+$", re.MULTILINE
 
 
 def _parse(path: Path) -> Element:
-    """The root of an XML file without a DOCTYPE.
+    """The root of an XML file without a DOCTYPE, whose suites are nested no deeper than any writer nests them.
 
     Python's own parser: lxml, which junitparser prefers, refuses text over 10 MB. The entities of a DOCTYPE can grow
     to gigabytes, and no writer of JUnit needs one.
+
+    Raises:
+        ValueError: It is another file.
     """
     from xml.etree import ElementTree
 
     class Builder(ElementTree.TreeBuilder):
+        depth = 0
+
+        def start(self, tag: str, attributes: dict[str, str]) -> Element:
+            self.depth += 1
+            if self.depth > DEEPEST:
+                raise ValueError(f"its elements are nested more than {DEEPEST} deep")
+            return super().start(tag, attributes)
+
+        def end(self, tag: str) -> Element:
+            self.depth -= 1
+            return super().end(tag)
+
         def doctype(self, *_: str | None) -> None:
             raise ValueError("it has a DOCTYPE")
 

@@ -289,6 +289,7 @@ def test_no_tests_is_a_problem(tmp_path):
             '<!DOCTYPE a [<!ENTITY b "c">]><testsuites><testsuite><testcase name="&b;"/></testsuite></testsuites>',
             "cannot be read: it has a DOCTYPE",
         ),
+        (f"<testsuites>{'<testsuite>' * 9999}{'</testsuite>' * 9999}</testsuites>", "nested more than 50 deep"),
         ('<testsuites><testsuite><testcase name="a" time="long"/></testsuite></testsuites>', "time is 'long'"),
     ],
 )
