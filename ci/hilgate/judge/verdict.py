@@ -470,9 +470,9 @@ def _evidence(s: StepResult) -> tuple[str, ...]:
         same[f"again {place}", rerun.outcome.value].append(rerun)
     known = {first_line(check.message) for check in s.checks}
     for (place, ended), reruns in same.items():
-        said = first_line(reruns[0].message)
+        said = first_line(reruns[0].message)  # mutant NumberReplacer: shown where there is one
         message = f": {said}" if said and said not in known else ""
-        one = f"{reruns[0].check}: {ended}{message}"
+        one = f"{reruns[0].check}: {ended}{message}"  # mutant NumberReplacer: shown where there is one
         again.append(f"{place}: {one if len(reruns) == 1 else f'{len(reruns)} checks: {ended}'}")
     if damaged := s.recorded.damaged.get(s.step.key + RECHECK_SUFFIX, ""):
         again.append(f"its rerun elsewhere cannot be believed: {damaged}")
