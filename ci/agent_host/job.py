@@ -109,7 +109,7 @@ def read_plan(path: Path, key: str) -> PlannedJob:
         )
     except OSError as error:
         raise RecordsError(f"no plan: {error.strerror}", where=str(path), remedy="download plan.json first") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordsError(
             f"not a plan: {type(error).__name__}: {error}", where=str(path), remedy="plan the build again"
         ) from error

@@ -500,3 +500,38 @@ def test_records_count_where_the_agent_brought_them(agent, monkeypatch, capsys, 
     agent.program("buildkite-agent", f"#!/bin/sh\n{brings}{ending}\n")
     assert agent.run(monkeypatch) == 5
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[" * 100_000, "RecursionError"),
+        ('{"kind": "image"}', "KeyError"),
+        ("[]", "TypeError"),
+        (None, "IsADirectoryError"),
+    ],
+)
+def test_records_that_cannot_be_read_are_no_image(agent, monkeypatch, capsys, text, error):
+    agent.env["BUILDKITE"] = ""
+    path = agent.checkout / f"results/jobs/{BUILDER}/results.jsonl"
+    path.parent.mkdir(parents=True)
+    path.mkdir() if text is None else path.write_text(text)
+    assert agent.run(monkeypatch) == 5
+    assert f"its records cannot be read: {error}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[" * 100_000, "RecursionError"),
+        ('{"steps": [{"step": {"key": "a"}, "device": "cpu"}], "digests": []}', "AttributeError"),
+        ("{", "JSONDecodeError"),
+        ('{"steps": 1}', "TypeError"),
+        ("{}", "KeyError"),
+    ],
+)
+def test_what_is_no_plan_says_why(tmp_path, text, error):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(RecordsError, match=f"not a plan: {error}: "):
+        job.read_plan(tmp_path / "plan.json", "a-cpu")
