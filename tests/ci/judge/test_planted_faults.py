@@ -172,8 +172,8 @@ def no_note(_: Any) -> tuple[tuple[()], str]:
     return (), ""
 
 
-def one_alone(_: Any) -> list[int]:
-    return [1]
+def one_alone(_: Any, name: str) -> list[int]:
+    return [1] if name == evidence.COLLECTED else []
 
 
 def planned_command(record: dict[str, Any], plan: Any) -> str:
@@ -204,7 +204,7 @@ FAULTS: dict[str, tuple[tuple[object, str, object], str]] = {
     "a nameless testcase is taken": ((evidence, "_contradictions", without_nameless), "junit with a nameless testcase"),
     "a report may contradict itself": ((evidence, "_contradictions", no_words), "junit announces more than it holds"),
     "fewer than were collected will do": (
-        (evidence, "_collected", one_alone),
+        (evidence, "_numbers", one_alone),
         "junit reports fewer tests than were collected",
     ),
     "a session may end early": ((evidence, "_ended_early", nothing), "a test ended the session"),
