@@ -47,7 +47,7 @@ resource "buildkite_pipeline" "rocm" {
 # What they take, as declared (`hilgate plan --profile nightly`). Each needs an owner who reads it.
 resource "buildkite_pipeline_schedule" "nightly" {
   pipeline_id = buildkite_pipeline.rocm.id
-  label       = "nightly: 109 GPU-hours as declared"
+  label       = "nightly: 129 GPU-hours as declared"
   cronline    = "0 1 * * 1-6 UTC"
   branch      = "main"
   env         = { HILGATE_PROFILE = "nightly" }
@@ -55,7 +55,7 @@ resource "buildkite_pipeline_schedule" "nightly" {
 
 resource "buildkite_pipeline_schedule" "weekly" {
   pipeline_id = buildkite_pipeline.rocm.id
-  label       = "weekly: 109 GPU-hours as declared; everything on every arch, with its evidence"
+  label       = "weekly: 112 GPU-hours as declared; everything on every arch, with its evidence"
   cronline    = "0 1 * * 0 UTC"
   branch      = "main"
   env         = { HILGATE_FLOW = "release" }
