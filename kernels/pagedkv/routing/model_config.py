@@ -364,12 +364,12 @@ def _pattern(config: Config) -> list[tuple[str, ...]]:
         return [("full",) if layer in full else ("state",) for layer in layers]
     if rule in {None, "hybrid"} or (rule == "listed" and not config.has("sliding_window_pattern")):
         known = "does not list" if rule else "is unknown here (model_types.py), and the config does not list"
-        words = (
-            "full_attention, mamba, linear_attention, conv" if rule == "hybrid" else "full_attention, sliding_attention"
-        )
+        words = "full_attention or sliding_attention"
+        if rule == "hybrid":
+            words = "full_attention, mamba, linear_attention or conv"
         raise config.error(
-            f"model type {config.model_type} {known} its layers. Add layer_types to a copy of the config: {count} "
-            f"of the words {words}"
+            f"model type {config.model_type} {known} its layers. If each is {words}, add layer_types with these "
+            f"{count} words to a copy of the config"
         )
     if rule == "states":
         return [("state",) for _ in layers]

@@ -118,7 +118,8 @@ STATES_IN_MODEL_DTYPE = frozenset(_STATES_IN_MODEL_DTYPE.split())
 """Outermost model types of which vLLM 0.32 ignores such a key."""
 
 _CHANGES_ATTENTION = re.compile(
-    r"""(attn|attention)_(type|layer|idx|ind|cfg|conf|pattern|group|every|interval|stride|block|dilat|span|mask)
+    r"""^is_causal$
+    | (attn|attention)_(type|layer|idx|ind|cfg|conf|pattern|group|every|interval|stride|block|dilat|span|mask)
     | (attn|attention)_(scale|logit) | window | sliding | chunk | spars | indexer | bidirectional | alibi
     | relative_ | position_bias | other_setting | (^|_)index_
     | (^|_)(cla|lru|mb|moba|nsa|rwkv|sinks?|swa|yoco)(_|$) | linear_att | local_(att|layer|block)
@@ -146,9 +147,9 @@ _HARMLESS = re.compile(
     | _init(_|$) | ^(use_|add_)?(attention|attn|qkv|conv)(_out|_proj)?_bias$ | eps(ilon)?$ | hidden_states$
     | output_attentions | lm_head | flash_att | implementation | attn_impl | in_fp32 | final_logit
     | (^|use_)cache$ | kv_cache_(dtype|scheme|quant) | pre_allocate_kv_cache | mtp | nextn | output_gate
-    | scale_attn_weights | parallel_attn | multiplier | alibi_bias_max | num_hidden_layers$ | intermediate_size
-    | (de|en)coder_sparse_step | sparse_(flash|head) | compression_ratio | offset_alibi | activation_spars
-    | per_layer_input$ | ^(de|en)coder_(layers|attention_heads)$""",
+    | scale_attn_weights | parallel_attn | (embedding|residual|in|out|key|ssm|mlp)_multipliers?$ | alibi_bias_max
+    | num_hidden_layers$ | intermediate_size | (de|en)coder_sparse_step | sparse_(flash|head) | compression_ratio
+    | offset_alibi | activation_spars | per_layer_input$ | ^(de|en)coder_(layers|attention_heads)$""",
     re.VERBOSE,
 )
 """Names that one of these patterns matches and that change neither attention nor state."""
@@ -198,7 +199,7 @@ def unread(model_type: str, keys: Mapping[str, object], *, around: Collection[st
         name
         for name, value in keys.items()
         if name not in READ
-        and not inert(value)
+        and not (inert(value) and (name, value) != ("is_causal", False))
         and not name.startswith(off)
         and not (name in around and _OF_OTHER_MODALITIES.search(name))
         and not (listed and _ONLY_LISTS_LAYERS.search(name))

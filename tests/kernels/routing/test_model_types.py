@@ -426,7 +426,7 @@ def test_what_is_not_described_is_refused(model, command, tmp_path, capsys):
     [
         (
             {"model_type": "llama5"},
-            "model type llama5 is unknown here .* Add layer_types to a copy of the config: 32 of the words full",
+            "model type llama5 is unknown here .* add layer_types with these 32 words to a copy",
         ),
         ({"model_type": None}, "model type None is unknown here"),
         ({"model_type": "bamba"}, "model type bamba does not list its layers"),
@@ -477,6 +477,7 @@ def test_what_is_not_described_is_refused(model, command, tmp_path, capsys):
                 "lru_width": 2560,
                 "v_head_dim": 64,
                 "use_bidirectional_attention": True,
+                "is_causal": False,
             }.items()
         ),
     ],
