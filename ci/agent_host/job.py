@@ -360,7 +360,7 @@ def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], 
         raise CannotRunHereError(
             f"{planned.key} has no image, and a fork's code ({decided.why}) does not run on this host itself",
             where="the agent's environment hook",
-            remedy="a maintainer reads the change and pushes it to a branch of this repository, which builds it; or"
+            remedy="ask a maintainer to read the change and to push it to a branch of this repository; or"
             f" give its queue an image, or set {DISPOSABLE}=1 where the machine is thrown away after each job",
         )
     program = [sys.executable, "-I", str(Path(__file__).resolve().parents[1] / "hilgate/__main__.py")]

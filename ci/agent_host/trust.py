@@ -146,8 +146,8 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
         raise CannotRunHereError(
             f"this fork ({decided.why}) changes what runs on the agents' hosts: {names}{more}",
             where=checkout,
-            remedy=f"a maintainer reads it and pushes it to a branch of this repository; what forks may change is said "
-            f"by forks_may_change in {PROJECT_FILE} of the default branch",
+            remedy="ask a maintainer to read it and push it to a branch of this repository; what forks may change is "
+            f"said by forks_may_change in {PROJECT_FILE} of the default branch",
         )
     return f"fork ({decided.why}); none of its {len(changed)} changed files runs on the host"
 

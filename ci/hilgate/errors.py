@@ -184,15 +184,20 @@ def of_system(error: OSError) -> HilgateError | None:
     return None
 
 
-def make_way_for(path: Path) -> None:
-    """Make the folder of a file that a user names.
+def place_for(path: Path) -> Path:
+    """Where a file that a user names is written whole and then renamed to: its folder is made, and no link replaced.
 
     Raises:
-        OSError: It cannot be made, or the file is a folder, as an empty name is.
+        OSError: The folder cannot be made, or the file is a folder, as an empty name is.
+        MisuseError: It is a device or a pipe, which a rename would replace by a file.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        raise MisuseError("this is a device or a pipe, and no file", where=str(path), remedy="name a file")
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 @contextmanager

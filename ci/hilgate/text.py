@@ -146,9 +146,9 @@ def suggest(name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
         return "did you mean " + " or ".join(repr(one) for one in close) + "?"
     names = sorted(listed) or names
     if not names:
-        return "nothing of this kind is declared"
+        return "declare one first: there is nothing of this kind"
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return "known: " + ", ".join(names[:LISTED]) + more
+    return "name one of " + ", ".join(names[:LISTED]) + more
 
 
 MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?", "did not run": "○"}

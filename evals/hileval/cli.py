@@ -242,7 +242,7 @@ def exit_status(checks: Sequence[Check]) -> Exit:
         NothingSelectedError: there is no check at all.
     """
     if not checks:
-        raise NothingSelectedError("a gate without checks", remedy="this is a bug in hileval")
+        raise NothingSelectedError("a gate without checks", remedy="report it with this line: it is a bug in hileval")
     return EXIT_STATUS[worst(check.outcome for check in checks)]
 
 
@@ -374,7 +374,7 @@ def show_proposal(name: str, gate: Gate, proposed: Baseline) -> None:
     stored = {question.doc_hash: question for question in now.questions}
     both = [question.doc_hash for question in proposed.questions if question.doc_hash in stored]
     if not both:
-        raise RecordsError("the two share no question", where=name, remedy="they are of different tasks")
+        raise RecordsError("the two share no question", where=name, remedy="compare runs of one task")
     if len(both) < max(now.n, proposed.n):
         typer.echo(f"{len(both)} questions are in both")
     before, after = now.outcomes(gate.filter, both), proposed.outcomes(gate.filter, both)

@@ -63,7 +63,9 @@ def outcomes(runs: ArrayLike, *, what: str) -> Outcomes:
         numbers = array.astype(np.float64)
         if not np.isin(numbers, (0.0, 1.0)).all():
             wrong = numbers[~np.isin(numbers, (0.0, 1.0))][0]
-            raise RecordsError(f"{what}: {wrong:g} is no outcome", remedy="an answer is right (1) or wrong (0)")
+            raise RecordsError(
+                f"{what}: {wrong:g} is no outcome", remedy="give 1 for each right answer and 0 for each wrong one"
+            )
         array = numbers.astype(np.bool_)
     return array
 

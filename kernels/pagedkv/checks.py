@@ -157,7 +157,12 @@ def computable(name: str, tensor: torch.Tensor) -> None:
         ArgumentError: if it is bf16 under the interpreter.
     """
     if INTERPRETED:
-        dtype(name, tensor, (torch.float32, torch.float16), "Triton's interpreter computes bf16 wrongly.")
+        dtype(
+            name,
+            tensor,
+            (torch.float32, torch.float16),
+            "Take one of these: Triton's interpreter computes bf16 wrongly.",
+        )
 
 
 def blocks_exist(block_table: torch.Tensor, used: torch.Tensor, num_blocks: int) -> None:
@@ -207,7 +212,7 @@ def slots_exist(slot_mapping: torch.Tensor, num_slots: int) -> None:
             "slot_mapping",
             got=f"slot {slot} for tokens {(slot_mapping == slot).nonzero().flatten().tolist()}",
             expected="each slot at most once",
-            remedy="Two writers race; look for a block shared between two sequences.",
+            remedy="Look for a block shared between two sequences: two writers race.",
         )
 
 

@@ -391,7 +391,7 @@ def request(build: RemoteBuild, models: Sequence[str], *, profile: str) -> dict[
         raise RemoteError(
             "Buildkite does not say which repository the pull request comes from",
             where=build.web_url,
-            remedy="without it a fork could be given secrets; push again, and rerun that build",
+            remedy="push again, and rerun that build: without it a fork could be given secrets",
         )
     return {
         "commit": build.commit,

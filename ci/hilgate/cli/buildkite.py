@@ -230,7 +230,9 @@ def rerun(
     if api.ALL in chosen and len(chosen) > 1:
         raise MisuseError(f"{api.ALL!r} is every model already", remedy="leave out the others, or leave out 'all'")
     if commit and not re.fullmatch(r"[0-9a-f]{40}", commit):
-        raise MisuseError(f"--commit {commit!r} is not a full sha", remedy="Buildkite finds builds by all 40 digits")
+        raise MisuseError(
+            f"--commit {commit!r} is not a full sha", remedy="give all 40 digits, by which Buildkite finds builds"
+        )
     url = api.builds_url(organization, pipeline_slug, api=api.API)
     if dry_run:
         pull = api.PullRequest(id=str(pull_request), base="(its base)", repository="(its repository)")

@@ -78,7 +78,7 @@ class TakesArguments(TyperCommand):
                 raise MisuseError(
                     f"there is no option {word}",
                     where="hilgate run",
-                    remedy=f"what a step's own command takes follows --; of hilgate's options, {suggest(word, own)}",
+                    remedy=f"put what a step's own command takes after --; of hilgate's options, {suggest(word, own)}",
                 )
         return super().parse_args(ctx, args[:cut])
 

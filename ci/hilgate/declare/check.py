@@ -91,14 +91,14 @@ def check_quick(document: Document[Project], areas: Sequence[Document[Area]]) ->
 
 def _check_agents(document: Document[Agents], agents: Agents) -> None:
     if CPU not in agents.devices:
-        document.blame(("devices",), f"device {CPU!r} is missing", "every machine has it; declare it")
+        document.blame(("devices",), f"device {CPU!r} is missing", "declare it: every machine has it")
     for name, queue in agents.queues.items():
         if queue.device not in agents.devices:
             what = f"unknown device {queue.device!r}"
             document.blame(("queues", name, "device"), what, suggest(queue.device, agents.devices))
         elif (queue.device == CPU) != (queue.gpus == 0):
             what = f"{queue.gpus} GPUs on a queue of device {queue.device!r}"
-            document.blame(("queues", name, "gpus"), what, "a cpu queue has 0, any other at least 1")
+            document.blame(("queues", name, "gpus"), what, "write 0 for a cpu queue, and at least 1 for any other")
         if queue.signs and not queue.gate:
             what = "it signs releases, and steps of a change could run there"
             document.blame(("queues", name, "signs"), what, "write gate: true as well")

@@ -169,13 +169,13 @@ def validate(data: object, model: type[ModelT], document: Document[ModelT]) -> N
             elif kind == "missing":
                 # A typo is an unknown key and a missing one; the first says both.
                 if not difflib.get_close_matches(name, [str(one[-1]) for one in unknown if one[:-1] == loc[:-1]]):
-                    document.blame(loc[:-1], f"key {name!r} is missing", _meaning(model, loc))
+                    document.blame(loc[:-1], f"key {name!r} is missing", _write("add", model, loc))
             elif kind == REFUSED:
                 document.blame(loc, detail["msg"], detail["ctx"]["remedy"])
             elif kind != "too_short" or not detail["input"]:  # pydantic counts invalid items as absent
                 what = detail["msg"].removeprefix("Input ").replace("should", "must")
                 what = what[:1].lower() + what[1:]
-                document.blame(loc, f"{what}, got {_short(detail['input'])}", _meaning(model, loc))
+                document.blame(loc, f"{what}, got {_short(detail['input'])}", _write("correct", model, loc))
 
 
 def _model_at(model: type[StrictModel], loc: Loc) -> type[StrictModel]:
@@ -192,11 +192,12 @@ def _nested(annotation: object) -> type[StrictModel] | None:
     return next((found for argument in get_args(annotation) if (found := _nested(argument))), None)
 
 
-def _meaning(model: type[StrictModel], loc: Loc) -> str:
-    """The field's own documentation, which says what belongs there."""
+def _write(verb: str, model: type[StrictModel], loc: Loc) -> str:
+    """A remedy about a field: what to do with it, then its own documentation, which says what belongs there."""
     fields = [part for part in loc if isinstance(part, str)]
     info = _model_at(model, loc[:-1]).model_fields.get(fields[-1]) if fields else None
-    return " ".join((info.description or "").split()) if info else ""
+    meaning = " ".join((info.description or "").split()) if info else ""
+    return f"{verb} {fields[-1] if fields else 'it'}{f' ({meaning})' if meaning else ''}"
 
 
 def _short(value: object) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from pydantic_core import PydanticCustomError
 
-from hilgate.errors import RecordsError, make_way_for, writing
+from hilgate.errors import RecordsError, place_for, writing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,7 @@ class StrictModel(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write it as JSON, atomically: a reader sees the old file or the whole new one."""
-        make_way_for(path)
+        path = place_for(path)
         new = path.with_name(f".{path.name}.new")
         with writing(path):
             new.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")

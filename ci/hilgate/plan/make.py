@@ -354,7 +354,7 @@ def assemble(
         placeless = {"no queue", "not here", "need omitted"}
         reasons = [f"{one.key}: {one.reason}" for one in omissions if one.cause in placeless]
         where = "; ".join(reasons[:5]) or "no declared step is affected"
-        remedy = ELSEWHERE if reasons else "`hilgate gate --all` runs everything"
+        remedy = ELSEWHERE if reasons else "run everything: `hilgate gate --all`"
         raise NothingSelectedError("no step can be planned", where=where, remedy=remedy)
     return plan
 

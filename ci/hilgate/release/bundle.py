@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hilgate import __version__
-from hilgate.errors import RecordsError, make_way_for
+from hilgate.errors import RecordsError, place_for
 from hilgate.judge.verdict import read_verdict
 from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Key, StrictModel
 from hilgate.model.plan import PlanProfile
@@ -100,7 +100,7 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
     }
     sums = {name: sha256(content) for name, content in members.items()}
     members[SUMS_FILE] = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums)).encode()
-    make_way_for(out)
+    out = place_for(out)
     fresh = out.with_name(out.name + ".new")
     try:
         with tarfile.open(fresh, "w", format=tarfile.PAX_FORMAT) as tar:

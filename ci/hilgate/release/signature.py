@@ -33,7 +33,7 @@ def require_signed(file: Path, signature: Path, signers: Path) -> str:
     try:
         keys = [line for line in signers.read_text("utf-8").splitlines() if line.strip() and not line.startswith("#")]
     except (OSError, UnicodeDecodeError) as error:
-        remedy = f"--signers FILE, by default {SIGNERS_FILE} of --root"
+        remedy = f"name it with --signers; by default it is {SIGNERS_FILE} of --root"
         raise MisuseError(f"no list of signers: {error}", where=str(signers), remedy=remedy) from error
     if not keys:
         raise RecordsError(

@@ -349,7 +349,9 @@ def _other_plan(plan: Plan, derived: Plan, manifest: bundle.Manifest) -> str:
 def _check_signature(asked: Asked, file: Path, sums: Path) -> str:
     signers = asked.signers or (asked.root / signature.SIGNERS_FILE if asked.root else None)
     if signers is None:
-        raise MisuseError("who may sign is not said", where="--signature", remedy="--signers FILE, or --root CLONE")
+        raise MisuseError(
+            "who may sign is not said", where="--signature", remedy="give --signers FILE, or --root CLONE"
+        )
     return f"of {bundle.SUMS_FILE}: {signature.require_signed(sums, file, signers)}"
 
 

@@ -408,7 +408,7 @@ def _set(root: Path, name: str, content: bytes | None) -> None:
         raise CannotRunHereError(
             f"{name} cannot be put back to the merge base: {error.strerror or type(error).__name__}",
             where=str(root),
-            remedy="a change with protected changes is measured with the old values; give it a clean checkout",
+            remedy="give it a clean checkout: a change with protected changes is measured with the old values",
         ) from error
 
 

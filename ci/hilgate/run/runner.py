@@ -137,7 +137,7 @@ class Runner:
                         raise NothingSelectedError(
                             f"the command of {step.key} cannot be narrowed to single tests",
                             where=step.step.command,
-                            remedy="none needed",
+                            remedy="run the whole step again",
                         )
                 for step in self.plan.steps:  # the earlier run may have been interrupted before it had listed them
                     if step.key in self._outcomes and step.key not in self.earlier.listings:
@@ -151,7 +151,7 @@ class Runner:
             raise RunInterruptedError(
                 f"interrupted by {self._interrupts.name}; {count(len(self._outcomes), 'finished step')} kept",
                 where=str(self.results_folder),
-                remedy="`hilgate gate` goes on with --resume; give any other command again",
+                remedy="go on with `hilgate gate --resume`; give any other command again",
             )
 
     def _run(self, steps: dict[str, PlannedStep]) -> None:

@@ -83,7 +83,7 @@ def bounded(answers: Sequence[Answer], max_tokens: int) -> list[Answer]:
             raise EngineError(
                 f"an answer of {answer.n_tokens} tokens and {len(answer.text):,} characters, where {max_tokens} tokens "
                 "were asked for",
-                remedy="the engine does not stop where it should: see its log",
+                remedy="see the log of the engine: it does not stop where it should",
             )
     return [replace(answer, text=_LONE.sub("\N{REPLACEMENT CHARACTER}", answer.text)) for answer in answers]
 
@@ -147,5 +147,5 @@ def as_engine_error(doing: str, where: str) -> Iterator[None]:
         raise EngineError(
             f"{doing} failed: {type(error).__name__}: {str(error).strip() or 'no message'}",
             where=where,
-            remedy="this is no accuracy result; read the engine's log above and repeat the run",
+            remedy="read the engine's log above and repeat the run: this is no accuracy result",
         ) from error

@@ -80,7 +80,7 @@ class TransformersEngine:
                 raise EngineError(
                     f"kv_cache_dtype {kv_cache_dtype!r} is not known here",
                     where=self._where,
-                    remedy=f"auto, {', '.join(FP8_CODES)}, or another peer",
+                    remedy=f"take auto, {', '.join(FP8_CODES)}, or another peer",
                 )
             _register_codes()
             self.model.set_attn_implementation(CODED)

@@ -82,12 +82,12 @@ def read_answers(path: Path, which: Filter) -> dict[str, Answered]:
             "a task with an exact_match",
         ) from error
     if not found:
-        held = f"the file holds {', '.join(sorted(others))}; " if others else ""
+        held = f"; the file holds {', '.join(sorted(others))}" if others else ""
         other = next((name for name in FILTERS if FILTERS[name] in others), None)
         raise RecordsError(
             f"no answer of filter {FILTERS[which]}",
             where=str(path),
-            remedy=held + (f"use --filter {other}" if other else f"{' and '.join(FILTERS.values())} can be compared"),
+            remedy=(f"use --filter {other}" if other else f"name answers of {' or '.join(FILTERS.values())}") + held,
         )
     return found
 

@@ -360,7 +360,7 @@ def _wrapped(text: str) -> list[str]:
 PACKING, MLA = "PAGEDKV_PACKING", "PAGEDKV_MLA"
 """Variables of a gate's environment that say which of our paths must serve it."""
 REMEDY = {
-    "pagedkv": "without a GPU the plugin needs TRITON_INTERPRET=1 before Python starts, and VLLM_PLUGINS unset",
+    "pagedkv": "unset VLLM_PLUGINS, and without a GPU set TRITON_INTERPRET=1 before Python starts",
     "vllm": "set VLLM_PLUGINS= (empty) so that no plugin replaces the engine's attention",
 }
 

@@ -289,7 +289,7 @@ def find_gate(name: str, declared: Gates) -> Gate:
         )
     names = [*asked, *declared.drifts]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(names))}"
+    hint = f"did you mean {near[0]!r}?" if near else f"name one of {', '.join(sorted(names))}"
     raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
 
 

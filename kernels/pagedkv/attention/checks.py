@@ -48,7 +48,7 @@ def tensors(query: Tensor, cache: PagedCache, out: Tensor, lse: Tensor | None, i
     checks.device(("cache.key", cache.key), {"query": query, "out": out, **index})
     if lse is not None:
         checks.shape("lse", lse, (query.shape[0], num_q_heads), "[num_tokens, num_q_heads]")
-        checks.dtype("lse", lse, (torch.float32,), "Sums of exponentials are fp32.")
+        checks.dtype("lse", lse, (torch.float32,), "Allocate it as float32.")
         checks.device(("cache.key", cache.key), {"lse": lse})
 
 

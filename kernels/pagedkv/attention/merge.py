@@ -207,7 +207,7 @@ def merge_attention(
         checks.dense(name, tensor)
     for name, tensor in (sums | asked).items():
         checks.shape(name, tensor, (num_tokens, num_q_heads), "[num_tokens, num_q_heads]")
-        checks.dtype(name, tensor, (torch.float32,), "Sums of exponentials are fp32.")
+        checks.dtype(name, tensor, (torch.float32,), "Allocate it as float32.")
     checks.computable("out", out)
     index = {} if query_start_loc is None else {"query_start_loc": query_start_loc}
     checks.indices(index)

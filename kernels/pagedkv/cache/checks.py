@@ -34,7 +34,7 @@ def whole(cache: PagedCache) -> None:
         "cache.key",
         cache.key,
         (torch.uint8,) if quantised else DTYPES,
-        "View the FP8 codes as uint8." if quantised else "A quantised cache needs its Quantisation.",
+        "View the FP8 codes as uint8." if quantised else "Pass the Quantisation of a quantised cache.",
     )
     if 0 in cache.key.shape:
         raise ArgumentError(
@@ -60,7 +60,7 @@ def whole(cache: PagedCache) -> None:
         expected = tuple((extents | split)[axis] for axis in axes)
         shape(name, side, expected, f"{_spelled(axes)} ({cache.packing})")
         dense(name, side)
-    dtype("cache.value", cache.value, (cache.key.dtype,), "K and V share one dtype; view the pool once for both.")
+    dtype("cache.value", cache.value, (cache.key.dtype,), "View the pool once for K and V: they share one dtype.")
     device(("cache.key", cache.key), {"cache.value": cache.value})
     if cache.quantisation is not None:
         _scales(cache, cache.quantisation)
@@ -74,9 +74,9 @@ def beside(name: str, tensor: torch.Tensor, cache: PagedCache) -> None:
         ArgumentError: it is not the dtype of an unquantised cache, or beside a quantised one not a floating-point one.
     """
     if cache.quantisation is None:
-        dtype(name, tensor, (cache.key.dtype,), "Only a quantised cache converts; take the dtype of the cache.")
+        dtype(name, tensor, (cache.key.dtype,), "Take the dtype of the cache: only a quantised one converts.")
     else:
-        dtype(name, tensor, DTYPES, "Codes are made from and turned into floating-point numbers.")
+        dtype(name, tensor, DTYPES, "Cast it to a floating-point dtype.")
 
 
 def step(key: torch.Tensor, value: torch.Tensor, cache: PagedCache, slot_mapping: torch.Tensor, *, debug: bool) -> None:
@@ -95,7 +95,12 @@ def step(key: torch.Tensor, value: torch.Tensor, cache: PagedCache, slot_mapping
     for name, tensor in (("key", key), ("value", value)):
         beside(name, tensor, cache)
         dense(name, tensor)
-    dtype("slot_mapping", slot_mapping, (torch.int64,), "Slots of a large pool exceed 32 bits.")
+    dtype(
+        "slot_mapping",
+        slot_mapping,
+        (torch.int64,),
+        "Cast with .to(torch.int64): slots of a large pool exceed 32 bits.",
+    )
     device(("cache.key", cache.key), {"key": key, "value": value, "slot_mapping": slot_mapping})
     if debug:
         scales(cache)
@@ -126,7 +131,7 @@ def _scales(cache: PagedCache, quantisation: Quantisation) -> None:
             "cache.quantisation.format",
             got=repr(quantisation.format),
             expected=f"one of {', '.join(FORMATS)}",
-            remedy="e4m3fnuz is the format of gfx942, e4m3fn that of gfx950 and CUDA.",
+            remedy="Take e4m3fnuz on gfx942, e4m3fn on gfx950 and CUDA.",
         )
     kinds: tuple[tuple[int, ...], ...] = (
         (),
@@ -146,5 +151,5 @@ def _scales(cache: PagedCache, quantisation: Quantisation) -> None:
                 f"num_kv_heads] = {kinds[3]}; the last for both K and V or for neither",
                 remedy="Pass the layer's scale as it is; do not expand it.",
             )
-        dtype(where, scale, (torch.float32,), "Scales are fp32.")
+        dtype(where, scale, (torch.float32,), "Cast with .float().")
         device(("cache.key", cache.key), {where: scale})

@@ -213,9 +213,9 @@ def rotate_and_write(
     checks.shape("query", query, (num_tokens, None, head_size), "[num_tokens, num_q_heads, head_size]")
     checks.shape("positions", positions, (num_tokens,), "[num_tokens]")
     checks.shape("cos_sin", cos_sin, (None, None), "[max_position, rotary_dim]")
-    checks.dtype("query", query, (key.dtype,), "Q and K are slices of one projection.")
+    checks.dtype("query", query, (key.dtype,), "Take both as slices of one projection.")
     checks.dtype("positions", positions, (torch.int64,), "Cast with .to(torch.int64).")
-    checks.dtype("cos_sin", cos_sin, checks.DTYPES, "Angles are no integers.")
+    checks.dtype("cos_sin", cos_sin, checks.DTYPES, "Take floating-point angles.")
     checks.computable("query", query)
     checks.computable("cos_sin", cos_sin)
     others = {"query": query, "positions": positions, "cos_sin": cos_sin}

@@ -71,7 +71,7 @@ def codes(query: Tensor, cache: Tensor, cache_format: str | None, cache_scale: T
             "cache_format",
             got=repr(cache_format),
             expected=f"None or one of {', '.join(FORMATS)}",
-            remedy="e4m3fnuz is the format of gfx942, e4m3fn that of gfx950 and CUDA.",
+            remedy="Take e4m3fnuz on gfx942, e4m3fn on gfx950 and CUDA.",
         )
     if (cache_format is None) != (cache_scale is None) or (cache_scale is not None and cache_scale.numel() != 1):
         raise ArgumentError(
@@ -82,7 +82,7 @@ def codes(query: Tensor, cache: Tensor, cache_format: str | None, cache_scale: T
             remedy="Pass the layer's scale as it is; a latent cache has one for all rows.",
         )
     if cache_scale is not None:
-        checks.dtype("cache_scale", cache_scale, (torch.float32,), "Scales are fp32.")
+        checks.dtype("cache_scale", cache_scale, (torch.float32,), "Cast with .float().")
         checks.device(("cache", cache), {"cache_scale": cache_scale})
 
 

@@ -123,9 +123,9 @@ class Request:
         quantised, packed = self.kv_cache_dtype != "auto", self.packing != "rows"
         scales, dtype = (
             "unit, tensor, head or token" if quantised else "none",
-            f"The KV cache dtype is {self.kv_cache_dtype}.",
+            f"Name the scales that a KV cache of {self.kv_cache_dtype} has.",
         )
-        runs, why = f"a multiple of {run}", f"Packing {self.packing}."
+        runs, why = f"a multiple of {run}", "Take packing 'rows', which has no such bound."
         contradictions = (
             (
                 self.num_q_heads % self.num_kv_heads,

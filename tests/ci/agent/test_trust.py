@@ -280,7 +280,7 @@ def test_the_guard_ends_with_the_status_of_its_refusal(fork, monkeypatch, capsys
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert trust.main(["guard"]) == 5
-    assert "a maintainer reads it" in capsys.readouterr().err
+    assert "ask a maintainer to read it" in capsys.readouterr().err
     monkeypatch.setenv("BUILDKITE_PULL_REQUEST_REPO", "")
     monkeypatch.setenv("BUILDKITE_PULL_REQUEST", "false")
     assert trust.main(["guard"]) == 0

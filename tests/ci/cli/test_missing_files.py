@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shutil
 import typing
 from pathlib import Path
@@ -103,6 +104,18 @@ def test_what_is_written_gets_its_folder(judged, tmp_path):
     for words in ("plan --write @", "bundle --out @"):
         status, errors = ended(judged, words, "no/such/file", tmp_path / words.partition(" ")[0])
         assert status == Exit.PASS, errors
+
+
+@pytest.mark.parametrize("words", ["plan --write @", "bundle --out @"])
+def test_a_device_or_a_link_is_not_replaced_by_a_file(judged, tmp_path, words):
+    """As root, a plan that was written to /dev/null took its place for every program of the machine."""
+    os.mkfifo(tmp_path / "pipe")
+    status, errors = ended(judged, words, str(tmp_path / "pipe"), tmp_path / "a")
+    assert (status, "this is a device or a pipe" in errors) == (Exit.MISUSE, True)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert ended(judged, words, str(tmp_path / "link"), tmp_path / "b")[0] == Exit.PASS
+    assert ((tmp_path / "link").is_symlink(), (tmp_path / "file").is_file()) == (True, True)
 
 
 @pytest.mark.parametrize("words", ["compare @ results/empty", "compare results/empty @"])

@@ -245,7 +245,7 @@ def test_an_interrupted_gate_ends_its_steps_and_resumes(tmp_path, number):
     gate.send_signal(number)
     errors = gate.communicate(timeout=20)[1].decode()
     assert gate.returncode == Exit.INTERRUPTED, errors
-    assert "`hilgate gate` goes on with --resume" in errors
+    assert "go on with `hilgate gate --resume`" in errors
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
     done = hilgate(root, "gate", "--resume")

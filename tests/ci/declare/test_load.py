@@ -146,7 +146,7 @@ def with_table(**changes: str | None) -> str:
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
-        (with_table(columns=None), "matrix: key 'columns' is missing; The label that names the column"),
+        (with_table(columns=None), "matrix: key 'columns' is missing; add columns (The label that names the column"),
         (with_table(rows=""), "matrix.rows: must be a word of lower case letters, digits and '_'"),
         (with_table(columns="-b"), "matrix.columns: must be a word of lower case letters"),
         (with_table(columns="arch"), "matrix.columns: 'arch' names the rows already; name another label"),

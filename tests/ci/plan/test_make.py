@@ -200,7 +200,7 @@ def test_models_are_the_steps_that_run_them():
     [
         (["jmba"], "did you mean 'jamba'?"),
         (["jamba", "granite-smal"], "did you mean 'granite-small'?"),
-        (["xyz"], "known: all, granite-small, jamba, pocket-hybrid"),
+        (["xyz"], "name one of all, granite-small, jamba, pocket-hybrid"),
         (["jamba; rm"], "did you mean 'jamba'?"),
     ],
     ids=["typo", "second", "strange", "shell"],

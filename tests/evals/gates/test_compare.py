@@ -101,7 +101,7 @@ def test_recorded_runs_get_the_verdict_that_is_right_for_them(stored, monkeypatc
         (lambda lines: [line.replace('"prompt_hash": "', '"prompt_hash": "0') for line in lines], "another prompt"),
         (
             lambda _: ['{"filter": "strict_match", "exact_match": 1, "doc_hash": "a"}'],
-            r"(?s)no answer of filter flexible-extract.*holds strict_match; strict-match and flexible-extract can be",
+            r"(?s)no answer of filter flexible-extract.*name answers of strict-match or flexible-extract; .*strict_",
         ),
         (lambda _: ['{"filter": "strict-match", "exact_match": 1}'], r"(?s)no answer.*use --filter strict"),
     ],

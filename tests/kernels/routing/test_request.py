@@ -27,7 +27,10 @@ from pagedkv.routing import CacheLayout, Request, RequestError, route
         ({"kv_scales": "tensor"}, "kv_scales: got 'tensor'; expected none"),
         ({"block_size": True}, "block_size: got True"),
         ({"packing": "nhd"}, "packing: got 'nhd'"),
-        ({"packing": "native", "head_size": 36}, "head_size: got 36; expected a multiple of 8. Packing native."),
+        (
+            {"packing": "native", "head_size": 36},
+            "head_size: got 36; expected a multiple of 8. Take packing 'rows', which has no such bound.",
+        ),
         ({"packing": "shuffle", "block_size": 12}, "block_size: got 12; expected a multiple of 8"),
         ({"window": 0}, "window: got 0"),
         ({"window": 8, "causal": False}, "window: got 8; expected None where causal is False"),
