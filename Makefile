@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 export PYTHONDONTWRITEBYTECODE =
 # ARGS is not exported: it is no part of the environment, which `--resume` compares with that of the run it continues.
 unexport ARGS
-.PHONY: gate test rest image lock-image extensions setup lock clean wheels docs docs-serve
+.PHONY: gate test rest image lock-image extensions setup next lock clean wheels docs docs-serve
 
 gate: setup  ## plan, run, judge, report: what changed, else the quick steps; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
@@ -38,6 +38,9 @@ extensions: setup  ## compile the ROCm image's extensions for AMD without ROCm, 
 # Takes a tenth of a second when all is installed: it compares a digest of the pins, not the times of files.
 setup:  ## make the environment, or find it made; TORCH_INDEX=URL names the index that torch comes from
 	@TORCH_INDEX="$(TORCH_INDEX)" requirements/install.sh "$(VENV)" "$(PYTHON)"
+
+next: setup  ## the next Triton and vLLM (requirements/next.in), for the steps `next-*`: 1.3 GB in .triton/next
+	@requirements/install.sh "$(VENV)" "$(PYTHON)" next
 
 docs: setup  ## build the documentation into results/site/; a dead link or an undocumented name fails
 	@NO_MKDOCS_2_WARNING=1 "$(VENV)/bin/python" -m mkdocs build --strict

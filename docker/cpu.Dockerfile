@@ -25,6 +25,8 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requireme
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3 second
 # hadolint ignore=DL3059
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3 docs
+# hadolint ignore=DL3059
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3 next
 
 # Our own sources are in no image: a job's workspace has them. What vLLM finds the plugin by is here.
 COPY kernels/pyproject.toml docker/scripts/entry-points.sh pins.json docker/prove.py /opt/image/

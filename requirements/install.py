@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
+NEXT = ROOT / ".triton/next"
+"""Where the part `next` is: steps of the night import it from there, ahead of the environment."""
+
 CUDA_GIGABYTES = 8
 """Disk that an environment takes where torch is the CUDA build: measured."""
 
@@ -61,8 +64,12 @@ PARTS = {
     "own": "hilgate, pagedkv and hileval, as this checkout has them",
     "docs": "what builds the documentation",
     "proof": "a proof that all of it loads",
+    "next": "the next Triton and vLLM, for the night",
 }
 """Name -> what is installed, in order."""
+
+ON_DEMAND = "next"
+"""The part that is installed only where it is named; the environment never has it."""
 
 GPU_PARTS = ("pip", "packages", "second", "own", "docs")
 
@@ -75,6 +82,7 @@ INPUTS = {
     "own": ("../pyproject.toml", "../kernels/pyproject.toml", "../evals/pyproject.toml"),
     "docs": ("docs.txt",),
     "proof": ("../docker/prove.py",),
+    "next": ("next.txt",),
 }
 GPU_INPUTS = INPUTS | {"packages": ("hilgate.txt", "evals.in"), "second": ("triton.txt", "triton-next.txt")}
 """Files below this folder that decide what a part installs."""
@@ -134,7 +142,7 @@ class Installation:
         self.venv, self.python = venv, venv / "bin/python"
         self.installing, self.log = venv / INSTALLING, venv / "install.log"
         self.gpu = not asked and _keeps_own_builds()
-        self.parts = asked or (GPU_PARTS if self.gpu else tuple(PARTS))
+        self.parts = asked or (GPU_PARTS if self.gpu else tuple(part for part in PARTS if part != ON_DEMAND))
         self.inputs = GPU_INPUTS if self.gpu else INPUTS
 
     def make(self) -> None:
@@ -366,11 +374,35 @@ class Installation:
     def _install_second(self) -> None:
         """Tritons in folders of their own; a folder appears when it is whole."""
         for name, folder in self._tritons().items():
-            partial = folder.with_name(f"{folder.name}.partial")
-            for stale in (folder, partial):
-                shutil.rmtree(stale, ignore_errors=True)
-            self._pinned(name, "--target", str(partial))
-            partial.rename(folder)
+            self._install_beside(name, folder).rename(folder)
+
+    def _install_beside(self, name: str, folder: Path) -> Path:
+        """Install a file of pins into a folder that is not yet named as `folder`, which is removed."""
+        partial = folder.with_name(f"{folder.name}.partial")
+        for stale in (folder, partial):
+            shutil.rmtree(stale, ignore_errors=True)
+        self._pinned(name, "--target", str(partial))
+        return partial
+
+    def _install_next(self) -> None:
+        """The next Triton and vLLM. vLLM's wheel is for CUDA: it gets the extensions of this environment's CPU build.
+
+        Raises:
+            InstallError: There is no CPU build, or pip failed.
+        """
+        extensions = sorted(self.venv.glob("lib/python*/site-packages/vllm/*.so"))
+        if not extensions:
+            raise InstallError(f"{self.venv} has no CPU build of vLLM, and the next one runs with its extensions")
+        partial = self._install_beside("next.txt", NEXT)
+        for cuda in partial.glob("vllm/**/*.so"):
+            cuda.unlink()
+        for extension in extensions:
+            (partial / "vllm" / extension.name).symlink_to(extension)
+        for path in partial.glob("vllm-*.dist-info/METADATA"):
+            # By this word of its version vLLM knows that it is a CPU build.
+            text = path.read_text(encoding="utf-8")
+            path.write_text(re.sub(r"(?m)^(Version: \S+)$", r"\1+cpu", text, count=1), encoding="utf-8")
+        partial.rename(NEXT)
 
     def _tritons(self) -> dict[str, Path]:
         """File of pins -> `.triton/VERSION`."""
@@ -382,7 +414,8 @@ class Installation:
 
     def _is_kept(self, part: str) -> bool:
         """Whether what a part installs outside of the environment is still there."""
-        return part != "second" or all(folder.exists() for folder in self._tritons().values())
+        folders = {"second": self._tritons().values(), "next": [NEXT]}.get(part, ())
+        return all(folder.exists() for folder in folders)
 
     def _install_own(self) -> None:
         places = [word for name in (".", "kernels", "evals") for word in ("--editable", str(ROOT / name))]

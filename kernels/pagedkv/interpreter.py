@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @functools.cache
 def speed_up() -> None:
-    """Replace Triton's functions by these, once a process; does nothing with another version than 3.6."""
+    """Replace Triton's functions by these, once a process; with another version than 3.6, but for masks, none."""
+    if triton.__version__.startswith("3.9."):
+        _take_spread_comparisons_as_masks()
     if not triton.__version__.startswith("3.6."):
         return
     _patch_language_once_a_launch()
@@ -31,6 +33,27 @@ def speed_up() -> None:
     _make_types_once()
     _promote_and_spread_what_differs()
     _look_up_numpy_types()
+
+
+def _take_spread_comparisons_as_masks() -> None:
+    """Take int32 masks, as Triton up to 3.8 does.
+
+    The interpreter says int32 of a scalar comparison that is spread over a block (`create_splat`), and Triton 3.9 then
+    refuses it: "mask has unsupported dtype".
+    """
+    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def truth(mask: Any) -> Any:
+        return handle(mask.data.astype(bool), core.int1)
+
+    def load_where(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        return load(self, ptrs, truth(mask), *rest, **named)
+
+    def store_where(self: Any, ptrs: Any, value: Any, mask: Any, cache_policy: Any) -> Any:
+        return store(self, ptrs, value, truth(mask), cache_policy)
+
+    builder.create_masked_load, builder.create_masked_store = load_where, store_where
 
 
 def _patch_language_once_a_launch() -> None:

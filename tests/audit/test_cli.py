@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,24 @@ def test_another_triton_is_5_and_says_how_to_get_it(capsys):
     printed = capsys.readouterr().err
     assert "asked for Triton 3.0.0" in printed
     assert "pip install --target .triton/3.0.0 --no-deps triton==3.0.0" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "words"),
+    [
+        ("triton==0.1\n", 5, "next.in pins triton 0.1, and Python finds {triton}\n  to do: make next, "),
+        ("triton=={triton}\nvlln==0.1 \\\n", 5, "pins vlln 0.1, and Python finds none"),
+        ("triton>=3\n", 2, "next.in pins nothing"),
+        (None, 2, "next.in cannot be read"),
+    ],
+)
+def test_other_versions_than_pinned_are_refused(text, status, words, tmp_path, capsys):
+    versions = {"triton": metadata.version("triton")}
+    file = tmp_path / "next.in"
+    if text is not None:
+        file.write_text(text.format(**versions))
+    assert cli.main(["--pins", str(file), "--list"]) == status
+    assert words.format(**versions) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("setting", ["TRITON_INTERPRET", "AMDGCN_USE_BUFFER_OPS", "TRITON_OVERRIDE_ARCH"])

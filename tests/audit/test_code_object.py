@@ -3,6 +3,7 @@
 
 import pytest
 
+from pagedkv.audit import code_object
 from pagedkv.audit.code_object import Loop, UnreadableCodeObjectError, read_assembly, read_code_object, wide_share
 from pagedkv.audit.compile import probe
 
@@ -43,6 +44,26 @@ def test_figures_of_the_probe(compiled, arch, mfma):
     assert 0 < figures.code.vgpr <= 128
     assert figures.code.agpr <= figures.code.vgpr, "the VGPR count is the unified total"
     assert figures.register_waves == figures.text.occupancy, "our register model and LLVM's agree"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "amdgcn-amd-amdhsa--gfx942",
+        "amdgcn-amd-amdhsa--gfx942:sramecc+:xnack-",
+        "amdgpu9.42-amd-amdhsa-unknown-gfx942",  # since Triton 3.9
+        "amdgcn-amd-amdhsa",
+    ],
+)
+def test_the_target_names_the_arch(target, monkeypatch):
+    figures = dict.fromkeys(code_object._FIELDS.values(), 0)
+    note = {"amdhsa.kernels": [{".name": "kernel", **figures}], "amdhsa.target": target}
+    monkeypatch.setattr(code_object, "metadata", lambda _: note)
+    if "gfx" in target:
+        assert read_code_object(b"").arch == "gfx942"
+    else:
+        with pytest.raises(UnreadableCodeObjectError, match="names no gfx target"):
+            read_code_object(b"")
 
 
 def test_loads_are_counted_by_width_and_source_line_and_other_instructions_by_kind():

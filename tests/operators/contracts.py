@@ -226,11 +226,13 @@ _NATIVE_HEADS, _NATIVE_BLOCKS, _NATIVE_CACHES = (64, 128), (16, 32), ("auto", "f
     "_rocm_C.paged_attention",
     "ops._rocm_C:paged_attention",
     takes="out exp_sum max_logits tmp_out query key_cache value_cache num_kv_heads scale block_tables seq_lens "
-    "query_start_loc block_size max_seq_len alibi_slopes kv_cache_dtype k_scale v_scale fp8_out_scale mfma_type",
+    "query_start_loc block_size max_seq_len alibi_slopes kv_cache_dtype k_scale v_scale fp8_out_scale mfma_type "
+    "interleaved_v",
     source=f"{VLLM} csrc/rocm/attention.cu",
 )
 def paged_attention(call: Judge) -> None:
     """Block and head sizes are template arguments; V is addressed with the strides of K, inner ones are assumed."""
+    call.know(not call["interleaved_v"], "the interleaved V of vLLM 0.33")
     query = _query(call)
     key, value = _native_cache(call, "key_cache", "value_cache")
     call.promise("query-dtype", query.dtype in HALVES, f"query is {query.dtype}")
@@ -260,11 +262,12 @@ def paged_attention(call: Judge) -> None:
 @contract(
     "_C_cache_ops.reshape_and_cache",
     "ops._C_cache_ops:reshape_and_cache",
-    takes="key value key_cache value_cache slot_mapping kv_cache_dtype k_scale v_scale",
+    takes="key value key_cache value_cache slot_mapping kv_cache_dtype k_scale v_scale interleaved_v",
     source=f"{VLLM} csrc/cache_kernels.cu: reshape_and_cache takes no stride of the caches",
 )
 def reshape_and_cache(call: Judge) -> None:
     """It multiplies sizes to find a block: the caches must be dense, whatever their strides say."""
+    call.know(not call["interleaved_v"], "the interleaved V of vLLM 0.33")
     key, value = _native_cache(call, "key_cache", "value_cache", writes=True, dense=True)
     call.promise("dense-cache", key.dense() and value.dense(), f"caches with gaps or planes: {key}, {value}")
     _new_tokens(call, key.shape[0], key.shape[3])
@@ -288,11 +291,12 @@ def reshape_and_cache_flash(call: Judge) -> None:
 @contract(
     "_C_cache_ops.concat_and_cache_mla",
     "ops._C_cache_ops:concat_and_cache_mla",
-    takes="kv_c k_pe kv_cache slot_mapping kv_cache_dtype scale",
+    takes="kv_c k_pe kv_cache slot_mapping kv_cache_dtype scale skip_scale",
     source=f"{VLLM} csrc/cache_kernels.cu: concat_and_cache_mla",
 )
 def concat_and_cache_mla(call: Judge) -> None:
     """Latent rows `[blocks, tokens, channels]` by the strides of blocks and tokens."""
+    call.know(not call["skip_scale"], "latent rows without a scale")
     cache, latent, rope = call.tensor("kv_cache", 3), call.tensor("kv_c", 2), call.tensor("k_pe", 2)
     width = latent.shape[1] + rope.shape[1]
     call.promise("width", cache.shape[2] == width, f"{cache} does not hold rows of {width}")
@@ -373,11 +377,12 @@ def flash_attn_varlen_func(call: Judge) -> None:
     "aiter.unified_attention",
     "aiter.ops.triton.unified_attention:unified_attention",
     takes="q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal window_size block_table "
-    "softcap q_descale k_descale v_descale alibi_slopes output_scale qq_bias sinks",
+    "softcap q_descale k_descale v_descale alibi_slopes output_scale qq_bias sinks shuffled_kv_cache",
     source=f"{AITER} 02c43589 aiter/ops/triton/attention/unified_attention.py",
 )
 def unified_attention(call: Judge) -> None:
     """Causal alone; every stride but that of channels is an argument."""
+    call.know(not call["shuffled_kv_cache"], "a cache in the SHUFFLE packing")
     call.promise("causal", call["causal"], "it knows the causal mask alone")
     query, key = _query(call, "q"), _rows_cache(call, "k", "v")
     call.promise("group", query.shape[1] % key.shape[2] == 0, f"{query.shape[1]} query heads, {key.shape[2]} KV heads")
@@ -843,11 +848,12 @@ def merge_attn_states(call: Judge) -> None:
 @contract(
     "triton_reshape_and_cache_flash",
     "vllm.v1.attention.backends.rocm_attn:triton_reshape_and_cache_flash",
-    takes="key value key_cache value_cache slot_mapping kv_cache_dtype k_scale v_scale",
+    takes="key value key_cache value_cache slot_mapping kv_cache_dtype k_scale v_scale interleaved_v_pack_factor",
     source=f"{VLLM} vllm/v1/attention/ops/triton_reshape_and_cache_flash.py",
 )
 def triton_reshape_and_cache_flash(call: Judge) -> None:
     """Native packing by the strides of K; rows likewise."""
+    call.know(not call["interleaved_v_pack_factor"], "the interleaved V of vLLM 0.33")
     if len(call.tensor("key_cache", 4, 5).shape) == 4:
         reshape_and_cache_flash(call)
         return
@@ -862,11 +868,13 @@ def triton_reshape_and_cache_flash(call: Judge) -> None:
     "prefix_prefill",
     f"{_OPS}.chunked_prefill_paged_decode:context_attention_fwd",
     takes="q k v o kv_cache_dtype k_cache v_cache b_loc b_start_loc b_seq_len max_seq_len max_input_len k_scale "
-    "v_scale alibi_slopes sliding_window sm_scale skip_decode fp8_out_scale sinks is_block_table_ptr causal",
+    "v_scale alibi_slopes sliding_window sm_scale skip_decode fp8_out_scale sinks is_block_table_ptr causal "
+    "interleaved_v_pack_factor",
     source=f"{VLLM} vllm/v1/attention/ops/prefix_prefill.py",
 )
 def prefix_prefill(call: Judge) -> None:
     """New rows over themselves and over a cache in the native packing; every stride is an argument."""
+    call.know(not call["interleaved_v_pack_factor"], "the interleaved V of vLLM 0.33")
     query = _query(call, "q")
     call.promise("new-rows", isinstance(call["k"], Seen), "it mixes new K and V with the cached ones, and got none")
     key, _ = _native_cache(call, "k_cache", "v_cache")
@@ -887,12 +895,14 @@ def prefix_prefill(call: Judge) -> None:
     "block_table_stride query_stride_0 query_stride_1 output_stride_0 output_stride_1 BLOCK_SIZE "
     "PHYSICAL_BLOCK_SIZE HEAD_SIZE HEAD_SIZE_PADDED USE_ALIBI_SLOPES SLIDING_WINDOW x stride_k_cache_0 "
     "stride_k_cache_1 stride_k_cache_2 stride_k_cache_3 stride_k_cache_4 stride_v_cache_0 stride_v_cache_1 "
-    "stride_v_cache_2 stride_v_cache_3 filter_by_query_len query_start_len_ptr USE_SINKS USE_FP8",
+    "stride_v_cache_2 stride_v_cache_3 filter_by_query_len query_start_len_ptr USE_SINKS USE_FP8 "
+    "INTERLEAVED_V_PACK_FACTOR",
     source=f"{VLLM} vllm/v1/attention/ops/chunked_prefill_paged_decode.py",
     launched=True,
 )
 def kernel_paged_attention_2d(call: Judge) -> None:
     """A tile of the cache is a power of two and fits the LDS of 64 KiB; strides are those of the caches."""
+    call.know(not call["INTERLEAVED_V_PACK_FACTOR"], "the interleaved V of vLLM 0.33")
     key, value = _native_cache(call, "key_cache_ptr", "value_cache_ptr")
     given = tuple(call[f"stride_k_cache_{axis}"] for axis in range(5))
     call.promise("strides", given == key.strides, f"strides {given} of {key}")
@@ -954,14 +964,15 @@ def _expand(args: Mapping[str, Any]) -> None:
 @contract(
     "_expand_page_indices_kernel",
     "vllm.v1.attention.backends.mla.rocm_aiter_mla:_expand_page_indices_kernel",
-    takes="page_indices block_table block_table_stride_0 block_table_stride_1 cu_num_tokens KERNEL_BLOCK_SIZE "
-    "BLOCK_SIZE",
+    takes="page_indices block_table block_table_stride_0 block_table_stride_1 cu_num_tokens num_real_tokens "
+    "KERNEL_BLOCK_SIZE BLOCK_SIZE CLAMP_TAIL",
     source=f"{VLLM} vllm/v1/attention/backends/mla/rocm_aiter_mla.py",
     answer=_expand,
     launched=True,
 )
 def expand_page_indices(call: Judge) -> None:
     """A number of a row for each token of a sequence; the buffer holds them all."""
+    call.know(not call["CLAMP_TAIL"], "sequences that are padded to a length of the kernel")
     table, rows = call.tensor("block_table", 2), call.tensor("page_indices", 1)
     offsets = call.tensor("cu_num_tokens", 1)
     given = (call["block_table_stride_0"], call["block_table_stride_1"])

@@ -186,6 +186,8 @@ def _layer(
         setattr(layer, f"{scale}_cpu", torch.tensor(number))
         setattr(layer, f"{scale}_float", number)
     layer.kv_sharing_target_layer_name = None
+    layer.layer_name = name  # vLLM 0.33 asks for this, and whether the model writes the cache itself
+    layer.kv_cache_update_bypass = False
     layer.num_kv_heads, layer.head_size, layer.kv_cache = case.kv_heads, case.head_size, cache
     config.compilation_config.static_forward_context[name] = layer
     scale = 0.1 if case.backend == "ROCM_AITER_MLA" else case.head_size**-0.5

@@ -20,6 +20,7 @@ from pagedkv.errors import CannotRunHereError, Exit, MisuseError, NothingSelecte
 from .cases import SOURCES, select
 from .findings import exit_status, format_report, write_findings
 from .machine import LDS_GRANULES
+from .pins import check_pins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,6 +81,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="Compile only cases whose id contains one of these texts.",
     )
     parser.add_argument("--triton", metavar="VERSION", help="Refuse to run with another Triton version.")
+    parser.add_argument("--pins", type=Path, metavar="FILE", help="Refuse to run with other versions than it pins.")
     parser.add_argument("--list", action="store_true", help="List the ids of the cases, and compile nothing.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Folder for findings.jsonl (default: $HILGATE_OUT).")
     jobs = max(1, (os.cpu_count() or 1) - 1)  # of two cores, other steps of a gate have one: nothing waits for imports
@@ -102,6 +104,8 @@ def _run(options: argparse.Namespace) -> Exit:
     started = time.monotonic()
     if options.jobs < 1 or options.timeout <= 0:
         raise MisuseError(f"--jobs and --timeout must be above 0, got {options.jobs} and {options.timeout:g}")
+    if options.pins:
+        check_pins(options.pins)
     version = check_environment(options.triton)
     try:
         from . import runner  # imports Triton, and so do the sources

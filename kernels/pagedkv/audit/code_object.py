@@ -87,11 +87,15 @@ def read_code_object(code: bytes) -> CodeObject:
     if missing:
         raise UnreadableCodeObjectError(f"the code object's note lacks {', '.join(missing)}")
     target = str(note.get("amdhsa.target", ""))
-    if "--" not in target:
+    processor = _PROCESSOR.search(target)
+    if processor is None:
         raise UnreadableCodeObjectError(f"the code object's note names no gfx target (got {target!r})")
     figures = {name: int(kernel[key]) for name, key in _FIELDS.items()}
-    return CodeObject(name=kernel[".name"], arch=target.rsplit("--", 1)[1].split(":", maxsplit=1)[0], **figures)
+    return CodeObject(name=kernel[".name"], arch=processor[1], **figures)
 
+
+_PROCESSOR = re.compile(r"-amdhsa-\w*-(gfx[\w-]+)")
+"""In a target: `amdgcn-amd-amdhsa--gfx942:xnack-`, and since Triton 3.9 `amdgpu9.42-amd-amdhsa-unknown-gfx942`."""
 
 _ENTRY = slice(16, 24)
 """Bytes of a kernel descriptor with the distance to its code (AMDGPUUsage, "Kernel Descriptor"): a longer name in the

@@ -67,6 +67,8 @@ _FRONTEND: dict[str, Any] = {
 
 _UNREAD: dict[str, Any] = {"translate_to_mir": lambda *_: "", "dump_sched_dag": lambda *_: None}
 """What the AMD backend reads a kernel for twice more, and drops unless it is asked to dump."""
+if not hasattr(llvm, "dump_sched_dag"):  # Triton 3.9
+    del _UNREAD["dump_sched_dag"]
 
 
 class LdsExceededError(CommandError):

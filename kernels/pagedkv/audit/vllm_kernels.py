@@ -129,6 +129,9 @@ def paged_attention_2d(batch: Batch, tile: int) -> Callable[[], None]:
             query_start_len_ptr=batch.query_start_loc,
             USE_SINKS=False,
             USE_FP8=False,
+            **(
+                {"INTERLEAVED_V_PACK_FACTOR": 0} if "INTERLEAVED_V_PACK_FACTOR" in kernel.arg_names else {}
+            ),  # vLLM 0.33
         )
 
     return launch

@@ -45,7 +45,13 @@ if any(failing in word for word in words):
     print(os.environ["FAKE_SAYS"])
     sys.exit(1)
 if "--target" in words:
-    pathlib.Path(words[words.index("--target") + 1]).mkdir(parents=True)
+    target = pathlib.Path(words[words.index("--target") + 1])
+    target.mkdir(parents=True)
+    if words[-1].endswith("/next.txt"):
+        files = {{"vllm/_C.abi3.so": "CUDA", "vllm-0.33.0.dist-info/METADATA": "Version: 0.33.0\\n"}}
+        for name, text in files.items():
+            (target / name).parent.mkdir()
+            (target / name).write_text(text)
 """
 
 
@@ -140,6 +146,26 @@ def test_a_second_triton_that_was_removed_comes_back(clone):
     shutil.rmtree(clone.folder / ".triton")
     assert clone.make().returncode == 0
     assert clone.installed == ["triton-next.txt"]
+
+
+def test_what_comes_next_is_installed_where_it_is_named(clone):
+    """Its vLLM has the extensions of the CPU build, and says so."""
+    clone.make()
+    done = clone.make("next")
+    assert (done.returncode, clone.installed) == (Exit.CANNOT_RUN_HERE, [])
+    assert "has no CPU build of vLLM" in done.stderr
+    own = clone.venv / "lib/python3.11/site-packages/vllm/_C_AVX2.abi3.so"
+    own.parent.mkdir(parents=True)
+    own.write_text("CPU")
+    folder = clone.folder / ".triton/next"
+    for _ in range(2):
+        done = clone.make("next")
+        assert (done.returncode, clone.installed) == (0, ["next.txt"]), done.stderr
+        assert {path.name: path.read_text() for path in folder.glob("vllm/*")} == {"_C_AVX2.abi3.so": "CPU"}
+        assert "Version: 0.33.0+cpu\n" in (folder / "vllm-0.33.0.dist-info/METADATA").read_text()
+        assert (clone.make("next").returncode, clone.installed) == (0, [])
+        assert (clone.make().returncode, clone.installed) == (0, [])
+        shutil.rmtree(folder)
 
 
 def test_a_users_pip_configuration_does_not_decide_where(clone):
