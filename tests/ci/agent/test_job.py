@@ -278,6 +278,16 @@ def test_a_step_without_an_image_runs_on_the_host_with_named_variables_only(agen
     assert agent.calls() == []
 
 
+def test_a_recheck_on_the_host_reads_what_the_job_left(agent, monkeypatch):
+    earlier = agent.bin / f"artifacts/results/jobs/{CPU}/results.jsonl"
+    earlier.parent.mkdir()
+    earlier.write_text("earlier\n")
+    agent.program("python", '#!/bin/sh\necho "$3 $4 $7" > "$0.seen"; cat "$8"/*/results.jsonl >> "$0.seen"; exit 6\n')
+    monkeypatch.setattr(job.sys, "executable", str(agent.bin / "python"))
+    assert agent.run(monkeypatch, CPU, "--recheck") == 6
+    assert (agent.bin / "python.seen").read_text() == f"recheck {CPU} --jobs\nearlier\n"
+
+
 def test_a_fork_runs_on_a_host_only_where_the_machine_is_thrown_away(agent, monkeypatch, capsys):
     agent.program("python", SEEN)
     monkeypatch.setattr(job.sys, "executable", str(agent.bin / "python"))
