@@ -644,9 +644,9 @@ def recheck(
     from hilgate.run.runner import locked
 
     root, plan = repository(ctx), read_plan(plan_file)
+    require_known((key,), frozenset(step.key for step in plan.steps), str(plan_file))
     if not jobs.is_dir():
         raise MisuseError("there is no such folder", where=f"--jobs {jobs}", remedy="name the folder of the jobs")
-    require_known((key,), frozenset(step.key for step in plan.steps), str(plan_file))
     digest = plan_digest(plan)
     recorded = read_all(jobs.parent, jobs, plan, digest)
     if key in recorded.damaged:
