@@ -393,6 +393,13 @@ def test_what_a_verdict_says_of_a_step(tmp_path):
     assert (ruled.node, ruled.image, ruled.seconds, ruled.attempts, ruled.exit_status) == ("", "", None, 0, None)
     assert (ruled.counts.passed, ruled.reproduce) == (0, f"hilgate run {GATHER.key}")
     assert ruled.evidence[0] == f"node {NODE}"
+    assert ruled.why == "no record of it arrived"  # an agent took it: it left the health of its node
+
+
+def test_no_agent_can_take_a_step_without_a_queue(tmp_path):
+    jobs = Jobs(tmp_path, agents_plan(gpu_step(queue=None)))
+    without("results.jsonl", "health-before.json", "health-after.json")(jobs)
+    assert jobs.ruled().why == "no record of it arrived"
 
 
 def test_a_step_in_an_image_that_an_earlier_build_built_needs_no_record_of_it(tmp_path):
