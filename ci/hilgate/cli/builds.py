@@ -102,8 +102,9 @@ def show(
     if not chosen:
         remedy = text.suggest(metric, store.METRICS)
         raise MisuseError(f"no metric is called {metric!r}", where="--metric", remedy=remedy)
-    if history and not history.is_file():
-        raise MisuseError("there is no such file", where=f"--history {history}", remedy="name a history of builds")
+    if history and not history.exists():
+        remedy = "name a history of builds, or add one: `hilgate history add`"
+        raise MisuseError("there is no such file", where=f"--history {history}", remedy=remedy)
     answers = store.ask(history or store.path_of(repository(ctx)), chosen, step=step, since=since)
     if as_json:
         sys.stdout.write(json.dumps(answers, indent=1, default=dt.datetime.isoformat) + "\n")

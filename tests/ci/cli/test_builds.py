@@ -63,7 +63,7 @@ def test_the_environment_names_another_history(repository, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("show", "--history", "none"), 4, "add one: `hilgate history add`"),
+        (("show", "--history", "none"), 2, "add one: `hilgate history add`"),
         (("show", "--history", "results"), 2, "this is a folder"),
         (("add", "--history", "results/plan.json"), 3, "not a database"),
         (("show", "--metric", "kernel"), 2, "did you mean 'kernels'"),
