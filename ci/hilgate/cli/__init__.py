@@ -24,7 +24,7 @@ SECTIONS = {
     "Find the cause": ("recheck", "history"),
     "Kernels and models": ("fit", "explain-kernel"),
     "Declare": ("init", "doctor", "selftest"),
-    "Buildkite": ("pipeline", "rerun", "end-waiting"),
+    "Buildkite": ("pipeline", "earlier", "rerun", "end-waiting"),
     "Release": ("bundle", "verify-bundle"),
 }
 """The commands as help lists them."""
