@@ -192,6 +192,14 @@ def _in_index(root: Path) -> dict[str, str]:
     return {name: " ".join(facts.split()[:2]) for facts, _, name in entries}
 
 
+def in_index(root: Path) -> frozenset[str]:
+    """Files that git tracks, for opening as those of `tracked_files`; none outside a checkout."""
+    try:
+        return frozenset(map(_for_opening, _in_index(root)))
+    except CannotRunHereError:
+        return frozenset()
+
+
 def _with_nested(root: Path, names: Iterable[str]) -> Iterator[str]:
     """These names, and in place of a folder, which is another repository's, the names of its files."""
     for name in names:
@@ -274,7 +282,7 @@ def _in_working_tree(root: Path) -> dict[str, str]:
                 found[name] = f"120000 {_name_of(os.readlink(path), kind)}"  # noqa: PTH115 - bytes
             elif stat.S_ISREG(facts.st_mode):
                 mode = "100755" if facts.st_mode & stat.S_IXUSR else "100644"
-                found[name] = f"{mode} {_name_of(_content(path), kind)}"
+                found[name] = f"{mode} {_name_of(bytes_to_compare(path), kind)}"
     return found
 
 
@@ -282,7 +290,8 @@ def _path(root: Path, name: str) -> bytes:
     return os.fsencode(root) + b"/" + name.encode(errors="surrogateescape")
 
 
-def _content(path: bytes) -> bytes:
+def bytes_to_compare(path: bytes) -> bytes:
+    """The bytes of a file, of which nothing but a digest is used: no read, as `hilgate.pytest_recorder` has it."""
     with open(path, "rb") as file:  # noqa: PTH123 - a Path holds no bytes
         return file.read()
 
@@ -321,7 +330,7 @@ def _as_checked_out(root: Path, commit: str, names: Collection[str]) -> set[str]
                 f"git cannot write files of {commit[:12]}", where=str(root), remedy="run `git fsck` there to see why"
             )
         for name in names:
-            here, there = _content(_path(root, name)), _content(_path(tree, name))
+            here, there = bytes_to_compare(_path(root, name)), bytes_to_compare(_path(tree, name))
             stored = _LFS.match(there)
             if here == there or (stored and stored[1].decode() == hashlib.sha256(here).hexdigest()):
                 found.add(name)
@@ -615,7 +624,7 @@ def snapshot(root: Path) -> dict[str, str]:
         with contextlib.suppress(FileNotFoundError):  # listed as tracked, and deleted
             if path.is_symlink():
                 link = os.fsencode(path.readlink())
-            content = path.read_bytes() if path.is_file() else b""
+            content = bytes_to_compare(os.fsencode(path)) if path.is_file() else b""
             if link or path.is_file():
                 head = b"%o\0%d\0%s" % (path.stat().st_mode & 0o111 if path.exists() else 0, len(link), link)
                 known = os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -27,7 +27,7 @@ from support.jobs import DIGEST, GATHER, Jobs, agents_plan, environment, finishe
 
 from hilgate.errors import DeclarationError
 from hilgate.images import __main__ as command
-from hilgate.images.pins import PINS_FILE, read
+from hilgate.images.pins import BUILD_FILE, PINS_FILE, read
 from hilgate.model.record import Outcome
 
 if TYPE_CHECKING:
@@ -242,7 +242,9 @@ def test_a_check_against_less_than_the_commits_is_none(tmp_path: Path, named: st
     "commit", ["main", "v0.1.20.post1", "refs/heads/main", "de07f3885ee5", "HEAD", "12" * 20 + "#x"]
 )
 def test_the_pins_name_no_branch_and_no_short_commit(tmp_path: Path, commit: str) -> None:
-    shutil.copytree(ROOT / "docker", tmp_path / "docker")
+    shutil.copytree(ROOT / "docker/patches", tmp_path / "docker/patches")
+    for name in (PINS_FILE, BUILD_FILE):
+        shutil.copyfile(ROOT / name, tmp_path / name)
     text = (tmp_path / PINS_FILE).read_text()
     for place in re.findall(r'commit = "[0-9a-f]{40}"', text):
         (tmp_path / PINS_FILE).write_text(text.replace(place, f'commit = "{commit}"'))

@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the audit hook notes of a Python process and its children: files, folders, connections, git commands."""
+"""What the audit hook notes of a Python process and its children: files, folders, and what command lines name."""
 
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from hilgate import pytest_recorder
+from hilgate.run import reads
 
-SYSTEM = ("/bin/", "/dev/", "/etc/", "/lib/", "/lib64/", "/proc/", "/sys/", "/usr/")
-START = """
-
-watch({folder!r}, {root!r}, {held!r}, {began!r})
-"""
-IMPORTS = "import os, pathlib, shutil, socket, subprocess, sys, tempfile\n"
+IMPORTS = "import os, pathlib, shutil, subprocess, sys, tempfile\n"
 
 
 @pytest.fixture
@@ -29,34 +22,16 @@ def root(tmp_path):
     return tmp_path / "root"
 
 
-@pytest.fixture
-def outside(tmp_path):
-    """A folder, a file in it, a service and a socket that are there before the process starts."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/file").write_text("x")
-    server, local = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
-    with server, local:
-        local.bind(str(tmp_path / "out/socket"))
-        local.listen()
-        yield {"OUT": str(tmp_path / "out"), "PORT": str(server.getsockname()[1])}
-
-
-def notes_of(code: str, root: Path, tmp_path: Path) -> tuple[set[str], bool]:
-    """The notes of a process that runs `code` in `root`, and whether all of them could be written."""
-    site = tmp_path / "site"
-    (site / "lists").mkdir(parents=True, exist_ok=True)
-    time.sleep(0.02)  # times of files have the grain of the kernel's clock: what was there is older by more
-    (site / "whole").touch()
-    (tmp_path / "tmp").mkdir(exist_ok=True)
-    held = (*SYSTEM, *(f"{Path(one).resolve()}/" for one in (sys.prefix, sys.base_prefix, site, *sys.path) if one))
-    began = (site / "whole").stat().st_ctime_ns
-    start = START.format(folder=str(site), root=str(root.resolve()), held=held, began=began)
-    (site / "sitecustomize.py").write_text(Path(pytest_recorder.__file__).read_text(encoding="utf-8") + start)
-    env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    env |= {"PYTHONPATH": str(site), "TMPDIR": str(tmp_path / "tmp"), "SITE": str(site)}
-    subprocess.run([sys.executable, "-c", IMPORTS + code], cwd=root, env=env, check=True, timeout=60)
-    lists = (path.read_bytes().split(b"\0") for path in (site / "lists").glob("*"))
-    return {os.fsdecode(note) for notes in lists for note in notes if note}, (site / "whole").exists()
+def notes_of(code: str, root: Path, tmp_path: Path, **env: str) -> tuple[set[str], str]:
+    """The notes of a process that runs `code` in `root`, and why they are not all."""
+    out = tmp_path / "out"
+    out.mkdir(exist_ok=True)
+    path = os.pathsep.join([reads.record(out, root)[0], *env.values()])
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    command = [sys.executable, "-c", IMPORTS + code]
+    subprocess.run(command, cwd=root, env=kept | {"PYTHONPATH": path, "OUT": str(out)}, check=True, timeout=60)
+    noted, lost = reads.collect(out)
+    return set(noted) - {""}, lost
 
 
 CODE = """
@@ -76,48 +51,51 @@ subprocess.run([sys.executable, '-c', "open('inside/module.py').read()"], check=
 def test_a_process_and_its_children_note_what_they_read(root, tmp_path):
     expected = {"inside/module.py", "read.txt", "opened.bin", "ignored/file"}
     for _ in range(2):  # the second run imports the compiled module, which counts as its source
-        notes, whole = notes_of(CODE, root, tmp_path)
-        assert {note for note in notes if not note.endswith("/")} == expected
-        assert whole
+        assert notes_of(CODE, root, tmp_path) == (expected, "")
     assert list((root / "inside/__pycache__").glob("module.*.pyc"))
+    assert set((tmp_path / "out" / reads.READS_FILE).read_text().splitlines()) == expected
 
 
 @pytest.mark.parametrize(
     ("code", "note"),
     [
-        ("open('OUT/file')", "OUT/file"),
-        ("os.listdir('OUT')", "OUT/"),
-        ("list(os.scandir('OUT'))", "OUT/"),
-        ("sys.path.insert(0, 'OUT')\ntry:\n import absent\nexcept ImportError: pass\n", "OUT/"),
-        ("subprocess.run([sys.executable, '-c', 'open(\"OUT/file\")'], cwd='/')", "OUT/file"),
         ("open('ignored/file')", "ignored/file"),
+        ("pathlib.Path('/proc/self/cwd/read.txt').read_text()", "read.txt"),
         ("os.listdir('ignored')", "ignored/"),
-        ("socket.create_connection(('127.0.0.1', PORT))", "tcp://127.0.0.1:PORT"),
-        ("socket.socket(socket.AF_UNIX).connect('OUT/socket')", "OUT/socket"),
-        ("s = socket.socket(); s.settimeout(0.01); s.connect_ex(('192.0.2.1', 80))", "tcp://192.0.2.1:80"),
-        ("subprocess.run(['git', 'tag'], stderr=-3)", "git://tag"),
+        ("list(pathlib.Path('ignored').glob('*'))", "ignored/"),
+        ("os.link('read.txt', tempfile.mkdtemp() + '/x')", "read.txt"),
         (
-            "subprocess.run(['git', '-c', 'a.b=c', '-C', os.getcwd() + '/inside', 'log'], cwd='/', stderr=-3)",
-            "git://log",
+            "os.chdir('/'); subprocess.run(['cat', 'read.txt'], cwd=sys.argv[0] and os.environ['OUT'] + '/../root')",
+            "read.txt",
         ),
-        # Of the process itself, of the system, of the environment, or nothing is sent.
-        ("subprocess.run(['git', '--version'])", ""),
-        ("subprocess.run(['git', 'init', '-q', tempfile.mkdtemp()], cwd='/')", ""),
-        ("socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 80))", ""),
-        ("import json.tool; open('/etc/hostname'); os.listdir('/usr/lib')", ""),
-        ("p = pathlib.Path(tempfile.mkdtemp(), 'own'); p.write_text('x'); p.read_text(); os.listdir(p.parent)", ""),
+        ("subprocess.run('cat <read.txt; true', shell=True)", "read.txt"),
+        ("os.system('cat read.txt')", "read.txt"),
+        ("os.posix_spawnp('cat', ['cat', 'read.txt'], os.environ); os.wait()", "read.txt"),
+        ("subprocess.run(['dd', 'if=read.txt'], stdout=-3, stderr=-3)", "read.txt"),
+        ("subprocess.run(['git', 'show', 'HEAD:read.txt'], cwd='inside', stderr=-3)", "read.txt"),
+        ("subprocess.run(['git', '-C', os.getcwd(), 'show', 'HEAD:read.txt'], cwd='/', stderr=-3)", "read.txt"),
+        # Nothing is read: an option of git, a name of another folder's file, a written file, a digest, no name at all.
+        ("subprocess.run(['git', 'ls-files', '--exclude-per-directory=read.txt'], stdout=-3, stderr=-3)", ""),
+        ("subprocess.run(['echo', 'read.txt'], cwd='/', stdout=-3)", ""),
         ("pathlib.Path('ignored/written').write_text('x')", ""),
+        ("def bytes_to_compare(): open('read.txt')\nbytes_to_compare()", ""),
+        ("try: open('a\\0b')\nexcept ValueError: pass", ""),
+        ("os.chdir(d := tempfile.mkdtemp()); os.rmdir(d); subprocess.run(['true'])", ""),
     ],
 )
-def test_each_kind_of_read_is_noted_once(code, note, root, outside, tmp_path):
-    for name, value in outside.items():
-        code, note = code.replace(name, value), note.replace(name, value)
-    notes, whole = notes_of(code, root, tmp_path)
-    assert notes == ({note} if note else set())
-    assert whole
+def test_each_kind_of_read_is_noted_once(code, note, root, tmp_path):
+    assert notes_of(code, root, tmp_path) == ({note} if note else set(), "")
 
 
-def test_a_note_that_cannot_be_written_is_said(root, tmp_path):
-    """Without a whole list nobody may rest on it: the mark `whole` goes."""
-    notes, whole = notes_of("shutil.rmtree(os.environ['SITE'] + '/lists'); open('read.txt')", root, tmp_path)
-    assert (notes, whole) == (set(), False)
+def test_a_recorder_starts_the_one_that_stands_after_it(root, tmp_path):
+    """That of an outer run, whose step reads what the steps of an inner one read."""
+    (tmp_path / "outer").mkdir()
+    outer, *_ = reads.record(tmp_path / "outer", root)
+    assert notes_of("open('read.txt')", root, tmp_path, outer=outer) == ({"read.txt"}, "")
+    assert reads.collect(tmp_path / "outer") == ({"", "read.txt"}, "")
+
+
+@pytest.mark.parametrize("gone", ["lists", ""])
+def test_a_note_that_cannot_be_written_is_said(root, tmp_path, gone):
+    code = f"shutil.rmtree(os.environ['OUT'] + '/recorder/{gone}'); open('read.txt')"
+    assert "not all that it read could be noted" in notes_of(code, root, tmp_path)[1]

@@ -189,7 +189,7 @@ def _copy(root: Path, bug: Bug, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     copy = folder / bug.copied
     if bug.package is None:
-        shutil.copytree(root / UNDER_TEST, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(root / UNDER_TEST, copy, ignore=shutil.ignore_patterns("__pycache__", "*.md"))
         return copy
     # Links, not copies: vLLM alone is 500 MB. What the patch names becomes a file of its own (_apply).
     ignored = shutil.ignore_patterns("__pycache__")

@@ -127,11 +127,15 @@ def _check_places(document: Document[Area], at: Loc, step: Step, agents: Agents)
 
 
 def _check_globs(document: Document[Area]) -> None:
-    for index, glob in enumerate(document.value.paths if document.value else ()):
-        try:
-            globs.parse(glob)
-        except ValueError as error:
-            document.blame(("paths", index), f"not a glob: {error}", "write it as in .gitignore")
+    area = document.value
+    given: dict[Loc, tuple[str, ...]] = {("paths",): area.paths} if area else {}
+    given |= {("steps", place, "reads"): step.reads for place, step in enumerate(area.steps if area else ())}
+    for at, entries in given.items():
+        for index, glob in enumerate(entries):
+            try:
+                globs.parse(glob)
+            except ValueError as error:
+                document.blame((*at, index), f"not a glob: {error}", "write it as in .gitignore")
 
 
 def _check_tests(document: Document[Area], at: Loc, step: Step, packages: Packages) -> None:

@@ -163,6 +163,8 @@ class Project(StrictModel):
     before any step runs; empty for none. `hilgate doctor` shows them; a local run begins only where all pass."""
     images: dict[Key, Image] = Field(default_factory=dict)
     """Name, as queues and `provides` give it, to how it is built."""
+    refuse_reads: bool = True
+    """Whether a step that read a file which does not select it did not run; else its record only says so."""
     quick: tuple[Key, ...] = ()
     """Keys of the steps that `hilgate gate` runs on a person's machine when nothing has changed, with what they need;
     empty runs every step. They decide no merge."""
@@ -265,6 +267,8 @@ class Step(StrictModel):
     imports: tuple[str, ...] = ()
     """Modules (dotted) and test files that it runs: a changed Python module selects it only when one of these imports
     it. Empty: every file of the area selects it."""
+    reads: tuple[str, ...] = ()
+    """As `DeclaredStep.reads`."""
     models: tuple[Key, ...] = ()
     """Names of the models that it runs; `--models` selects by them."""
     profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
@@ -400,6 +404,9 @@ class DeclaredStep(StrictModel):
     imports: tuple[str, ...] = ()
     """Modules (dotted) and test files that it runs beside its `tests`: a changed Python module selects it only when one
     of these imports it. Without both, every file of the area selects it."""
+    reads: tuple[str, ...] = ()
+    """gitignore-style globs of files that it reads beside the `paths` of its area: a change to one selects this step.
+    A step that reads a file which does not select it did not run."""
     devices: tuple[Key, ...] = Field(min_length=1)
     """Where it can run, keys of `agents.yaml: devices`."""
     needs: tuple[Key, ...] = ()
@@ -469,6 +476,7 @@ class DeclaredStep(StrictModel):
             tools=tuple(word.removeprefix(PROGRAM) for word in self.requires if word.startswith(PROGRAM)),
             checkout=CHECKOUT in self.requires,
             imports=tuple(dict.fromkeys([*files, *self.imports])),
+            reads=self.reads,
             models=tuple(word.removeprefix(MODEL) for word in self.requires if word.startswith(MODEL)),
             profiles=self.profiles,
             gpus=self.agents.gpus,

@@ -44,8 +44,9 @@ def select(
 
     A changed module selects a step with `imports` where one of these reaches it. A module that is new or gone also
     selects every step of the areas that claim it, and one that is gone every step that imports from its package. While
-    the graph is not known, a module selects every step with `imports`. Any other file selects by the area's globs. The
-    reason names the most telling cause: a changed file of the step, else an unclaimed file, else `always`.
+    the graph is not known, a module selects every step with `imports`. Any other file selects by the area's globs. A
+    step's own `reads` select it too. The reason names the most telling cause: a changed file of the step, else an
+    unclaimed file, else `always`.
 
     `imports` is the graph of the files as they are now; None selects by globs alone. `appeared` are the new ones among
     the changed files: no graph of the earlier files shows what they hide or complete.
@@ -79,6 +80,15 @@ def claimed_by(area: Area, files: Iterable[str]) -> list[str]:
 
 def _cause(step: Step, name: str, claimed: bool, imports: Imports | None, appeared: Collection[str]) -> _Cause | None:
     """Why one changed file selects one step; None when it does not."""
+    if globs.matches(step.reads, name):
+        return (name, "")
+    return _cause_by_area(step, name, claimed, imports, appeared)
+
+
+def _cause_by_area(
+    step: Step, name: str, claimed: bool, imports: Imports | None, appeared: Collection[str]
+) -> _Cause | None:
+    """The same without what the step itself reads: by what it imports, or by the paths of its area."""
     module = imports.packages.module_of(name) if imports and step.imports else None
     if imports is None or module is None:
         return (name, "") if claimed else None

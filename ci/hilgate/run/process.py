@@ -30,6 +30,7 @@ from hilgate.plan.machine import CPU_BUILD, foreign_entries, installed, own_entr
 from hilgate.plan.make import place
 from hilgate.pytest_listing import VARIABLE
 from hilgate.run.outcome import TIMED_OUT, said
+from hilgate.run.reads import record
 from hilgate.run.results import RESULTS_FILE
 from hilgate.text import argument_list
 
@@ -331,14 +332,19 @@ def emptied(folder: Path) -> Path:
     return folder
 
 
-def start(step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float) -> Child:
+def start(
+    step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float, *, recorded: bool = False
+) -> Child:
     """Start a command of a step.
 
-    `folder` is emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log.
+    `folder` is emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log. With `recorded`
+    the processes note there what they read (`run.reads`).
     """
     folder = emptied(folder)
     arguments = argument_list(command) + kind_of(step).arguments(command, folder)
     env = context.variables(step) | {OUT_VARIABLE: str(folder), VARIABLE: str(folder / LISTING_FILE)}
+    if recorded:
+        env["PYTHONPATH"] = os.pathsep.join([*record(folder, context.root), env["PYTHONPATH"]])
     return Child(arguments, context, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
 
 

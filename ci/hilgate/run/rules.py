@@ -99,6 +99,8 @@ class Facts:
         may_lack: Conditions that its declaration lets a machine lack -> what to say then, and how many checks at most.
         lacked: Those that the machine lacked, asked where the step ran.
         deselected: How many checks an option or a hook has taken out before they could run.
+        reads: What it read that does not select it; known where it ran, and later by what was recorded.
+        remark: The same, of a step that is not refused for it (`run.reads`).
         recorded: The outcome that its runner recorded, with `stopped` as the reason; None while it is decided there.
         around: What is known besides.
     """
@@ -113,6 +115,8 @@ class Facts:
     may_lack: Mapping[str, Excuse] = field(default_factory=dict)
     lacked: frozenset[str] = frozenset()
     deselected: int = 0
+    reads: str = ""
+    remark: str = ""
     recorded: Outcome | None = None
     around: Surroundings = ALONE
 
@@ -206,8 +210,8 @@ class Decision:
 def _why_pass(facts: Facts) -> str:
     deselected = f", {facts.deselected} deselected" if facts.deselected else ""
     if not facts.cannot_run:
-        return f"{facts.counts.passed} passed{deselected}"
-    return f"{count(facts.counts.passed, 'check')} passed{deselected}, {_cannot_run(facts)}"
+        return _joined(f"{facts.counts.passed} passed{deselected}", facts.remark)
+    return _joined(f"{count(facts.counts.passed, 'check')} passed{deselected}, {_cannot_run(facts)}", facts.remark)
 
 
 def _cannot_run(facts: Facts) -> str:
@@ -513,6 +517,7 @@ RULES: tuple[Rule, ...] = (
         Ruling.UNFINISHED,
         _why_too_few,
     ),
+    _own("it read what does not select it", lambda f: f.reads, DID_NOT_RUN, Ruling.UNFINISHED, lambda f: f.reads),
     _own(
         "an inconclusive check, or exit 6",
         lambda f: f.exit_status == Exit.INCONCLUSIVE or f.counts.inconclusive,

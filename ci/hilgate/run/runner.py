@@ -35,6 +35,7 @@ from hilgate.run.leftovers import strange_metadata
 from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, other_packages
 from hilgate.run.process import SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
+from hilgate.run.reads import Selecting
 from hilgate.run.results import Recorded, step_folder
 from hilgate.run.rules import Facts, Surroundings, decide
 from hilgate.run.schedule import fits, in_order
@@ -103,6 +104,7 @@ class Runner:
     _no_checkout: str = ""
     _leftover: str = ""
     _context: process.RunContext = field(init=False)
+    _selecting: Selecting = field(init=False)
     _imports: dict[frozenset[tuple[str, str]], dict[str, str]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -118,6 +120,7 @@ class Runner:
         self._installed = frozenset(installed({name for step in self.plan.steps for name in step.step.packages}))
         if any(step.step.checkout for step in self.plan.steps):
             self._no_checkout = git.no_checkout(self.root)
+        self._selecting = Selecting(self.root)
         self._records |= {key: self.earlier.records(key) for key in self.earlier.attempts}
         self._outcomes |= dict.fromkeys(self.earlier.passed(), Outcome.PASS)
         steps = {
@@ -227,7 +230,8 @@ class Runner:
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
-        child = process.start(step, step.step.command, folder, self._context, self._seconds_left(step))
+        seconds = self._seconds_left(step)
+        child = process.start(step, step.step.command, folder, self._context, seconds, recorded=True)
         self._running[step.key] = child
         self.progress.started(step, child)
 
@@ -350,6 +354,8 @@ class Runner:
         found = Collected(())
         if child:
             found = kind_of(step).collect(folder, self.root, step.step.command).with_problem_as_failure()
+        reads = self._selecting.problem(step, folder) if child else ""
+        held = bool(reads) and self._selecting.is_held(step)
         lacked = self._lacked(step) if child else ()
         image, problem = collect_image(step, self.plan, folder)
         decision = decide(
@@ -364,6 +370,8 @@ class Runner:
                 may_lack=step.step.may_lack,
                 lacked=frozenset(lacked),
                 deselected=found.deselected,
+                reads=reads if held else "",
+                remark="" if held else reads,
                 around=Surroundings(unbuilt=problem),
             )
         )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hilgate.declare.imports import Imports, build, find
 from hilgate.declare.load import load
 from hilgate.git import tracked_files
-from hilgate.model.declaration import Area
+from hilgate.model.declaration import Area, DeclaredArea
 from hilgate.plan.select import EVERYTHING, NOT_AFFECTED, NOT_IMPORTED, claimed_by, select
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -182,7 +182,7 @@ def test_repository_claims_what_it_should():
     assert selected("pyproject.toml") == everything
     assert selected("ci/agents.yaml") == everything
     assert selected("requirements/laptop.txt") == everything
-    assert selected("README.md") == {"hygiene"}
+    assert selected("README.md") == {"hygiene", "examples"}
     assert {"kernels", "codeobjects", "models", "accuracy"} <= selected("kernels/pagedkv/layout.py")
     assert "kernels-cache" not in select(DECLARED, ["kernels/pagedkv/audit/budgets.py"], GRAPH).reasons
     for area_ in everything:
@@ -293,6 +293,25 @@ TURNS_RED = {
 @pytest.mark.parametrize("name", TURNS_RED)
 def test_a_file_selects_the_step_that_it_can_turn_red(name):
     assert TURNS_RED[name] in select(DECLARED, [name], GRAPH).reasons
+
+
+PAGES = sorted(name for name in tracked_files(REPOSITORY) if name.endswith(".md"))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_an_edited_page_selects_at_most_six_steps(name):
+    """Those that read it: to select by whole folders would run nearly everything for a word."""
+    assert 1 <= len(select(DECLARED, [name], GRAPH).reasons) <= 6
+
+
+def test_what_a_step_reads_itself_selects_it_alone():
+    step = {"key": "one", "label": "one", "command": "true", "devices": ["cpu"], "evidence": "findings"}
+    area = {"area": "a", "title": "a", "why": "a", "paths": ["src/", "!*.md"]}
+    steps = [step | {"reads": ["docs/*.md"]}, step | {"key": "two"}]
+    areas = [DeclaredArea.model_validate(area | {"steps": steps}).resolved()]
+    claims = DeclaredArea.model_validate(area | {"area": "b", "paths": ["*.md"], "steps": [step | {"key": "three"}]})
+    chosen = select([*areas, claims.resolved()], ["docs/a.md"])
+    assert chosen.reasons == {"one": "docs/a.md changed", "three": "docs/a.md changed"}
 
 
 BUGS = sorted((REPOSITORY / "tests" / "bugs").glob("*/bug.yaml"))
