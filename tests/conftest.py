@@ -22,6 +22,8 @@ MACHINE_CODE = (HERE / "amdgcn/compiled", HERE / "mamba/compiled")
 AS_THIS_MACHINE_RUNS_IT = (HERE / "families", HERE / "models")
 LABELS = ("dtype", "layout")
 """What a report names beside an error, where a parameter of the test is it or has it."""
+OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+"""What git sets for hooks and for `git bisect run`: with it, tests that make repositories would write to this one."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for name in OF_A_HOOK:
+        os.environ.pop(name, None)
     if not config.pluginmanager.has_plugin(pytest_plugin.__name__):  # hilgate has loaded it where it runs a step
         config.pluginmanager.register(pytest_plugin, pytest_plugin.__name__)
     if any(path.endswith(".triton/next") for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)):

@@ -3,6 +3,8 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 from support.plans import git, write_repository
@@ -39,6 +41,16 @@ def checkout(tmp_path):
     commit(tmp_path, theirs="t\n")
     git(tmp_path, "checkout", "-q", "work")
     return tmp_path
+
+
+def test_tests_in_a_hook_of_git_leave_its_repository_alone(checkout):
+    """As under `git bisect run`, with GIT_DIR set: these tests make repositories of their own."""
+    before = git(checkout, "for-each-ref"), (checkout / ".git/config").read_text()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "rename_counts_both"]
+    hook = os.environ | {"GIT_DIR": str(checkout / ".git")}
+    done = subprocess.run(command, env=hook, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert (git(checkout, "for-each-ref"), (checkout / ".git/config").read_text()) == before
 
 
 def test_compares_with_the_merge_base_not_with_the_tip(checkout):

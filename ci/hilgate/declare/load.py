@@ -195,9 +195,9 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Decla
 
     def permitted(step: Step) -> Step:
         own = known.get(step.key)
-        if own is None:
-            return step.model_copy(update={**none, "timeout_minutes": min(step.timeout_minutes, FORKS_MINUTES)})
-        return step.model_copy(update={name: getattr(own, name) for name in (*none, "timeout_minutes")})
+        most = own.timeout_minutes if own else min(step.timeout_minutes, FORKS_MINUTES)
+        given = none if own is None else {name: getattr(own, name) for name in none}
+        return step.model_copy(update={**given, "timeout_minutes": most, "minutes": min(step.minutes, most)})
 
     shown = tuple(area.model_copy(update={"steps": tuple(map(permitted, area.steps))}) for area in declared.areas)
     own_keys = frozenset(planned_key(step, device) for step in known.values() for device in step.devices)
