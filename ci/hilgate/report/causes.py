@@ -195,7 +195,7 @@ def _size(failure: Failure) -> tuple[float, float, int, str]:
 
 _VALUE = r"[-+]?(?:0x[0-9a-fA-F]++|(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+(?![A-Za-z_])|nan\b|[-+]?inf\b)"
 _LIST = re.compile(
-    rf"(?<![\[(])[\[(]++\s*+{_VALUE}(?:(?:[\])]*+\s*+,\s*+[\[(]*+{_VALUE})++\s*+,?+\s*+[\])]*+|\s*+,?+\s*+[\])]++)"
+    rf"(?<![\[(])[\[(]++\s*+{_VALUE}(?:(?:[\])]*+\s*+,\s*+[\[(]*+{_VALUE})++(?:\s*+,?+\s*+[\])]++)?+|\s*+,?+\s*+[\])]++)"
     r"(?:\s*+,\s*+[\[(]++[^\[\]()]*+[\])]++)*+"
 )
 """A list of numbers, also one that is cut off: else hostile text could be read again and again. For the same reason a

@@ -178,7 +178,7 @@ def test_a_part_that_ends_without_a_failing_test_is_repeated_as_it_was_asked(rep
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("grid", "--fruit", "fig"), "follows --"),
+        (("grid", "--fruit", "fig"), "takes after --"),
         (("grid", "--resluts", "x"), "--results"),
     ],
 )
