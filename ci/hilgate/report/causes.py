@@ -193,13 +193,14 @@ def _size(failure: Failure) -> tuple[float, float, int, str]:
     return elements, sum(map(float, _QUANTITY.findall(parameters))), len(failure.id), failure.id
 
 
-_VALUE = r"[-+]?(?:0x[0-9a-fA-F]++|(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+(?![A-Za-z_])|nan\b|[-+]?inf\b)"
+_VALUE = r"[-+]?(?:0x[0-9a-fA-F]++|(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?(?![A-Za-z_])|nan\b|[-+]?inf\b)"
 _LIST = re.compile(
-    rf"(?<![\[(])[\[(]++\s*+{_VALUE}(?:(?:[\])]*+\s*+,\s*+[\[(]*+{_VALUE})++(?:\s*+,?+\s*+[\])]++)?+|\s*+,?+\s*+[\])]++)"
-    r"(?:\s*+,\s*+[\[(]++[^\[\]()]*+[\])]++)*+"
+    rf"(?<![\[(])[\[(]++\s*+{_VALUE}(?:(?:[\])]*+\s*+,\s*+[\[(]*+{_VALUE})+(?:\s*+,?\s*+[\])]++)?|\s*+,?\s*+[\])]++)"
+    r"(?:\s*+,\s*+[\[(]++[^\[\]()]*+[\])]++)*"
 )
 """A list of numbers, also one that is cut off: else hostile text could be read again and again. For the same reason a
-match begins where a run of brackets does, and the quantifiers are possessive."""
+match begins where a run of brackets does, and a character's quantifier is possessive (one of a group is wrong before
+Python 3.11.5)."""
 _HEX = re.compile(r"0x[0-9a-fA-F]+|(?<![\w.])(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}(?![\w.])")
 _DRAWN = re.compile(r"(?<!\w)(?:tmp[a-z0-9_]{8}|[A-Z2-7]{52})(?!\w)")
 """What `tempfile` calls a file, and Triton a folder of its cache: other names in each run."""
