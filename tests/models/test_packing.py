@@ -123,9 +123,7 @@ def test_keys_and_values_of_unlike_sizes_are_refused(kind, packing):
 def test_fp8_heads_that_16_bytes_do_not_divide_are_refused(packing, set_packing):
     set_packing(packing)
     impl.PagedKVImpl(num_heads=4, head_size=72, scale=1.0)
-    with pytest.raises(
-        errors.UnsupportedFeatureError, match=rf"head_size 72, takes a multiple of 16 \(Packing {packing}"
-    ):
+    with pytest.raises(errors.UnsupportedFeatureError, match=r"head_size 72, takes a multiple of 16 .*packing 'rows'"):
         impl.PagedKVImpl(num_heads=4, head_size=72, scale=1.0, kv_cache_dtype="fp8")
 
 
