@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hilgate.errors import CannotRunHereError, MisuseError
+from hilgate.pytest_recorder import bytes_to_compare
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -290,18 +291,13 @@ def _path(root: Path, name: str) -> bytes:
     return os.fsencode(root) + b"/" + name.encode(errors="surrogateescape")
 
 
-def bytes_to_compare(path: bytes) -> bytes:
-    """The bytes of a file, of which nothing but a digest is used: no read, as `hilgate.pytest_recorder` has it."""
-    with open(path, "rb") as file:  # noqa: PTH123 - a Path holds no bytes
-        return file.read()
-
-
 def _differing(root: Path, commit: str, now: Mapping[str, str]) -> set[str]:
     """Names of which a commit and the working tree (`now`) do not have the same bytes and mode; all for no commit."""
     before = _entries(root, commit) if commit else {}
     expected = dict(before)
     for name, entry in before.items():
-        if entry.startswith(SUBMODULE) and (inside := _entries_if_there(root / _for_opening(name), entry.split()[1])):
+        if entry.startswith(SUBMODULE):
+            inside = _entries_if_there(root / _for_opening(name), entry.split()[1])
             expected |= {f"{name}/{inner}": one for inner, one in inside.items()}
     changed = {name for name in expected.keys() | now.keys() if expected.get(name) != now.get(name)}
     edited = {name for name in changed & before.keys() & now.keys() if before[name][:6] == now[name][:6]}
@@ -385,7 +381,7 @@ def names_at(root: Path, commit: str, folder: str) -> tuple[str, ...]:
 
 
 def _entries(root: Path, commit: str) -> dict[str, str]:
-    """As `tree`; bytes of a path that are not UTF-8 stand as surrogates."""
+    """The files of a commit as `tree` has them; bytes of a path that are not UTF-8 stand as surrogates."""
     listed = _required(
         root, "ls-tree", "-r", "-z", "--full-tree", "--end-of-options", known(root, commit), errors="surrogateescape"
     )
@@ -394,7 +390,7 @@ def _entries(root: Path, commit: str) -> dict[str, str]:
 
 
 def _entries_if_there(root: Path, commit: str) -> dict[str, str]:
-    """As `_entries`, of a submodule; empty where it is not checked out or lacks the commit."""
+    """The files of a submodule's commit (`_entries`); empty where it is not checked out or lacks the commit."""
     try:
         return _entries(root, commit) if root.is_dir() and _is_checkout(root) else {}
     except CannotRunHereError:

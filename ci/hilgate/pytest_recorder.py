@@ -22,7 +22,7 @@ BETWEEN = str.maketrans(dict.fromkeys("'\"`:=,;|<>(){}&", " "))
 LIST = ("importlib.", "_frozen_importlib", "_pytest.")
 """Modules that list a folder only to find what they import or collect, and then open that."""
 COMPARES = "bytes_to_compare"
-"""Name of the functions that open a file only for a digest, to tell whether it changed: that is no read."""
+"""Name of the function that opens a file only for a digest, to tell whether it changed: that is no read."""
 EVENTS = frozenset({"open", *LOADS, *FOLDERS, *STARTS})
 
 _looked: set[str] = set()
@@ -36,6 +36,12 @@ def watch(folder: str, root: str) -> None:
     _folder, _root = folder, root
     _note("")
     sys.addaudithook(_hook)
+
+
+def bytes_to_compare(path: "str | bytes | os.PathLike[str]") -> bytes:
+    """The bytes of a file, of which the caller makes nothing but a digest."""
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _hook(event: str, arguments: tuple[object, ...]) -> None:

@@ -21,8 +21,9 @@ import pathspec
 
 from hilgate.declare.load import load_project
 from hilgate.errors import DeclarationError
-from hilgate.git import bytes_to_compare, tracked_files
+from hilgate.git import tracked_files
 from hilgate.images.pins import PINS_FILE, key_lines, read
+from hilgate.pytest_recorder import bytes_to_compare
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,7 +68,7 @@ def content(image: Image, names: Iterable[str], root: Path, pins: dict[str, Any]
     lines = [_canonical(pins).decode()] if pins is not None else []
     for file in inputs(image, names):
         mode = "x" if (root / file).stat().st_mode & 0o100 else "-"
-        lines.append(f"{_sha256(bytes_to_compare(os.fsencode(root / file)))} {mode} {file}")
+        lines.append(f"{_sha256(bytes_to_compare(root / file))} {mode} {file}")
     return _sha256(os.fsencode("\n".join(lines)))
 
 
@@ -94,7 +95,7 @@ def wheel_keys(root: Path, pins: Pins) -> dict[str, str]:
         made_of = {
             "source": source.model_dump(mode="json", exclude={"requires": {"__all__": {"files"}}}),
             "rocm": pins.rocm.model_dump(mode="json"),
-            "scripts": {script: _sha256(bytes_to_compare(os.fsencode(root / script))) for script in scripts},
+            "scripts": {script: _sha256(bytes_to_compare(root / script)) for script in scripts},
         }
         keys[name] = _sha256(_canonical(made_of))
     return keys

@@ -24,6 +24,7 @@ from hileval.records.records import Evaluation, Identity, Run, Sample, Setting
 from hilgate.errors import NothingSelectedError
 from hilgate.model import Scalar, StrictModel
 from hilgate.model.record import Environment, Outcome
+from hilgate.pytest_recorder import bytes_to_compare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -236,12 +237,6 @@ def code_fingerprint(*folders: Path) -> str:
         for file in sorted(file for file in folder.rglob("*") if file.suffix in {".py", ".toml"}):
             digest.update(f"{file.relative_to(folder).as_posix()}\0".encode() + bytes_to_compare(file))
     return digest.hexdigest()
-
-
-def bytes_to_compare(file: Path) -> bytes:
-    """The bytes of a file, of which nothing but a digest is used: no read, as `hilgate.pytest_recorder` has it."""
-    with open(file, "rb") as opened:  # noqa: PTH123 - the recorder asks who opens it
-        return opened.read()
 
 
 def _bytes(model: StrictModel) -> bytes:
