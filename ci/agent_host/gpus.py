@@ -196,14 +196,17 @@ def _ecc(entry: dict[str, Any]) -> int:
 
 
 def _deferred(entry: dict[str, Any]) -> int:
-    """0 where amd-smi does not count them."""
-    count = _section(entry, "ecc").get("total_deferred_count", "N/A")
-    return 0 if count == "N/A" else host.expect_number(count, "its count of deferred ECC errors")
+    return _number_or_0(_section(entry, "ecc"), "total_deferred_count", "its count of deferred ECC errors")
 
 
 def _compute_units(entry: dict[str, Any]) -> int:
-    count = _section(entry, "asic").get("num_compute_units", "N/A")
-    return 0 if count == "N/A" else host.expect_number(count, "its number of compute units")
+    return _number_or_0(_section(entry, "asic"), "num_compute_units", "its number of compute units")
+
+
+def _number_or_0(section: dict[str, Any], name: str, what: str) -> int:
+    """A number of a section; 0 where amd-smi does not count it."""
+    said = section.get(name, "N/A")
+    return 0 if said == "N/A" else host.expect_number(said, what)
 
 
 def _arch(entry: dict[str, Any]) -> str:

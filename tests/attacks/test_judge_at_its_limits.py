@@ -9,8 +9,6 @@ minutes and 4 GiB. There is a verdict in any case, and it is no pass. Long messa
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.jobs import NOW
-from support.plans import ENVIRONMENT, hilgate, plan, step
+from support.plans import ENVIRONMENT, breaks, dies, grows, hilgate, plan, step
 
 from hilgate import text
 from hilgate.cli.verdict import judge_and_report
@@ -206,20 +204,6 @@ def test_the_work_grows_as_a_text_does(begin: str, piece: str) -> None:
 def hangs(folder: Path, *_: object, **__: object) -> None:
     (folder / "comment.md").write_text("half of a report\n")
     time.sleep(300)
-
-
-def grows(*_: object, **__: object) -> None:
-    everything = []
-    while True:
-        everything.append(bytearray(2**24))
-
-
-def dies(*_: object, **__: object) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def breaks(*_: object, **__: object) -> None:
-    raise ZeroDivisionError("of ours")
 
 
 @pytest.mark.timeout(120)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.forks import AREA, project
-from support.plans import alive, environ, git, hilgate, wait_for
+from support.plans import alive, breaks, dies, environ, git, grows, hilgate, wait_for
 
 from hilgate.declare import protected
 from hilgate.plan import limits, make
@@ -133,20 +133,6 @@ def test_a_planner_that_does_not_end_is_ended_with_all_that_it_started(
     assert time.monotonic() - began < 250, "they would have slept for 300 s"
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     wait_for(lambda: not any(alive(pid) for pid in pids))  # a killed process ends when it gets the processor again
-
-
-def grows(*_: object, **__: object) -> None:
-    everything = []
-    while True:
-        everything.append(bytearray(2**24))
-
-
-def dies(*_: object, **__: object) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def breaks(*_: object, **__: object) -> None:
-    raise ZeroDivisionError("of ours")
 
 
 @pytest.mark.parametrize(

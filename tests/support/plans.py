@@ -10,6 +10,7 @@ import io
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -268,6 +269,23 @@ def hilgate(root: Path, *arguments: str, limited: bool = False, **env: str) -> s
     assert status is not None
     command = [sys.executable, "-m", "hilgate", *arguments]
     return subprocess.CompletedProcess(command, status, out.getvalue(), errors.getvalue())
+
+
+def grows(*_: object, **__: object) -> None:
+    """Work that takes memory without end."""
+    everything = []
+    while True:
+        everything.append(bytearray(2**24))
+
+
+def dies(*_: object, **__: object) -> None:
+    """Work that kills its process."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def breaks(*_: object, **__: object) -> None:
+    """Work with a bug."""
+    raise ZeroDivisionError("of ours")
 
 
 NOT_OURS = ("HILGATE", "BUILDKITE", "PYTEST")

@@ -140,9 +140,8 @@ def _joined(
         for place, cell in table.grid.items():
             grid[place] = _worst([grid[place], cell]) if place in grid else cell
     lost = [f"{table.step.key}: {table.incomplete}" for table in found if table.incomplete]
-    worst = max((table.verdict for table in found), key=lambda verdict: SEVERITY[verdict.outcome])
-    declared = steps[0].step.model_copy(update={"key": labels[1], "label": f"{labels[0]} x {labels[1]}"})
-    named = steps[0].model_copy(update={"step": declared})
+    worst = _worst_of(table.verdict for table in found)
+    named = _named(steps[0], labels[1], f"{labels[0]} x {labels[1]}")
     outside = tuple(cell for table in found for cell in table.outside)
     return Table(named, worst, labels, grid, outside, "; ".join(lost))
 
@@ -177,12 +176,19 @@ def _valued(steps: list[tuple[PlannedStep, StepVerdict]], recorded: Recorded) ->
     }
     named, worst = steps[0]
     if len(steps) > 1:
-        worst = max((decided for _, decided in steps), key=lambda one: SEVERITY[one.outcome])
-        title = named.step.together
-        named = named.model_copy(
-            update={"step": named.step.model_copy(update={"key": title, "label": f"{title}, steps beside each other"})}
-        )
+        worst = _worst_of(decided for _, decided in steps)
+        named = _named(named, named.step.together, f"{named.step.together}, steps beside each other")
     return Table(named, worst, ("check", ""), grid, (), "; ".join(lost))
+
+
+def _worst_of(verdicts: Iterable[StepVerdict]) -> StepVerdict:
+    """The verdict that a table of several steps shows: the worst of theirs."""
+    return max(verdicts, key=lambda verdict: SEVERITY[verdict.outcome])
+
+
+def _named(step: PlannedStep, key: str, label: str) -> PlannedStep:
+    """The step whose key and label a table of several steps shows."""
+    return step.model_copy(update={"step": step.step.model_copy(update={"key": key, "label": label})})
 
 
 def _passed(row: tuple[Check, PlannedStep, StepVerdict]) -> bool:
