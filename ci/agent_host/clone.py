@@ -47,7 +47,7 @@ class QueuePromise:
     image: str = ""
     """What its jobs run in; empty on a queue whose jobs run on the host."""
     compute_units: int = 0
-    """Of each GPU; 0 where the queue does not say."""
+    """Compute units of each GPU; 0 where the queue does not say."""
 
 
 @dataclass(frozen=True)

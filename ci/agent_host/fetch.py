@@ -28,7 +28,7 @@ from hilgate.names import RECHECK_SUFFIX, approved_key, recheck_key
 
 AT_ONCE = 8
 SECONDS, ALL_SECONDS = 300.0, 480.0
-"""For a job, and for all: whatever they left, the judge has its own five minutes before its step ends after 15."""
+"""Time for the downloads of a job, and of all: the judge has its own five minutes before its step ends after 15."""
 _NOTHING = re.compile(r"no artifacts found", re.IGNORECASE)
 
 

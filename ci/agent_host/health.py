@@ -139,7 +139,7 @@ class HealthRecord:
 
 
 def _first(lines: list[str], what: str) -> list[str]:
-    """As many lines as a record holds: the first name the cause."""
+    """The lines that a record holds: the first ones, which name the cause, and how many more there are."""
     if len(lines) <= MAX_LINES:
         return lines
     return [*lines[: MAX_LINES - 1], f"and {len(lines) - MAX_LINES + 1} more {what}"]
@@ -148,7 +148,7 @@ def _first(lines: list[str], what: str) -> list[str]:
 def own_problems(
     problems: Sequence[SmiProblem], gpus: Sequence[GpuStatus], own: frozenset[str]
 ) -> tuple[list[str], list[str]]:
-    """Of what amd-smi does not say: what concerns this agent, and what concerns the GPUs of others alone.
+    """What amd-smi does not say of this agent's GPUs, and what it does not say of those of others alone.
 
     `own` (PCI addresses) are this agent's; empty is the whole machine. A GPU without an address is another's only where
     all of its own have been read.

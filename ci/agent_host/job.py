@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CACHE = "HILGATE_CACHE"
-"""Of the agent: a folder of models that its jobs share, in one folder for reviewed code and one for all other."""
+"""Variable of the agent: a folder of models that its jobs share, one part for reviewed code and one for all other."""
 
 DISPOSABLE = "HILGATE_DISPOSABLE"
 """Of the agent: 1 where the machine is thrown away after each job, so a fork may run on the host itself."""

@@ -62,7 +62,7 @@ RESERVED_FILES = frozenset(
         VERDICT_FILE,
         "quarantine.json",
         "restored.json",
-        "earlier.json",
+        EARLIER_FILE,
         "manifest.json",
         "health-before.json",
         "health-after.json",

@@ -268,7 +268,7 @@ class Step(StrictModel):
     """Modules (dotted) and test files that it runs: a changed Python module selects it only when one of these imports
     it. Empty: every file of the area selects it."""
     reads: tuple[str, ...] = ()
-    """As `DeclaredStep.reads`."""
+    """Globs of files that it reads (`DeclaredStep.reads`)."""
     models: tuple[Key, ...] = ()
     """Names of the models that it runs; `--models` selects by them."""
     profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
@@ -287,7 +287,7 @@ class Step(StrictModel):
     """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
     is not green."""
     together: str = ""
-    """As `Evidence.together`."""
+    """Title of the table that it shares (`Evidence.together`)."""
     matrix: Matrix | None = None
     """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
 

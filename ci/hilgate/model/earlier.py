@@ -24,7 +24,7 @@ class EarlierBuild(StrictModel):
     number: int
     commit: str
     state: str
-    """As Buildkite has it: failed, canceled, passed ..."""
+    """Buildkite's word for it: failed, canceled, passed ..."""
     tree: str = ""
     """Fingerprint of the files that its steps ran over; empty where it came to no verdict."""
     failed: dict[str, tuple[str, ...]] = Field(default_factory=dict)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Asked = ParamSpec("Asked")
 
 SECONDS, JUDGE_SECONDS = 60.0, 300.0
-"""Of planning, for which an honest change takes 2 to 5 on an idle machine, and of judging with all reports."""
+"""How long planning may take, for which an honest change needs 2 to 5 on an idle machine, and judging with reports."""
 
 MEMORY_BYTES = 4 * 2**30
 """Beyond what this process has; an honest change takes a tenth of it."""
