@@ -63,7 +63,7 @@ def check_sequences(data: Inputs, out: torch.Tensor, states: torch.Tensor, dtype
     for number, ends in enumerate(itertools.pairwise(data.starts)):
         golden = data.golden(number, slice(*ends))
         check(out[0, slice(*ends)], golden.y, "delta", dtype, record, scale=golden.scale)
-        check(states[number], golden.state[-1], "delta", dtype, record)
+        check(states[number], golden.states[-1], "delta", dtype, record)
 
 
 def gated_delta_rule(ops, data: Inputs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Mamba kernels must compute: plain loops in float64. The recurrence is that of `pagedkv.ssd.reference`."""
+"""What the Mamba kernels must compute: plain loops in float64. The recurrences are `pagedkv`'s references."""
 
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pagedkv.gdn.reference import Delta, gated_delta_rule, log_decay
 from pagedkv.ssd import reference
 from pagedkv.ssd.reference import F64, Scan
 
@@ -23,54 +23,15 @@ def scan(x: Tensor, *operands: Tensor, **options: Tensor | None) -> Scan:
     return reference.scan(x.cpu(), *operands, **options)
 
 
-class Delta(NamedTuple):
-    """One sequence of a gated delta rule."""
-
-    y: Tensor  # [tokens, heads, values]
-    scale: Tensor  # [tokens, heads]: root of the sum of squares of what is added up in a row, and of the result
-    state: Tensor  # [tokens, heads, values, keys], behind each token
+def delta(*operands: Tensor, initial: Tensor | None = None, normalised: bool = True) -> Delta:
+    """`gated_delta_rule` with the state after each token, on the CPU."""
+    operands = tuple(tensor.cpu() for tensor in operands)
+    return gated_delta_rule(*operands, initial, normalised=normalised, every_state=True)
 
 
-def delta(
-    q: Tensor,  # [tokens, key heads, keys]
-    k: Tensor,  # as q
-    v: Tensor,  # [tokens, heads, values]
-    g: Tensor,  # [tokens, heads], or of Kimi Delta Attention [tokens, heads, keys]: logarithm of the decay
-    beta: Tensor,  # [tokens, heads]
-    *,
-    initial: Tensor | None = None,  # [heads, values, keys]
-    normalised: bool = True,
-) -> Delta:
-    """S_t = S_{t-1} exp(g_t) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T and y_t = S_t q_t / sqrt(keys).
-
-    Gated delta networks (Yang, Kautz and Hatamizadeh 2024, section 3.1); a decay for each key is Kimi Linear's (2025,
-    section 3). q and k are divided by their norms where `normalised` says so; 1e-6 is added to the sum of squares.
-    """
-    q, k, v, g, beta = (tensor.to("cpu", F64) for tensor in (q, k, v, g, beta))
-    if normalised:
-        q, k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
-    tokens, heads = v.shape[:2]
-    q, k = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (q / q.shape[-1] ** 0.5, k))
-    decay = g.exp().reshape(tokens, heads, 1, -1)
-    state = q.new_zeros(heads, v.shape[-1], k.shape[-1]) if initial is None else initial.to("cpu", F64)
-    y, squares, states = torch.zeros_like(v), torch.zeros_like(v), []
-    for t in range(tokens):
-        state = decay[t] * state
-        change = beta[t, :, None] * (v[t] - torch.einsum("hvk,hk->hv", state, k[t]))
-        state = state + change[..., None] * k[t, :, None, :]
-        terms = state * q[t, :, None, :]
-        y[t], squares[t] = terms.sum(-1), terms.square().sum(-1)
-        states.append(state)
-    return Delta(y, (squares + y.square()).sum(-1).sqrt(), torch.stack(states))
-
-
-def delta_gate(raw: Tensor, A_log: Tensor, bias: Tensor, lower_bound: float | None = None) -> Tensor:
-    """Logarithm of a decay: -exp(A_log) softplus(raw + bias), or lower_bound sigmoid(exp(A_log) (raw + bias))."""
-    raw, A, bias = raw.to("cpu", F64), A_log.to("cpu", F64).exp(), bias.to("cpu", F64)
-    A = A.reshape(-1, *[1] * (raw.dim() - 2))
-    if lower_bound is not None:
-        return lower_bound * torch.sigmoid(A * (raw + bias))
-    return -A * torch.nn.functional.softplus(raw + bias)
+def delta_gate(raw: Tensor, *operands: Tensor | float | None) -> Tensor:
+    """`log_decay`, on the CPU."""
+    return log_decay(raw.cpu(), *operands)
 
 
 def gated_rms_norm(

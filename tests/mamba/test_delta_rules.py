@@ -192,7 +192,7 @@ def test_recurrent_step(dtype, update, tokens, device, delta_ops, record_propert
         golden = oracle.delta(*(each[part] for each in inputs_of_step), initial=before[slots[count - 1]])
         check(out[0, part], golden.y, "delta step", dtype, record_property, scale=golden.scale)
         for token, slot in enumerate(slots[:tokens]):
-            check(states[slot], golden.state[token], "delta step", "float32", record_property)
+            check(states[slot], golden.states[token], "delta step", "float32", record_property)
         states[slots] = before[slots] = float("nan")
     assert_same_bits(states, before, "states of nobody, and the null block")
 
