@@ -59,7 +59,11 @@ def add(
     ] = "",
     history: History = None,
 ) -> None:
-    """Add one judged build to the history. Adding it again changes nothing."""
+    """Add one judged build to the history. Adding it again changes nothing.
+
+    The project says how many builds are kept (`history_builds`).
+    """
+    from hilgate.declare.load import load_project
     from hilgate.judge.verdict import read_verdict
     from hilgate.model import PLAN_FILE, VERDICT_FILE
     from hilgate.plan.make import plan_digest, read_plan
@@ -76,7 +80,8 @@ def add(
         )
     recorded = read_all(source, jobs, plan, plan_digest(plan), approved=bool(verdict.approved_by))
     path = history or store.path_of(repository(ctx))
-    build, added = store.add(path, plan, recorded, verdict, branch=branch)
+    keep = load_project(repository(ctx)).history_builds
+    build, added = store.add(path, plan, recorded, verdict, branch=branch, keep=keep)
     words = f"added {build}: {text.count(len(plan.steps), 'step')} to" if added else f"{build} is already in"
     sys.stdout.write(f"{words} {path}\n")
 

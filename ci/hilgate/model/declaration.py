@@ -168,6 +168,8 @@ class Project(StrictModel):
     quick: tuple[Key, ...] = ()
     """Keys of the steps that `hilgate gate` runs on a person's machine when nothing has changed, with what they need;
     empty runs every step. They decide no merge."""
+    history_builds: int = Field(default=5000, ge=1)
+    """How many judged builds the history keeps; `hilgate history add` removes older ones."""
     status: str = "hilgate/required"
     """The one commit status that a merge waits for."""
     approvers: str = "hilgate-approvers"

@@ -41,53 +41,70 @@ if TYPE_CHECKING:
 FILE: Final = "history.sqlite"
 """Below `results/`, unless HILGATE_HISTORY or --history names another."""
 HISTORY_VARIABLE = "HILGATE_HISTORY"
-FORMAT: Final = 1
-"""The file's `user_version`; a file with a higher one is refused."""
 BUSY_SECONDS = 30.0
 """How long a writer waits for another one."""
 
-_TABLES = (
-    """create table builds (
-        id integer primary key,
-        digest text not null unique,  -- of plan, files and start: the same build judged again is the same
-        began real not null,  -- seconds since 1970, UTC
-        seconds real not null,  -- from the first start of a step to the last end
-        commit_sha text not null,
-        branch text not null,
-        profile text not null,
-        outcome text not null,
-        why text not null
-    )""",
-    "create index builds_by_commit on builds (commit_sha, began)",
-    "create index builds_by_time on builds (began)",
-    """create table images (
-        content text not null, build integer not null references builds, digest text not null,
-        primary key (content, build)
-    ) without rowid""",
-    """create table test_lists (
-        id integer primary key,
-        digest text not null unique,
-        ids blob not null  -- zlib of JSON: [ids that ran, ids that did not run]
-    )""",
-    """create table steps (
-        build integer not null references builds, key text not null, step text not null, device text not null,
-        outcome text not null,
-        attempts integer not null, seconds real not null, gpus integer not null,  -- seconds of all attempts
-        recorded text, message text, tests integer references test_lists,  -- of the attempt that counts, if any
-        primary key (build, key)
-    ) without rowid""",
-    "create index steps_by_key on steps (key, step)",
-    """create table checks (  -- those that did not simply pass
-        build integer not null references builds, key text not null, id text not null,
-        outcome text not null, flaky integer not null, message text not null,
-        primary key (build, key, id)
-    ) without rowid""",
-    """create table numbers (
-        key text not null, id text not null, name text not null, build integer not null references builds,
-        value real not null,
-        primary key (key, id, name, build)
-    ) without rowid""",
+_VERSIONS = (
+    (
+        """create table builds (
+            id integer primary key,
+            digest text not null unique,  -- of plan, files and start: the same build judged again is the same
+            began real not null,  -- seconds since 1970, UTC
+            seconds real not null,  -- from the first start of a step to the last end
+            commit_sha text not null,
+            branch text not null,
+            profile text not null,
+            outcome text not null,
+            why text not null
+        )""",
+        "create index builds_by_commit on builds (commit_sha, began)",
+        "create index builds_by_time on builds (began)",
+        """create table images (
+            content text not null, build integer not null references builds, digest text not null,
+            primary key (content, build)
+        ) without rowid""",
+        """create table test_lists (
+            id integer primary key,
+            digest text not null unique,
+            ids blob not null  -- zlib of JSON: [ids that ran, ids that did not run]
+        )""",
+        """create table steps (
+            build integer not null references builds, key text not null, step text not null, device text not null,
+            outcome text not null,
+            attempts integer not null, seconds real not null, gpus integer not null,  -- seconds of all attempts
+            recorded text, message text, tests integer references test_lists,  -- of the attempt that counts, if any
+            primary key (build, key)
+        ) without rowid""",
+        "create index steps_by_key on steps (key, step)",
+        """create table checks (  -- those that did not simply pass
+            build integer not null references builds, key text not null, id text not null,
+            outcome text not null, flaky integer not null, message text not null,
+            primary key (build, key, id)
+        ) without rowid""",
+        """create table numbers (
+            key text not null, id text not null, name text not null, build integer not null references builds,
+            value real not null,
+            primary key (key, id, name, build)
+        ) without rowid""",
+    ),
+    (  # what the breaker of a queue asks, and what makes the removal of a build cheap
+        "alter table steps add column queue text",
+        "alter table steps add column ruling text",
+        "create index steps_by_tests on steps (tests)",
+        "create index images_by_build on images (build)",
+        "alter table numbers rename to numbers_by_check",
+        """create table numbers (
+            build integer not null references builds, key text not null, id text not null, name text not null,
+            value real not null,
+            primary key (build, key, id, name)
+        ) without rowid""",
+        "insert into numbers select build, key, id, name, value from numbers_by_check order by build",
+        "drop table numbers_by_check",
+    ),
 )
+"""What makes a file of each format from one of the format before, the first from an empty file."""
+FORMAT: Final = len(_VERSIONS)
+"""The file's `user_version`. An older file is brought up to it when it is opened, and a newer one is refused."""
 
 
 def path_of(root: Path) -> Path:
@@ -120,7 +137,24 @@ def _refused(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _require_format(connection: sqlite3.Connection, path: Path) -> None:
+def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring a file to this format, in the transaction that is open.
+
+    Raises:
+        RecordsError: It is newer, or no history.
+    """
+    for statements in _VERSIONS[_format(connection, path) :]:
+        for statement in statements:
+            connection.execute(statement)
+    connection.execute(f"pragma user_version = {FORMAT}")
+
+
+def _format(connection: sqlite3.Connection, path: Path) -> int:
+    """The format of a history.
+
+    Raises:
+        RecordsError: It is newer, or no history.
+    """
     (version,) = connection.execute("pragma user_version").fetchone()
     if version > FORMAT:
         raise RecordsError(
@@ -128,8 +162,9 @@ def _require_format(connection: sqlite3.Connection, path: Path) -> None:
             where=str(path),
             remedy="use that version of hilgate, or name another file with --history",
         )
-    if version < FORMAT:
+    if version < 1:
         raise RecordsError("this is no history of hilgate", where=str(path), remedy="name another with --history")
+    return int(version)
 
 
 @contextlib.contextmanager
@@ -142,7 +177,7 @@ def _writing(path: Path) -> Iterator[sqlite3.Connection]:
             connection.isolation_level = None  # transactions begin and end where it says so below
             connection.execute("begin immediate")
             try:
-                _require_format(connection, path)
+                _upgrade(connection, path)
                 yield connection
             except BaseException:
                 if connection.in_transaction:  # a full disk ends it already
@@ -159,7 +194,7 @@ def _create(path: Path) -> None:
             fresh = Path(folder, FILE)
             with contextlib.closing(sqlite3.connect(fresh)) as connection:
                 connection.execute("pragma journal_mode = wal")
-                for statement in _TABLES:
+                for statement in itertools.chain.from_iterable(_VERSIONS):
                     connection.execute(statement)
                 connection.execute(f"pragma user_version = {FORMAT}")
                 connection.commit()
@@ -189,8 +224,10 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
         address = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS)) as connection:
             connection.isolation_level = None
+            if _format(connection, path) < FORMAT:
+                with _writing(path):
+                    pass
             connection.execute("begin")
-            _require_format(connection, path)
             if connection.execute("select id from builds limit 1").fetchone() is None:
                 raise none
             yield connection
@@ -199,8 +236,10 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
 # Adding a build
 
 
-def add(path: Path, plan: Plan, recorded: Recorded, verdict: Verdict, *, branch: str = "") -> tuple[str, bool]:
-    """Add a judged build unless it is there, however often it was judged.
+def add(
+    path: Path, plan: Plan, recorded: Recorded, verdict: Verdict, *, branch: str = "", keep: int | None = None
+) -> tuple[str, bool]:
+    """Add a judged build unless it is there, however often it was judged; the newest `keep` builds stay, or all.
 
     Returns:
         A name for the build (when it began, and its commit), and whether it was added.
@@ -235,7 +274,21 @@ def add(path: Path, plan: Plan, recorded: Recorded, verdict: Verdict, *, branch:
         )
         assert done.lastrowid is not None
         _add_contents(connection, done.lastrowid, plan, recorded, verdict)
+        if keep is not None:
+            _prune(connection, keep)
     return name, True
+
+
+def _prune(connection: sqlite3.Connection, keep: int) -> None:
+    """Remove all but the newest builds. The file keeps its size, and new builds take the pages that become free."""
+    old = connection.execute("select id from builds order by began desc, id desc limit -1 offset ?", (keep,)).fetchall()
+    for build in old:
+        lists = connection.execute("select distinct tests from steps where build = ?", build).fetchall()
+        for table in ("images", "checks", "numbers", "steps"):
+            connection.execute(f"delete from {table} where build = ?", build)  # noqa: S608 - names of ours
+        unused = "delete from test_lists where id = ? and not exists (select 1 from steps where tests = ?1)"
+        connection.executemany(unused, lists)
+        connection.execute("delete from builds where id = ?", build)
 
 
 def _wall_seconds(recorded: Recorded) -> float:
@@ -256,12 +309,13 @@ def _add_contents(connection: sqlite3.Connection, build: int, plan: Plan, record
         checks = attempts[-1].checks if attempts else ()
         last = (attempts[-1].record.outcome.value, attempts[-1].record.message) if attempts else (None, None)
         connection.execute(
-            "insert into steps values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "insert into steps values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(build, step.key, step.step.key, step.device, answer.outcome.value, answer.attempts),
                 *(math.fsum(attempt.record.seconds for attempt in attempts), step.gpus),
                 *last,
                 _test_list(connection, checks) if attempts else None,
+                *(None if plan.local else step.queue, answer.ruling.value),
             ),
         )
         flaky = set(answer.flaky)
@@ -271,7 +325,7 @@ def _add_contents(connection: sqlite3.Connection, build: int, plan: Plan, record
         # An id that stands twice in a step counts once, as everywhere.
         connection.executemany("insert or ignore into checks values (?, ?, ?, ?, ?, ?)", rows)
         numbers = [
-            (step.key, one.id, name, build, float(value))
+            (build, step.key, one.id, name, float(value))
             for one in checks
             for name, value in one.numbers.items()
             if name in _ACCURACY or _is_time(name)

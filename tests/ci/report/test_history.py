@@ -30,6 +30,15 @@ def path(tmp_path):
     return tmp_path / "history.sqlite"
 
 
+def pages(path):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute("pragma page_count").fetchone()[0]
+
+
+def began_at(minute):
+    return (NOW + dt.timedelta(minutes=minute)).timestamp()
+
+
 def builds(path):
     return rows_of(path)["builds"]
 
@@ -220,10 +229,58 @@ def test_a_newer_file_is_refused_and_stays_as_it_is(path, use):
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute(f"pragma user_version = {history.FORMAT + 1}")
     before = rows_of(path)
-    with pytest.raises(RecordsError, match="a newer hilgate wrote this history: its format is 2") as caught:
+    with pytest.raises(RecordsError, match="a newer hilgate wrote this history: its format is 3") as caught:
         use(path)
     assert len(str(caught.value).splitlines()) <= 3
     assert rows_of(path) == before
+
+
+def as_first_format(path):
+    """Turn a history into what the first format was."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript("""
+            create table old (key text not null, id text not null, name text not null,
+                build integer not null references builds, value real not null,
+                primary key (key, id, name, build)) without rowid;
+            insert into old select key, id, name, build, value from numbers;
+            drop table numbers; alter table old rename to numbers;
+            drop index steps_by_tests; drop index images_by_build;
+            alter table steps drop column queue; alter table steps drop column ruling;
+            pragma user_version = 1;
+        """)
+
+
+@pytest.mark.parametrize("use", [lambda path: remember(path, CHECKS, minute=1), history.ask], ids=["add", "show"])
+def test_a_file_of_the_first_format_is_brought_up_to_date(path, use):
+    remember(path, [*CHECKS, passed("decode", numbers={"ours_us": 3.0})])
+    before = rows_of(path)
+    as_first_format(path)
+    use(path)
+    after = rows_of(path)
+    assert after["numbers"] == before["numbers"]
+    assert after["steps"][0] == (*before["steps"][0][:-2], None, None), "what was not recorded then is not known"
+    assert ask(path, "kernels")[0]["last"] == 3.0
+
+
+def test_the_oldest_builds_are_removed_and_nothing_of_them_stays(path):
+    for minute in (3, 1, 2, 0):
+        known = {"images": {"rocm": str(minute) * 64}, "digests": {"rocm": "sha256:" + "a" * 64}}
+        checks = [failed(f"f{minute}"), passed("decode", numbers={"ours_us": minute})]
+        remember(path, checks, minute=minute, keep=2, **known)
+    rows = rows_of(path)
+    assert sorted(row[2] for row in rows["builds"]) == [began_at(2), began_at(3)]
+    assert {name: len(found) for name, found in rows.items()} == dict.fromkeys(rows, 2)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("pragma foreign_key_check").fetchall() == []
+
+
+def test_a_history_that_is_full_grows_no_more(path):
+    sizes = []
+    for minute in range(60):
+        checks = [failed(f"{minute}-{n}", "x" * 100) for n in range(50)]
+        remember(path, checks, minute=minute, keep=5)
+        sizes.append(pages(path))
+    assert max(sizes[20:]) <= max(sizes[:20])
 
 
 @pytest.mark.parametrize("use", [lambda path: remember(path, CHECKS), history.ask], ids=["add", "show"])
