@@ -22,7 +22,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from agent_host import collect, container, host
+from agent_host import collect, container, host, job
 from hilgate.errors import Exit, RecordsError, ending
 from hilgate.names import RECHECK_SUFFIX, approved_key, recheck_key
 
@@ -73,10 +73,13 @@ def fetch(plan: Path, checkout: Path, *, approved: bool = False) -> list[str]:
     """
     try:
         steps = json.loads(plan.read_bytes())["steps"]
-        keys = [host.expect_text(f"{one['step']['key']}-{one['device']}", "a key", container.KEY) for one in steps]
+        keys = [host.expect_text(job.key_of(one), "a key", container.KEY) for one in steps]
+        jobs = [host.expect_text(job.job_of(one), "a job", container.KEY) for one in steps]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordsError(f"not a plan: {error}", where=str(plan), remedy="see the step `plan`") from error
-    wanted = [(f"results/jobs/{key}", approved_key(key) if approved else key) for key in keys]
+    wanted = [
+        (f"results/jobs/{key}", approved_key(its) if approved else its) for key, its in zip(keys, jobs, strict=True)
+    ]
     wanted += [(f"results/jobs/{key}{RECHECK_SUFFIX}", recheck_key(key)) for key in keys if not approved]
     until = time.monotonic() + ALL_SECONDS
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one step of a plan on an agent: in the container of its image, or on the host where it has none.
+"""Run steps of a plan on an agent: in the container of their image, or on the host where they have none.
 
-    hilgate job KEY --plan results/plan.json --results results/jobs/KEY [--recheck | --approved]
+    hilgate job KEY ... --plan results/plan.json --results results/jobs/KEY [--recheck | --approved]
 
 The exit status is that of `hilgate run` (or `hilgate recheck`) inside. What Docker or this node cannot do is 5 or 75
 and never 1, so that nobody is blamed for it.
+
+Steps that share a job run one after the other, each in a container of its own. One that fails stops none; a sick node
+and a signal stop all that follow, which then did not run. Buildkite retries a job as a whole, so what is wrong with a
+node is the job's status only where no step of it has found anything: a second try would lose that.
 
 A container works in a copy of the checkout, and nothing but plain result files comes back: hooks of a checkout run on
 the host after the container, and a link that a step leaves among its results would make the agent upload any file of
@@ -26,14 +30,14 @@ import tempfile
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent_host import base, collect, container, host, pause, reap, trust
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
 from hilgate.names import Trust, of_build
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 CACHE = "HILGATE_CACHE"
 """Variable of the agent: a folder of models that its jobs share, one part for reviewed code and one for all other."""
@@ -69,11 +73,23 @@ class PlannedJob:
     secrets: tuple[str, ...]
     timeout_minutes: int
     python_path: tuple[str, ...]
+    job: str
+    """Key of the Buildkite step that runs it: its own, or that of the first step of the job that it shares."""
 
     @property
     def seconds(self) -> float:
         """The step's own time, a minute for what the runner does before and after, and one for `docker stop`."""
         return (self.timeout_minutes + 2) * 60.0
+
+
+def key_of(planned: dict[str, Any]) -> str:
+    """Planned key of a step in `plan.json`."""
+    return f"{planned['step']['key']}-{planned['device']}"
+
+
+def job_of(planned: dict[str, Any]) -> str:
+    """Key of the Buildkite step that runs it."""
+    return planned.get("job") or key_of(planned)
 
 
 def read_plan(path: Path, key: str) -> PlannedJob:
@@ -85,7 +101,7 @@ def read_plan(path: Path, key: str) -> PlannedJob:
     """
     try:
         plan = json.loads(path.read_bytes())
-        steps = {f"{planned['step']['key']}-{planned['device']}": planned for planned in plan["steps"]}
+        steps = {key_of(planned): planned for planned in plan["steps"]}
         if key not in steps:
             raise MisuseError(f"the plan has no step {key!r}", where=str(path), remedy="take a key of its steps")
         planned, step = steps[key], steps[key]["step"]
@@ -101,6 +117,7 @@ def read_plan(path: Path, key: str) -> PlannedJob:
             digest=host.expect_text(known, "a digest", _DIGEST) if known else "",
             # mutant NumberReplacer: one step provides an image
             provider=host.expect_text(providers[0], "a key", container.KEY) if providers else "",
+            job=host.expect_text(job_of(planned), "its job", container.KEY),
             gpus=host.expect_number(step.get("gpus", 0), "gpus", 0, 8) if planned["device"] != "cpu" else 0,
             network=_flag(step.get("network", False), "network"),
             secrets=trust.check_secrets(step.get("secrets", ())),
@@ -162,8 +179,10 @@ def image_digest(planned: PlannedJob, env: Mapping[str, str], folder: Path, *, l
     )
 
 
-def results_of(key: str, env: Mapping[str, str], folder: Path, *, local: Path, build: str = "") -> Path:
-    """Path of the records of another job: of this build (its last retry) or `build`, downloaded; locally `local`'s.
+def results_of(key: str, env: Mapping[str, str], folder: Path, *, local: Path, job: str = "", build: str = "") -> Path:
+    """Path of the records of a step of another job: of this build (its last retry) or `build`, downloaded.
+
+    Locally they lie in `local`. `job` is the key of its Buildkite step, where that is another.
 
     Raises:
         CannotRunHereError: The agent could not download them.
@@ -179,7 +198,7 @@ def results_of(key: str, env: Mapping[str, str], folder: Path, *, local: Path, b
         "download",
         name,
         f"{folder}/",
-        *("--step", key),
+        *("--step", job or key),
         *(("--build", build) if build else ()),
     ]
     # mutant NumberReplacer: any time that a download takes
@@ -193,18 +212,18 @@ def results_of(key: str, env: Mapping[str, str], folder: Path, *, local: Path, b
     return folder / name
 
 
-def bring_earlier(key: str, env: Mapping[str, str], folder: Path, jobs: Path, *, local: Path) -> None:
+def bring_earlier(planned: PlannedJob, env: Mapping[str, str], folder: Path, jobs: Path, *, local: Path) -> None:
     """Put the records that a recheck reads into `jobs`, a folder of job folders; `folder` and `local` as above.
 
     Raises:
         CannotRunHereError: The agent could not download them.
         RecordsError: There are none.
     """
-    earlier = results_of(key, env, folder, local=local)
+    earlier = results_of(planned.key, env, folder, local=local, job=planned.job)
     if not earlier.is_file():
         raise RecordsError("no results to run again", where=str(earlier), remedy="run the step first")
-    (jobs / key).mkdir(parents=True)
-    shutil.copyfile(earlier, jobs / key / "results.jsonl")
+    (jobs / planned.key).mkdir(parents=True)
+    shutil.copyfile(earlier, jobs / planned.key / "results.jsonl")
 
 
 def user() -> tuple[int, int]:
@@ -288,20 +307,54 @@ def _interrupted(_number: int, _frame: object) -> NoReturn:
 @ending
 def main(words: list[str] | None = None) -> int:
     """Run it; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="hilgate job", description="Run one step of a plan.")
-    parser.add_argument("key", metavar="KEY", help="planned key of the step")
+    parser = argparse.ArgumentParser(prog="hilgate job", description="Run steps of a plan.")
+    parser.add_argument("keys", metavar="KEY", nargs="+", help="planned keys of the steps, in their order")
     parser.add_argument("--plan", metavar="FILE", required=True, type=_absolute)
-    parser.add_argument("--results", metavar="DIR", required=True, type=_absolute)
+    results = "folder of the first step; those of the others lie beside it"
+    parser.add_argument("--results", metavar="DIR", required=True, type=_absolute, help=results)
     parser.add_argument("--recheck", action="store_true", help="run only the checks that failed in results/jobs/KEY")
     parser.add_argument("--approved", action="store_true", help="run it with the protected changes, once approved")
-    arguments = Arguments(**vars(parser.parse_args(words)))
+    asked = vars(parser.parse_args(words))
+    first, *others = asked.pop("keys")
+    if asked["recheck"] and others:
+        parser.error("--recheck takes one step")
+    each = [Arguments(key=first, **asked)]
+    each += [Arguments(key=key, **asked | {"results": each[0].results.parent / key}) for key in others]
     # Until the container runs, a signal only has to leave nothing behind: SystemExit passes every `finally`.
     signal.signal(signal.SIGTERM, _interrupted)
+    statuses: list[int] = []
+    for number, arguments in enumerate(each, 1):
+        if others:
+            sys.stdout.write(f"--- {arguments.key} ({number} of {len(each)})\n")  # its group in Buildkite's log
+            sys.stdout.flush()
+        statuses.append(_ended(arguments))
+        if statuses[-1] in {Exit.SICK_NODE, Exit.INTERRUPTED}:
+            break
+    if left := [arguments.key for arguments in each[len(statuses) :]]:
+        sys.stderr.write(f"not run: {', '.join(left)}\n")
+    return status_of_job(statuses)
+
+
+@ending
+def _ended(arguments: Arguments) -> int:
     try:
         return run(arguments, Path.cwd(), os.environ)
     except OSError as error:  # a full disk, a file system that went away: this node, whatever the change is
         sys.stderr.write(f"error: {error}\n  to do: see this node; another may do\n")
         return int(Exit.SICK_NODE)
+
+
+def status_of_job(statuses: Sequence[int]) -> int:
+    """The exit status of a job from those of the steps that it ran, in order.
+
+    A failed step comes first, then whatever else Buildkite does not retry, and then what is wrong with the node.
+    """
+    if Exit.INTERRUPTED in statuses:
+        return int(Exit.INTERRUPTED)
+    found = [status for status in statuses if status not in {Exit.PASS, Exit.CANNOT_RUN_HERE, Exit.SICK_NODE}]
+    if found:
+        return int(Exit.FAIL) if Exit.FAIL in found else found[0]
+    return max(statuses)
 
 
 def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
@@ -369,7 +422,7 @@ def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], 
         made, jobs = home / "results", home / "jobs"
         made.mkdir()
         if arguments.recheck:
-            bring_earlier(planned.key, env, home / "earlier", jobs, local=arguments.results.parent)
+            bring_earlier(planned, env, home / "earlier", jobs, local=arguments.results.parent)
         inside = trust.environment(env, decided, planned.secrets)
         if decided.fork:
             inside["HOME"] = str(home)  # the agent's own holds its credentials
@@ -400,7 +453,7 @@ def _in_container(
         shutil.copyfile(arguments.plan, scratch / "plan.json")
         (scratch / "results").mkdir()
         if arguments.recheck:
-            bring_earlier(planned.key, env, scratch / "earlier", scratch / "jobs", local=arguments.results.parent)
+            bring_earlier(planned, env, scratch / "earlier", scratch / "jobs", local=arguments.results.parent)
         hand_over(scratch)
         scratch.chmod(0o711)
         uid, gid = user()

@@ -36,7 +36,10 @@ uploads = [
     ("one-cpu", "results/jobs/one-cpu/health-after.json", "honest"),
     *[("evil-cpu", "results/jobs/" + name, "forged") for name in (
         "one-cpu/results.jsonl", "one-cpu/results.jsonl", "one-cpu/health-after.json", "one-cpu/health-before.json",
-        "one-cpu.recheck/results.jsonl", "two-cpu/results.jsonl", "image-rocm-cpu/results.jsonl")],
+        "one-cpu.recheck/results.jsonl", "two-cpu/results.jsonl", "image-rocm-cpu/results.jsonl",
+        "four-cpu/results.jsonl")],
+    ("three-cpu", "results/jobs/four-cpu/results.jsonl", "honest"),
+    ("four-cpu", "results/jobs/four-cpu/results.jsonl", "forged"),
 ]
 found = {name: text for key, name, text in uploads if name.startswith(folder + "/") and step in (None, key)}
 if not found:
@@ -55,12 +58,16 @@ def test_results_come_from_their_own_step_alone(tmp_path: Path, monkeypatch: pyt
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     steps = [{"step": {"key": key}, "device": "cpu"} for key in ("one", "two", "evil")]
+    # Of two steps that share a job the first gives it its name, and no other job may speak for the second.
+    steps += [{"step": {"key": key}, "device": "cpu", "job": "three-cpu"} for key in ("three", "four")]
     (tmp_path / "plan.json").write_text(json.dumps({"steps": steps}))
     assert fetch.fetch(tmp_path / "plan.json", tmp_path) == []
     found = {
         str(path.relative_to(tmp_path / "results/jobs")): path.read_text() for path in tmp_path.glob("results/jobs/*/*")
     }
-    assert found == {"one-cpu/results.jsonl": "honest", "one-cpu/health-after.json": "honest"}
+    assert found == dict.fromkeys(
+        ["one-cpu/results.jsonl", "one-cpu/health-after.json", "four-cpu/results.jsonl"], "honest"
+    )
 
 
 def test_jobs_whose_files_take_long_leave_the_judge_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

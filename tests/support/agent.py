@@ -125,13 +125,13 @@ class Agent:
         path.write_text('{"kind": "build"}\n' + json.dumps(record) + "\n")
 
     def run(self, monkeypatch: pytest.MonkeyPatch, key: str = KEY, *more: str) -> int:
-        folder = f"results/jobs/{key}" + (".recheck" if more else "")
+        folder = f"results/jobs/{key}" + (".recheck" if "--recheck" in more else "")
         monkeypatch.chdir(self.checkout)
         for name in list(os.environ):
             monkeypatch.delenv(name)
         for name, value in self.env.items():
             monkeypatch.setenv(name, value)
-        return job.main([key, "--plan", "results/plan.json", "--results", folder, *more])
+        return job.main([key, *more, "--plan", "results/plan.json", "--results", folder])
 
     def calls(self, verb: str = "") -> list[list[str]]:
         path = self.bin / "calls"
@@ -154,10 +154,10 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     assert list(tmp_path.glob("hilgate-*")) == []  # nothing is left, however it ended
 
 
-def planned(key: str, image: str | None = None, **declared: object) -> dict[str, object]:
+def planned(key: str, image: str | None = None, job: str | None = None, **declared: object) -> dict[str, object]:
     """A planned step as `plan.json` has it."""
     name, _, device = key.rpartition("-")
-    return {"step": {"key": name} | declared, "device": device, "image": image}
+    return {"step": {"key": name} | declared, "device": device, "image": image, "job": job}
 
 
 def topology(root: Path, minors: list[int]) -> dict[str, Path]:

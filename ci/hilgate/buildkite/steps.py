@@ -32,6 +32,7 @@ from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.model import JOBS_FOLDER, PLAN_FILE
 from hilgate.model.declaration import POSTED_BY
 from hilgate.names import APPROVED_KEY_SUFFIX, RECHECK_KEY_SUFFIX, RECHECK_SUFFIX, approved_key, recheck_key
+from hilgate.text import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,8 +44,14 @@ MARGIN_MINUTES = 4
 """What Buildkite's timeout adds to the step's own: checkout, preflight and plan before it, and after it the minute that
 `hilgate.run.process` keeps for the results."""
 
+BETWEEN_MINUTES = 2
+"""More of it for each further step of a shared job: its copy of the checkout, its container and the end of that."""
+
 IMAGE_MINUTES = 15
 """More of it for a step in an image: a ROCm image is tens of GB, and a fresh node pulls it first."""
+
+LONGEST_NAMES = 150
+"""Characters of a shared job's label that name its steps."""
 
 MERGE_QUEUE_BRANCH = "gh-readonly-queue/"
 """What GitHub's merge queue calls its branches."""
@@ -107,31 +114,39 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
         )
     titles = {area.area: area.title for area in declarations.areas}
     groups = []
+    jobs = plan.jobs().values()
     for area in dict.fromkeys(step.area for step in plan.steps):
-        steps = [_job(step, plan, branch) for step in plan.steps if step.area == area]
-        groups.append(GroupStep(group=titles.get(area, area), key=area, steps=steps))
+        own = [_job(steps, plan, branch) for steps in jobs if len(steps) == 1 and steps[0].area == area]
+        groups += [GroupStep(group=titles.get(area, area), key=area, steps=own)] if own else []
+    if small := [_job(steps, plan, branch) for steps in jobs if len(steps) > 1]:
+        groups.append(GroupStep(group="small steps, several in a job", steps=small))
     return emit(groups, secrets=not plan.fork)
 
 
-def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0, approved: bool = False) -> CommandStep:
-    """The job of a planned step, or the one that runs its `failed` failing checks once more on another node.
+def _job(
+    steps: Sequence[PlannedStep], plan: Plan, branch: str, *, failed: int = 0, approved: bool = False
+) -> CommandStep:
+    """The job of planned steps, or the one that runs the `failed` failing checks of one once more on another node.
 
-    With `approved` it runs the step once more, over the files that were approved.
+    With `approved` it runs the steps once more, over the files that were approved.
 
     Raises:
-        InvalidPipelineError: No queue offers the step's device.
+        InvalidPipelineError: No queue offers the steps' device.
     """
+    step = steps[0]
     if step.queue is None:
         raise InvalidPipelineError(
             f"step {step.key!r} has no queue",
             where="ci/agents.yaml",
             remedy=f"make the plan with --profile pr, or give {step.device} a queue",
         )
-    key, label, folder = step.key, step.label, f"results/{JOBS_FOLDER}/{step.key}"
+    key, label = step.key, _label(steps)
+    folders = [f"results/{JOBS_FOLDER}/{one.key}" for one in steps]
     command = [f"buildkite-agent artifact download results/{PLAN_FILE} . --step plan"]
-    lock, flag, needs = None, "", list(step.depends_on)
+    job_of = {one.key: one.job_key for one in plan.steps}
+    lock, flag, needs = None, "", list(dict.fromkeys(job_of.get(need, need) for need in step.depends_on))
     if failed:
-        key, folder, flag = recheck_key(key), folder + RECHECK_SUFFIX, " --recheck"
+        key, folders, flag = recheck_key(key), [folders[0] + RECHECK_SUFFIX], " --recheck"
         label += f": {failed} failing {'check' if failed == 1 else 'checks'} on another node"
     elif approved:
         key, flag, needs = approved_key(key), " --approved", [approved_key(need) for need in needs]
@@ -139,22 +154,31 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0, approve
     elif step.step.provides in plan.images:
         # Of two builds of the same contents the second waits, and then finds what the first has built.
         lock = f"hilgate/image/{step.step.provides}/{plan.images[step.step.provides][:16]}"
-    options = f"{flag} --plan results/{PLAN_FILE} --results {folder}"
+    options = f"{flag} --plan results/{PLAN_FILE} --results {folders[0]}"
+    minutes = sum(one.step.timeout_minutes for one in steps) + BETWEEN_MINUTES * (len(steps) - 1)
     return CommandStep(
         key=key,
         label=label,
-        command=[*command, f"hilgate job {step.key}{options}"],
+        command=[*command, f"hilgate job {' '.join(one.key for one in steps)}{options}"],
         agents={"queue": step.queue},
         depends_on=None if failed else needs or None,
         priority=MERGE_QUEUE_PRIORITY if branch.startswith(MERGE_QUEUE_BRANCH) else PRIORITIES[plan.profile],
         concurrency=1 if lock else None,
         concurrency_group=lock,
         concurrency_method="eager" if lock else None,
-        timeout_in_minutes=step.step.timeout_minutes + MARGIN_MINUTES + (IMAGE_MINUTES if step.image else 0),
-        artifact_paths=[f"{folder}/**/*"],
+        timeout_in_minutes=minutes + MARGIN_MINUTES + (IMAGE_MINUTES if step.image else 0),
+        artifact_paths=[f"{folder}/**/*" for folder in folders],  # the hooks' notes go to the first
         secrets=None if plan.fork else list(step.step.secrets) or None,
         retry=RECHECK_RETRY if failed else RETRY,
     )
+
+
+def _label(steps: Sequence[PlannedStep]) -> str:
+    """What a person reads of a job; of a shared one its declared steps, as far as there is room."""
+    if len(steps) == 1:
+        return steps[0].label
+    named = ", ".join(one.step.key for one in steps)
+    return f"{len(steps)} steps ({steps[0].device}): {shorten(named, LONGEST_NAMES)}"
 
 
 def emit(steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, suffix: str = "", posts: str = "") -> str:
@@ -203,13 +227,13 @@ def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: st
         raise InvalidPipelineError(
             f"step {unknown[0]!r} is not in the plan", where="what failed", remedy="give the plan that was run"
         )
-    rechecks = [_job(steps[key], plan, branch, failed=len(ids)) for key, ids in sorted(pending.items()) if ids]
+    rechecks = [_job([steps[key]], plan, branch, failed=len(ids)) for key, ids in sorted(pending.items()) if ids]
     return emit(rechecks, secrets=not plan.fork, suffix=RECHECK_KEY_SUFFIX) if rechecks else ""
 
 
 def approved_yaml(plan: Plan, *, branch: str = "") -> str:
     """All steps of a plan once more, over the files that were approved."""
-    steps = [_job(step, plan, branch, approved=True) for step in plan.steps]
+    steps = [_job(steps, plan, branch, approved=True) for steps in plan.jobs().values()]
     return emit(steps, secrets=not plan.fork, suffix=APPROVED_KEY_SUFFIX)
 
 

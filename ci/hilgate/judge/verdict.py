@@ -224,9 +224,11 @@ class StepResult:
 
     @property
     def not_taken(self) -> str:
-        """That no agent noted that it took the job, with what to do; empty where one did, and in a local run."""
-        if self.plan.local or self.step.queue is None or self.health or self.attempt:
+        """That no agent noted that it took the job, with what to do, or that a shared job did not come to it."""
+        if self.plan.local or self.step.queue is None or self.attempt:
             return ""
+        if self.health:
+            return f"its job, {self.step.job}, ended before it" if self.step.job else ""
         do = "look at the queue on Buildkite, then start the build again"
         return f"no agent of {self.step.queue} noted that it began: {do}"
 
@@ -462,6 +464,8 @@ def _evidence(s: StepResult) -> tuple[str, ...]:
     else:
         here = s.attempt.record.environment
         where = [f"node {here.host}: {here.device}"] if not s.plan.local else []  # a local run is one node
+        if s.step.job:
+            where.append(f"log: job {s.step.job}, group `{s.step.key}`")
         if files := s.recorded.restored.get(s.step.key, ()):
             where.append(f"with these files of the merge base: {', '.join(files)}")
     again, same = [], defaultdict(list)

@@ -43,6 +43,8 @@ class PlannedStep(StrictModel):
     """Why it is in the plan."""
     arguments: str = ""
     """What a person added to its command, to run a part of it."""
+    job: Key | None = None
+    """Key of the first step of the Buildkite job that it shares; None where its job runs nothing else."""
 
     def part(self, arguments: str) -> PlannedStep:
         """Return a part of it: these arguments after its command, and one check is enough."""
@@ -67,6 +69,16 @@ class PlannedStep(StrictModel):
     def gpus(self) -> int:
         """GPUs it is given; 0 on the cpu."""
         return 0 if self.device == CPU else self.step.gpus
+
+    @property
+    def job_key(self) -> Key:
+        """Key of its Buildkite job: that of the first step of the job."""
+        return self.job or self.key
+
+    @property
+    def like(self) -> tuple[object, ...]:
+        """What steps of one job have in common: where it runs, what it is given, and what it waits for."""
+        return self.queue, self.image, self.gpus, frozenset(self.step.secrets), frozenset(self.depends_on)
 
 
 OmissionCause = Literal[
@@ -103,7 +115,7 @@ class ProtectedChange(StrictModel):
 class Plan(StrictModel):
     """`plan.json`: what will run and why, fixed before anything runs."""
 
-    schema_version: Literal[7] = 7
+    schema_version: Literal[8] = 8
     created: dt.datetime
     commit: str
     """Full sha of HEAD; empty outside a git checkout."""
@@ -135,6 +147,13 @@ class Plan(StrictModel):
         """Whether it was made for one machine at hand, not for the agents."""
         return self.profile in LOCAL
 
+    def jobs(self) -> dict[Key, list[PlannedStep]]:
+        """Key of a Buildkite job -> the steps that it runs, one after the other."""
+        found: dict[Key, list[PlannedStep]] = {}
+        for step in self.steps:
+            found.setdefault(step.job_key, []).append(step)
+        return found
+
     def require_whole(self, where: str) -> None:
         """Refuse to let a part of the gate stand for it.
 
@@ -151,12 +170,15 @@ class Plan(StrictModel):
     @field_validator("steps")
     @classmethod
     def _in_order(cls, steps: tuple[PlannedStep, ...]) -> tuple[PlannedStep, ...]:
-        """Each key stands once, and behind what it depends on."""
-        before: set[Key] = set()
+        """Each key stands once, after what it depends on, and after the first step of its job, which is like it."""
+        before: dict[Key, PlannedStep] = {}
         for step in steps:
             if step.key in before:
                 raise refused(f"step {step.key} stands twice")
             if late := [need for need in step.depends_on if need not in before]:
                 raise refused(f"step {step.key} depends on {late[0]}, which does not stand before it")
-            before.add(step.key)
+            before[step.key] = step
+            first = before.get(step.job_key)
+            if first is None or first.job_key != first.key or first.like != step.like:
+                raise refused(f"step {step.key} cannot share the job of {step.job_key}")
         return steps

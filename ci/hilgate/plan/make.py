@@ -24,6 +24,7 @@ from hilgate.images.contents import contents
 from hilgate.model.plan import LOCAL, Omission, Plan, ProtectedChange, planned_key
 from hilgate.names import PROJECT_FILE, of_build
 from hilgate.plan.expand import NotWanted, Target, Wanted, expand
+from hilgate.plan.jobs import shared
 from hilgate.plan.machine import Machine, detect, on_ci
 from hilgate.plan.select import Selection
 from hilgate.plan.select import select as select_steps
@@ -333,6 +334,8 @@ def assemble(
         selection = select_steps(declarations.areas, None if whole else change.files, graph, change.appeared)
         wanted, otherwise = _overruled(selection, declarations, profile, known.digests)
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
+    if machine is None:
+        steps = shared(steps, {})
     plan = Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from hilgate.model import Key
     from hilgate.model.plan import Plan
     from hilgate.model.record import Record
 
@@ -283,8 +284,9 @@ def read_all(
             says nothing of the files that would be merged.
     """
     folders = _folders(results, jobs, plan, job)
+    hooks = {step.key: step.job_key for step in plan.steps if jobs is not None and step.job}
     found = Recorded((), {})
-    read = {name: _read_job(folder, name, plan, digest, found) for name, folder in folders.items()}
+    read = {name: _read_job(folder, name, plan, digest, found, hooks.get(name)) for name, folder in folders.items()}
     if jobs is None and not job:
         _apply_shared_note(results, folders, found)
     if approved:
@@ -317,7 +319,9 @@ def _folders(results: Path, jobs: Path | None, plan: Plan, job: str) -> dict[str
         return {job: results}
     if jobs is None:
         return {step.key: step_folder(results, step.key) for step in plan.steps}
-    return {path.name: path for path in sorted(jobs.glob("*")) if path.is_dir()}
+    left = {path.name for path in jobs.glob("*") if path.is_dir()}
+    left |= {step.key for step in plan.steps if step.job in left}  # what its job saw of the node is in the first folder
+    return {name: jobs / name for name in sorted(left)}
 
 
 def _apply_shared_note(results: Path, names: Iterable[str], found: Recorded) -> None:
@@ -330,13 +334,18 @@ def _apply_shared_note(results: Path, names: Iterable[str], found: Recorded) -> 
             found.restored[name] = shared
 
 
-def _read_job(folder: Path, name: str, plan: Plan, digest: str, found: Recorded) -> StepFile | None:
-    """The file in one folder; None where there is none or it is damaged, and `found` has the notes and the damage."""
+def _read_job(
+    folder: Path, name: str, plan: Plan, digest: str, found: Recorded, first: Key | None = None
+) -> StepFile | None:
+    """The file in one folder; None where there is none or it is damaged, and `found` has the notes and the damage.
+
+    `first` is the first step of a shared job, in whose folder the hooks have left their notes.
+    """
     key, elsewhere = name.removesuffix(RECHECK_SUFFIX), name.endswith(RECHECK_SUFFIX)
     if key not in {step.key for step in plan.steps}:
         found.damaged[name] = f"the step {key!r} is not in the plan"
         return None
-    health, problem = read_health(folder, "" if elsewhere else key)
+    health, problem = read_health(folder.parent / first if first else folder, "" if elsewhere else first or key)
     restored, other = read_restored(folder)
     problem = problem or other
     if health:

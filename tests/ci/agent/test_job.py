@@ -335,6 +335,7 @@ def test_what_a_plan_says_of_a_step_is_read(agent):
         secrets=("HF_TOKEN",),
         timeout_minutes=3,
         python_path=(".",),
+        job=KEY,
     )
     assert found.seconds == 5 * 60
     plain = read(agent, CPU, steps=[{"key": CPU, "timeout_minutes": 1, "gpus": 2}], python_path=["ci", "."])
@@ -487,6 +488,82 @@ def test_a_job_is_told_its_plan_and_where_its_results_go(words, capsys):
         job.main([KEY, *words])
     assert ended.value.code == 2
     assert "are required" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("statuses", "of_job"),
+    [
+        ((0, 0), 0),
+        ((0, 1, 0), 1),
+        ((6, 1), 1),
+        ((0, 6), 6),
+        ((4, 0), 4),
+        ((0, 75), 75),
+        ((0, 5), 5),
+        ((5, 75), 75),
+        ((1, 75), 1),
+        ((6, 75), 6),
+        ((4, 5), 4),
+        ((1, 130), 130),
+    ],
+)
+def test_a_node_is_a_shared_job_s_status_only_where_nothing_was_found(statuses, of_job):
+    """Buildkite runs the whole job again then, and what a step had found would be lost."""
+    assert job.status_of_job(statuses) == of_job
+
+
+SECOND = "kernels-ssd-gfx942"
+
+
+def two_in_a_job(agent, monkeypatch, *statuses):
+    """Run two steps in one job; `statuses` are those of their containers."""
+    steps = [{"key": key, "image": "rocm", "timeout_minutes": 1} for key in (KEY, SECOND)]
+    agent.plan(steps=[{"key": BUILDER, "provides": "rocm", "timeout_minutes": 1}, *steps])
+    agent.docker(
+        do="wanted = " + repr(dict(zip((KEY, SECOND), statuses, strict=True))) + "\n"
+        "key = next(word.split('=')[2] for word in words if word.startswith('--label=hilgate.step='))\n"
+        "(results / 'results.jsonl').write_text(key)\n"
+        "behaviour['status'] = wanted[key]\n"
+    )
+    return agent.run(monkeypatch, KEY, SECOND)
+
+
+def left_by(agent):
+    return {path.parent.name: path.read_text() for path in agent.checkout.glob("results/jobs/*/results.jsonl")}
+
+
+def test_steps_of_a_job_have_containers_and_results_of_their_own(agent, monkeypatch, capsys):
+    assert two_in_a_job(agent, monkeypatch, 1, 0) == 1
+    assert left_by(agent) == {KEY: KEY, SECOND: SECOND}
+    copies = [word for run in agent.calls("run") for word in run if word.endswith("target=/hilgate/workspace")]
+    assert len(set(copies)) == 2
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("---")] == [
+        f"--- {KEY} (1 of 2)",
+        f"--- {SECOND} (2 of 2)",
+    ]
+
+
+def test_after_a_sick_node_no_further_step_of_a_job_runs(agent, monkeypatch, capsys):
+    assert two_in_a_job(agent, monkeypatch, 75, 0) == 75
+    assert left_by(agent) == {KEY: KEY}
+    assert f"not run: {SECOND}\n" in capsys.readouterr().err
+
+
+def test_a_recheck_takes_one_step(agent, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        agent.run(monkeypatch, KEY, SECOND, "--recheck")
+    assert "--recheck takes one step" in capsys.readouterr().err
+
+
+def test_a_recheck_of_a_step_of_a_shared_job_reads_that_job_s_records(agent, monkeypatch):
+    steps = [{"key": key, "image": "rocm", "timeout_minutes": 1, "job": SECOND} for key in (SECOND, KEY)]
+    agent.plan(steps=steps, digests={"rocm": DIGEST})
+    earlier = agent.bin / f"artifacts/results/jobs/{KEY}/results.jsonl"
+    earlier.parent.mkdir()
+    earlier.write_text("earlier\n")
+    assert agent.run(monkeypatch, KEY, "--recheck") == 0
+    (call,) = (agent.bin / "agent-calls").read_text().splitlines()
+    assert call.split()[4:] == ["--step", SECOND]
 
 
 def test_a_full_disk_is_the_node_s(agent, monkeypatch, capsys):

@@ -85,25 +85,29 @@ REAL_PLANS = {
 change with each step that is added, renamed or removed."""
 
 
+def find_job(plan, key):
+    return next(step.job_key for step in plan.steps if step.key == key)
+
+
 @pytest.mark.parametrize("name", REAL_PLANS)
 def test_every_planned_step_is_in_it_as_planned(name):
     plan = REAL_PLANS[name]()
     text = pipeline_yaml(plan, DECLARED)
     assert schema_problems(text, sdk_schema()) == []
-    steps = steps_of(text)
-    areas = list(dict.fromkeys(step.area for step in plan.steps))
-    assert list(steps) == [planned.key for planned in sorted(plan.steps, key=lambda step: areas.index(step.area))]
-    for planned in plan.steps:
-        step = steps[planned.key]
+    steps, jobs = steps_of(text), plan.jobs()
+    assert sorted(steps) == sorted(jobs)
+    for key, together in jobs.items():
+        step, planned, keys = steps[key], together[0], [one.key for one in together]
         assert step["agents"] == {"queue": planned.queue}
         assert planned.queue in DECLARED.agents.queues
-        assert step["label"] == planned.label
-        assert step["timeout_in_minutes"] * 60 - planned.step.timeout_minutes * 60 >= UPLOAD_SECONDS + 60
-        assert step.get("depends_on", []) == list(planned.depends_on)
-        assert step["artifact_paths"] == [f"results/jobs/{planned.key}/**/*"]
+        assert all(word in step["label"] for word in ([planned.label] if len(keys) == 1 else [planned.step.key]))
+        own = sum(one.step.timeout_minutes for one in together)
+        assert (step["timeout_in_minutes"] - own) * 60 >= UPLOAD_SECONDS + 60 * len(keys)
+        assert set(step.get("depends_on", [])) == {find_job(plan, need) for need in planned.depends_on}
+        assert step["artifact_paths"] == [f"results/jobs/{one}/**/*" for one in keys]
         assert step["command"] == [
             "buildkite-agent artifact download results/plan.json . --step plan",
-            f"hilgate job {planned.key} --plan results/plan.json --results results/jobs/{planned.key}",
+            f"hilgate job {' '.join(keys)} --plan results/plan.json --results results/jobs/{key}",
         ]
         assert step.get("secrets", []) == list(planned.step.secrets)
         assert step["retry"]["manual"]["allowed"] is False
@@ -125,6 +129,43 @@ def test_every_planned_step_is_in_it_as_planned(name):
 def test_priority_is_that_of_who_waits(profile, branch, priority):
     steps = steps_of(pipeline_yaml(agent_plan(profile=profile), DECLARED, branch=branch))
     assert {step["priority"] for step in steps.values()} == {priority}
+
+
+def test_steps_that_share_a_job_are_one_and_a_need_waits_for_the_whole_job():
+    plan = agent_plan()
+    image, kernels, models = plan.steps
+    models = plans.changed(models, secrets=(), job=kernels.key)
+    later = plans.step("later", "true", key="later-gfx942", queue="amd_mi300_1", depends_on=(models.key,))
+    shared = plans.plan(image, kernels, models, later, profile="pr", images=plan.images)
+    steps = steps_of(pipeline_yaml(shared, DECLARED))
+    assert list(steps) == [image.key, later.key, kernels.key]
+    assert steps[later.key]["depends_on"] == [kernels.key]
+    job = steps[kernels.key]
+    assert job["label"] == "2 steps (gfx942): kernels, models"
+    assert job["timeout_in_minutes"] == 2 * 1 + 2 + 4 + 15
+    rerun = steps_of(approved_yaml(shared))
+    assert set(rerun) == {approved_key(key) for key in steps}
+    assert rerun[approved_key(later.key)]["depends_on"] == [approved_key(kernels.key)]
+    assert set(steps_of(recheck_yaml(shared, {models.key: ("a",)}))) == {recheck_key(models.key)}
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        {"queue": "amd_mi355_1"},
+        {"secrets": ("HF_TOKEN",)},
+        {"image": None},
+        {"gpus": 2},
+        {"depends_on": ()},
+        {"job": "gone-gfx942"},
+    ],
+    ids=str,
+)
+def test_a_plan_whose_steps_cannot_share_a_job_is_refused(unlike):
+    image, kernels, models = agent_plan().steps
+    models = plans.changed(models, **({"secrets": (), "job": kernels.key} | unlike))
+    with pytest.raises(ValidationError, match="cannot share the job of"):
+        plans.plan(image, kernels, models, profile="pr", images={"rocm": "d" * 64})
 
 
 def test_two_builds_of_one_image_wait_for_each_other_and_other_images_do_not():
@@ -169,7 +210,7 @@ def test_plan_of_one_machine_and_empty_plan_are_no_pipelines():
 def test_title_comes_from_the_area():
     renamed = replace(DECLARED, areas=tuple(area.model_copy(update={"title": "X"}) for area in DECLARED.areas))
     text = pipeline_yaml(plan_of("README.md"), renamed)
-    assert {top["group"] for top in yaml.safe_load(text)["steps"]} == {"X"}
+    assert {top["group"] for top in yaml.safe_load(text)["steps"]} == {"X", "small steps, several in a job"}
 
 
 KEYS = st.from_regex(r"[a-z][a-z0-9_-]{0,20}-(cpu|gfx942)", fullmatch=True)

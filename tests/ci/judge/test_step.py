@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 
 import pytest
 from support.jobs import (
@@ -325,6 +326,44 @@ def test_a_pass_that_holds_a_test_of_another_step_does_not_count(tmp_path):
         ruled = jobs.ruled()
         assert ruled.ruling is ruling, name
         assert (f"it holds {name}::test_a, a test of scan-gfx942" in ruled.why) == (ruling is not Ruling.PASS)
+
+
+SCATTER = gpu_step("scatter", job=GATHER.key)
+
+
+def of_a_shared_job(tmp_path, *spoil):
+    """What is said of both steps of a job: its hooks have left their notes in the folder of the first."""
+    jobs = Jobs(tmp_path, agents_plan(GATHER.model_copy(update={"job": GATHER.key}), SCATTER))
+    jobs.job(SCATTER.key, *finished(SCATTER, passed(TEST)))
+    for one in spoil:
+        one(jobs)
+    return [jobs.ruled(key) for key in (GATHER.key, SCATTER.key)]
+
+
+def test_steps_of_a_shared_job_are_judged_alone(tmp_path):
+    first, second = of_a_shared_job(tmp_path, gathered(failed(), status=1))
+    assert (first.outcome, second.outcome) == (Outcome.FAIL, Outcome.PASS)
+    assert f"log: job {GATHER.key}, group `{SCATTER.key}`" in second.evidence
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda jobs: shutil.rmtree(jobs.path(SCATTER.key).parent), f"its job, {GATHER.key}, ended before it"),
+        (lambda jobs: jobs.path(SCATTER.key).unlink(), f"its job, {GATHER.key}, ended before it"),
+        (without("health-after.json"), "nothing is known of its node's health after"),
+        (after(healthy=False, problems=("GPU hang",)), "its node is in doubt (unfit after: GPU hang)"),
+        (after(host="mi300-8"), "the health after is of mi300-8"),
+        (lambda jobs: jobs.path(name="health-after.json").write_text("{"), "health-after.json: not a health record"),
+        (lambda jobs: jobs.healthy(SCATTER.key) or without("health-after.json")(jobs), "health after"),
+        (lambda jobs: shutil.copy(jobs.path(), jobs.path(SCATTER.key)), f"hold records of '{GATHER.key}'"),
+    ],
+    ids=["ended early", "no record", "half watched", "sick", "another node", "damaged", "its own notes", "a copy"],
+)
+def test_a_step_of_a_shared_job_without_sound_evidence_did_not_run(tmp_path, spoil, why):
+    *_, second = of_a_shared_job(tmp_path, spoil)
+    assert second.outcome is Outcome.DID_NOT_RUN
+    assert why in second.why
 
 
 @pytest.mark.parametrize(

@@ -426,10 +426,10 @@ def test_plan_survives_its_file(tmp_path):
         (lambda text: text[:100], "not a plan"),
         (lambda text: text.replace('"profile"', '"profil"'), "not a plan"),
         (
-            lambda text: text.replace('"schema_version": 7', '"schema_version": 2'),
-            "not a plan: schema 2, this reads 7",
+            lambda text: text.replace('"schema_version": 8', '"schema_version": 2'),
+            "not a plan: schema 2, this reads 8",
         ),
-        (lambda text: text.replace('"schema_version": 7,', ""), "it has no schema_version"),
+        (lambda text: text.replace('"schema_version": 8,', ""), "it has no schema_version"),
         (lambda text: json.dumps({**json.loads(text), "steps": json.loads(text)["steps"] * 2}), "stands twice"),
         (lambda text: text.replace('"depends_on": []', '"depends_on": ["gone"]'), "depends on gone"),
     ],
