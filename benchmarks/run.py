@@ -117,7 +117,8 @@ def facts(commit: str, *, gpu: bool = True) -> dict[str, Any]:
     import torch
 
     versions = {"torch": torch.__version__, "triton": _version("triton"), "vllm": _version("vllm")}
-    toolkit = {name: version for name in ("hip", "cuda") if (version := getattr(torch.version, name, None))}
+    toolkits = {name: getattr(torch.version, name, None) for name in ("hip", "cuda")}
+    toolkit = {name: version for name, version in toolkits.items() if version}
     hardware = torch.cuda.get_device_name() if gpu else "CPU, interpreted"
     return {"hardware": hardware, "versions": versions | toolkit, "commit": commit}
 

@@ -133,18 +133,19 @@ def licenses(texts: Mapping[str, str]) -> list[str]:
 
 def pipelines(texts: Mapping[str, str]) -> list[str]:
     """Problems of the files of `.buildkite` that Buildkite's schema cannot see."""
-    found = {name: texts[path] for name in FLOWS if (path := f".buildkite/{name}") in texts}
+    paths = {name: f".buildkite/{name}" for name in FLOWS}
+    found = {name: texts[path] for name, path in paths.items() if path in texts}
     return lint_files(found, load(find_root(Path.cwd()))) if found else []
 
 
 def forbidden(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:
     """Lines that match a pattern."""
-    return [
-        f"{name}:{number}: {match[0]} {why}"
-        for name, text in texts.items()
-        for number, line in enumerate(text.splitlines(), 1)
-        if (match := pattern.search(line))
-    ]
+    found = []
+    for name, text in texts.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            match = pattern.search(line)
+            found += [f"{name}:{number}: {match[0]} {why}"] if match else []
+    return found
 
 
 def local_hooks(texts: Mapping[str, str]) -> list[str]:

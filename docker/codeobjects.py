@@ -78,7 +78,8 @@ def _bundles(data: bytes) -> Iterator[bytes]:
     """Each bundle of a section, decompressed. They follow each other with padding between."""
     at = 0
     while data:
-        found = [place for magic in (PLAIN, COMPRESSED) if (place := data.find(magic, at)) >= 0]
+        places = [data.find(magic, at) for magic in (PLAIN, COMPRESSED)]
+        found = [place for place in places if place >= 0]
         if not found:
             if at == 0:
                 raise UnreadableError(f"{SECTION} holds no offload bundle")

@@ -256,7 +256,8 @@ def read_process(proc: Path, pid: int) -> Process | None:
 def processes(proc: Path) -> dict[int, Process]:
     """Every process, by pid."""
     pids = [int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()]
-    return {pid: process for pid in pids if (process := read_process(proc, pid)) is not None}
+    found = {pid: read_process(proc, pid) for pid in pids}
+    return {pid: process for pid, process in found.items() if process is not None}
 
 
 def job_of(proc: Path, pid: int) -> str:
@@ -265,7 +266,7 @@ def job_of(proc: Path, pid: int) -> str:
         found = _environment(proc, pid)
     except OSError:
         return ""
-    return next((job for name in JOB_VARIABLES if (job := found.get(name, ""))), "")
+    return next((found[name] for name in JOB_VARIABLES if found.get(name)), "")
 
 
 EXECUTOR = "buildkite-agent"

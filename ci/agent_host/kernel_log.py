@@ -184,11 +184,12 @@ def read(env: Mapping[str, str]) -> Log:
 
 def parse(text: str) -> Log | None:
     """The trouble in a log; None when no line has the kernel's time, so nobody knows when anything happened."""
-    lines = [match for line in text.splitlines() if (match := _STAMP.match(line))]
-    if not lines:
+    matches = map(_STAMP.match, text.splitlines())
+    stamped = [(float(match[1]), host.printable(match[2])) for match in matches if match]
+    if not stamped:
         return None
-    stamped = [(float(match[1]), host.printable(match[2])) for match in lines]
-    trouble = tuple(Trouble(stamp, line, found) for stamp, line in stamped if (found := severity_of(line)) is not None)
+    judged = [(stamp, line, severity_of(line)) for stamp, line in stamped]
+    trouble = tuple(Trouble(stamp, line, severity) for stamp, line, severity in judged if severity is not None)
     return Log(trouble, max(stamp for stamp, _ in stamped))
 
 

@@ -79,7 +79,7 @@ class Reaped:
 
 def end_dead_jobs(places: Places, done: Reaped, *, spare: str = "") -> None:
     """End the containers, processes and folders of every job that no agent of this machine runs, but for `spare`."""
-    known = {job for path in places.temporary.glob("*") if (job := host.job_of_folder(path.name))}
+    known = {host.job_of_folder(path.name) for path in places.temporary.glob("*")} - {""}
     listing = (
         "docker",
         "ps",

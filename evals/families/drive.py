@@ -436,7 +436,7 @@ class ModelRun:
         with scan.claimed() if model.family.ssd else nullcontext(), compiling(wanted=plan.compiled):
             try:
                 if plan.compiled:
-                    prepared.forget()  # what earlier engines compiled is no merit of this one's warm-up
+                    prepared.clear()  # what earlier engines compiled is no merit of this one's warm-up
                 arguments = model.arguments(platform, plan.arguments)
                 how: dict[str, Any] = {"backend": self.backend.name, "poison": plan.poison, "best": model.best}
                 engine = FamilyEngine(model.checkpoint, **how, **arguments)

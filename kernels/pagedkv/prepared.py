@@ -1,40 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that look like an earlier one: their checks, their launch and Triton's look at each argument are done already.
+"""Cache of checked calls with their compiled kernels, keyed by signature.
 
-What a launcher checks and chooses, and which machine code Triton takes, follows from dtypes, extents, strides, devices
-and addresses modulo 16 of its tensors, from the values of everything else, from the device's driver and from Triton's
-settings. So a call of which all this has occurred before does what the earlier one did. Under Triton's interpreter, and
-where the audit compiles for devices that are not there, nothing is kept.
+What a launcher checks and chooses, and which machine code Triton takes, follows from the signature of a call: dtypes,
+extents, strides, devices and addresses modulo 16 of its tensors, the values of everything else, the device's driver and
+Triton's settings. A call whose signature has occurred before therefore skips all of it and launches at once. Under
+Triton's interpreter, and where the audit compiles for devices that are not there, nothing is kept.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 from triton import knobs
 from triton.runtime import JITFunction, driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable
 
-    Prepared = tuple[Callable[..., None], Sequence["Launch"]]
-    """What runs a call, without holding a tensor, and the launches in that."""
+    class Call(Protocol):
+        """Launches of the calls with one signature. It holds no tensor."""
+
+        @property
+        def launches(self) -> tuple[Launch, ...]:
+            """The kernels that the call launches."""
+
 
 MOST = 1024
-"""Calls that are kept, each a few kilobytes; the oldest makes room. A service in graphs has as many as batch sizes and
-bounds of lengths, times kinds of layers; prefill without graphs has one for each number of tokens."""
+"""Calls that are kept, each a few kilobytes; the oldest is dropped first. A service in graphs has as many as batch
+sizes and bounds of lengths, times kinds of layers; prefill without graphs has one for each number of tokens."""
 TWO_GIB = 1 << 31
 """Bytes of a tensor's storage above which Triton for AMD addresses it otherwise (buffer operations have 32 bits)."""
 
 _SETTINGS = (b"TRITON_", b"AMDGCN_", b"LLVM_", b"MLIR_")
 """Beginnings of environment variables that change what Triton makes of a kernel."""
 
-_runs: dict[Hashable, Callable[..., None]] = {}
+_calls: dict[Hashable, Call] = {}
 _warmed: set[Hashable] = set()
-"""What layers look like that a warm-up of this process has seen."""
+"""Signatures of layers that a warm-up of this process has seen."""
 
 
 def _driver() -> object:
@@ -42,8 +47,8 @@ def _driver() -> object:
     return None if knobs.runtime.interpret else driver.active
 
 
-class _Surroundings:
-    """What Triton compiles with, as a number that is another one once any of it has changed."""
+class _CompilerSettings:
+    """Number of Triton's driver and settings; it changes whenever any of them changes."""
 
     def __init__(self) -> None:
         self._seen: tuple[Any, ...] = ()
@@ -51,7 +56,7 @@ class _Surroundings:
         self._number = 0
 
     def number(self) -> int:
-        """Return the number of the driver and the settings of this moment; settings that come back have theirs again.
+        """Return the number of the current driver and settings; settings that come back get their number back.
 
         The environment is compared as bytes, without decoding: that is a microsecond, and a call has a few.
         """
@@ -67,16 +72,16 @@ class _Surroundings:
         return self._number
 
 
-_surroundings = _Surroundings()
+_compiler_settings = _CompilerSettings()
 
 
-def surroundings() -> int:
-    """Return a number that stands for the driver and the settings that Triton compiles with at this moment."""
-    return _surroundings.number()
+def compiler_settings() -> int:
+    """Return the number of the driver and the settings that Triton compiles with now."""
+    return _compiler_settings.number()
 
 
-def look(tensor: Tensor | None) -> Hashable:
-    """Return all that checks and Triton see of a tensor, but for what it holds."""
+def signature(tensor: Tensor | None) -> Hashable:
+    """Return everything that checks and Triton see of a tensor except its contents."""
     if tensor is None:
         return None
     far = tensor.untyped_storage().nbytes() >= TWO_GIB
@@ -84,10 +89,10 @@ def look(tensor: Tensor | None) -> Hashable:
 
 
 class Launch:
-    """A kernel with its grid and its constants, whose arguments look the same each time."""
+    """A kernel with its grid and its constants; all calls pass it arguments of one signature."""
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], **constants: Any) -> None:
-        """Take what `kernel[grid](..., **constants)` would."""
+        """Prepare `kernel[grid](..., **constants)`."""
         self._kernel, self._grid, self._constants = kernel, grid, constants
         self._rest: tuple[None, ...] = ()
         self._compiled: Callable[..., None] | None = None
@@ -109,59 +114,47 @@ class Launch:
             self._compiled = compiled[(*self._grid, 1, 1)[:3]]
 
 
-def call(looks: Hashable, prepare: Callable[[], Prepared | None], *arguments: Any) -> None:
-    """Run what an earlier call with the same looks prepared, else what `prepare` returns.
+def find(key: Hashable) -> Any:
+    """Return the call that was kept under a key; None where there is none, and for the key None."""
+    return _calls.get(key)
+
+
+def keep(key: Hashable, call: Call) -> None:
+    """Keep a call once all of its kernels are compiled; under the key None it is not kept."""
+    if key is not None and all(launch.compiled for launch in call.launches):
+        if len(_calls) >= MOST:
+            del _calls[next(iter(_calls))]
+        _calls[key] = call
+
+
+def first_warm_up(which: str, *given: Any, **options: Any) -> bool:
+    """Return whether this is the first warm-up of a signature in this process: of 44 equal layers one compiles.
 
     Args:
-        looks: All that `prepare` may use, or None to keep nothing.
-        prepare: Checks the call; None if there is nothing to do.
-        arguments: Of what runs the call.
-    """
-    if looks is not None:
-        looks = (looks, surroundings())
-    run = _runs.get(looks)
-    if run is not None:
-        run(*arguments)
-        return
-    prepared = prepare()
-    if prepared is None:
-        return
-    run, launches = prepared
-    run(*arguments)
-    if looks is not None and all(launch.compiled for launch in launches):
-        if len(_runs) >= MOST:
-            del _runs[next(iter(_runs))]
-        _runs[looks] = run
-
-
-def first(which: str, *given: Any, **options: Any) -> bool:
-    """Whether no layer that looks so has been warmed up in this process; it then counts as warmed up.
-
-    Args:
-        which: Warm-up. Of 44 alike layers one has something to do.
-        given: All that Triton compiles for: tensors, which count by their look, and what can be compared.
-        options: Likewise.
+        which: Name of the warm-up.
+        given: Everything that Triton compiles for: tensors, which count by their signature, and comparable values.
+        options: More of it, by name.
     """
     values = (*given, *sorted(options.items()))
-    known = (which, *map(_look_of, values), surroundings())
+    known = (which, *map(_signature_of, values), compiler_settings())
     if known in _warmed:
         return False
     _warmed.add(known)
     return True
 
 
-def _look_of(value: Any) -> Hashable:
+def _signature_of(value: Any) -> Hashable:
     if isinstance(value, tuple):
-        return tuple(map(_look_of, value))
-    return look(value) if isinstance(value, Tensor) else value
+        return tuple(map(_signature_of, value))
+    return signature(value) if isinstance(value, Tensor) else value
 
 
-def forget() -> None:
-    """Make the process one that has launched no kernel of ours: each is compiled, or read from Triton's cache, again.
+def clear() -> None:
+    """Forget every call, warm-up and loaded kernel: each is compiled, or read from Triton's cache, again.
 
-    Graphs that were captured stay as they are.
+    Captured graphs stay as they are.
     """
-    _runs.clear()
+    _calls.clear()
     _warmed.clear()
     for name in [name for name in sys.modules if name.startswith("pagedkv.")]:
         for value in vars(sys.modules[name]).values():

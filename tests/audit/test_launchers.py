@@ -101,9 +101,9 @@ def launches(request, library, monkeypatch):
     offline.utils = SimpleNamespace(load_binary=lambda *_: (1, 1, 100, 0, 1024), get_device_properties=get)
     offline.launcher_cls = Watched(CudaLauncher if of_nvidia else HIPLauncher, there, seen)
     with mock.patch.object(driver, "_active", offline):
-        prepared.forget()
+        prepared.clear()
         yield seen
-    prepared.forget()
+    prepared.clear()
 
 
 @pytest.mark.parametrize("name", NAMES)

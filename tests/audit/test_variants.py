@@ -107,7 +107,7 @@ def _heard() -> None:
 @pytest.fixture(autouse=True)
 def nothing_warmed():
     """A process as it begins."""
-    prepared.forget()
+    prepared.clear()
 
 
 @pytest.fixture(params=[*LDS_GRANULES, "sm_90"])
@@ -144,7 +144,7 @@ def test_a_warm_up_of_cross_attention_compiles_all_that_a_service_launches(arch)
     served = specialisations(arch, _heard)
     assert {"attention_kernel", "reduce_kernel"} < {each.kernel for each in served}
     assert not [(each.kernel, each.constants) for each in served if each.key not in ready]
-    prepared.forget()
+    prepared.clear()
     for_text = {each.key for each in specialisations(arch, lambda: _cross(16))}
     assert not {each.key for each in served} <= for_text, "the comparison compares"
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -44,13 +45,9 @@ def test_a_declaration_and_what_it_shares(tmp_path):
 
 def test_the_conditions_of_all_limits_are_those_that_the_steps_may_lack():
     """What the families declare, hilgate can ask for; and the step declares no more than that."""
-    limits = [
-        (platform, limit)
-        for family in FAMILIES.values()
-        for platform in PLATFORMS
-        for behaviour in (None, *BEHAVIOURS)
-        if (limit := family.limit(platform, behaviour))
-    ]
+    asked = itertools.product(FAMILIES.values(), PLATFORMS, (None, *BEHAVIOURS))
+    every = [(platform, family.limit(platform, behaviour)) for family, platform, behaviour in asked]
+    limits = [(platform, limit) for platform, limit in every if limit]
     assert [problem_of(limit.needs) for _, limit in limits if problem_of(limit.needs)] == []
     assert {limit.needs for _, limit in limits if not limit.everywhere} == {"cpu:amx_tile", "cpu:!avx512_bf16"}
     assert all(limit.needs == another_platform(platform) for platform, limit in limits if limit.everywhere)

@@ -17,7 +17,7 @@ import torch
 def _nothing_prepared(monkeypatch):
     from pagedkv import prepared
 
-    monkeypatch.setattr(prepared, "_runs", {})
+    monkeypatch.setattr(prepared, "_calls", {})
 
 
 @pytest.fixture(autouse=True)

@@ -135,7 +135,7 @@ def test_the_second_call_launches_what_the_first_did_with_tensors_of_its_own(ker
         assert not any(value is not None for value in passed[len(arguments) :])
         for one, other in zip(arguments, passed, strict=False):
             if isinstance(one, torch.Tensor):
-                assert prepared.look(one) == prepared.look(other)
+                assert prepared.signature(one) == prepared.signature(other)
                 assert one is not other
             else:
                 assert one == other
@@ -151,7 +151,7 @@ def test_a_prepared_call_keeps_no_tensor(kernels, name):
         kernel.launches.clear()
     del given
     gc.collect()
-    assert prepared._runs
+    assert prepared._calls
     assert not any(tensor() is not None for tensor in held)
 
 
@@ -213,7 +213,7 @@ def test_debug_checks_each_time_and_keeps_nothing():
     given["seq_lens"][0] = 1000
     with pytest.raises(ArgumentError, match="seq_lens: got 1000"):
         paged.paged_attention(**given)
-    assert not prepared._runs
+    assert not prepared._calls
 
 
 @pytest.mark.usefixtures("kernels")
@@ -231,7 +231,7 @@ def test_what_is_kept_has_a_bound_and_the_oldest_makes_room(kernels, monkeypatch
     monkeypatch.setattr(prepared, "MOST", 2)
     for length in range(40, 45):
         paged.paged_attention(**_attention(_cache(), max_seq_len=length))
-        assert len(prepared._runs) <= 2
+        assert len(prepared._calls) <= 2
     paged.paged_attention(**_attention(_cache(), max_seq_len=43))
     assert [how for how, *_ in kernels["attention_kernel"].launches] == ["compile"] * 5 + ["run"]
 

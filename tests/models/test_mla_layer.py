@@ -164,7 +164,7 @@ def test_a_warm_up_touches_nothing(make, parallel):
     out, lse = torch.full((2, HEADS, LATENT), 7.0), torch.full((2, HEADS), 7.0)
     before = data.cache.clone(), data.query.clone()
     given = {"block_table": torch.full((2, 4), 2**31 - 1, dtype=torch.int32), "most_queries": 3, "scale": SCALE}
-    prepared.forget()
+    prepared.clear()
     assert warm_up(data.query, data.cache, out, lse, **given) == 3
     assert warm_up(data.query, data.cache, out, lse, **given) == 0, "a layer that looks the same"
     torch.testing.assert_close((data.cache, data.query), before, rtol=0, atol=0, equal_nan=True)

@@ -73,7 +73,8 @@ def chromium() -> Iterator[Tab]:
         with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as browser:
             try:
                 assert browser.stderr is not None
-                port = next(found[1] for line in browser.stderr if (found := re.search(r"127\.0\.0\.1:(\d+)/", line)))
+                listening = map(re.compile(r"127\.0\.0\.1:(\d+)/").search, browser.stderr)
+                port = next(filter(None, listening))[1]
                 threading.Thread(target=browser.stderr.read, daemon=True).start()
                 page = httpx.put(f"http://127.0.0.1:{port}/json/new?about:blank", trust_env=False).json()
                 with connect(page["webSocketDebuggerUrl"], max_size=None) as socket:

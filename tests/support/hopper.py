@@ -71,13 +71,13 @@ def compiled(case: str) -> dict[str, CompiledKernel]:
     small = dataclasses.replace(whole, num_seqs=1 if whole.op == "scan" else min(4, whole.num_seqs))
 
     def launch() -> None:
-        prepared.forget()
+        prepared.clear()
         operations.prepare(small, "cpu", torch.bfloat16, 1).ours.run()
 
     try:
         return compiled_by(launch)
     finally:
-        prepared.forget()
+        prepared.clear()
 
 
 def printed_of(cubin: bytes, folder: Path, *command: str) -> str:

@@ -81,4 +81,5 @@ def _complaints(found: str | Sequence[str] | Mapping[str, str]) -> dict[str, lis
     if isinstance(found, str) or not hasattr(found, "items"):
         found = {"": found}
     by_check = {name: [words] if isinstance(words, str) else list(words) for name, words in found.items()}
-    return {name: kept for name, words in by_check.items() if (kept := [each for each in words if each])}
+    kept = {name: [each for each in words if each] for name, words in by_check.items()}
+    return {name: words for name, words in kept.items() if words}

@@ -189,7 +189,7 @@ def _model_at(model: type[StrictModel], loc: Loc) -> type[StrictModel]:
 def _nested(annotation: object) -> type[StrictModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, StrictModel):
         return annotation
-    return next((found for argument in get_args(annotation) if (found := _nested(argument))), None)
+    return next(filter(None, map(_nested, get_args(annotation))), None)
 
 
 def _write(verb: str, model: type[StrictModel], loc: Loc) -> str:

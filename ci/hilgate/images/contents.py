@@ -161,7 +161,8 @@ def fill(image: str, root: Path) -> list[str]:
             done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
         lines = done.stdout.splitlines() if done.returncode == 0 else []
         peeled = [line for line in lines if line.endswith("^{}")]  # of an annotated tag, its commit
-        found = {match[1] for line in peeled or lines if (match := ANSWERS[place.rpartition(".")[2]].search(line))}
+        matches = map(ANSWERS[place.rpartition(".")[2]].search, peeled or lines)
+        found = {match[1] for match in matches if match}
         path, before = root / PINS_FILE, (root / PINS_FILE).read_text(encoding="utf-8")
         try:
             (value,) = found

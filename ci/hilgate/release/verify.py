@@ -413,8 +413,8 @@ def check_sums(members: Mapping[str, Path]) -> int:
     """
     require(bundle.SUMS_FILE in members, f"{bundle.SUMS_FILE} is missing")
     lines = members[bundle.SUMS_FILE].read_bytes().decode("utf-8", errors="replace").splitlines()
-    matches = [match for line in lines if (match := re.fullmatch(r"([0-9a-f]{64})  (.+)", line))]
-    listed = {match[2]: match[1] for match in matches}
+    matches = [re.fullmatch(r"([0-9a-f]{64})  (.+)", line) for line in lines]
+    listed = {match[2]: match[1] for match in matches if match}
     require(len(listed) == len(lines), f"{bundle.SUMS_FILE} has a line that is no checksum, or names a file twice")
     present = members.keys() - {bundle.SUMS_FILE}
     for what, names in (

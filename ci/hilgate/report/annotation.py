@@ -66,7 +66,7 @@ def _render(view: ReportView, detail: Detail) -> str:
     ]
     for problem in view.problems(detail.failures_per_step):
         parts += _problem(problem, detail)
-    parts += [line for table in view.tables if (line := _first_failing_cell(table))]
+    parts += filter(None, map(_first_failing_cell, view.tables))
     parts += [f"### {TITLE}"] if view.reservations else []
     for one in view.reservations:
         title = f"**{markdown(one.title)}** ({markdown(one.what)})"

@@ -54,10 +54,10 @@ def reservations(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Rese
         ("unexpected pass", "in quarantine and passed: remove the entry from ci/quarantine.yaml", "unexpected_passes"),
     )
     found = [
-        Reservation(kind, what, step.key, ids)
+        Reservation(kind, what, step.key, getattr(step, attribute))
         for step in verdict.steps
         for kind, what, attribute in of_checks
-        if (ids := getattr(step, attribute))
+        if getattr(step, attribute)
     ]
     for step in verdict.steps:
         notes = _notes(recorded.last(step.key))
@@ -73,7 +73,8 @@ def reservations(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Rese
         ("put back", "measured with the merge base's own values, because nobody approved new ones", _put_back),
     )
     for kind, what, words_of in of_steps:
-        ids = tuple(f"{step.key}{words}" for one, step in passed if (words := words_of(one, step, recorded)))
+        words = {step.key: words_of(one, step, recorded) for one, step in passed}
+        ids = tuple(key + each for key, each in words.items() if each)
         if ids:
             found.append(Reservation(kind, what, "", ids))
     return tuple(found)

@@ -397,10 +397,10 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
             device,
             declarations.queue_for(step, device) or "none: locally only",
             declarations.image_for(step, device) or "-",
-            f"{last[key]:.3g} min" if (key := planned_key(step, device)) in last else "-",
+            f"{last[key]:.3g} min" if key in last else "-",
             f"hilgate run {key}",
         )
-        for device in step.devices
+        for key, device in ((planned_key(step, device), device) for device in step.devices)
     ]
     out.print("", table_of(("device", "queue", "image", "last here", "repeat it there with"), places), sep="\n")
 

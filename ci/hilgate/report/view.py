@@ -331,7 +331,8 @@ class StepBar:
 def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[StepBar], list[tuple[float, str]]]:
     """Bars of the attempts that ran and count, in the order in which they started, and (percent, words) of ticks."""
     outcomes = {step.key: step.outcome for step in verdict.steps}
-    records = [attempt.record for step in plan.steps if (attempt := recorded.last(step.key))]
+    attempts = [recorded.last(step.key) for step in plan.steps]
+    records = [attempt.record for attempt in attempts if attempt]
     records = sorted((one for one in records if one.seconds > 0), key=lambda record: record.started)
     if not records:
         return [], []

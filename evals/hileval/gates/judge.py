@@ -424,11 +424,7 @@ def _other_service(
         return "the engine reports no attention layer"
     wrong = [layer for layer in layers if (layer in ours) != (required == "pagedkv")]
     if required not in {"pagedkv", "vllm"}:
-        wrong = [
-            layer
-            for layer in layers
-            if required not in (found if isinstance(found := layer.get("names"), list) else [])
-        ]
+        wrong = [layer for layer in layers if required not in _names(layer)]
     if wrong:
         names = ", ".join(f"{layer.get('layer')} by {_name(layer.get('backend'))}" for layer in wrong[:3])
         return f"{len(wrong)} of {len(layers)} layers served by another backend: {names}"
@@ -447,6 +443,12 @@ def _stored(layer: Mapping[str, object]) -> str:
     """How K and V lie: packing and FP8 format; MLA's latent rows have neither."""
     packing, codes = layer.get("packing"), layer.get("fp8_format")
     return f"{packing or 'rows'}{f' of {codes}' if codes else ''}"
+
+
+def _names(layer: Mapping[str, object]) -> list[object]:
+    """Backends that a layer reports; none where the report is not a list."""
+    names = layer.get("names")
+    return names if isinstance(names, list) else []
 
 
 def _name(path: object) -> str:

@@ -115,3 +115,28 @@ def options(
             expected="None: partitions of a fixed length, as many as the bound of the lengths asks for",
             remedy="Leave one of the two out.",
         )
+
+
+def contents(
+    query: Tensor,
+    cache: PagedCache,
+    index: dict[str, Tensor],
+    max_query_len: int,
+    max_seq_len: int,
+    sliding_window: int | None,
+) -> None:
+    """Check scales, lengths and block ids (synchronises with the device).
+
+    Raises:
+        ArgumentError: one is wrong.
+    """
+    cache_checks.scales(cache)
+    checks.within("seq_lens", index["seq_lens"], max_seq_len + 1, "max_seq_len + 1")
+    checks.lengths(
+        **index,
+        num_tokens=query.shape[0],
+        max_query_len=max_query_len,
+        num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
+        sliding_window=sliding_window,
+    )

@@ -14,10 +14,10 @@ from pagedkv.launch import FEWEST_AT_ONCE, tuning
 
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
-    from pagedkv.launch import Attention
+    from pagedkv.launch import Attention, Where
 
 MEASURED_BYTES = 2
-"""Of an element of the queries for which launches are measured (`pagedkv.launch.Where`)."""
+"""Bytes of an element of the queries for which launches are measured (`pagedkv.launch.Where`)."""
 
 FIXED_SPLITS = 64
 """Most partitions of a fixed length: those of a longer sequence are longer, so that the scratch has a bound."""
@@ -230,6 +230,71 @@ def _fitted(
             )
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """An attention layer and its cache."""
+
+    head_size: int
+    element_bytes: int
+    """Bytes of an operand of the products."""
+    cache_bytes: int
+    """Bytes of an element of the cache."""
+    group: int
+    """Query heads of one KV head."""
+    packing: str
+    block_size: int
+
+    @property
+    def packed(self) -> bool:
+        return self.packing != "rows"
+
+    @property
+    def quantised(self) -> bool:
+        return self.cache_bytes < self.element_bytes
+
+    def measured(self, data: Attention, longest: int, needed: int, programs: int) -> Where | None:
+        """Return the measured launch of this layer in a step, where the tuning data have one."""
+        if self.element_bytes != MEASURED_BYTES:
+            return None
+        for where in data.where:
+            if where.holds(
+                cache_bytes=self.cache_bytes,
+                packing=self.packing,
+                head_size=self.head_size,
+                block_size=self.block_size,
+                group=self.group,
+                longest=longest,
+                needed=needed,
+                programs=programs,
+            ):
+                return where
+        return None
+
+
+def _derived(
+    arch: Arch, data: Attention, layer: _Layer, *, decode: bool, pairs: bool, bounds: tuple[int, int] | None
+) -> _Program:
+    """Return the program that no measurement has decided; `bounds` of the lengths of queries and KV make it smaller."""
+    most_rows = (layer.quantised and data.quantised_rows) or data.rows
+    tokens, most = 1 if decode else max(1, most_rows // layer.group), data.pair_tokens if pairs else data.tokens
+    if bounds is not None:
+        tokens, most = min(tokens, next_power_of_two(bounds[0])), min(most, next_power_of_two(bounds[1]))
+    unquantised_stages = data.packed_stages if layer.packed else data.stages
+    return _fitted(
+        arch,
+        data,
+        tokens=tokens,
+        group=layer.group,
+        waves=data.quantised_waves if layer.quantised else data.waves,
+        stages=(layer.quantised and data.quantised_stages) or unquantised_stages,
+        packed=layer.packed,
+        head_size=layer.head_size,
+        element_bytes=layer.element_bytes,
+        staged_bytes=layer.cache_bytes if pairs else layer.element_bytes,
+        most=most,
+    )
+
+
 @functools.lru_cache(maxsize=4096)
 def choose(
     arch: Arch,
@@ -260,99 +325,80 @@ def choose(
     """
     decode = max_query_len == 1
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
-    read = cache_bytes or element_bytes
-    packed, quantised = packing != "rows", read < element_bytes
-    group = num_q_heads // num_kv_heads
-    # What a sequence gets may not follow from a bound where the batch may not show.
-    longest = NEVER if batch_invariant else max_kv_len
-    programs = (
-        NEVER
-        if batch_invariant or num_splits is not None
-        else query_tiles(num_tokens, num_seqs, 1, decode=decode) * num_kv_heads
+    layer = _Layer(
+        head_size, element_bytes, cache_bytes or element_bytes, num_q_heads // num_kv_heads, packing, block_size
     )
-    needed = NEVER if batch_invariant else max_query_len * group
-    few = arch.compiled and not decode and needed <= data.few_rows
-    if few:
+    # What a sequence gets may not follow from a bound where the batch may not show.
+    needed = NEVER if batch_invariant else max_query_len * layer.group
+    programs = NEVER
+    if not batch_invariant and num_splits is None:
+        programs = query_tiles(num_tokens, num_seqs, 1, decode=decode) * num_kv_heads
+    if arch.compiled and not decode and needed <= data.few_rows:
         data = replace(data, rows=data.few_rows, quantised_rows=0)
-    layer: dict[str, Any] = {
-        "cache_bytes": read,
-        "packing": packing,
-        "head_size": head_size,
-        "block_size": block_size,
-        "group": group,
-    }
-    step: dict[str, Any] = {"longest": longest, "needed": needed, "programs": programs // arch.compute_units}
-    measured = None
-    if element_bytes == MEASURED_BYTES:
-        measured = next((where for where in data.where if where.holds(**layer, **step)), None)
-    pairs = measured is None and arch.code_pairs and quantised and decode and not packed and element_bytes == 2
+    measured = layer.measured(
+        data,
+        longest=NEVER if batch_invariant else max_kv_len,
+        needed=needed,
+        programs=programs // arch.compute_units,
+    )
+    pairs = measured is None and arch.code_pairs and decode and layer.quantised and not layer.packed
+    pairs = pairs and element_bytes == 2
     if measured is not None:
-        tokens = 1 if decode else measured.rows // group
-        program = _Program(measured.tokens, measured.stages, measured.waves, tokens, 1, group)
+        tokens = 1 if decode else measured.rows // layer.group
+        program = _Program(measured.tokens, measured.stages, measured.waves, tokens, 1, layer.group)
         data = replace(
             data,
             split_tokens=measured.split_tokens or data.split_tokens,
             programs_per_unit=measured.programs_per_unit or data.programs_per_unit,
         )
     else:
-        most_rows = (quantised and data.quantised_rows) or data.rows
-        tokens, most = 1 if decode else max(1, most_rows // group), data.pair_tokens if pairs else data.tokens
-        if not (arch.compiled or batch_invariant):
-            tokens, most = min(tokens, next_power_of_two(max_query_len)), min(most, next_power_of_two(max_kv_len))
-        program = _fitted(
-            arch,
-            data,
-            tokens=tokens,
-            group=group,
-            waves=data.quantised_waves if quantised else data.waves,
-            stages=(quantised and data.quantised_stages) or (data.packed_stages if packed else data.stages),
-            packed=packed,
-            head_size=head_size,
-            element_bytes=element_bytes,
-            staged_bytes=read if pairs else element_bytes,
-            most=most,
-        )
-    tile, tokens, parts = program.tile, program.tokens, program.parts
+        bounds = None if arch.compiled or batch_invariant else (max_query_len, max_kv_len)
+        program = _derived(arch, data, layer, decode=decode, pairs=pairs, bounds=bounds)
     split_tiles = 0
     if batch_invariant:
-        split_tiles = max(1, data.fixed_split_tokens // tile)
         # A window may begin at the last token of a tile.
-        num_splits = -(-(max_kv_len + (tile - 1 if windowed else 0)) // (split_tiles * tile))
-        num_splits = min(num_splits, FIXED_SPLITS)
+        in_sight = max_kv_len + (program.tile - 1 if windowed else 0)
+        split_tiles, num_splits = _fixed_splits(data, program.tile, in_sight)
     elif num_splits is None:
-        tiles = live_tiles(num_tokens, num_seqs, max_query_len, tokens, decode=decode)
-        programs = tiles * num_kv_heads * parts
+        tiles = live_tiles(num_tokens, num_seqs, max_query_len, program.tokens, decode=decode)
         num_splits = choose_splits(
-            programs,
-            -(-max_kv_len // tile),
+            tiles * num_kv_heads * program.parts,
+            -(-max_kv_len // program.tile),
             units=arch.compute_units,
             per_unit=data.programs_per_unit,
-            fewest_tiles=max(1, data.split_tokens // tile),
+            fewest_tiles=max(1, data.split_tokens // program.tile),
             at_once=tuning(arch.name).reduce.chunk,
         )
-    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=program.waves)
-    eu = data.waves_per_eu if tile * next_power_of_two(head_size) <= 4096 * waves and element_bytes == 2 else 0
-    chosen: dict[str, Any] = {"waves_per_eu": eu}
-    if measured is not None:
-        chosen = {
-            "waves_per_eu": measured.waves_per_eu,
-            "registers": measured.registers,
-            "values_first": bool(measured.values_first),
-            "key_rows": bool(measured.key_rows),
-        }
-    return AttentionLaunch(
-        tile,
+    launch = AttentionLaunch(
+        program.tile,
         program.rows,
-        tokens,
-        parts,
+        program.tokens,
+        program.parts,
         pairs,
-        waves,
+        reading_waves(
+            arch, tile=program.tile, head_size=head_size, element_bytes=layer.cache_bytes, most=program.waves
+        ),
         program.stages,
         num_splits,
         split_tiles,
         xcds=data.xcds,
-        **chosen,
     )
+    if measured is None:
+        bounded = launch.tile * next_power_of_two(head_size) <= 4096 * launch.waves and element_bytes == 2
+        return replace(launch, waves_per_eu=data.waves_per_eu if bounded else 0)
+    return replace(
+        launch,
+        waves_per_eu=measured.waves_per_eu,
+        registers=measured.registers,
+        values_first=bool(measured.values_first),
+        key_rows=bool(measured.key_rows),
+    )
+
+
+def _fixed_splits(data: Attention, tile: int, tokens: int) -> tuple[int, int]:
+    """Return the tiles of a partition of fixed length, and how many partitions `tokens` tokens have."""
+    split_tiles = max(1, data.fixed_split_tokens // tile)
+    return split_tiles, min(-(-tokens // (split_tiles * tile)), FIXED_SPLITS)
 
 
 def options(arch: Arch, launch: AttentionLaunch, *, decode: bool) -> dict[str, int]:

@@ -4,23 +4,22 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pagedkv import checks as tensor_checks
 from pagedkv.arch import NEVER, next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import AttentionOptions, AttentionStrides, attention_kernel
 from pagedkv.attention.launch import bound, bound_of_queries, choose, options, query_stays, query_tiles, reduced_at_once
 from pagedkv.attention.merge import reduce_kernel
 from pagedkv.attention.softmax import WEIGHT_SHIFT
-from pagedkv.cache import checks as cache_checks
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
-from pagedkv.prepared import Launch, call, look
+from pagedkv.prepared import Launch, compiler_settings, find, keep, signature
 from pagedkv.strides import alignment
 
 if TYPE_CHECKING:
@@ -29,7 +28,83 @@ if TYPE_CHECKING:
     from pagedkv.arch import Arch
     from pagedkv.attention.launch import AttentionLaunch
     from pagedkv.cache.cache import PagedCache
-    from pagedkv.prepared import Prepared
+    from pagedkv.fp8.scales import KernelScales
+
+
+class Step(NamedTuple):
+    """Bounds and options of a call. Many steps share the bounds, so a growing sequence has few signatures."""
+
+    most_queries: int
+    """Bound of the query lengths, from `bound_of_queries`; 1 in a decode step."""
+    longest: int
+    """Bound of the sequence lengths, from `bound`."""
+    scale: float
+    causal: bool
+    sliding_window: int | None
+    softcap: float | None
+    num_splits: int | None
+    batch_invariant: bool
+
+    @property
+    def decode(self) -> bool:
+        """Whether each sequence has one query."""
+        return self.most_queries == 1
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Launches of the calls with one signature."""
+
+    attend: Launch
+    merge: Launch | None
+    """Reduces the partial results of a split KV; None where the KV is not split."""
+    partial: tuple[int, int]
+    """Rows (token, head) and splits: extents of the partial results."""
+    numbers: tuple[Any, ...]
+    """Last arguments of `attend`."""
+    merge_numbers: tuple[Any, ...]
+    """Last arguments of `merge`."""
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The kernels that `run` launches."""
+        return (self.attend,) if self.merge is None else (self.attend, self.merge)
+
+    def run(
+        self,
+        cache: PagedCache,
+        query: Tensor,
+        out: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        lse: Tensor | None,
+        alibi_slopes: Tensor | None,
+        sinks: Tensor | None,
+    ) -> None:
+        """Launch for the tensors of one call; those of `paged_attention`."""
+        # Where an optional tensor is absent, any other takes its place: the kernel does not read it.
+        target, sums = out, seq_lens if lse is None else lse
+        if self.merge is not None:
+            target = query.new_empty((*self.partial, query.shape[2]), dtype=torch.float32)
+            sums = query.new_empty(self.partial, dtype=torch.float32)
+        with on(query):
+            self.attend(
+                query,
+                cache.key,
+                cache.value,
+                target,
+                sums,
+                block_table,
+                seq_lens,
+                query_start_loc,
+                *cache.scales,
+                seq_lens if alibi_slopes is None else alibi_slopes,
+                seq_lens if sinks is None else sinks,
+                *self.numbers,
+            )
+            if self.merge is not None:
+                self.merge(target, sums, out, sums if lse is None else lse, query_start_loc, *self.merge_numbers)
 
 
 def launch_of(
@@ -98,7 +173,7 @@ def paged_attention(
         query: Queries of all sequences, one after the other, in the dtype of the cache; beside a quantised cache in
             fp32, fp16 or bf16. Last dimension dense.
         cache: The cache, in any packing, quantised or not.
-        out: Result, in the dtype of the query or in fp32. Rows behind `query_start_loc[-1]` are left alone; a query
+        out: Result, in the dtype of the query or in fp32. Rows after `query_start_loc[-1]` are left alone; a query
             that sees no token gets 0.
         block_table: Block ids of each sequence. Entries outside the visible tokens are not looked up.
         seq_lens: Tokens of each sequence in the cache, those of this step included.
@@ -124,199 +199,209 @@ def paged_attention(
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
+    step = Step(
+        bound_of_queries(max_query_len),
+        bound(max_seq_len),
+        scale,
+        causal,
+        sliding_window,
+        softcap,
+        num_splits,
+        batch_invariant,
+    )
+    tensors = (query, out, block_table, seq_lens, query_start_loc, lse, alibi_slopes, sinks)
+    key = None if debug else ("attention", cache.signature, *map(signature, tensors), step, compiler_settings())
+    call = find(key)
+    if call is not None:
+        call.run(cache, *tensors)
+        return
     index = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
-    # A launch follows from bounds that many steps share, so that a call of a growing sequence looks like earlier ones.
-    most_queries, longest = bound_of_queries(max_query_len), bound(max_seq_len)
-    given = (most_queries, longest, scale, causal, sliding_window, softcap, num_splits, batch_invariant)
+    checks.tensors(query, cache, out, lse, index)
+    checks.options(
+        query,
+        max_query_len,
+        max_seq_len,
+        causal=causal,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        num_splits=num_splits,
+        batch_invariant=batch_invariant,
+    )
+    if debug:
+        checks.contents(query, cache, index, max_query_len, max_seq_len, sliding_window)
+    if query.shape[0] == 0 or block_table.shape[0] == 0:
+        return
+    call = _prepare(cache, step, query, out, block_table, lse, alibi_slopes, sinks)
+    call.run(cache, *tensors)
+    keep(key, call)
 
-    def prepare() -> Prepared | None:
-        checks.tensors(query, cache, out, lse, index)
-        checks.options(
-            query,
-            max_query_len,
-            max_seq_len,
-            causal=causal,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            num_splits=num_splits,
-            batch_invariant=batch_invariant,
-        )
-        if debug:
-            cache_checks.scales(cache)
-            tensor_checks.within("seq_lens", seq_lens, max_seq_len + 1, "max_seq_len + 1")
-            tensor_checks.lengths(
-                **index,
-                num_tokens=query.shape[0],
-                max_query_len=max_query_len,
-                num_blocks=cache.num_blocks,
-                block_size=cache.block_size,
-                sliding_window=sliding_window,
-            )
-        num_tokens, num_q_heads, head_size = query.shape
-        num_seqs, num_kv_heads = block_table.shape[0], cache.num_kv_heads
-        if num_tokens == 0 or num_seqs == 0:
-            return None
-        arch = current(query)
-        launch = launch_of(
-            arch,
-            query,
-            cache,
-            num_tokens=num_tokens,
-            num_seqs=num_seqs,
-            most_queries=most_queries,
-            longest=longest,
-            sliding_window=sliding_window,
-            num_splits=num_splits,
-            batch_invariant=batch_invariant,
-        )
-        decode = max_query_len == 1
-        splits = launch.splits
-        scales = kernel_scales(cache)
-        lse_strides = (0, 0) if lse is None else lse.stride()
-        num_rows = min(num_tokens, num_seqs * most_queries) * num_q_heads
-        partial = (num_rows, splits)
-        tiles = query_tiles(num_tokens, num_seqs, launch.tokens, decode=decode)
-        dependent = decode and arch.dependent_launches
-        # Two bytes at a time, so at even addresses.
-        pairs = launch.pairs and all(
-            side.data_ptr() % 2 == 0 and not any(stride % 2 for stride in strides[:3])
-            for side, strides in ((cache.key, cache.key_strides), (cache.value, cache.value_strides))
-        )
-        follows = {"launch_pdl": True} if dependent else {}
-        head_programs = num_kv_heads * launch.parts
-        padded = next_power_of_two(head_size)
-        # tanh(x) is computed from exp2(2 log2(e) x), so that factor and the cap's go into the one multiplication.
-        log2e = math.log2(math.e)
-        numbers = (
-            num_seqs,
-            splits,
-            tiles * head_programs,
-            block_table.stride(0),
-            scale * log2e * (2 / softcap if softcap else 1),
-            (softcap or 0.0) * log2e,
-            sliding_window or 0,
-            AttentionStrides(
-                query.stride()[:2],
-                cache.key_strides,
-                cache.value_strides,
-                (0, 0) if splits > 1 else out.stride()[:2],
-                (0, 0) if splits > 1 else lse_strides,
-                *scales.strides,
-            ),
-        )
-        # Decode on CDNA: lanes load what MFMA takes from them (`attention.kernel.matched_token`).
-        mfma = decode and arch.operand_from_lds_rows == NEVER
-        keys_matched = mfma and cache.packing != "rows" and cache.x >= 8 and padded % (4 * cache.x) == 0
-        grouped = cache.packing != "rows" and cache.block_size % cache.x == 0
-        values_matched = keys_matched and grouped and launch.tile % (4 * cache.x) == 0
-        run_length = 1
-        if cache.packing == "shuffle" or values_matched:
-            run_length = cache.x
-        elif cache.packing == "native" and launch.tile % cache.block_size == 0:
-            run_length = cache.block_size  # in larger blocks the compiler finds better runs
-        attention_options = AttentionOptions(
-            HEAD_SIZE=head_size,
-            PADDED=padded,
-            BLOCK_SIZE=cache.block_size,
-            GROUP=num_q_heads // num_kv_heads // launch.parts,
-            PARTS=launch.parts,
-            HEAD_PROGRAMS=head_programs,
-            XCDS=launch.xcds,
-            TOKENS=launch.tokens,
-            ROWS=launch.rows,
-            TILE=launch.tile,
-            SPLIT=splits > 1,
-            SPLIT_TILES=launch.split_tiles if splits > 1 else 0,
-            DECODE=decode,
-            CAUSAL=causal,
-            WINDOWED=sliding_window is not None,
-            CAPPED=softcap is not None,
-            ALIBI=alibi_slopes is not None,
-            SINKS=sinks is not None,
-            LSE=splits > 1 or lse is not None,
-            PACKING=PACKINGS.index(cache.packing),
-            X=cache.x,
-            SCALES=scales.kind,
-            FORMAT=scales.format,
-            NATIVE=scales.native_on(arch),
-            ALIKE=cache.packing == "rows" and cache.key_strides[:2] == cache.value_strides[:2],
-            ALIGN=alignment(*query.stride()[:2], *cache.key_strides, *cache.value_strides),
-            EVEN_GROUPS=cache.packing != "shuffle" or cache.value_strides[1] % cache.x == 0,
-            DEPENDENT=dependent,
-            PAIRS=pairs,
-            GROUPED=grouped,
-            KEYS_MATCHED=keys_matched,
-            VALUES_MATCHED=values_matched,
-            RUN=run_length,
-            SHIFT=WEIGHT_SHIFT.value if pairs or query.dtype == torch.float16 else 0.0,
-            KEPT=query_stays(arch, launch.rows) and scales.kind == 0 and scale >= 0,
-            VALUES_FIRST=launch.values_first,
-            KEY_ROWS=cache.packing == "rows" or (launch.key_rows and not keys_matched),
-        )
-        attend = Launch(
-            attention_kernel,
-            (tiles * head_programs, splits),
-            OPTIONS=attention_options,
-            num_warps=launch.waves,
-            num_stages=launch.stages,
-            **options(arch, launch, decode=decode),
-            **follows,
-        )
-        data = tuning(arch.name).reduce
-        chunk = reduced_at_once(splits, data.chunk, decode=decode, batch_invariant=batch_invariant)
-        merge_numbers = (num_seqs, num_rows, splits, out.stride()[:2], lse_strides)
-        merge = Launch(
-            reduce_kernel,
-            (-(-num_rows // data.rows),),
-            NUM_HEADS=num_q_heads,
-            HEAD_SIZE=head_size,
-            PADDED=padded,
-            ROWS=data.rows,
-            CHUNK=chunk,
-            ONCE=splits <= chunk,
-            LSE=lse is not None,
-            DEPENDENT=dependent,
-            num_warps=data.waves_of(chunk, padded),
-            **follows,
-        )
 
-        def run(
-            cache: PagedCache,
-            query: Tensor,
-            out: Tensor,
-            block_table: Tensor,
-            seq_lens: Tensor,
-            query_start_loc: Tensor,
-            lse: Tensor | None,
-            slopes: Tensor | None,
-            sinks: Tensor | None,
-        ) -> None:
-            target, sums = out, seq_lens if lse is None else lse
-            if splits > 1:
-                target = query.new_empty((*partial, head_size), dtype=torch.float32)
-                sums = query.new_empty(partial, dtype=torch.float32)
-            with on(query):
-                attend(
-                    query,
-                    cache.key,
-                    cache.value,
-                    target,
-                    sums,
-                    block_table,
-                    seq_lens,
-                    query_start_loc,
-                    *cache.scales,
-                    seq_lens if slopes is None else slopes,
-                    seq_lens if sinks is None else sinks,
-                    *numbers,
-                )
-                if splits > 1:
-                    merge(target, sums, out, sums if lse is None else lse, query_start_loc, *merge_numbers)
+def _prepare(
+    cache: PagedCache,
+    step: Step,
+    query: Tensor,
+    out: Tensor,
+    block_table: Tensor,
+    lse: Tensor | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> AttentionCall:
+    """Choose the launches of a call that was checked."""
+    arch = current(query)
+    num_tokens, num_q_heads, _ = query.shape
+    num_seqs = block_table.shape[0]
+    launch = launch_of(
+        arch,
+        query,
+        cache,
+        num_tokens=num_tokens,
+        num_seqs=num_seqs,
+        most_queries=step.most_queries,
+        longest=step.longest,
+        sliding_window=step.sliding_window,
+        num_splits=step.num_splits,
+        batch_invariant=step.batch_invariant,
+    )
+    split = launch.splits > 1
+    scales = kernel_scales(cache)
+    programs = query_tiles(num_tokens, num_seqs, launch.tokens, decode=step.decode) * cache.num_kv_heads * launch.parts
+    dependent = step.decode and arch.dependent_launches
+    constants = _options(
+        arch,
+        query,
+        cache,
+        step,
+        launch,
+        scales,
+        alibi=alibi_slopes is not None,
+        sinks=sinks is not None,
+        lse=split or lse is not None,
+        dependent=dependent,
+    )
+    follows = {"launch_pdl": True} if dependent else {}
+    attend = Launch(
+        attention_kernel,
+        (programs, launch.splits),
+        OPTIONS=constants,
+        num_warps=launch.waves,
+        num_stages=launch.stages,
+        **options(arch, launch, decode=step.decode),
+        **follows,
+    )
+    lse_strides = (0, 0) if lse is None else lse.stride()
+    strides = AttentionStrides(
+        query.stride()[:2],
+        cache.key_strides,
+        cache.value_strides,
+        (0, 0) if split else out.stride()[:2],
+        (0, 0) if split else lse_strides,
+        *scales.strides,
+    )
+    # tanh(x) is computed from exp2(2 log2(e) x), so that factor and the cap's go into the one multiplication.
+    log2e = math.log2(math.e)
+    factor = step.scale * log2e * (2 / step.softcap if step.softcap else 1)
+    cap = (step.softcap or 0.0) * log2e
+    window = step.sliding_window or 0
+    numbers = (num_seqs, launch.splits, programs, block_table.stride(0), factor, cap, window, strides)
+    partial = (min(num_tokens, num_seqs * step.most_queries) * num_q_heads, launch.splits)
+    merge = _merge(arch, query, step, partial, has_lse=lse is not None, follows=follows) if split else None
+    return AttentionCall(attend, merge, partial, numbers, (num_seqs, *partial, out.stride()[:2], lse_strides))
 
-        return run, (attend, merge) if splits > 1 else (attend,)
 
-    tensors = (query, out, *index.values(), lse, alibi_slopes, sinks)
-    looks = None if debug else ("attention", cache.look, *map(look, tensors), *given)
-    call(looks, prepare, cache, *tensors)
+def _merge(
+    arch: Arch, query: Tensor, step: Step, partial: tuple[int, int], *, has_lse: bool, follows: dict[str, bool]
+) -> Launch:
+    """Choose the launch that reduces the partial results of a split KV, of `partial` rows and splits."""
+    num_rows, splits = partial
+    _, num_q_heads, head_size = query.shape
+    data = tuning(arch.name).reduce
+    padded = next_power_of_two(head_size)
+    chunk = reduced_at_once(splits, data.chunk, decode=step.decode, batch_invariant=step.batch_invariant)
+    return Launch(
+        reduce_kernel,
+        (-(-num_rows // data.rows),),
+        NUM_HEADS=num_q_heads,
+        HEAD_SIZE=head_size,
+        PADDED=padded,
+        ROWS=data.rows,
+        CHUNK=chunk,
+        ONCE=splits <= chunk,
+        LSE=has_lse,
+        DEPENDENT=bool(follows),
+        num_warps=data.waves_of(chunk, padded),
+        **follows,
+    )
+
+
+def _options(
+    arch: Arch,
+    query: Tensor,
+    cache: PagedCache,
+    step: Step,
+    launch: AttentionLaunch,
+    scales: KernelScales,
+    *,
+    alibi: bool,
+    sinks: bool,
+    lse: bool,
+    dependent: bool,
+) -> AttentionOptions:
+    """Choose what the attention kernel is compiled for."""
+    padded = next_power_of_two(cache.head_size)
+    split = launch.splits > 1
+    # Codes are read two bytes at a time, so at even addresses.
+    pairs = launch.pairs and all(
+        side.data_ptr() % 2 == 0 and not any(stride % 2 for stride in strides[:3])
+        for side, strides in ((cache.key, cache.key_strides), (cache.value, cache.value_strides))
+    )
+    # Decode on CDNA: lanes load what MFMA takes from them (`attention.kernel.matched_token`).
+    mfma = step.decode and arch.operand_from_lds_rows == NEVER
+    keys_matched = mfma and cache.packing != "rows" and cache.x >= 8 and padded % (4 * cache.x) == 0
+    grouped = cache.packing != "rows" and cache.block_size % cache.x == 0
+    values_matched = keys_matched and grouped and launch.tile % (4 * cache.x) == 0
+    run_length = 1
+    if cache.packing == "shuffle" or values_matched:
+        run_length = cache.x
+    elif cache.packing == "native" and launch.tile % cache.block_size == 0:
+        run_length = cache.block_size  # in larger blocks the compiler finds better runs
+    return AttentionOptions(
+        HEAD_SIZE=cache.head_size,
+        PADDED=padded,
+        BLOCK_SIZE=cache.block_size,
+        GROUP=query.shape[1] // cache.num_kv_heads // launch.parts,
+        PARTS=launch.parts,
+        HEAD_PROGRAMS=cache.num_kv_heads * launch.parts,
+        XCDS=launch.xcds,
+        TOKENS=launch.tokens,
+        ROWS=launch.rows,
+        TILE=launch.tile,
+        SPLIT=split,
+        SPLIT_TILES=launch.split_tiles if split else 0,
+        DECODE=step.decode,
+        CAUSAL=step.causal,
+        WINDOWED=step.sliding_window is not None,
+        CAPPED=step.softcap is not None,
+        ALIBI=alibi,
+        SINKS=sinks,
+        LSE=lse,
+        PACKING=PACKINGS.index(cache.packing),
+        X=cache.x,
+        SCALES=scales.kind,
+        FORMAT=scales.format,
+        NATIVE=scales.native_on(arch),
+        ALIKE=cache.packing == "rows" and cache.key_strides[:2] == cache.value_strides[:2],
+        ALIGN=alignment(*query.stride()[:2], *cache.key_strides, *cache.value_strides),
+        EVEN_GROUPS=cache.packing != "shuffle" or cache.value_strides[1] % cache.x == 0,
+        DEPENDENT=dependent,
+        PAIRS=pairs,
+        GROUPED=grouped,
+        KEYS_MATCHED=keys_matched,
+        VALUES_MATCHED=values_matched,
+        RUN=run_length,
+        SHIFT=WEIGHT_SHIFT.value if pairs or query.dtype == torch.float16 else 0.0,
+        KEPT=query_stays(arch, launch.rows) and scales.kind == 0 and step.scale >= 0,
+        VALUES_FIRST=launch.values_first,
+        KEY_ROWS=cache.packing == "rows" or (launch.key_rows and not keys_matched),
+    )

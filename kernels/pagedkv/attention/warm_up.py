@@ -14,7 +14,7 @@ from pagedkv.cache.warm_up import longer
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.device import current
 from pagedkv.launch import tuning
-from pagedkv.prepared import first
+from pagedkv.prepared import first_warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -85,8 +85,8 @@ def warm_up(
     Returns:
         How many launches of attention differ; 0 where this process has warmed up a layer that looks the same.
     """
-    layer = (query, key, value, out, cache.look, service, sliding_window)
-    if not first("attention", *layer, **options):
+    layer = (query, key, value, out, cache.signature, service, sliding_window)
+    if not first_warm_up("attention", *layer, **options):
         return 0
     rows = max(service.max_seqs, min(service.max_tokens, MOST_ROWS))
     query, key, value, out = (longer(tensor, rows) for tensor in (query, key, value, out))

@@ -243,7 +243,7 @@ class Budgets:
                 "not accumulate (ROCm/rocMLIR PR 2459): order the arithmetic otherwise"
             )
         wide = (pointer for pointer in budget.wide if pointer not in scattered)
-        found += [problem for pointer in wide if (problem := self.narrow(figures, pointer))]
+        found += filter(None, (self.narrow(figures, pointer) for pointer in wide))
         if figures.register_waves != text.occupancy:
             found.append(
                 f"the audit's register model says {figures.register_waves} waves per SIMD, LLVM says {text.occupancy}: "

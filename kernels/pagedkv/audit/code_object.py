@@ -160,7 +160,7 @@ _MFMA = re.compile(r"v_s?mfmac?_\w+?_(\d+)x(\d+)x(\d+)")
 """Rows, columns and depth of a matrix instruction: so many multiplications and additions each."""
 _BROADCAST_HIGH = re.compile(r"^\s+v_pk_fma_f32\b.*\bop_sel:\[0,1,0\]")
 _TRANSCENDENTAL = re.compile(r"v_(?:exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_(?:f16|f32)")
-_LDS = re.compile(r"ds_[a-z]+(2?)(?:st64)?(?:_rtn)?_[biuf](\d+)")
+_LDS = re.compile(r"ds_[a-z]+(?P<pair>2?)(?:st64)?(?:_rtn)?_[biuf](?P<bits>\d+)")
 """Pieces and bits that each lane moves."""
 _LANES = 64
 _OCCUPANCY = re.compile(r"^;\s*Occupancy:\s*(\d+)", re.MULTILINE)
@@ -321,16 +321,24 @@ def _loops(spans: list[tuple[int, int]], lines: list[tuple[str, str]]) -> tuple[
 
 
 def _loop(lines: list[tuple[str, str]]) -> Loop:
-    flop = [2 * math.prod(map(int, shape.groups())) for name, _ in lines if (shape := _MFMA.match(name))]
-    lds = [int(found[2]) // 8 * (2 if found[1] else 1) for name, _ in lines if (found := _LDS.match(name))]
-    lds += [_LOAD_BYTES.get(found[1], 0) for name, line in lines if " lds" in line and (found := _LOAD.match(name))]
+    flop, lds, vector = [], 0, 0
+    for name, line in lines:
+        matrix, access, load = _MFMA.match(name), _LDS.match(name), _LOAD.match(name)
+        if matrix:
+            flop.append(2 * math.prod(map(int, matrix.groups())))
+        elif name.startswith("v_"):
+            vector += 1
+        if access:
+            lds += int(access["bits"]) // 8 * (2 if access["pair"] else 1)
+        if load and " lds" in line:
+            lds += _LOAD_BYTES.get(load[1], 0)
     return Loop(
         instructions=len(lines),
         mfma=len(flop),
         flop=sum(flop),
-        vector=sum(name.startswith("v_") and not _MFMA.match(name) for name, _ in lines),
+        vector=vector,
         transcendental=sum(bool(_TRANSCENDENTAL.match(name)) for name, _ in lines),
-        lds_bytes=_LANES * sum(lds),
+        lds_bytes=_LANES * lds,
         lds_waits=sum(name == "s_waitcnt" and "lgkmcnt" in line for name, line in lines),
         barriers=sum(name == "s_barrier" for name, _ in lines),
     )

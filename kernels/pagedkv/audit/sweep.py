@@ -135,12 +135,12 @@ def _line(
 ) -> tuple[tuple[float, ...], str]:
     """Rank and text of a point of the grid."""
     name = " ".join(f"{key}={value}" for key, value in setting.items())
-    good = [
-        (each, numbers, useful_flop_per_cycle(each, numbers, wanted.options["num_stages"]))
-        for wanted, each in results
-        if wanted and isinstance(each, Figures) and each.lds_bytes <= limits(each.arch).lds_bytes
-        if (numbers := budgets.loop_numbers(each, dict(wanted.constants)))
-    ]
+    good = []
+    for wanted, each in results:
+        if wanted and isinstance(each, Figures) and each.lds_bytes <= limits(each.arch).lds_bytes:
+            numbers = budgets.loop_numbers(each, dict(wanted.constants))
+            if numbers:
+                good.append((each, numbers, useful_flop_per_cycle(each, numbers, wanted.options["num_stages"])))
     if len(good) < len(results):
         return (2, 0), f"{len(results) - len(good)} of {len(results)} do not compile or fit".rjust(64) + f"  {name}"
     flop = [numbers["flop_per_instruction"] for _, numbers, _ in good]

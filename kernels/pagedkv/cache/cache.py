@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pagedkv.errors import ArgumentError
 from pagedkv.layout import KEY_AXES, PACKINGS, VALUE_AXES, Packing, vector_elements
-from pagedkv.prepared import look
+from pagedkv.prepared import signature
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -98,14 +98,14 @@ class PagedCache:
         return (self.key, self.value) if scaled is None else (scaled.key_scale, scaled.value_scale)
 
     @property
-    def look(self) -> Hashable:
-        """What `pagedkv.prepared.look` says of its tensors, and how it is packed and quantised.
+    def signature(self) -> Hashable:
+        """Signatures of its tensors (`pagedkv.prepared.signature`), and how it is packed and quantised.
 
-        Asked at each call: whoever sleeps and wakes up points the same tensors at other memory (`Tensor.set_`).
+        Asked at each call: a server that sleeps and wakes up points the same tensors at other memory (`Tensor.set_`).
         """
         scaled = self.quantisation
-        scales = scaled and (scaled.format, look(scaled.key_scale), look(scaled.value_scale))
-        return self.packing, look(self.key), look(self.value), scales
+        scales = scaled and (scaled.format, signature(scaled.key_scale), signature(scaled.value_scale))
+        return self.packing, signature(self.key), signature(self.value), scales
 
     @property
     def key_strides(self) -> tuple[int, int, int, int]:

@@ -19,13 +19,13 @@ _NAMES = {"b": "num_blocks", "t": "block_size", "h": "num_kv_heads", "c": "head_
 
 
 def whole(cache: PagedCache) -> None:
-    """Check a cache, once for what its tensors look like: axes of its packing, one dtype, dense rows, scales that fit.
+    """Check a cache, once for each signature: axes of its packing, one dtype, dense rows, scales that fit.
 
     Raises:
         ArgumentError: it is not such a cache.
     """
-    look = cache.look
-    if vars(cache).get("checked") == look:
+    signature = cache.signature
+    if vars(cache).get("checked") == signature:
         return
     key_axes, value_axes = KEY_AXES[cache.packing], VALUE_AXES[cache.packing]
     shape("cache.key", cache.key, (None,) * len(key_axes), f"{_spelled(key_axes)} ({cache.packing})")
@@ -64,7 +64,7 @@ def whole(cache: PagedCache) -> None:
     device(("cache.key", cache.key), {"cache.value": cache.value})
     if cache.quantisation is not None:
         _scales(cache, cache.quantisation)
-    vars(cache)["checked"] = look  # past the frozen fields, as a cached property is kept
+    vars(cache)["checked"] = signature  # past the frozen fields, as a cached property is kept
 
 
 def beside(name: str, tensor: torch.Tensor, cache: PagedCache) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pagedkv.cache.rotary import FEWEST_TOKENS, rotate_and_write
 from pagedkv.device import current
 from pagedkv.launch import tuning
-from pagedkv.prepared import first
+from pagedkv.prepared import first_warm_up
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ def warm_up(
     Returns:
         How many launches differ; 0 where this process has warmed up a layer that looks the same.
     """
-    if not first("rotation", query, key, value, positions, cos_sin, cache.look, neox):
+    if not first_warm_up("rotation", query, key, value, positions, cos_sin, cache.signature, neox):
         return 0
     count, launches = FEWEST_TOKENS, 0
     most = max(count, tuning(current(query).name).write.rows)

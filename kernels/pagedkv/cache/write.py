@@ -17,6 +17,7 @@ of a cache line meet there.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import triton
@@ -28,14 +29,13 @@ from pagedkv.device import current, on
 from pagedkv.fp8.scales import PER_TOKEN, kernel_scales, stored
 from pagedkv.launch import rows_of_program, tuning
 from pagedkv.layout import PACKINGS
-from pagedkv.prepared import Launch, call, look
+from pagedkv.prepared import Launch, compiler_settings, find, keep, signature
 from pagedkv.strides import alignment, key_channels, scale_at, sides_of, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pagedkv.cache.cache import PagedCache
-    from pagedkv.prepared import Prepared
 
 
 class WriteStrides(NamedTuple):
@@ -147,51 +147,72 @@ def write_kv_cache(
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
+    key_of_call = None
+    if not debug:
+        key_of_call = ("write", cache.signature, *map(signature, (key, value, slot_mapping)), compiler_settings())
+    call = find(key_of_call)
+    if call is not None:
+        call.run(cache, key, value, slot_mapping)
+        return
+    cache_checks.step(key, value, cache, slot_mapping, debug=debug)
+    if slot_mapping.shape[0] == 0:
+        return
+    call = _prepare(key, value, cache, slot_mapping)
+    call.run(cache, key, value, slot_mapping)
+    keep(key_of_call, call)
 
-    def prepare() -> Prepared | None:
-        cache_checks.step(key, value, cache, slot_mapping, debug=debug)
-        num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
-        num_slots = slot_mapping.shape[0]
-        if num_slots == 0:
-            return None
-        arch = current(key)
-        data = tuning(arch.name).write
-        scales = kernel_scales(cache)
-        strides = (key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
-        padded = next_power_of_two(head_size)
-        if cache.packing == "rows":
-            kernel, count = _write_kernel, num_slots * num_kv_heads
-            rows, width = rows_of_program(arch, count, most=data.rows, fewest=next_power_of_two(num_kv_heads)), padded
-            grid: tuple[int, ...] = (-(-count // rows),)
-        else:
-            kernel, count = packed_write_kernel, num_slots
-            width = padded if scales.kind == PER_TOKEN else min(data.slice, padded)
-            rows = rows_of_program(arch, count, most=data.rows * padded // width, fewest=16)
-            grid = (-(-count // rows), num_kv_heads * -(-head_size // width))
-        options = WriteOptions(
-            NUM_HEADS=num_kv_heads,
-            HEAD_SIZE=head_size,
-            BLOCK_SIZE=cache.block_size,
-            ROWS=rows,
-            CHANNELS=width,
-            PACKING=PACKINGS.index(cache.packing),
-            X=cache.x,
-            SCALES=scales.kind,
-            FORMAT=scales.format,
-            LARGEST=scales.largest,
-            ALIGN=alignment(*itertools.chain(*strides)),
-        )
-        write = Launch(kernel, grid, OPTIONS=options, num_warps=data.waves)
-        numbers = (count, WriteStrides(*strides, slot_mapping.stride(), *scales.strides))
 
-        def run(cache: PagedCache, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
-            with on(key):
-                write(key, value, cache.key, cache.value, slot_mapping, *cache.scales, *numbers)
+@dataclass(frozen=True)
+class WriteCall:
+    """Launch of the writes with one signature."""
 
-        return run, (write,)
+    write: Launch
+    numbers: tuple[int, WriteStrides]
+    """Last arguments of `write`."""
 
-    tensors = (key, value, slot_mapping)
-    call(None if debug else ("write", cache.look, *map(look, tensors)), prepare, cache, *tensors)
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The kernel that `run` launches."""
+        return (self.write,)
+
+    def run(self, cache: PagedCache, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+        """Launch for the tensors of one call; those of `write_kv_cache`."""
+        with on(key):
+            self.write(key, value, cache.key, cache.value, slot_mapping, *cache.scales, *self.numbers)
+
+
+def _prepare(key: Tensor, value: Tensor, cache: PagedCache, slot_mapping: Tensor) -> WriteCall:
+    """Choose the launch of a write that was checked."""
+    num_slots, num_kv_heads, head_size = slot_mapping.shape[0], cache.num_kv_heads, cache.head_size
+    arch = current(key)
+    data = tuning(arch.name).write
+    scales = kernel_scales(cache)
+    strides = (key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
+    padded = next_power_of_two(head_size)
+    if cache.packing == "rows":
+        kernel, count = _write_kernel, num_slots * num_kv_heads
+        rows, width = rows_of_program(arch, count, most=data.rows, fewest=next_power_of_two(num_kv_heads)), padded
+        grid: tuple[int, ...] = (-(-count // rows),)
+    else:
+        kernel, count = packed_write_kernel, num_slots
+        width = padded if scales.kind == PER_TOKEN else min(data.slice, padded)
+        rows = rows_of_program(arch, count, most=data.rows * padded // width, fewest=16)
+        grid = (-(-count // rows), num_kv_heads * -(-head_size // width))
+    options = WriteOptions(
+        NUM_HEADS=num_kv_heads,
+        HEAD_SIZE=head_size,
+        BLOCK_SIZE=cache.block_size,
+        ROWS=rows,
+        CHANNELS=width,
+        PACKING=PACKINGS.index(cache.packing),
+        X=cache.x,
+        SCALES=scales.kind,
+        FORMAT=scales.format,
+        LARGEST=scales.largest,
+        ALIGN=alignment(*itertools.chain(*strides)),
+    )
+    write = Launch(kernel, grid, OPTIONS=options, num_warps=data.waves)
+    return WriteCall(write, (count, WriteStrides(*strides, slot_mapping.stride(), *scales.strides)))
 
 
 @triton.jit(do_not_specialize=["num_slots"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,22 +12,22 @@ import torch
 from pagedkv.arch import NEVER, next_power_of_two
 from pagedkv.checks import lengths, positive
 from pagedkv.device import INTERPRETED, current, on
-from pagedkv.errors import ArgumentError
 from pagedkv.launch import tuning
 from pagedkv.mla import checks
 from pagedkv.mla.kernel import MlaOptions, MlaStrides, mla_decode_kernel, mla_reduce_kernel
 from pagedkv.mla.launch import MlaShape, choose, options
 from pagedkv.mla.schedule import check, sizes
 from pagedkv.mla.tables import allocate, fill
-from pagedkv.prepared import TWO_GIB, Launch, call, look
+from pagedkv.prepared import TWO_GIB, Launch, compiler_settings, find, keep, signature
 from pagedkv.strides import alignment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pagedkv.arch import Arch
     from pagedkv.fp8.formats import FormatName
+    from pagedkv.mla.launch import MlaLaunch
     from pagedkv.mla.tables import Tables
-    from pagedkv.prepared import Prepared
 
 
 def mla_decode(
@@ -58,8 +59,8 @@ def mla_decode(
         query: Absorbed queries, latent channels first; last dimension dense.
         cache: Latent rows `kv_c | k_pe`, any block and row strides (padded pages), last dimension dense. In the dtype
             of the query, or uint8 codes of `cache_format`.
-        out: Result. Rows behind `query_start_loc[-1]` are left alone; a query that sees no token gets 0.
-        block_table: Block ids of each sequence; entries behind its tokens are not looked up.
+        out: Result. Rows after `query_start_loc[-1]` are left alone; a query that sees no token gets 0.
+        block_table: Block ids of each sequence; entries after its tokens are not looked up.
         seq_lens: Tokens of each sequence in the cache, those of this step included; 0 for padding.
         query_start_loc: Where the queries of each sequence begin in `query`.
         max_query_len: Upper bound of the query lengths.
@@ -75,135 +76,186 @@ def mla_decode(
         ArgumentError: an argument is wrong (`pagedkv.errors`).
         ScheduleError: with debug, tables that do not cover the step (`pagedkv.mla.schedule`).
     """
-
-    def prepare() -> Prepared | None:
-        num_seqs = checks.tensors(query, cache, out, block_table, seq_lens, query_start_loc, lse)
-        checks.codes(query, cache, cache_format, cache_scale)
-        if max_query_len < 1:
-            raise ArgumentError(
-                "length", "max_query_len", got=max_query_len, expected=">= 1", remedy="Pass the bound of the step."
-            )
-        if programs is not None and programs < 1:
-            raise ArgumentError(
-                "split", "programs", got=programs, expected="None or >= 1", remedy="Pass None to let tuning decide."
-            )
-        num_tokens, num_heads, width = query.shape
-        latent_size = out.shape[-1]
-        if num_tokens == 0 or num_seqs == 0:
-            return None
-        shape = MlaShape(
-            latent_size=latent_size,
-            rope_size=width - latent_size,
-            element_bytes=query.element_size(),
-            num_heads=num_heads,
-            max_query_len=max_query_len,
-            quantised=cache_format is not None,
-            programs=programs,
-        )
-        arch = current(query)
-        launch = choose(arch, shape)
-        if tables is not None:
-            checks.same_step(tables, launch, num_seqs)
-        if debug:
-            num_blocks, block_size, _ = cache.shape
-            bounds = {"num_tokens": num_tokens, "max_query_len": max_query_len}
-            if cache_scale is not None:
-                positive("cache_scale", cache_scale)
-            lengths(block_table, seq_lens, query_start_loc, **bounds, num_blocks=num_blocks, block_size=block_size)
-        partials = sizes(num_seqs, launch.groups).partials
-        parts = (partials, launch.tiles * launch.rows)
-        lse_strides = (0, 0) if lse is None else lse.stride()
-        # Two codes at a time, so at even addresses.
-        even = (latent_size, width, cache.data_ptr(), *cache.stride()[:2])
-        decode_options = MlaOptions(
-            NUM_HEADS=num_heads,
-            LATENT=latent_size,
-            HAS_LSE=lse is not None,
-            ROPE=width - latent_size,
-            # Triton 3.6.0 for gfx942 halves the accumulator that comes into a product of 16 channels.
-            HALF=max(16 if INTERPRETED else 32, next_power_of_two(latent_size) // 2),
-            PADDED_ROPE=next_power_of_two(width - latent_size),
-            BLOCK_SIZE=cache.shape[1],
-            ROWS=launch.rows,
-            TILE=launch.tile,
-            TILES=launch.tiles,
-            CAUSAL=max_query_len > 1,
-            FORMAT=cache_format,
-            NATIVE=cache_format == arch.native_fp8,
-            ALIGN=alignment(*query.stride()[:2], *cache.stride()[:2]),
-            AHEAD=arch.async_copies and arch.operand_from_lds_rows != NEVER,
-            PAIRS=launch.pairs and not any(number % 2 for number in even),
-            # In LDS, from where wgmma takes it: what is computed of it would be in registers, 36 loads a tile.
-            KEPT=launch.rows >= arch.operand_from_lds_rows and cache_format is None and scale >= 0,
-            SPREAD=launch.spread,
-        )
-        attend = Launch(
-            mla_decode_kernel,
-            (launch.groups * launch.tiles,),
-            OPTIONS=decode_options,
-            num_warps=launch.waves,
-            num_stages=launch.stages,
-            **options(arch, launch),
-        )
-        data = tuning(arch.name).mla_reduce
-        rows = -(-max_query_len * num_heads // data.rows)
-        merge = Launch(
-            mla_reduce_kernel,
-            (num_seqs, rows, -(-latent_size // data.channels)),
-            NUM_HEADS=num_heads,
-            LATENT=latent_size,
-            HAS_LSE=lse is not None,
-            TILE_ROWS=launch.tiles * launch.rows,
-            ROWS=data.rows,
-            CHANNELS=data.channels,
-            CHUNK=data.chunk,
-            num_warps=data.waves,
-        )
-        numbers = (
-            scale * math.log2(math.e),
-            MlaStrides(
-                query=query.stride()[:2],
-                cache=cache.stride()[:2],
-                out=out.stride()[:2],
-                lse=lse_strides,
-                table=block_table.stride()[:1],
-            ),
-        )
-        merge_numbers = (out.stride()[:2], lse_strides)
-        mla = tuning(arch.name).mla
-        wide = launch.rows == mla.rows and mla.wide_addresses  # with fewer rows the registers suffice
-
-        def run(
-            tables: Tables | None,
-            query: Tensor,
-            cache: Tensor,
-            out: Tensor,
-            block_table: Tensor,
-            seq_lens: Tensor,
-            query_start_loc: Tensor,
-            lse: Tensor | None,
-            cache_scale: Tensor | None,
-        ) -> None:
-            if tables is None:
-                tables = allocate(query, shape, num_seqs)
-                fill(tables, seq_lens, query_start_loc)
-            if debug:
-                query_lens = query_start_loc.diff().tolist()
-                check(tables.schedule(), seq_lens.tolist(), query_lens, granularity=launch.tile)
-            partial = query.new_empty((*parts, latent_size), dtype=torch.float32)
-            sums = query.new_empty(parts, dtype=torch.float32)
-            step = (seq_lens, query_start_loc)
-            with on(query):
-                works = (tables.works, tables.work_indptr, block_table)
-                rows = _of_any_size(cache) if wide and not attend.compiled else cache
-                attend(query, rows, cache_scale, out, lse, partial, sums, *works, *step, *numbers)
-                merge(partial, sums, out, lse, tables.reduce_indptr, *step, *merge_numbers)
-
-        return run, (attend, merge)
-
     tensors = (query, cache, out, block_table, seq_lens, query_start_loc, lse, cache_scale)
-    given = (tables and tables.look, max_query_len, scale, cache_format, programs)
-    call(None if debug else ("mla", *map(look, tensors), *given), prepare, tables, *tensors)
+    options_of_call = (tables and tables.signature, max_query_len, scale, cache_format, programs)
+    key = None if debug else ("mla", *map(signature, tensors), *options_of_call, compiler_settings())
+    call = find(key)
+    if call is not None:
+        call.run(tables, *tensors)
+        return
+    num_seqs = checks.tensors(query, cache, out, block_table, seq_lens, query_start_loc, lse)
+    checks.codes(query, cache, cache_format, cache_scale)
+    checks.options(max_query_len, programs)
+    if query.shape[0] == 0 or num_seqs == 0:
+        return
+    latent_size = out.shape[-1]
+    shape = MlaShape(
+        latent_size=latent_size,
+        rope_size=query.shape[2] - latent_size,
+        element_bytes=query.element_size(),
+        num_heads=query.shape[1],
+        max_query_len=max_query_len,
+        quantised=cache_format is not None,
+        programs=programs,
+    )
+    launch = choose(current(query), shape)
+    if tables is not None:
+        checks.same_step(tables, launch, num_seqs)
+    if debug:
+        if cache_scale is not None:
+            positive("cache_scale", cache_scale)
+        lengths(
+            block_table,
+            seq_lens,
+            query_start_loc,
+            num_tokens=query.shape[0],
+            max_query_len=max_query_len,
+            num_blocks=cache.shape[0],
+            block_size=cache.shape[1],
+        )
+        tables = tables or _filled(query, shape, seq_lens, query_start_loc)
+        query_lens = query_start_loc.diff().tolist()
+        check(tables.schedule(), seq_lens.tolist(), query_lens, granularity=launch.tile)
+    call = _prepare(shape, launch, query, cache, out, block_table, lse, scale, cache_format)
+    call.run(tables, *tensors)
+    keep(key, call)
+
+
+@dataclass(frozen=True)
+class MlaCall:
+    """Launches of the calls with one signature."""
+
+    attend: Launch
+    merge: Launch
+    """Reduces the partial results of sequences that several programs share."""
+    shape: MlaShape
+    partial: tuple[int, int]
+    """Extents of the partial results: work items, rows."""
+    wide: bool
+    """Whether the kernel is compiled for a cache above 2 GiB whatever its size."""
+    numbers: tuple[float, MlaStrides]
+    """Last arguments of `attend`."""
+    merge_numbers: tuple[tuple[int, ...], tuple[int, ...]]
+    """Last arguments of `merge`."""
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The kernels that `run` launches."""
+        return self.attend, self.merge
+
+    def run(
+        self,
+        tables: Tables | None,
+        query: Tensor,
+        cache: Tensor,
+        out: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        lse: Tensor | None,
+        cache_scale: Tensor | None,
+    ) -> None:
+        """Launch for the tensors of one call; those of `mla_decode`."""
+        if tables is None:
+            tables = _filled(query, self.shape, seq_lens, query_start_loc)
+        partial = query.new_empty((*self.partial, self.shape.latent_size), dtype=torch.float32)
+        sums = query.new_empty(self.partial, dtype=torch.float32)
+        step = (seq_lens, query_start_loc)
+        with on(query):
+            works = (tables.works, tables.work_indptr, block_table)
+            rows = _of_any_size(cache) if self.wide and not self.attend.compiled else cache
+            self.attend(query, rows, cache_scale, out, lse, partial, sums, *works, *step, *self.numbers)
+            self.merge(partial, sums, out, lse, tables.reduce_indptr, *step, *self.merge_numbers)
+
+
+def _filled(query: Tensor, shape: MlaShape, seq_lens: Tensor, query_start_loc: Tensor) -> Tables:
+    tables = allocate(query, shape, seq_lens.shape[0])
+    fill(tables, seq_lens, query_start_loc)
+    return tables
+
+
+def _prepare(
+    shape: MlaShape,
+    launch: MlaLaunch,
+    query: Tensor,
+    cache: Tensor,
+    out: Tensor,
+    block_table: Tensor,
+    lse: Tensor | None,
+    scale: float,
+    cache_format: FormatName | None,
+) -> MlaCall:
+    """Choose the launches of a call that was checked."""
+    arch = current(query)
+    num_seqs = block_table.shape[0]
+    # Codes are read two at a time, so at even addresses.
+    even = (shape.latent_size, query.shape[2], cache.data_ptr(), *cache.stride()[:2])
+    constants = MlaOptions(
+        NUM_HEADS=shape.num_heads,
+        LATENT=shape.latent_size,
+        HAS_LSE=lse is not None,
+        ROPE=shape.rope_size,
+        # Triton 3.6.0 for gfx942 halves the accumulator that comes into a product of 16 channels.
+        HALF=max(16 if INTERPRETED else 32, next_power_of_two(shape.latent_size) // 2),
+        PADDED_ROPE=next_power_of_two(shape.rope_size),
+        BLOCK_SIZE=cache.shape[1],
+        ROWS=launch.rows,
+        TILE=launch.tile,
+        TILES=launch.tiles,
+        CAUSAL=shape.max_query_len > 1,
+        FORMAT=cache_format,
+        NATIVE=cache_format == arch.native_fp8,
+        ALIGN=alignment(*query.stride()[:2], *cache.stride()[:2]),
+        AHEAD=arch.async_copies and arch.operand_from_lds_rows != NEVER,
+        PAIRS=launch.pairs and not any(number % 2 for number in even),
+        # In LDS, from where wgmma takes it: what is computed of it would be in registers, 36 loads a tile.
+        KEPT=launch.rows >= arch.operand_from_lds_rows and cache_format is None and scale >= 0,
+        SPREAD=launch.spread,
+    )
+    attend = Launch(
+        mla_decode_kernel,
+        (launch.groups * launch.tiles,),
+        OPTIONS=constants,
+        num_warps=launch.waves,
+        num_stages=launch.stages,
+        **options(arch, launch),
+    )
+    lse_strides = (0, 0) if lse is None else lse.stride()
+    strides = MlaStrides(
+        query=query.stride()[:2],
+        cache=cache.stride()[:2],
+        out=out.stride()[:2],
+        lse=lse_strides,
+        table=block_table.stride()[:1],
+    )
+    mla = tuning(arch.name).mla
+    return MlaCall(
+        attend,
+        _merge(arch, shape, launch, num_seqs, has_lse=lse is not None),
+        shape,
+        partial=(sizes(num_seqs, launch.groups).partials, launch.tiles * launch.rows),
+        wide=launch.rows == mla.rows and bool(mla.wide_addresses),  # with fewer rows the registers suffice
+        numbers=(scale * math.log2(math.e), strides),
+        merge_numbers=(out.stride()[:2], lse_strides),
+    )
+
+
+def _merge(arch: Arch, shape: MlaShape, launch: MlaLaunch, num_seqs: int, *, has_lse: bool) -> Launch:
+    """Choose the launch that reduces the partial results of sequences that several programs share."""
+    data = tuning(arch.name).mla_reduce
+    rows = -(-shape.max_query_len * shape.num_heads // data.rows)
+    return Launch(
+        mla_reduce_kernel,
+        (num_seqs, rows, -(-shape.latent_size // data.channels)),
+        NUM_HEADS=shape.num_heads,
+        LATENT=shape.latent_size,
+        HAS_LSE=has_lse,
+        TILE_ROWS=launch.tiles * launch.rows,
+        ROWS=data.rows,
+        CHANNELS=data.channels,
+        CHUNK=data.chunk,
+        num_warps=data.waves,
+    )
 
 
 def _of_any_size(tensor: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import triton.language as tl
 from pagedkv.device import current, on
 from pagedkv.mla.launch import MlaLaunch, MlaShape, choose
 from pagedkv.mla.schedule import Schedule, Work, sizes
-from pagedkv.prepared import look
+from pagedkv.prepared import signature
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -43,9 +43,9 @@ class Tables:
     """[num_seqs + 1]."""
 
     @cached_property
-    def look(self) -> Hashable:
-        """What `pagedkv.prepared.look` says of its tensors, and the launch."""
-        return self.launch, look(self.works), look(self.work_indptr), look(self.reduce_indptr)
+    def signature(self) -> Hashable:
+        """Signatures of its tensors (`pagedkv.prepared.signature`), and the launch."""
+        return self.launch, *map(signature, (self.works, self.work_indptr, self.reduce_indptr))
 
     def of(self, num_seqs: int) -> Tables:
         """Return the same memory as tables of a step of at most as many sequences."""

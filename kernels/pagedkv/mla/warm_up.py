@@ -9,7 +9,7 @@ import torch
 
 from pagedkv.cache.warm_up import longer
 from pagedkv.mla.decode import mla_decode
-from pagedkv.prepared import first
+from pagedkv.prepared import first_warm_up
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ def warm_up(
     Returns:
         How many bounds of the query lengths were launched; 0 where a layer that looks the same has been warmed up.
     """
-    if not first("latent attention", query, cache, out, lse, block_table, most_queries, **options):
+    if not first_warm_up("latent attention", query, cache, out, lse, block_table, most_queries, **options):
         return 0
     query, out, lse = (longer(tensor, most_queries) for tensor in (query, out, lse))
     index = query.new_zeros(2, dtype=torch.int32)

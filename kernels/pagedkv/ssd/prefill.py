@@ -4,21 +4,23 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pagedkv.arch import NEVER
 from pagedkv.device import current, on
 from pagedkv.launch import tuning
-from pagedkv.prepared import Launch, call, look
+from pagedkv.prepared import Launch, compiler_settings, find, keep, signature
 from pagedkv.ssd import checks
 from pagedkv.ssd.kernel import PrefillOptions, PrefillStrides, ssd_carry_kernel, ssd_prefill_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pagedkv.prepared import Prepared
+    from pagedkv.arch import Arch
+    from pagedkv.launch import SsdLaunch
 
 
 def ssd_prefill(
@@ -59,7 +61,7 @@ def ssd_prefill(
         B: Input projections.
         C: Output projections.
         out: Result.
-        states: The state behind each piece.
+        states: The state after each piece.
         starts: The first token of each piece, then the end of the last. Pieces follow each other without a gap.
         last_pieces: The last piece of each sequence, which has at least one. None: every sequence is one piece.
         D: Skip connection of each head, or of each channel.
@@ -74,76 +76,114 @@ def ssd_prefill(
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
-
-    def prepare() -> Prepared | None:
-        checks.tensors(x, dt, A, B, C, out, states, starts, last_pieces, D, z, dt_bias, initial_states)
-        checks.options(dt_limit, num_segments)
-        tokens, heads, head_size = x.shape
-        groups, state = B.shape[1:]
-        sequences = len(states) if last_pieces is None else len(last_pieces)
-        if debug:
-            checks.pieces(starts, last_pieces, tokens)
-        if sequences == 0:
-            return None
-        arch = current(x)
-        data = tuning(arch.name).scan_of(head_size, state, x.element_size())
-        options: dict[str, int] = {}
-        if arch.operand_from_lds_rows == NEVER:
-            # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
-            options = {
-                "matrix_instr_nonkdim": 16,
-                "kpack": 1 if min(data.tile, data.columns(state)) < 32 else data.kpack,
-            }
-        programs = heads * -(-head_size // data.channels)
-        segments = num_segments or data.segments(programs * sequences, tokens // sequences, arch.compute_units)
-        constants = PrefillOptions(
-            HEADS=heads,
-            HEADS_OF_GROUP=heads // groups,
-            HEAD_SIZE=head_size,
-            STATE=state,
-            TILE=data.tile,
-            CHANNELS=data.channels,
-            COLUMNS=data.columns(state),
-            SOFTPLUS=dt_softplus,
-            HAS_BIAS=dt_bias is not None,
-            HAS_INITIAL=initial_states is not None,
-            HAS_Z=z is not None,
-            HAS_D=D is not None,
-            D_CHANNELS=D is not None and D.dim() == 2,
-            PIECES=last_pieces is not None,
-        )
-        launch = {"OPTIONS": constants, "num_warps": data.waves, "num_stages": data.stages, **options}
-        walk = Launch(ssd_prefill_kernel, (programs, segments, sequences), **launch)
-        # With one segment it has nothing to do, and is launched once all the same: a later call finds it compiled.
-        carry = Launch(ssd_carry_kernel, (programs, max(1, segments - 1), sequences), **launch)
-        strides = PrefillStrides(
-            x=x.stride()[:2],
-            z=(0, 0) if z is None else z.stride()[:2],
-            out=out.stride()[:2],
-            B=B.stride()[:2],
-            C=C.stride()[:2],
-            states=states.stride()[:3],
-            initial_states=(0, 0, 0) if initial_states is None else initial_states.stride()[:3],
-            D=(0,) if D is None else D.stride()[:1],
-        )
-        numbers = (strides, dt.stride(0), segments, *map(float, dt_limit))
-        shape = (sequences, max(1, segments - 1), heads, head_size, state)
-
-        def run(*tensors: Tensor | None) -> None:
-            x, dt, A, bias, B, C, D, z, out, initial, states, starts, last = tensors
-            assert x is not None
-            with on(x):
-                carried = falls = x.new_empty(0, dtype=torch.float32)
-                if segments > 1:
-                    carried = x.new_empty(shape, dtype=torch.float32)
-                    falls = x.new_empty(shape[:3], dtype=torch.float32)
-                if segments > 1 or (arch.compiled and not carry.compiled):
-                    carry(x, dt, A, bias, B, starts, last, carried, falls, *numbers)
-                walk(x, dt, A, bias, B, C, D, z, out, initial, states, starts, last, carried, falls, *numbers)
-
-        return run, (walk, carry)
-
     last = starts if last_pieces is None else last_pieces
     tensors = (x, dt, A, dt_bias, B, C, D, z, out, initial_states, states, starts, last)
-    looks = ("ssd", *map(look, tensors), last_pieces is None, dt_softplus, dt_limit, num_segments)
-    call(None if debug else looks, prepare, *tensors)
+    given = (last_pieces is None, dt_softplus, dt_limit, num_segments)
+    key = None if debug else ("ssd", *map(signature, tensors), *given, compiler_settings())
+    call = find(key)
+    if call is not None:
+        call.run(*tensors)
+        return
+    checks.tensors(x, dt, A, B, C, out, states, starts, last_pieces, D, z, dt_bias, initial_states)
+    checks.options(dt_limit, num_segments)
+    if debug:
+        checks.pieces(starts, last_pieces, x.shape[0])
+    sequences = len(states) if last_pieces is None else len(last_pieces)
+    if sequences == 0:
+        return
+    heads, (groups, state) = x.shape[1], B.shape[1:]
+    arch = current(x)
+    data = tuning(arch.name).scan_of(x.shape[2], state, x.element_size())
+    constants = PrefillOptions(
+        HEADS=heads,
+        HEADS_OF_GROUP=heads // groups,
+        HEAD_SIZE=x.shape[2],
+        STATE=state,
+        TILE=data.tile,
+        CHANNELS=data.channels,
+        COLUMNS=data.columns(state),
+        SOFTPLUS=dt_softplus,
+        HAS_BIAS=dt_bias is not None,
+        HAS_INITIAL=initial_states is not None,
+        HAS_Z=z is not None,
+        HAS_D=D is not None,
+        D_CHANNELS=D is not None and D.dim() == 2,
+        PIECES=last_pieces is not None,
+    )
+    strides = PrefillStrides(
+        x=x.stride()[:2],
+        z=(0, 0) if z is None else z.stride()[:2],
+        out=out.stride()[:2],
+        B=B.stride()[:2],
+        C=C.stride()[:2],
+        states=states.stride()[:3],
+        initial_states=(0, 0, 0) if initial_states is None else initial_states.stride()[:3],
+        D=(0,) if D is None else D.stride()[:1],
+    )
+    numbers = (strides, dt.stride(0), *map(float, dt_limit))
+    call = _prepare(arch, data, constants, numbers, sequences, x.shape[0], num_segments)
+    call.run(*tensors)
+    keep(key, call)
+
+
+@dataclass(frozen=True)
+class ScanCall:
+    """Launches of the calls with one signature."""
+
+    walk: Launch
+    carry: Launch
+    """Carries states from segment to segment."""
+    segments: int
+    compiled: bool
+    """Whether kernels are compiled. `carry` is then launched once without need too, so that it is compiled early."""
+    carried: tuple[int, int, int, int, int]
+    """Extents of the states between segments: sequences, segments - 1, heads, head_size, state."""
+    numbers: tuple[Any, ...]
+    """Last arguments of both kernels."""
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The kernels that `run` launches."""
+        return self.walk, self.carry
+
+    def run(self, *tensors: Tensor | None) -> None:
+        """Launch for the tensors of one call."""
+        x, dt, A, bias, B, C, D, z, out, initial, states, starts, last = tensors
+        assert x is not None
+        with on(x):
+            carried = falls = x.new_empty(0, dtype=torch.float32)
+            if self.segments > 1:
+                carried = x.new_empty(self.carried, dtype=torch.float32)
+                falls = x.new_empty(self.carried[:3], dtype=torch.float32)
+            if self.segments > 1 or (self.compiled and not self.carry.compiled):
+                self.carry(x, dt, A, bias, B, starts, last, carried, falls, *self.numbers)
+            self.walk(x, dt, A, bias, B, C, D, z, out, initial, states, starts, last, carried, falls, *self.numbers)
+
+
+def _prepare(
+    arch: Arch,
+    data: SsdLaunch,
+    constants: PrefillOptions,
+    numbers: tuple[Any, ...],
+    sequences: int,
+    tokens: int,
+    num_segments: int | None,
+) -> ScanCall:
+    """Choose the grids and the options of the compiler."""
+    options: dict[str, int] = {}
+    if arch.operand_from_lds_rows == NEVER:
+        # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
+        short = min(data.tile, constants.COLUMNS) < 32
+        options = {"matrix_instr_nonkdim": 16, "kpack": 1 if short else data.kpack}
+    programs = constants.HEADS * -(-constants.HEAD_SIZE // data.channels)
+    segments = num_segments or data.segments(programs * sequences, tokens // sequences, arch.compute_units)
+    launch = {"OPTIONS": constants, "num_warps": data.waves, "num_stages": data.stages, **options}
+    between = max(1, segments - 1)
+    return ScanCall(
+        walk=Launch(ssd_prefill_kernel, (programs, segments, sequences), **launch),
+        carry=Launch(ssd_carry_kernel, (programs, between, sequences), **launch),
+        segments=segments,
+        compiled=arch.compiled,
+        carried=(sequences, between, constants.HEADS, constants.HEAD_SIZE, constants.STATE),
+        numbers=(*numbers[:2], segments, *numbers[2:]),
+    )

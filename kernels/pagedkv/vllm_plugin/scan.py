@@ -103,7 +103,7 @@ def combined(
         ssd_prefill(**given, states=states, starts=starts, **last)
         return states
 
-    if return_intermediate_states or prepared.first("ssd", layer):
+    if return_intermediate_states or prepared.first_warm_up("ssd", layer):
         states = states_at(cu_chunk_seqlens, last_pieces=last_chunk_indices)
     if not return_intermediate_states:
         states = states_at(cu_seqlens)

@@ -238,6 +238,7 @@ def test_code_owners_approve_what_is_protected_and_no_line_of_theirs_is_about_no
         assert owners in ([], ["@rocm-gate-owners"])
         owner |= dict.fromkeys(matched, bool(owners))
     known = entries()
-    needed = {name for name in tracked if (found := protected.entry_for(known, name)) and found.flag != "deletion"}
+    found = {name: protected.entry_for(known, name) for name in tracked}
+    needed = {name for name, entry in found.items() if entry and entry.flag != "deletion"}
     assert sorted(needed - {name for name in tracked if owner.get(name)}) == []
     assert not owner["kernels/pagedkv/layout.py"]

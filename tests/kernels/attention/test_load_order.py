@@ -35,7 +35,7 @@ def forced(monkeypatch):
             found.append(chosen(*args, **shape))
             return replace(found[-1], **fields)
 
-        monkeypatch.setattr(prepared, "_runs", {})
+        monkeypatch.setattr(prepared, "_calls", {})
         monkeypatch.setattr(paged, "choose", choose)
         return found
 

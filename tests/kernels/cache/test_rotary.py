@@ -82,7 +82,7 @@ def test_rotate_and_write(case, style, device):
 
 def test_a_warm_up_touches_nothing(device):
     """Every number of tokens that makes other code is launched, once, on rows of nobody."""
-    prepared.forget()
+    prepared.clear()
     case = CASES[0]
     kind = getattr(torch, case.dtype)
     cache = pool(case.layout, (7, case.block_size, case.num_kv_heads, case.head_size), case.dtype, device)

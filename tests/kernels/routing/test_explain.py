@@ -59,11 +59,9 @@ def shown(layer) -> str:
     words = [f"{layer.kind.count} {layer.kind.name}"]
     if request := layer.request:
         words += [f"q{request.num_q_heads}kv{request.num_kv_heads}d{request.head_size}"]
-        words += [
-            f"{key}={value:g}" if key == "scale" else f"{key}={value}"
-            for key in ("window", "softcap", "alibi", "sinks", "scale")
-            if (value := request.custom_scale if key == "scale" else getattr(request, key))
-        ]
+        options = {key: getattr(request, key) for key in ("window", "softcap", "alibi", "sinks")}
+        words += [f"{key}={value}" for key, value in options.items() if value]
+        words += [f"scale={request.custom_scale:g}"] if request.custom_scale else []
         words += [] if request.causal else ["causal=False"]
     return " ".join(words)
 
