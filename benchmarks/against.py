@@ -67,7 +67,7 @@ class Timed:
     new: str = ""
     """Why there is nothing to compare with."""
     sessions: list[list[list[float]]] = field(default_factory=list)
-    """Of each session the quads of seconds."""
+    """Quads of seconds, by session."""
 
 
 class _TroubleError(Exception):

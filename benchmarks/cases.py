@@ -24,7 +24,8 @@ batch does both and is held against the reading, which the products of its prefi
 few heads; 128 heads multiply more than they read. A Mamba-2 prefill makes rows of the rows that it reads. The
 host's time is held against the launch of a kernel without arguments."""
 MATMUL_HEADS = 128
-"""Of MLA: 2 * 128 * (576 + 512) operations on a row of 1152 bytes are 242 a byte, more than a GPU has for each."""
+"""Heads at which MLA is bound by arithmetic: 2 * 128 * (576 + 512) operations on a row of 1152 bytes are 242 a byte,
+more than a GPU has for each."""
 
 UNIFIED = "kernel_unified_attention"
 PAGED_2D = "kernel_paged_attention_2d"
@@ -36,10 +37,11 @@ SSD = "_mamba_chunk_scan_combined_fwd"
 """vLLM's five kernels of a Mamba-2 prefill, and what it does between them."""
 
 ELEMENT_BYTES = 2
-"""Of queries, outputs and a cache that is not quantised: bf16, and fp16 where an interpreter cannot do bf16."""
+"""Bytes of an element of queries, outputs and an unquantised cache: bf16, and fp16 where an interpreter cannot do
+bf16."""
 SCALE_BYTES = 4
 STATE_BYTES = 4
-"""Of states."""
+"""Bytes of an element of a state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,8 @@ class BenchmarkCase:
     peer: str = UNIFIED
     goal: Goal = Goal()
     scales: Scales = "none"
-    """Of an FP8 cache: one for K and one for V, or one for each token and head; none says that it is not quantised."""
+    """Scales of an FP8 cache: one for K and one for V, or one for each token and head; none says that it is not
+    quantised."""
     window: int | None = None
     """Tokens that a query sees, its own included."""
     capped: bool = False
@@ -83,9 +86,9 @@ class BenchmarkCase:
     """Partitions of the KV whatever the batch, so that a sequence gets the same bits alone and in company. The peer
     then does what vLLM does where batch invariance is asked for: it does not split."""
     latent_size: int = 0
-    """Of MLA: how many of the `head_size` channels of a cached row are the value too."""
+    """MLA: how many of the `head_size` channels of a cached row are the value too."""
     state_size: int = 0
-    """Of a scan: elements of a channel's state. The peer's chunk is `block_size`, its groups are `num_kv_heads`."""
+    """Scan: elements of a channel's state. The peer's chunk is `block_size`, its groups are `num_kv_heads`."""
     runs: bool = False
     """Whether a write fills blocks in runs, as a prefill does, and not slots in random order."""
     host: bool = False
@@ -224,11 +227,11 @@ def _host(case: BenchmarkCase, name: str) -> BenchmarkCase:
 
 SIXTY_FOUR = Goal(like="decode bs64 8k")
 D256 = {"num_q_heads": 16, "num_kv_heads": 2, "head_size": 256}
-"""Of Qwen3-Next and Qwen3.5."""
+"""Head size 256, as in Qwen3-Next and Qwen3.5."""
 TP2 = {"num_q_heads": 8, "num_kv_heads": 1, "head_size": 256}
 HEADS_24 = {"num_q_heads": 24, "num_kv_heads": 4}
 BLOCKS_784 = {"block_size": 784, "layout": "interleaved"}
-"""As large as a hybrid's states make them."""
+"""Blocks as large as a hybrid's states make them."""
 
 CASES: tuple[BenchmarkCase, ...] = (
     _decode("bs1 2k", 1, 2048, Goal()),

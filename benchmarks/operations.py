@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .cases import BenchmarkCase
 
 SOFTCAP = 5.0
-"""Of unit-normal scores: low enough to change them."""
+"""Cap of unit-normal scores, low enough to change them."""
 
 
 @dataclasses.dataclass

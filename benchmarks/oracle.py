@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-"""Of the dtypes that are measured."""
+"""Unit roundoff of each measured dtype."""
 
 
 @dataclasses.dataclass(frozen=True)

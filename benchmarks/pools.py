@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .cases import BenchmarkCase
 
 KEY_SCALE, VALUE_SCALE = 0.25, 0.5
-"""Of an FP8 cache with one scale a side. Powers of two: vLLM rounds the scaled K and V to bf16, which is then exact, so
-one bound fits both sides (`oracle.attention_bound`)."""
+"""Scales of an FP8 cache with one scale a side. Powers of two: vLLM rounds the scaled K and V to bf16, which is then
+exact, so one bound fits both sides (`oracle.attention_bound`)."""
 
 
 def new(case: BenchmarkCase, device: str, dtype: torch.dtype, num_blocks: int, *, poisoned: bool = False) -> PagedCache:

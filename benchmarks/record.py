@@ -74,7 +74,7 @@ class Record:
     peer_us: float | None
     peer_spread: float | None
     vendor_us: float | None
-    """Of the vendor's library on the same K and V without blocks, where it has the operation."""
+    """Microseconds of the vendor's library on the same K and V without blocks, where it has the operation."""
     vendor_spread: float | None
     ratio: float | None
     """Peer time / our time: above 1 we are faster."""
@@ -82,7 +82,7 @@ class Record:
     tflops: float | None
     """Attention only."""
     fraction: float | None
-    """Of the yardstick measured in the same run."""
+    """Share of the yardstick that was measured in the same run."""
     yardstick: Yardstick
     yardstick_rate: float
     """Bytes/s (read, copy), FLOP/s (matmul) or launches/s (launch)."""
@@ -96,7 +96,7 @@ class Record:
     versions: dict[str, str]
     commit: str
     session: int
-    """From 1. Both sides of a line, and the rate they are held against, were measured in it."""
+    """Number of the session, from 1. Both sides of a line, and the rate they are held against, were measured in it."""
 
     def line(self) -> str:
         """Return the record as one line of JSON; five significant digits are more than the spread allows."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 REPLAYS = 21
 CALLS = 16
-"""Of one replay of the host: far fewer than a stream takes before a launch waits for the device."""
+"""Calls that the host replays at once: far fewer than a stream takes before a launch waits for the device."""
 CACHE_BYTES = 512 << 20
 """More than any last-level cache of the arches we know (256 MiB on an MI300X): what one replay reads exceeds it."""
 _BUFFER_BYTES = 4 << 30

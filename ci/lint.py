@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 400
 MESSAGE_LINES = 25
-"""Of a linter's output; the rest is one pasted command away."""
+"""Most lines of a linter's output; the rest is one pasted command away."""
 
 HOOKS = ("environment", "post-checkout", "pre-command", "post-command", "pre-exit")
 """Shell scripts without a suffix."""

@@ -47,13 +47,13 @@ CUDA_GIGABYTES = 8
 CPU_INDEX = "make gate TORCH_INDEX=URL, with the index that PyTorch's page 'Start Locally' names for Linux, Pip and CPU"
 
 STATE = "hilgate.json"
-"""In the environment: the digest of each part that it has."""
+"""File in the environment: the digest of each part that it has."""
 
 INSTALLING = "hilgate.installing"
-"""In the environment while something is installed; one that was left behind is of an interrupted installation."""
+"""File in the environment while something is installed; one that was left behind is of an interrupted installation."""
 
 BEFORE = ".ready"
-"""In an environment that an earlier version of this file made."""
+"""File in an environment that an earlier version of this file made."""
 
 PARTS = {
     "pip": "the installer",

@@ -125,7 +125,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def products_of_any_place(monkeypatch) -> None:
-    """Products whose rows round alike wherever they stand, as those of a GPU; a CPU's library for AVX2 has others."""
+    """Matmul whose rounding ignores the row's position, as on a GPU; a CPU's library for AVX2 rounds otherwise."""
     from pagedkv.device import INTERPRETED
 
     if not INTERPRETED:

@@ -42,7 +42,7 @@ class QueuePromise:
     queue: str
     gpus: int
     arch: str
-    """Its device: `cpu`, or a gfx arch."""
+    """Device of the queue: `cpu`, or a gfx arch."""
     memory_gib: int
     image: str = ""
     """What its jobs run in; empty on a queue whose jobs run on the host."""

@@ -30,14 +30,15 @@ HOOKS_OWN = frozenset({"health-before.json", "health-after.json"})
 """Written by the agent's hooks beside the results; a step that leaves anything of these names is not believed."""
 
 MOST_BYTES = 2**30
-"""Of all files of a job. A file counts what it says that it holds: a hole is uploaded like everything else."""
+"""Most bytes of all files of a job. A sparse file counts with its nominal size, because it is uploaded in full."""
 
 MOST_FILES = 10_000
 """Files and folders that are looked at."""
 
 MOST_DEPTH = 10
 NAME_BYTES = 200
-"""Of one part of a path; below the 255 that file systems take, because copies have a name of their own first."""
+"""Most bytes of one part of a path; below the 255 that file systems take, because copies have a name of their own
+first."""
 
 SAID = 20
 """Refusals that are printed; the rest is counted."""

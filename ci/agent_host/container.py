@@ -311,8 +311,8 @@ def obtain(image: str) -> None:
 
 
 LEAST_FREE_BYTES = 2**30
-"""Of the file system that a job writes to. Without any, the agent itself cannot write the scripts that run its hooks,
-and every later job fails before a line of ours could pause the agent."""
+"""Least free bytes of the file system that a job writes to. Without any, the agent itself cannot write the scripts that
+run its hooks, and every later job fails before a line of ours could pause the agent."""
 
 
 def attend(command: list[str], *, env: dict[str, str], container: str | None, seconds: float, writes: Path) -> int:

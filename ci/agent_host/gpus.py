@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SMI_SECONDS = 30.0
-"""For one call. An idle machine of 8 GPUs answers in under 3; one whose driver hangs never does."""
+"""Limit of one call. An idle machine of 8 GPUs answers in under 3; one whose driver hangs never does."""
 
 SMI_COMMANDS = {
     "list": ("list", "--json"),
@@ -43,14 +43,15 @@ ARCH_SPELLINGS = {"gfx9010": "gfx90a"}
 """Some releases print the stepping as a decimal number (rocm-smi and amd-smi of ROCm 6.2 on MI250)."""
 
 ALLOWED_HOLDERS = "HILGATE_ALLOWED_HOLDERS"
-"""Of the agent: names of programs that always have the GPUs open and compute nothing (a metrics exporter)."""
+"""Variable of the agent: names of programs that always have the GPUs open and compute nothing (a metrics exporter)."""
 
 RENDER_NODES = "HILGATE_RENDER_NODES"
-"""Of the agent: its own GPUs (`renderD128 renderD136`) where several agents share a machine. All without it."""
+"""Variable of the agent: its own GPUs (`renderD128 renderD136`) where several agents share a machine. All without
+it."""
 
 SELFCHECK = "HILGATE_SELFCHECK"
-"""Of the agent: what runs the project's selfcheck with the agent's GPUs, in a container of a ROCm image where the host
-itself has no torch and Triton. Options are appended."""
+"""Variable of the agent: command that runs the project's selfcheck with the agent's GPUs, in a container of a ROCm
+image where the host itself has no torch and Triton. Options are appended."""
 
 SELFCHECK_SECONDS = 180.0
 """Import of torch, compilation for one arch and 8 GPUs in turn; a hung GPU never answers."""

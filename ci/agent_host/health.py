@@ -32,13 +32,15 @@ QUEUE = "BUILDKITE_AGENT_META_DATA_QUEUE"
 
 VRAM_LIMIT = "HILGATE_VRAM_LIMIT_MIB"
 VRAM_LIMIT_MIB = 512
-"""Of one idle GPU: the driver itself keeps 283 to 284 MiB of an MI300X or MI355X (amd-smi metric, ROCm 6.4 and 7.2)."""
+"""Most memory in use on an idle GPU: the driver itself keeps 283 to 284 MiB of an MI300X or MI355X (amd-smi metric,
+ROCm 6.4 and 7.2)."""
 
 VRAM_SLACK_MIB = 64
 """A GPU shows 16 MiB less than its product has (196592 of 196608 MiB on MI300X); a partition of one, half or less."""
 
 TEMPERATURE_LIMIT_C = 90.0
-"""Before a job the GPU idles, at 30 to 50 C; an MI300X slows down at 100 C (amd-smi static --limit, hotspot)."""
+"""Hottest GPU that may take a job. It idles then, at 30 to 50 C; an MI300X slows down at 100 C (amd-smi static --limit,
+hotspot)."""
 
 MIN_DISK = "HILGATE_MIN_DISK_GIB"
 MIN_DISK_GIB = 20
@@ -52,7 +54,7 @@ MIN_ROOM_MIB = 1024
 """Free wherever a job writes before its checkout: its environment, the agent's own hook scripts, what is remembered."""
 
 MAX_LINES = 50
-"""Of the kernel's log in a record; a GPU that faults writes thousands."""
+"""Most lines of the kernel's log in a record; a GPU that faults writes thousands."""
 
 _NOT_RECORDED = frozenset({"arch", "ecc_deferred", "compute_units"})
 """Facts of a GPU that are judged here and not recorded."""

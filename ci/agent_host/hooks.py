@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from agent_host.clone import QueuePromise
 
 SETTLE_SECONDS = 15.0
-"""For memory and processes of the job before to go: the driver frees VRAM after the process has ended. None after a
-cancelled job, whose hooks have little time."""
+"""Time for memory and processes of the previous job to go: the driver frees VRAM after the process has ended. None
+after a cancelled job, whose hooks have little time."""
 
 
 def _temporary() -> Path:

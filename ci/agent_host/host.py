@@ -33,19 +33,20 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 KFD = Path("/sys/class/kfd/kfd")
-"""Of the amdkfd driver: `topology/nodes/<n>` describes the GPUs, `proc/<pid>` is there for as long as the driver keeps
-anything of a process (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c)."""
+"""Folder of the amdkfd driver: `topology/nodes/<n>` describes the GPUs, `proc/<pid>` is there for as long as the driver
+keeps anything of a process (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c)."""
 
 DEV = Path("/dev")
 
 REAP_SECONDS = 3.0
-"""After SIGKILL. A process in state D (a driver that does not answer) may never die, and is reported."""
+"""Time that a process has to end after SIGKILL. A process in state D (a driver that does not answer) may never die, and
+is reported."""
 
 MAX_OUTPUT_BYTES = 8 * 2**20
-"""Of one stream; amd-smi prints about 3 KiB for a GPU, and a whole kernel log is at most a few MiB."""
+"""Most bytes of one stream; amd-smi prints about 3 KiB for a GPU, and a whole kernel log is at most a few MiB."""
 
 FULL_SHA = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-"""Of a commit, in a repository of SHA-1 or of SHA-256."""
+"""A whole commit id, in a repository of SHA-1 or of SHA-256."""
 
 GIT_SECONDS = 600.0
 DOCKER_SECONDS = 30.0
@@ -54,10 +55,10 @@ JOB_VARIABLES = ("HILGATE_JOB_ID", "BUILDKITE_JOB_ID")
 """Environment variables that name a process's job; the first that it has counts."""
 
 JOB_LABEL = "hilgate.job"
-"""Of a job's containers (`agent_host.container`)."""
+"""Docker label of a job's containers (`agent_host.container`)."""
 
 STATE = "HILGATE_STATE"
-"""Of the agent: a folder that outlives jobs."""
+"""Variable of the agent: a folder that outlives jobs."""
 
 ZOMBIE = "Z"
 GRACE_SECONDS, CANCELLED_GRACE_SECONDS = 5.0, 2.0
@@ -82,7 +83,7 @@ class CommandResult:
 
     program: str
     status: int | None
-    """Its exit status, negative for a signal; None when it was ended here or could not start."""
+    """Exit status, negative for a signal; None when it was ended here or could not start."""
     out: str = ""
     err: str = ""
     problem: str = ""

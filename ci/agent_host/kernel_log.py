@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMMAND = "HILGATE_KERNEL_LOG"
-"""Of the agent: the command that prints the log, e.g. `sudo -n dmesg` where kernel.dmesg_restrict is 1."""
+"""Variable of the agent: the command that prints the log, e.g. `sudo -n dmesg` where kernel.dmesg_restrict is 1."""
 
 BOOT_ID = "sys/kernel/random/boot_id"
-"""In /proc; another one after each start of the machine."""
+"""File below /proc whose content changes at each start of the machine."""
 
 
 class Severity(enum.Enum):

@@ -36,7 +36,7 @@ ANSWERS = frozenset({Exit.PASS, Exit.FAIL, Exit.MISUSE, Exit.INVALID_DECLARATION
 """Statuses of a command that speak of the change; every other one speaks of the machine."""
 
 AGENT_SECONDS = 60.0
-"""For one call of buildkite-agent, which tries five times, a second apart."""
+"""Limit of one call of buildkite-agent, which tries five times, a second apart."""
 
 
 def usual_minutes(env: Mapping[str, str]) -> int:

@@ -32,19 +32,19 @@ BUILDS = Path("/var/lib/buildkite-agent/builds")
 """`build-path` of ci/agent/buildkite-agent.cfg."""
 
 REGISTRY = "HILGATE_REGISTRY"
-"""Of the agent: where images are pulled from, each below it by its name. Without it an image is taken from this host's
-own store."""
+"""Variable of the agent: where images are pulled from, each below it by its name. Without it an image is taken from
+this host's own store."""
 
 KEEP_FREE = "HILGATE_KEEP_FREE_GIB"
-"""Of the agent: room that the reaper keeps on the disks of builds, TMPDIR and Docker. It is more than what makes a node
-unfit (`HILGATE_MIN_DISK_GIB`), so that one image and one build fit before the next run of the timer."""
+"""Variable of the agent: room that the reaper keeps on the disks of builds, TMPDIR and Docker. It is more than what
+makes a node unfit (`HILGATE_MIN_DISK_GIB`), so that one image and one build fit before the next run of the timer."""
 
 KEEP_FREE_GIB = 60
 """Or a quarter of the disk, where that is less."""
 
 UNUSED_SECONDS = 14 * 86400.0
 FORGOTTEN_SECONDS = 86400.0
-"""Of what names no job: no job runs for a day."""
+"""Age at which things that name no job are removed: no job runs for a day."""
 
 IN_USE_SECONDS = 3600.0
 """An image that a job has asked for so lately may be about to be started."""

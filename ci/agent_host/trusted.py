@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PREFIX = "hilgate-trusted-"
-"""Of the copies' folders, followed by the job's id; the last hook of the job removes them."""
+"""Begin of the names of the copies' folders, followed by the job's id; the last hook of the job removes them."""
 
 FLOWS = ("pipeline", "rerun", "release", "waiting")
 """What a build may ask for by HILGATE_FLOW."""

@@ -443,7 +443,7 @@ def files_at(root: Path, commit: str, paths: Iterable[str]) -> dict[str, bytes |
 
 
 PATHS_AT_ONCE = 200
-"""In one command line."""
+"""Most paths in one command line."""
 
 
 def hunks(root: Path, before: str, after: str, paths: Sequence[str]) -> dict[str, str]:
@@ -474,7 +474,7 @@ def hunks(root: Path, before: str, after: str, paths: Sequence[str]) -> dict[str
 
 SUBMODULE = "160000"
 LINK_MODES = frozenset({"120000", SUBMODULE})
-"""Of a symbolic link and of a submodule, in a tree of git."""
+"""Modes of a symbolic link and of a submodule in a tree of git."""
 
 
 def _without_base(root: Path) -> Changes:

@@ -66,7 +66,7 @@ class _Sequence:
     accepted: int
     """Tokens of the step before that count; 1 where it had no drafts."""
     slots: tuple[int, ...]
-    """With drafts the slot of the state behind each token; else one, of the state behind the last."""
+    """With drafts, the slot of the state after each token; else one, of the state after the last."""
     drafted: bool
 
 

@@ -56,7 +56,7 @@ GRAPHS: dict[str, Any] = {
     "enforce_eager": False,
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]},
 }
-"""On GPUs, of every engine. Three requests are padded to four."""
+"""Arguments of every engine on GPUs. Three requests are padded to four."""
 
 PRODUCTION: dict[str, Any] = {
     # None leaves a choice to vLLM: torch.compile, graphs, a prefix cache where layers attend, its max_num_seqs.
@@ -65,7 +65,7 @@ PRODUCTION: dict[str, Any] = {
     "enable_prefix_caching": None,
     "max_num_seqs": None,
 }
-"""Of an engine as it is started in production."""
+"""Arguments of an engine as it is started in production."""
 
 NGRAMS: dict[str, Any] = {
     "method": "ngram",
@@ -79,8 +79,8 @@ PREDICTED = 2
 """Drafts of a step by a checkpoint's own head. The second is drafted from what the head itself has made."""
 
 LONG: dict[str, Any] = {"max_model_len": 512}
-"""Of scripted drafts beside states: two blocks as an FP8 cache gets them. There is no prefix cache: vLLM would copy
-cached states with a Triton kernel, which its CPU platform does not have."""
+"""Arguments for scripted drafts beside states: two blocks as an FP8 cache gets them. There is no prefix cache: vLLM
+would copy cached states with a Triton kernel, which its CPU platform does not have."""
 
 SCRIPT = "families.scripted.ScriptedDrafter"
 
@@ -350,7 +350,7 @@ WRONG = (WrongAnswerError, WrongDraftError, CompanyError, StuckError, NotServedE
 """What a cell fails of in words of ours; of anything else the class belongs to the reason."""
 
 OURS = (ArgumentError, PluginError)
-"""Of kernels and plugin: what they raise is never declared to be a limit of vLLM."""
+"""Modules of kernels and plugin: what they raise is never declared to be a limit of vLLM."""
 
 
 def main(spec: dict[str, Any], folder: Path, told: Connection) -> None:

@@ -84,7 +84,7 @@ def clean() -> None:
 
 @contextmanager
 def _modules_stay_frozen(*, collect: bool = True) -> Iterator[None]:
-    """What there was before an engine stays out of garbage collection, whatever vLLM does about it.
+    """Keep older objects frozen while vLLM collects garbage.
 
     vLLM freezes the heap with its engine in it, thaws it at the end, and then collects three times; each time half a
     second is spent on modules, which are no garbage. Here the engine alone is gone through, and once (`clean`).
@@ -194,7 +194,7 @@ def answer_of(output: RequestOutput, *, rows: bool, best: int | None) -> FamilyA
 
 
 MOST_STEPS = 2000
-"""Of one schedule; more is an engine that makes no progress."""
+"""Most steps of one schedule; more is an engine that makes no progress."""
 
 
 class StuckError(Exception):

@@ -79,13 +79,13 @@ class Family:
     """One family; but for the name, every field is a key of `families.yaml`."""
 
     name: str
-    """In ids of tests: lower case, hyphens."""
+    """Name in ids of tests: lower case, hyphens."""
     architecture: str
     """Name under which vLLM's registry knows the model class."""
     config_class: str = ""
     """Class of the tiny config in transformers; empty where transformers has none."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Its arguments."""
+    """Arguments of the configuration."""
     drafter: str = ""
     """Name under which vLLM's registry knows the head of the checkpoint that drafts (MTP); empty where it has none."""
     attention: str = ""

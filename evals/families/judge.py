@@ -20,7 +20,7 @@ class Error:
     """How far log-probabilities [rows, VOCABULARY] are from others."""
 
     worst: float
-    """Of all entries."""
+    """Largest error of all entries."""
     typical: float
     """Median over rows of the worst entry of a row."""
 
@@ -56,11 +56,12 @@ class Tolerance:
     """Errors of the log-probabilities of one sequence, in nats, that rounding explains."""
 
     rows: torch.Tensor
-    """Of each row [tokens]: larger where a router may have sent this token, or one before it, to another expert."""
+    """Bound of each row [tokens]: larger where a router may have sent this token, or one before it, to another
+    expert."""
     typical: float
-    """Of half of the rows."""
+    """Bound of half of the rows."""
     widest: float
-    """Of any row of any sequence, whatever the routers choose."""
+    """Bound of any row of any sequence, whatever the routers choose."""
 
     @property
     def worst(self) -> float:
@@ -100,7 +101,7 @@ class Closeness:
     """How near a right answer was."""
 
     max_abs_err: float
-    """Of a log-probability, in nats."""
+    """Largest error of a log-probability, in nats."""
     tolerance: float
     """The admissible error, of the row where it is least."""
     positions: int
@@ -130,7 +131,7 @@ def compare(schedule: Schedule, answers: list[FamilyAnswer], oracle: Reference, 
     """
     worst, least, positions, undecided = 0.0, math.inf, 0, 0
     shares: list[torch.Tensor] = []
-    """Of each request, its errors as shares of what is usual for it."""
+    """Errors of each request, as shares of what is usual for it."""
     for index, (request, answer) in enumerate(zip(schedule, answers, strict=True)):
         name = f"request {index} ({len(request.prompt)} prompt tokens)"
         if len(answer.tokens) < request.expected:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from families.oracle import Oracle
 
 SLACK = 8.0
-"""Of the stream the largest rounding is that of a few channels; a wrong layer is off by thousands of it."""
+"""Factor over the usual rounding, which is largest in a few channels; a wrong layer is off by thousands of it."""
 
 RESIDUAL_FIRST = frozenset({"GraniteMoeHybridForCausalLM"})
 """Architectures whose layers in vLLM return the stream itself, and beside it what it was. The others return what is

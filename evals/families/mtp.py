@@ -30,13 +30,13 @@ LEARNT = ((20, 71), (20, 72))
 """Lengths and seeds of the prompts whose answers the head has been fitted to; of others it knows next to nothing."""
 
 ANSWERS = 40
-"""Of each of them. Both together are fewer positions than the head's first product has inputs."""
+"""Answer tokens of each request. Both together are fewer positions than the head's first product has inputs."""
 
 NOISE = 0.02
 """Deviation by which the head's layer differs from the last of the model."""
 
 NORM_NOISE = 0.1
-"""The same of its norms."""
+"""Noise of its norms."""
 
 WEIGHTS = "model.safetensors"
 TWIN = "mtp"
@@ -51,7 +51,7 @@ class Head:
     model: Any
     """The model that it drafts for: embedding, positions and the last product are the same."""
     twin: Any
-    """As TWIN says."""
+    """Whether it is a twin (`TWIN`)."""
     of_embedding: Any
     """Norm of the embedding of a token."""
     of_hidden: Any

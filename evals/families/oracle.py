@@ -102,9 +102,9 @@ class Oracle:
     exact: torch.nn.Module
     """The weights of the checkpoint, computed in float64."""
     working: torch.nn.Module
-    """The same in the engine's dtype: how far rounding alone moves the answer."""
+    """The model in the engine's dtype: how far rounding alone moves the answer."""
     features: Any = None
-    """Of a speech model, what makes features of sound."""
+    """Speech models: what makes features of sound."""
     attention: str = "eager"
     """What both attend with; those of `plain_attention.KEPT` round keys and values as the cache does."""
     _probed: Rounding | None = field(default=None, repr=False)

@@ -28,7 +28,7 @@ class Verified:
     """Drafts of one request that the model has verified in one step."""
 
     prompt: tuple[int, ...]
-    """Of the request."""
+    """Prompt of the request."""
     answered: int
     """Tokens that it had got before."""
     drafts: int
@@ -48,7 +48,7 @@ class ProbeCounts:
     drafted: int = 0
     """Tokens proposed by a drafter and verified."""
     verified: list[Verified] = field(default_factory=list)
-    """The same for each request of each step, once the answer has come."""
+    """Counts for each request of each step, once the answer has come."""
     blocks: int = 0
     """Most blocks that one request held."""
     owners: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))

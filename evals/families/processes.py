@@ -47,7 +47,7 @@ QUIET = {
 """Environment of every process that starts engines beside others."""
 
 SECONDS = 300
-"""Of one family; ten times what it takes on two idle cores."""
+"""Limit for one family; ten times what it takes on two idle cores."""
 
 ENVIRONMENT = (
     QUIET

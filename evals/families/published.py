@@ -44,12 +44,12 @@ class Checkpoint:
     """One checkpoint that is on this machine."""
 
     name: str
-    """As it was asked for."""
+    """Name as it was asked for."""
     folder: str
     family: str
     """A key of FAMILIES."""
     dtype: str
-    """Of its weights, "bfloat16" say."""
+    """Dtype of its weights, "bfloat16" say."""
     positions: int
     """Most tokens of a request, as its config says; 0 where it says nothing."""
     judged_by: str

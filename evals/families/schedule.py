@@ -144,7 +144,7 @@ def in_words(schedule: Schedule) -> str:
 
 
 SHRINK_SECONDS = 30.0
-"""After this long the smallest failing schedule so far is small enough to read."""
+"""Time of shrinking; after it the smallest failing schedule so far is small enough to read."""
 
 
 class CompanyError(Exception):

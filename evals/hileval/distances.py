@@ -13,7 +13,7 @@ LIKELIEST = 5
 ASKED = 20
 """Next tokens that an engine is asked for, and that a divergence looks at."""
 SLACK = 2.0
-"""Of `Distances`: of two engines each may be off in its own direction."""
+"""Factor on `Distances`: two engines may be off in opposite directions."""
 EXACT = 1e-5
 """Nats. A CPU in float32 often gives the same bits both ways: whatever is so near is rounding. In 16 bits none is."""
 EXACT_KL = 1e-8

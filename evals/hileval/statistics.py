@@ -201,7 +201,7 @@ class Look:
 
     n: int
     p_value: float
-    """Of this look alone (`drop_p`)."""
+    """p-value of this look alone (`drop_p`)."""
     spent: float
     """Probability, if nothing changed, that this or an earlier look calls a drop."""
     allowed: float

@@ -117,7 +117,7 @@ def count_bits(x: Array) -> Array:
 
 
 _BELOW = ((1 << np.arange(64, dtype=Q)) - Q(1)).astype(Q)
-"""Of each lane: those before it."""
+"""For each lane, the lanes before it."""
 
 
 def count_below(x: Array, upper: bool) -> Array:

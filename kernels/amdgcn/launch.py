@@ -95,7 +95,7 @@ class Driver(DriverBase):
 
     session: Session | None
     text: str
-    """Of the kernel that is being loaded."""
+    """Text of the kernel that is being loaded."""
 
     @classmethod
     def is_active(cls) -> bool:

@@ -123,7 +123,7 @@ COMPARE = {
     "nle": "~(a <= b)",
     "nlt": "~(a < b)",
 }
-"""Of floats, one that is not ordered is false but for the `n` forms and `u`."""
+"""Comparisons by name. Of unordered floats all are false except the `n` forms and `u`."""
 COMPARED = {"i32": "i", "u32": "u", "f32": "f", "i64": "L", "u64": "Q", "f16": "h", "u16": "w", "i16": "k"}
 
 PACKED = {
@@ -212,7 +212,7 @@ WIDTHS = {
     "dwordx3": (12, False),
     "dwordx4": (16, False),
 }
-"""Of a global access: bytes of a lane, and whether the sign is extended."""
+"""Widths of a global access: bytes of a lane, and whether the sign is extended."""
 
 ATOMICS: dict[str, tuple[str, str]] = {
     "swap": ("u", "b"),

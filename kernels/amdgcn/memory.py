@@ -29,7 +29,7 @@ class Region:
     views: dict[int, Array]
     """The bytes as elements of 1, 2 and 4 bytes, from a 16-byte boundary on."""
     start: int
-    """Of the tensor in them."""
+    """Begin of the tensor in them."""
     end: int
     readonly: bool
     steps: tuple[tuple[int, int], ...]
@@ -99,7 +99,7 @@ class Access:
     """What the lanes of a group of waves did to memory that the launch may write, by one instruction."""
 
     index: int
-    """Of the instruction."""
+    """Index of the instruction."""
     size: int
     """Bytes of each."""
     address: Array
@@ -133,7 +133,7 @@ class Race:
     """The instruction that writes."""
     other: int
     workgroup: int | None = None
-    """In which two waves meet; None if two workgroups do."""
+    """Workgroup in which two waves meet; None if two workgroups do."""
     waves: tuple[int, int] = (0, 0)
 
 

@@ -24,11 +24,11 @@ class Operand:
 
     kind: Kind
     number: int = 0
-    """Of the first register."""
+    """Number of the first register."""
     count: int = 1
     """Registers."""
     constant: int | float | str = 0
-    """Of a literal; the name of a label."""
+    """Value of a literal; the name of a label."""
     negated: bool = False
     absolute: bool = False
     extended: bool = False
@@ -125,7 +125,7 @@ class Program:
     """(offset, size) of each kernel argument in the kernarg segment."""
     instructions: list[Instruction]
     hidden: dict[str, tuple[int, int]]
-    """The same of what the runtime adds: hidden_block_count_x and the like."""
+    """Offsets of what the runtime adds: hidden_block_count_x and the like."""
 
     def successors(self, block: int) -> list[int]:
         """Blocks that may run after this one."""

@@ -36,7 +36,7 @@ Register = tuple[str, int]
 LANES = 64
 _LINEAR = np.array([1, 1 << 20, 1 << 40])
 _FLAGS = 0x27000
-"""Of a descriptor of plain bytes (CDNA3 ISA, 9.1.8): what Triton writes."""
+"""Flags of a descriptor of plain bytes (CDNA3 ISA, 9.1.8): what Triton writes."""
 
 
 def merge(enabled: Array | None, new: Array, old: Array | None) -> Array:
@@ -64,11 +64,11 @@ class Outstanding:
     values: tuple[Array, ...]
     enabled: Array | None
     accesses: tuple[tuple[int, Array, bool], ...] = ()
-    """To LDS: bytes, place of each lane, whether it is a write."""
+    """Accesses to LDS: bytes, place of each lane, whether it is a write."""
     into_lds: tuple[int, int] | None = None
     """(instruction, bytes of a lane) of a load that goes there; its values are LDS addresses and words."""
     shared: tuple[int, ...] = ()
-    """Its numbers in `Sharing`, of accesses to memory that the launch may write."""
+    """Numbers in `Sharing` of accesses to memory that the launch may write."""
 
 
 class Host(Protocol):

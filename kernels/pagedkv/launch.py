@@ -92,7 +92,7 @@ class Where:
     programs_at_least: int = 0
     """Condition, likewise."""
     split_tokens: int = 0
-    """As in `Attention`, as is what follows; 0 is no other number."""
+    """Overrides the number of `Attention`, like those that follow; 0 keeps that one."""
     programs_per_unit: int = 0
     waves_per_eu: int = 0
     """AMD: waves of a SIMD that registers shall suffice for; 0 leaves it to the compiler."""
@@ -137,13 +137,13 @@ class Attention:
     tokens: int
     """Most KV tokens of one tile; fewer where LDS or registers say so."""
     pair_tokens: int
-    """Likewise where codes are read in pairs."""
+    """KV tokens of a tile where codes are read in pairs."""
     waves: int
     quantised_waves: int
-    """Likewise where the cache is quantised: with fewer, each decodes more of a tile and waits less for the others."""
+    """Waves where the cache is quantised: with fewer, each decodes more of a tile and waits less for the others."""
     stages: int
     packed_stages: int
-    """Likewise where K and V are packed: more loads of a tile, with addresses of their own, are in flight there."""
+    """Stages where K and V are packed: more loads of a tile, with addresses of their own, are in flight there."""
     occupancy: int
     """Programs that shall fit one compute unit."""
     split_tokens: int
@@ -153,7 +153,7 @@ class Attention:
     fixed_split_tokens: int
     """KV tokens of a partition where the split may not depend on the batch."""
     kpack: int
-    """As in `Mla`."""
+    """AMD: operands of MFMA that are read from LDS at once (`Mla.kpack`)."""
     quantised_rows: int = 0
     """`rows` where the cache is quantised: decoded tiles take registers; 0 is no other number."""
     quantised_stages: int = 0
@@ -191,7 +191,7 @@ class Mla:
     quantised_tokens: int = 0
     """`tokens` where the cache is quantised; 0 is no other number."""
     quantised_stages: int = 0
-    """Likewise."""
+    """Stages where the cache is quantised; 0 takes `stages`."""
     wide_addresses: int = 0
     """AMD: 1 addresses a cache below 2 GiB with 64 bits too, where a program has `rows` rows. With 32 bits of buffer
     loads the compiler keeps more in registers than it has, and spills."""
@@ -222,7 +222,7 @@ class SsdLaunch:
     waves: int
     stages: int
     kpack: int
-    """As in `Mla`."""
+    """AMD: operands of MFMA that are read from LDS at once (`Mla.kpack`)."""
     programs_per_unit: int
     """Programs per compute unit below which a sequence is cut into segments."""
     segment_tokens: int
@@ -253,11 +253,11 @@ class Tuning:
     """Where one token has at most 16 heads."""
     mla_reduce: MlaReduce
     scan_64: SsdLaunch
-    """Of channels with up to 64 elements of state."""
+    """Launch for channels with up to 64 elements of state."""
     scan_128: SsdLaunch
-    """With up to 128."""
+    """Launch for up to 128."""
     scan_256: SsdLaunch
-    """With more."""
+    """Launch for more."""
 
     def scan_of(self, head_size: int, state: int, element_bytes: int) -> SsdLaunch:
         """Return how a prefill of Mamba-2 is launched: at most the channels of a head, and what a program has room for.

@@ -54,7 +54,7 @@ class View:
     """Element of the pool at which index 0 of all axes lies."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """In elements; shape and strides have one entry for each of `axes`."""
+    """Strides in elements; shape and strides have one entry for each of `axes`."""
     x: int
 
     def element(self, block: int, token: int, head: int, channel: int) -> int:

@@ -67,7 +67,7 @@ def test_a_planted_violation_is_found_and_is_the_only_one(figures, fault):
 
 
 SHAPE = {"TILE": "32", "ROWS": "32", "D": "128"}
-"""Of 4 waves: 2 x 2 x 32 x 32 x 128 / 4 operations each, 16 instructions of 16 x 16 x 16."""
+"""Shape of 4 waves: 2 x 2 x 32 x 32 x 128 / 4 operations each, 16 instructions of 16 x 16 x 16."""
 
 LOOPS = [
     pytest.param((Loop(200, 16, 16 * 8192),), 655.4, [], id="as it should be"),

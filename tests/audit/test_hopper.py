@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REGISTERS = 65536
-"""Of a multiprocessor; a warp gets them in units of 256 (CUDA C++ programming guide, compute capability 9.0)."""
+"""Registers of a multiprocessor; a warp gets them in units of 256 (CUDA C++ programming guide, compute capability
+9.0)."""
 
 PROGRAMS = {
     "scan 16 x 512 64 heads d64 n64": {"ssd_prefill_kernel": 4, "ssd_carry_kernel": 6},

@@ -30,7 +30,7 @@ from pagedkv.arch import limits
 from pagedkv.audit.compile import OfflineHipDriver
 
 BYTES = {"i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "i32": 4, "u32": 4, "fp32": 4, "i64": 8, "u64": 8}
-"""Of an argument by its type in a signature; pointers have 8."""
+"""Bytes of an argument, by its type in a signature; pointers have 8."""
 
 NAMES = (
     "decode bs8 8k",

@@ -20,7 +20,7 @@ EX_TEMPFAIL = 75
 """Exit status that hilgate takes for the machine's or the network's fault (`docs/reference/judging.md`)."""
 
 SECONDS = 5400
-"""Of one published checkpoint; its oracle scans in plain torch."""
+"""Limit for one published checkpoint; its oracle scans in plain torch."""
 
 PUBLISHED = "test_published.py"
 ROWS = pytest.StashKey()

@@ -27,9 +27,10 @@ Beside states attention weighs less: a lost block is 10.7 (falcon-h1-fp8) and 7.
 147. Which codes round the other way is the processor's: without AVX-512 one has 6.2 in place of 7.3.
 """
 NOT_IN_16_BITS = {("qwen3.5-fp8", "bfloat16")}
-"""Of these the typical error does not tell a lost block, which is half of what is asked; their cells in float32 do."""
+"""Families whose typical error does not show a lost block, half of what is asked; their cells in float32 do."""
 SAME = 1e-12
-"""In float64; a library's product of the same numbers may round otherwise in another batch of rows, by 2e-15."""
+"""Tolerance in float64; a library's product of the same numbers may round otherwise in another batch of rows, by
+2e-15."""
 BLOCK = range(48, 96)
 RESUMED = 100
 

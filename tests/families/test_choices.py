@@ -17,8 +17,8 @@ TOKENS = prompt(140, seed=2)
 BLOCK = range(48, 96)
 ROUTED = ["jamba", "granite-4.0-h", "qwen3-moe", "deepseek-v3", "kimi-linear", "qwen3-next"]
 FEW = ROUTED[:4]
-"""In float16 their open choices, 5 to 13 over these tokens, move at most half of the rows. The other two have 18 and
-61, which move 136 and 129 of the 140 rows."""
+"""Families whose open choices in float16, 5 to 13 over these tokens, move at most half of the rows. The other two have
+18 and 61, which move 136 and 129 of the 140 rows."""
 
 SCORES = torch.tensor([[0.1, 0.5, 0.4, 0.39], [3.0, 1.0, 2.0, 0.0]])
 

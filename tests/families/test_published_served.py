@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(600)]
 
 FAMILY = FAMILIES["granite-4.0-h"]
 SIZES = {"vocab_size": 3000, "mamba_d_state": 64}
-"""Of so large a state a block becomes longer than any request of the tiny table."""
+"""Sizes of a state so large that a block becomes longer than any request of the tiny table."""
 
 BEHAVIOURS = ("prefill", "chunked", "preempt")
 SPOILT = "model.layers.2.input_layernorm.weight"

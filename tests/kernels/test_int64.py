@@ -144,7 +144,7 @@ def test_merged_rows_far_away(far_storage, device, record_property):
 
 @pytest.mark.parametrize("query_len", [1, 3])
 def test_a_row_of_the_block_table_far_away(query_len, far_storage, device, record_property):
-    """Sequence 4, the only one with a query; zeros where nobody wrote name block 0, which is somebody else's."""
+    """Sequence 4, the only one with a query; unwritten entries are 0, another sequence's block."""
     data = small(device, [0, 0, 0, 0, query_len], [1, 1, 1, 1, 40])
     data.max_query_len = query_len
     golden = expected(data)

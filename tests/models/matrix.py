@@ -29,7 +29,7 @@ LOST_BEFORE = 2 * NOISE
 whose signs are as good as random: sqrt(4)."""
 
 SECONDS = 600
-"""Of one process; several times what it takes on two idle cores."""
+"""Limit for one process; several times what it takes on two idle cores."""
 
 PACKINGS = ("rows", "native", "shuffle")
 

@@ -13,7 +13,8 @@ CONFIGS = Path(__file__).parents[1] / "kernels/routing/configs"
 RANKS = (1, 2, 4, 8)
 
 SEEN = (2048, 2144)
-"""Of users: the block of Jamba in vLLM PR 38502, and one of a hybrid with an FP8 cache and drafts."""
+"""Block sizes that users reported: the block of Jamba in vLLM PR 38502, and one of a hybrid with an FP8 cache and
+drafts."""
 
 
 def made_by(model: str, cache: str = "auto") -> dict[int, int]:

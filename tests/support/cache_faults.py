@@ -116,7 +116,7 @@ LATENT_FAULTS: dict[str, Damage] = {
     "latent rows of every layer zeroed": _latent(_zero),
     "rope channels of every layer zeroed": _keys(_without_rope),
 }
-"""Of every layer: this model looks names up in three, and one damaged layer costs it 0 to 87 points."""
+"""Faults of every layer: this model looks names up in three, and one damaged layer costs it 0 to 87 points."""
 CROSS_FAULTS: dict[str, Damage] = {
     "cross V zeroed": _values(_zero),
     "cross K and V swapped": _swap,
@@ -129,7 +129,7 @@ CROSS_FAULTS: dict[str, Damage] = {
     "KV heads of cross V swapped": _values(_heads_swapped),
     "cross K and V moved together (invisible to attention)": _both(_shift),
 }
-"""Of every decoder layer of an encoder-decoder: what the encoder wrote, read by every later token."""
+"""Faults of every decoder layer of an encoder-decoder: what the encoder wrote, read by every later token."""
 LAYER = 1
 """The damaged layer: the first one that matches names."""
 SELF_FAULT = "self K and V read from the blocks of cross K and V"

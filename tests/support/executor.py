@@ -26,7 +26,7 @@ REAL_AGENT = os.environ.get("HILGATE_REAL_AGENT", "")
 
 AGENT, REPOSITORY = "agent", "repository"
 FIRST = {"v3": (AGENT, REPOSITORY), "v4": (REPOSITORY, AGENT)}
-"""Of the hooks that come after something: v4 turns the order round, as of parentheses."""
+"""The hook that runs first of those that come after something: v4 reverses their order, like parentheses."""
 
 PHASES = ("environment", "pre-checkout", "post-checkout", "pre-command", "command", "post-command", "pre-exit")
 TURNED = {"post-checkout", "post-command", "pre-exit"}

@@ -39,7 +39,7 @@ FORK = {**BRANCH, "PULL_REQUEST_REPO": THEIRS}
 MAIN = {"BRANCH": "main", "PULL_REQUEST": "false", **NAMES}
 """Buildkite's variables of a pull request of a branch or of a fork, and of the default branch."""
 SECRETS = {"HILGATE_GITHUB_TOKEN": "ghp_comments", "HILGATE_API_TOKEN": "bkua_ends"}
-"""Of a cluster, by the names that steps ask for."""
+"""Secrets of a cluster, by the names that steps ask for."""
 UPLOAD = "hilgate flow > upload.yml\nbuildkite-agent pipeline upload --reject-parse-warnings upload.yml"
 
 HOOKS = ROOT / "ci/hooks"
@@ -170,9 +170,10 @@ class Machine:
     ours: Path
     history: Path
     settings: dict[str, str] = field(default_factory=dict)
-    """Of the host, beside those that each has."""
+    """Variables of the host, beside those that every host has."""
     secrets: dict[str, str] = field(default_factory=dict)
-    """Of the cluster; a step sees those that it names, and a job that names one that is not there does not start."""
+    """Secrets of the cluster; a step sees those that it names, and a job that names one that is not there does not
+    start."""
     refusal: str | None = None
     """What GitHub says instead of taking a comment."""
     approver: str = ""

@@ -105,7 +105,7 @@ def stale_state_after_preemption(engine: FamilyEngine) -> Iterator[None]:
 
 @plant("freed-block", "reuse", "prefill")
 def freed_block_read(_: FamilyEngine) -> Iterator[None]:
-    """Attention of a request reads, for its first block, the one of who had its place in the batch before."""
+    """Attention of a request reads the first block of the previous request at its place in the batch."""
     build = PagedKVMetadataBuilder.build
     before: dict[int, torch.Tensor] = {}
 

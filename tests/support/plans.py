@@ -184,7 +184,7 @@ AGENTS = """devices: {cpu: {}}
 queues:
   amd-cpu: {device: cpu, gpus: 0, memory_gib: 16, tools: [no-such-tool]}
 """
-"""Its hosts have a program that no local machine has."""
+"""Agents whose hosts have a program that no local machine has."""
 
 
 def as_declared(step: dict[str, object]) -> dict[str, object]:

@@ -131,4 +131,4 @@ LSE_ABSOLUTE = 72 * UNIT_ROUNDOFF["float32"]
 """Largest difference of the logarithm of a sum of exponentials, whatever the dtype of the query."""
 
 LSE_MERGED_ABSOLUTE = 108 * UNIT_ROUNDOFF["float32"]
-"""The same, merged from two parts."""
+"""Absolute tolerance of an lse that is merged from two parts."""

@@ -33,7 +33,7 @@ GRAPHQL = "https://graphql.buildkite.com/v1"
 _CANCEL = "mutation($id: ID!) { jobTypeCommandCancel(input: { id: $id }) { jobTypeCommand { state } } }"
 ATTEMPTS = 5
 BACKOFF_SECONDS = 1.0
-"""Before the second attempt; doubled before each further one."""
+"""Wait before the second attempt; doubled before each further one."""
 
 LONGEST_WAIT_SECONDS = 90.0
 """Buildkite's rate limit counts a minute; a longer `Retry-After` is an outage, and waiting in silence helps nobody."""
@@ -43,7 +43,7 @@ PAGES = 5
 """Pages of builds among which one of a pull request is looked for."""
 
 MOST_PAGES = 500
-"""Of any other list: all of it is read. A list without end is an error, and never half an answer."""
+"""Most pages of any other list, which is read whole. A list without end is an error, and never half an answer."""
 
 _NO_TOKEN = (
     "Buildkite does not accept the token",

@@ -40,7 +40,7 @@ PACKAGES = ("torch", "triton", "vllm", "numpy")
 """Packages whose absence means that a step cannot run on a machine, not that it fails there."""
 
 STEPS = 20
-"""As many test files get a step each; of more, their folders do."""
+"""Most test files that get a step each; where there are more, their folders do."""
 
 
 def init(root: Path) -> dict[str, bool]:

@@ -48,7 +48,7 @@ class Declarations:
     """What may run, where it may run, and which files it answers for."""
 
     areas: tuple[Area, ...]
-    """In file order."""
+    """Areas, in file order."""
     agents: Agents
     project: Project = field(default_factory=Project)
 

@@ -26,10 +26,10 @@ ModelT = TypeVar("ModelT", bound=StrictModel)
 Loc = tuple[str | int, ...]
 
 MOST_BYTES = 256 * 1024
-"""Of a file; ours have 20 KiB. Comments cost time too."""
+"""Most bytes of a file; ours have 20 KiB. Comments cost time too."""
 
 MOST_VALUES = 50_000
-"""In a file: a few lines of aliases of aliases would be gigabytes."""
+"""Most values in a file: a few lines of aliases of aliases would be gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Document(Generic[ModelT]):
     """A parsed file: its value (None when it has mistakes) and where each key stands."""
 
     name: str
-    """As printed: a path relative to the repository root."""
+    """Name as printed: a path relative to the repository root."""
     value: ModelT | None = None
     lines: dict[Loc, int] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)

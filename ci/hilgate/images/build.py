@@ -38,9 +38,9 @@ class ImageBuild:
     image: str
     root: Path
     out: Path
-    """Of the findings, the log and image.json."""
+    """Folder of the findings, the log and image.json."""
     scratch: Path
-    """For the context and the lock; ignored by git."""
+    """Folder of the context and the lock; ignored by git."""
     revision: str
     fresh: bool = False
     """Build it although there is one: whoever may push could have made that, and what main builds others run in."""

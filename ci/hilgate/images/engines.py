@@ -53,9 +53,9 @@ class BuildRequest:
 
     image: str
     content: str
-    """Its key, which becomes its tag."""
+    """Key of the image, which becomes its tag."""
     recipe: str
-    """Its Dockerfile, below the context."""
+    """Dockerfile, below the context."""
     context: Path
     """Folder with exactly the files of the key."""
     labels: dict[str, str]

@@ -25,7 +25,8 @@ REFUSED: Final = "refused"
 
 
 WORD, MAPPING = "[word]", "[mapping]"
-"""In places of validation errors: which spelling was read of a value that may be a word or a mapping."""
+"""Parts of the place of a validation error that say which spelling was read of a value that may be a word or a
+mapping."""
 
 
 LONGEST_PLACE: Final = 300

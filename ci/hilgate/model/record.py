@@ -94,7 +94,7 @@ class Check(BoundedModel):
     """One thing that was checked: a test, a code object, a gate. A line of `findings.jsonl`."""
 
     schema_version: Literal[1] = Field(default=1, exclude=True)
-    """For whoever writes such lines; in `results.jsonl` the first record's counts."""
+    """Version for writers of such lines; in `results.jsonl` the first record's counts."""
     id: str = Field(min_length=1)
     """Stable name that can be pasted back, with shapes and dtypes rather than indices."""
     outcome: Outcome
@@ -209,7 +209,7 @@ class ImageRecord(BoundedModel):
     content: str
     """sha256 of everything it is built from; equals `Plan.images[image]`."""
     digest: ImageDigest
-    """Of the image itself; every result that was made in it carries this digest."""
+    """Digest of the image itself; every result that was made in it carries this digest."""
     reused: bool = False
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hilgate.run.results import Attempt, Recorded
 
 NOTES = 30
-"""Of a kind, below a table; the others are counted."""
+"""Most notes of a kind below a table; the others are counted."""
 NO_VALUE = "–"  # noqa: RUF001 - a dash, where a check has no such label or number
 WHOLE = frozenset({Exit.PASS, Exit.FAIL, Exit.INCONCLUSIVE})
 """Exit statuses of a step that did all its work; after any other, cells may be missing."""

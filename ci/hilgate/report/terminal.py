@@ -282,7 +282,7 @@ SHORTEST_KEY = 12
 
 
 PARAGRAPH_CHARACTERS = 4000
-"""Of a paragraph of text of a change."""
+"""Most characters of a paragraph that a change wrote."""
 
 
 def say(console: Console, words: str, style: str = "", *, indent: str = "", whole: bool = False) -> None:
@@ -451,14 +451,14 @@ NARROWEST = 60
 ROW_CELLS, NAME_CELLS, STEP = 22, 12, 3
 """Terminal columns: most for names of rows, least for the last column's name, and for a mark below upright names."""
 MOST_ROWS, MOST_COLUMNS = 500, 60
-"""Of a table, as many as a page shows; the file of the table has all."""
+"""Most rows and columns of a table, as on a page; the file of the table has all."""
 RESERVED = 6
-"""Of checks or steps of one kind that passed with a reservation; the others are counted."""
+"""Most checks or steps of one kind that passed with a caveat; the others are counted."""
 CAUSES = 5
-"""Of a step, shown in full or in a few lines."""
+"""Most causes of a step, shown in full or in a few lines."""
 MESSAGE_LINES, NOTE_CHARACTERS = 6, 400
 VALUE_CHARACTERS = 160
-"""Of a line of a message after the first, where pytest prints whole tensors."""
+"""Most characters of a line of a message after the first, where pytest prints whole tensors."""
 
 
 def lines(table: tables.Table, width: int) -> Iterator[Text]:

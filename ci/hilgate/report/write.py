@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 REPORT_FILE = "report.html"
 TABLE_COLUMNS = 60
-"""Of a table; more would not fit a page, and the others are counted."""
+"""Most columns of a table; more would not fit a page, and the others are counted."""
 
 FOLDED_ROWS = 30
 """A longer table would push what follows off the reader's screen."""

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from hilgate.model.plan import Plan, PlannedStep
 
 FOLDER: Final = "tests-of-merge-base"
-"""Below the output folder of a step: the list of the merge base, with the log."""
+"""Folder below a step's output: the list of the merge base's tests, with the log."""
 
 SECONDS: Final = 120.0
-"""For the merge base's tests, where a step has left less of its own time."""
+"""Least time for listing the merge base's tests, whatever the step has left of its own."""
 
 MOST_BYTES: Final = 16 * 2**20
 NAMED: Final = 5

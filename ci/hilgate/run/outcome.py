@@ -82,7 +82,7 @@ _ERROR_LINE = re.compile(
 )
 """How a line begins in which a program says what is wrong: `error: ...`, `fatal: ...`, `ValueError: ...`."""
 _POINTS_UP = re.compile(r"ended with status \d+|root cause above")
-"""In an error that only says that another program failed, whose own error stands before it."""
+"""Words of an error that only says that another program failed; the error of that program stands before it."""
 
 
 def said(lines: Sequence[str]) -> str:

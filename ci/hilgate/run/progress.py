@@ -30,7 +30,7 @@ COMMAND_CHARACTERS = 200
 
 
 SETTLING_SECONDS = 30.0
-"""Of steps that must have ended before their pace counts as much as the forecast's."""
+"""Seconds of steps that must have ended before their pace counts as much as the forecast's."""
 
 
 class Clock:

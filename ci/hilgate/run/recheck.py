@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from hilgate.run.results import Recorded
 
 BASE_FOLDER: Final = "on-base"
-"""Of the log and evidence of failing tests over the files of the merge base."""
+"""Folder of the log and evidence of failing tests over the files of the merge base."""
 MOST_BASE_SECONDS: Final = 120.0
-"""Of a step whose failing tests run over the merge base's files too: of a longer one the answer costs too much."""
+"""Longest step whose failing tests run over the merge base's files too; of a longer one the answer costs too much."""
 NO_SUCH_TEST: Final = "there is no such test"
 """Message of a failing test that the merge base does not have."""
 
 FOLDER: Final = "again"
-"""Of the rerun's log and evidence, below its step's folder."""
+"""Folder of the rerun's log and evidence, below its step's folder."""
 
 
 def pending(plan: Plan, recorded: Recorded) -> dict[str, tuple[str, ...]]:

@@ -27,7 +27,7 @@ UNKNOWN = Identity(
     generation="{}",
     lm_eval="unknown",
 )
-"""Of stored answers: it was compared when they were asked."""
+"""Digest of the questions of stored answers, which was compared when they were asked."""
 
 
 def read_evaluation(folder: Path, gate: ResolvedGate, limit: int | None) -> tuple[Evaluation, Check | None]:

@@ -42,7 +42,8 @@ class Chat:
     text: Callable[[Messages], str]
     """The prompt of a conversation."""
     tokens: Callable[[str], list[int]]
-    """Its tokens. The template wrote the special ones; an engine given the text would begin with a second BOS."""
+    """Tokens of the chat. The template wrote the special ones; an engine given the text would begin with a second
+    BOS."""
 
 
 PASSED_ON = {"until", "do_sample", "temperature", "max_gen_toks"}

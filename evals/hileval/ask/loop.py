@@ -129,11 +129,11 @@ class Heading(StrictModel):
     engine: str
     attention_backend: str | None
     arguments: dict[str, Scalar] = Field(default_factory=dict)
-    """Of the engine."""
+    """Arguments of the engine."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Switches of the engine."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Of the packages that an answer depends on."""
+    """Versions of the packages that an answer depends on."""
     code: str
     """sha256 of the kernels and of this package: answers of other code are not these answers."""
 

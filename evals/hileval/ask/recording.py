@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 JOURNALS = Path("results/journals")
 """Where answers are kept until their gate has spoken."""
 BESIDE_FILE = "beside.json"
-"""In the output folder of a gate: the run of another attention that stands for its baseline."""
+"""File in the output folder of a gate: the run of another attention that stands for its baseline."""
 
 
 def recorded_path(name: str, number: int) -> Path:

@@ -22,7 +22,7 @@ BACKEND = "CUSTOM"
 REPORTERS = {"pagedkv": ("pagedkv.vllm_plugin.inspect.WorkerReport", "pagedkv_report")}
 """What vLLM's workers are extended by, to say who served attention, and the method to call: ours counts calls."""
 REPORTER = ("hileval.engines.worker.EngineWorkerReport", "hileval_report")
-"""The same for every other backend: what vLLM itself says, without a package of ours in it."""
+"""Report of every other backend: what vLLM itself says, without a package of ours in it."""
 SAMPLING_RATE = 16_000
 """Samples of a sound per second."""
 
@@ -69,7 +69,8 @@ class Answer:
 
 _LONE: Final = re.compile("[\ud800-\udfff]")
 MOST_CHARACTERS: Final = 128
-"""Of one token, in the mean of an answer: the longest tokens of a vocabulary are runs of spaces of that size."""
+"""Most characters of one token, in the mean of an answer: the longest tokens of a vocabulary are runs of spaces of that
+size."""
 
 
 def bounded(answers: Sequence[Answer], max_tokens: int) -> list[Answer]:

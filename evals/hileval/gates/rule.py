@@ -94,7 +94,7 @@ class GateRule(StrictModel):
     questions: int | None = Field(default=None, ge=1)
     """How many of the task's questions, drawn at random with `seed`; None asks all of them."""
     seed: int = 0
-    """Of the draw and of the order in which questions are asked (the first ones of GSM8K are easier)."""
+    """Seed of the draw and of the order in which questions are asked (the first ones of GSM8K are easier)."""
     look_every: int | None = Field(default=None, ge=1)
     """Questions between two looks; None looks once, at the end."""
     first_look: int = Field(default=1, ge=1)

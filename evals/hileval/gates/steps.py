@@ -22,7 +22,7 @@ AREAS = EVALS.parent / "ci/areas"
 """Where the files are, which are committed: the planner reads them as it reads every area."""
 HEAD = "# Made from evals/gates.yaml by `python -m hileval steps --write`. Change that file, never this one.\n"
 DEVICES = (CPU, "gfx90a", "gfx942", "gfx950", "cuda")
-"""Of a gate that names no `arch`."""
+"""Devices of a gate that names no `arch`."""
 ALWAYS = ("torch", "triton", "vllm")
 JUDGING = ("scipy", "statsmodels")
 OF_ANSWERS = (

@@ -156,7 +156,7 @@ COUNTS = tuple(str(n) for n in range(10))
 TONES = (180, 360, 530, 710, 890, 1080, 1290, 1550, 1860, 2240)
 """Hertz: each in the middle of another of the extractor's 16 bands."""
 LOUDNESS = 8_000
-"""Of one tone, of 32,767."""
+"""Amplitude of one tone, of 32,767."""
 CHORDS = dict(zip((*NAMES, *COUNTS, *ITEMS), itertools.combinations(range(len(TONES)), 2), strict=False))
 """Word -> which two tones."""
 

@@ -157,7 +157,7 @@ CONSTANT = 0
 LEVEL = 8.0
 """Standard deviations of an embedding that the constant channel holds."""
 SHARPNESS = 4.0
-"""Of a positional query and key, per channel that turns fast."""
+"""Size of a positional query and key, per channel that turns fast."""
 QUIET = 0.1
 """How much of the random start is left where another signal must prevail."""
 FAST = 0.05

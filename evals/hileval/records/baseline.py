@@ -63,7 +63,7 @@ class Question(StrictModel):
     same_text: Digits
     """Which runs wrote what the first run wrote."""
     flags: tuple[Flag, ...] = ()
-    """Of all runs."""
+    """Flags of all runs."""
 
 
 class Baseline(StrictModel):

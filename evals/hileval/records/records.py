@@ -58,7 +58,7 @@ class Identity(StrictModel):
     chat_template: Sha
     """sha256 of the chat template, or of its absence."""
     protocol: Literal["completions", "chat"] = "completions"
-    """The same model answers 97 % in one and 91 to 93 % in the other (vllm#57134)."""
+    """How questions are asked. One model answers 97 % in one and 91 to 93 % in the other (vllm#57134)."""
     task: Sha
     """sha256 of the resolved task configuration without machine paths."""
     num_fewshot: int
@@ -82,7 +82,7 @@ class Setting(StrictModel):
     attention_backend: str
     """Who served attention, as the workers say."""
     arguments: dict[str, Scalar] = Field(default_factory=dict)
-    """Of the engine: dtype, kv_cache_dtype, layout flags, tensor_parallel_size, max_num_seqs, graphs ..."""
+    """Arguments of the engine: dtype, kv_cache_dtype, layout flags, tensor_parallel_size, max_num_seqs, graphs ..."""
 
     def differences(self, other: Setting) -> list[str]:
         """`field: theirs -> ours` for each field that differs; arguments one by one."""

@@ -27,7 +27,7 @@ class Side(StrictModel):
     """Engine and version."""
     served: Check | None
     read: Rows
-    """After each token of each sequence but the first."""
+    """Distances after each token of each sequence but the first."""
     asked: list[list[int]]
     """Prompts of the sequences: the token ids that each begins with."""
     written: list[list[int]]
@@ -35,11 +35,12 @@ class Side(StrictModel):
     wrote: Rows
     """Distributions from which the generated tokens were drawn."""
     read_again: dict[SideName, Rows] = Field(default_factory=dict)
-    """Of the peer: the places of what each side wrote, itself included, where it is given all tokens at once."""
+    """Distances of the peer at the places of what each side wrote, itself included, where it is given all tokens at
+    once."""
     read_alone: Rows = Field(default_factory=list)
-    """Of the peer: `read` again with each sequence alone, so that matrix products have another shape."""
+    """`read` of the peer again, with each sequence alone, so that matrix products have another shape."""
     changed: Rows = Field(default_factory=list)
-    """Of the peer: `read` again after one block of each sequence was replaced."""
+    """`read` of the peer again, after one block of each sequence was replaced."""
 
     def pack(self, file: Path) -> None:
         """Write it, packed."""

@@ -49,17 +49,17 @@ class AttentionStrides(NamedTuple):
     """Strides that a launch of `attention_kernel` passes, in elements."""
 
     query: tuple[int, int]
-    """Of token and head."""
+    """Strides of token and head."""
     key_cache: tuple[int, ...]
-    """Of block, token, head and group of X channels."""
+    """Strides of block, token, head and group of X channels."""
     value_cache: tuple[int, ...]
-    """Of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    """Strides of block, token (in PACKING 2 of a group of X tokens), head and channel."""
     out: tuple[int, ...]
-    """Of token and head; not read with SPLIT."""
+    """Strides of token and head; not read with SPLIT."""
     lse: tuple[int, ...]
-    """Likewise."""
+    """Strides of token and head; not read with SPLIT."""
     key_scale: tuple[int, int, int]
-    """Of block, token and head."""
+    """Strides of block, token and head."""
     value_scale: tuple[int, int, int]
 
 
@@ -77,7 +77,7 @@ class AttentionOptions(NamedTuple):
     HEAD_PROGRAMS: int
     """Programs of one query tile: num_kv_heads * PARTS."""
     XCDS: int
-    """As `dealt` takes it; 0 for the order as it comes."""
+    """XCDs to spread programs over (`dealt`); 0 keeps the launch order."""
     TOKENS: int
     """Query tokens of a program."""
     ROWS: int
@@ -99,18 +99,18 @@ class AttentionOptions(NamedTuple):
     PACKING: int
     X: int
     SCALES: int
-    """As in `scales.KernelScales`, with FORMAT."""
+    """Kind of scales (`scales.KernelScales`), like FORMAT."""
     FORMAT: str
     NATIVE: bool
     """Whether the device converts FORMAT itself."""
     ALIGN: int
-    """See `strides.alignment`."""
+    """What all strides are multiples of (`strides.alignment`)."""
     EVEN_GROUPS: bool
-    """Of V in PACKING 2: whether the stride of a group is a multiple of X."""
+    """PACKING 2: whether the stride of a group of V is a multiple of X."""
     ALIKE: bool
     """Whether blocks and tokens of K and of V are equally far apart."""
     DEPENDENT: bool
-    """See `merge.follow`."""
+    """Whether the reduce is launched before this kernel has ended (`merge.follow`)."""
     PAIRS: bool
     """Whether codes are read in pairs; see `attend_pairs`."""
     GROUPED: bool
@@ -118,11 +118,11 @@ class AttentionOptions(NamedTuple):
     KEYS_MATCHED: bool
     """Whether lanes load of K what MFMA takes from them; see `load_key_tile`."""
     VALUES_MATCHED: bool
-    """Likewise of V; see `load_value_tile`."""
+    """Whether lanes load of V what MFMA takes from them; see `load_value_tile`."""
     RUN: int
     """Tokens of V in a full tile that are neighbours in memory and read as one."""
     SHIFT: float
-    """As of `online_softmax`."""
+    """Exponent that is added to all weights (`online_softmax`)."""
     KEPT: bool
     """Whether the query is used unmodified, which requires every scale to be >= 0."""
     VALUES_FIRST: bool
@@ -138,7 +138,7 @@ class Rows(NamedTuple):
     """Among the queries of the sequence."""
     head: Any
     row: Any
-    """Of the token in the query, int64."""
+    """Row of the token in the query, int64."""
     query_len: Any
     live: Any
     """Whether there is such a row."""
@@ -147,14 +147,14 @@ class Rows(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """What makes scores of a tile of K."""
+    """Query-side inputs of the scores."""
 
     q: Any
     """[ROWS, PADDED], or with PAIRS its even and its odd channels."""
     position: Any
-    """Of each row in its sequence."""
+    """Position of each row in its sequence."""
     scale: Any
-    """Of the scores, > 0; one or [ROWS]."""
+    """Factor of the scores, > 0; one or [ROWS]."""
     slope: Any
     cap_log2e: Any
     window: Any
@@ -164,10 +164,10 @@ class Bounds(NamedTuple):
     """The KV that a program walks over."""
 
     begin: Any
-    """The first token that a row sees, and the one behind the last."""
+    """The first token that a row sees; `end` is the one after the last."""
     end: Any
     first_tile: Any
-    """The first tile of this partition, and the one behind the last."""
+    """The first tile of this partition; `end_tile` is the one after the last."""
     end_tile: Any
 
 
@@ -187,7 +187,7 @@ class Tile(NamedTuple):
     k: Any
     """[PADDED, columns]"""
     value_at: Any
-    """As `load_value_tile` takes it; so `near`."""
+    """Where V lies, as `load_value_tile` takes it; so `near`."""
     near: Any
     loaded: Any
     """Whether a token is looked at."""

@@ -48,9 +48,9 @@ class AttentionLaunch:
     waves_per_eu: int = 0
     """AMD: waves of a SIMD that registers shall suffice for; 0 leaves it to the compiler."""
     xcds: int = 0
-    """As in `pagedkv.launch.Attention`."""
+    """XCDs to spread programs over (`pagedkv.launch.Attention`)."""
     registers: int = 0
-    """As in `pagedkv.launch.Where`, as are the next two."""
+    """Most registers of a thread; this and the next two are explained in `pagedkv.launch.Where`."""
     values_first: bool = False
     key_rows: bool = False
 

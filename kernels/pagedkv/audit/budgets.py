@@ -105,9 +105,9 @@ class Budgets:
     comparisons: tuple[Comparison, ...]
     loops: tuple[LoopBudget, ...]
     kernels: dict[str, KernelBudget]
-    """Of ours."""
+    """Budgets of our kernels."""
     evidence: dict[str, KernelBudget]
-    """Of vLLM's."""
+    """Evidence about vLLM's kernels."""
     ceilings: dict[str, dict[str, Ceiling]] = field(default_factory=dict)
     """Version of Triton -> `Case.id` -> its ceiling."""
 

@@ -59,9 +59,9 @@ class Case:
     scattered: tuple[str, ...] = ()
     """Pointers through which no lane can read 16 consecutive bytes in the case's cache layout."""
     expected_lds: int = 0
-    """For a planted defect: the bytes of LDS that it must be caught with."""
+    """Planted defects: the bytes of LDS that it must be caught with."""
     configuration: LaunchConfiguration | None = None
-    """For a kernel that is judged by all its configurations together."""
+    """Name of the configuration, for a kernel that is judged by all its configurations together."""
 
     def id(self, arch: str, kernel: str) -> str:
         """`<arch>/<source>/<case>/<kernel>`, or `<arch>/<package>/<kernel>/<configuration>`."""

@@ -104,7 +104,7 @@ class CodeComparison:
 
     arch: str
     kernels: int
-    """Of the change and the merge base; configurations with one machine code are one kernel."""
+    """Kernels of the change and of the merge base; configurations with one machine code are one kernel."""
     changed: tuple[ChangedKernel, ...]
 
     def sentence(self) -> str:

@@ -95,7 +95,8 @@ def read_code_object(code: bytes) -> CodeObject:
 
 
 _PROCESSOR = re.compile(r"-amdhsa-\w*-(gfx[\w-]+)")
-"""In a target: `amdgcn-amd-amdhsa--gfx942:xnack-`, and since Triton 3.9 `amdgpu9.42-amd-amdhsa-unknown-gfx942`."""
+"""Processor in a target: `amdgcn-amd-amdhsa--gfx942:xnack-`, and since Triton 3.9
+`amdgpu9.42-amd-amdhsa-unknown-gfx942`."""
 
 _ENTRY = slice(16, 24)
 """Bytes of a kernel descriptor with the distance to its code (AMDGPUUsage, "Kernel Descriptor"): a longer name in the
@@ -200,9 +201,9 @@ class Loop:
     instructions: int
     mfma: int
     flop: int
-    """Of those: two for each multiplication with its addition."""
+    """Operations of those: two for each multiplication with its addition."""
     vector: int = 0
-    """Of the vector ALU, transcendental ones included."""
+    """Instructions of the vector ALU, transcendental ones included."""
     transcendental: int = 0
     lds_bytes: int = 0
     """That all lanes move to, from or through LDS, as many as their instructions say."""
@@ -218,9 +219,9 @@ class Assembly:
     instructions: int
     mfma: int
     broadcast_high: int
-    """Of `v_pk_fma_f32` with `op_sel:[0,1,0]`: both results take the upper half of the second source."""
+    """Number of `v_pk_fma_f32` with `op_sel:[0,1,0]`: both results take the upper half of the second source."""
     loops: tuple[Loop, ...]
-    """As they come; of attention the first is over full tiles."""
+    """Loops in their order; in attention the first is over full tiles."""
     ds_ops: int
     waits: int
     loads: tuple[Site, ...]

@@ -151,10 +151,10 @@ class Specialisation:
     arch: str
     key: str
     constants: tuple[tuple[str, str], ...]
-    """Its compile-time arguments by name."""
+    """Compile-time arguments by name."""
     source: ASTSource = field(repr=False, compare=False)
     options: Mapping[str, Any] = field(repr=False, compare=False)
-    """Of the AMD backend, by name: warps, stages, flags."""
+    """Options of the AMD backend, by name: warps, stages, flags."""
 
 
 @dataclass(frozen=True)

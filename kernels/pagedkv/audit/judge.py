@@ -45,10 +45,10 @@ class Row:
     kernel: str
     """Triton function; `launch` where the launch could not be planned."""
     constants: tuple[tuple[str, str], ...]
-    """Its compile-time arguments by name."""
+    """Compile-time arguments by name."""
     result: Figures | Exception | Crash
     seconds: float = 0.0
-    """In the worker; 0 for a row that shares another row's machine code."""
+    """Seconds in the worker; 0 for a row that shares another row's machine code."""
     twin: str = ""
     """`id` of the row that compiled the same machine code; empty if it is this one."""
 

@@ -23,7 +23,7 @@ LDS_GRANULES = {"gfx90a": 512, "gfx942": 512, "gfx950": 1280}
 """Bytes in which LDS is given out on MI200, MI300 and MI350 (AMDGPUUsage): the archs that are audited."""
 
 SIMDS = 4
-"""Of a compute unit. Counts below are per SIMD for registers and waves, per compute unit for workgroups."""
+"""SIMDs of a compute unit. Counts below are per SIMD for registers and waves, per compute unit for workgroups."""
 VGPRS, VGPR_GRANULE = 512, 8
 """Unified file: architectural and accumulation registers of one wave share it (CDNA2, since gfx90a)."""
 SGPRS, SGPR_GRANULE = 800, 16

@@ -28,10 +28,10 @@ ISSUE = 4
 """Cycles of a vector instruction: 64 lanes on 16 (CDNA3 ISA)."""
 TRANSCENDENTAL = 16
 MATRIX_FLOP = {"gfx90a": 256, "gfx942": 512, "gfx950": 1024}
-"""Of a SIMD in a cycle with operands of 16 bits: peak rates of MI250X, MI300X and MI355X (data sheets) over their units
-and clocks."""
+"""Operations of a SIMD in a cycle with operands of 16 bits: peak rates of MI250X, MI300X and MI355X (data sheets) over
+their units and clocks."""
 LDS_BYTES = 128 / SIMDS
-"""Of a SIMD in a cycle, where all four read."""
+"""Bytes of a SIMD in a cycle, where all four read."""
 WAIT = 64
 """Cycles of a wait for LDS or at a barrier: about the latency of an LDS read."""
 MEMORY = 500
@@ -46,9 +46,9 @@ class Turn:
     vector: float
     lds: float
     alone: float
-    """Of a wave that has the SIMD for itself."""
+    """Cycles of a wave that has the SIMD for itself."""
     together: float
-    """For each wave, where the SIMD is full."""
+    """Cycles for each wave, where the SIMD is full."""
 
 
 def turn(figures: Figures, stages: int) -> Turn:

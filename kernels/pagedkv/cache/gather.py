@@ -52,17 +52,17 @@ class GatherStrides(NamedTuple):
     """Strides that a launch of a gather passes, in elements."""
 
     key_cache: tuple[int, ...]
-    """Of block, token, head and group of X channels."""
+    """Strides of block, token, head and group of X channels."""
     value_cache: tuple[int, ...]
-    """Of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    """Strides of block, token (in PACKING 2 of a group of X tokens), head and channel."""
     key: tuple[int, ...]
-    """Of token and head."""
+    """Strides of token and head."""
     value: tuple[int, ...]
-    """Likewise."""
+    """Strides of token and head."""
     table: tuple[int, ...]
-    """Of sequence."""
+    """Strides of sequence."""
     key_scale: tuple[int, int, int]
-    """Of block, token and head."""
+    """Strides of block, token and head."""
     value_scale: tuple[int, int, int]
 
 
@@ -80,12 +80,12 @@ class GatherOptions(NamedTuple):
     PACKING: int
     X: int
     SCALES: int
-    """As in `scales.KernelScales`, with FORMAT."""
+    """Kind of scales (`scales.KernelScales`), like FORMAT."""
     FORMAT: str
     NATIVE: bool
     """Whether the device converts FORMAT itself."""
     ALIGN: int
-    """See `strides.alignment`."""
+    """What all strides are multiples of (`strides.alignment`)."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_blocks"])

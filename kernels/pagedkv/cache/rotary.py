@@ -38,24 +38,25 @@ if TYPE_CHECKING:
 
 
 FEWEST_TOKENS = 16
-"""Of a program. Not fewer than lanes: a row that two waves hold would be read by one after the other had stored it."""
+"""Fewest tokens of a program. Not fewer than lanes: a row that two waves hold would be read by one after the other had
+stored it."""
 
 
 class RotatedStrides(NamedTuple):
     """Strides that a launch of `rotated_write_kernel` passes, in elements."""
 
     query: tuple[int, ...]
-    """Of token and head; likewise of key and value."""
+    """Strides of token and head; likewise of key and value."""
     key: tuple[int, ...]
     value: tuple[int, ...]
     key_cache: tuple[int, ...]
-    """Of block, token, head and group of X channels."""
+    """Strides of block, token, head and group of X channels."""
     value_cache: tuple[int, ...]
-    """Of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    """Strides of block, token (in PACKING 2 of a group of X tokens), head and channel."""
     indices: tuple[int, int, int]
     """The first one of positions, cos_sin and slot_mapping."""
     key_scale: tuple[int, int, int]
-    """Of block, token and head."""
+    """Strides of block, token and head."""
     value_scale: tuple[int, int, int]
 
 
@@ -72,15 +73,15 @@ class RotatedOptions(NamedTuple):
     """Whether pairs are halves of the rotary channels, else neighbours."""
     BLOCK_SIZE: int
     TOKENS: int
-    """Of a program, a power of two."""
+    """Tokens of a program, a power of two."""
     PACKING: int
     X: int
     SCALES: int
-    """As in `scales.KernelScales`, with FORMAT and LARGEST."""
+    """Kind of scales (`scales.KernelScales`), like FORMAT and LARGEST."""
     FORMAT: str
     LARGEST: float
     ALIGN: int
-    """See `strides.alignment`."""
+    """What all strides are multiples of (`strides.alignment`)."""
 
 
 @triton.jit

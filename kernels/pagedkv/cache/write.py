@@ -42,17 +42,17 @@ class WriteStrides(NamedTuple):
     """Strides that a launch of a write passes, in elements."""
 
     key: tuple[int, ...]
-    """Of token and head."""
+    """Strides of token and head."""
     value: tuple[int, ...]
-    """Likewise."""
+    """Strides of token and head."""
     key_cache: tuple[int, ...]
-    """Of block, token, head and group of X channels."""
+    """Strides of block, token, head and group of X channels."""
     value_cache: tuple[int, ...]
-    """Of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    """Strides of block, token (in PACKING 2 of a group of X tokens), head and channel."""
     slot: tuple[int, ...]
-    """Of token."""
+    """Strides of token."""
     key_scale: tuple[int, int, int]
-    """Of block, token and head."""
+    """Strides of block, token and head."""
     value_scale: tuple[int, int, int]
 
 
@@ -70,14 +70,14 @@ class WriteOptions(NamedTuple):
     PACKING: int
     X: int
     SCALES: int
-    """As in `scales.KernelScales`, with FORMAT and LARGEST."""
+    """Kind of scales (`scales.KernelScales`), like FORMAT and LARGEST."""
     FORMAT: str
     LARGEST: float
     ALIGN: int
-    """See `strides.alignment`."""
+    """What all strides are multiples of (`strides.alignment`)."""
 
 
-@triton.jit(do_not_specialize=["num_rows"])  # which another step has others of
+@triton.jit(do_not_specialize=["num_rows"])  # changes every step
 def _write_kernel(
     key,  # [num_tokens, num_kv_heads, head_size]
     value,

@@ -35,11 +35,11 @@ class Format:
 
     mantissa_bits: int
     bias: int
-    """Of the exponent."""
+    """Bias of the exponent."""
     max: float
     """Largest finite value; what lies beyond is clamped to it."""
     max_code: int
-    """Its code."""
+    """Code of the largest number."""
     dtype: torch.dtype
     """Torch's name of the format. Caches and kernels hold the codes as uint8."""
 

@@ -29,11 +29,11 @@ class KernelScales:
     kind: int
     """UNSCALED, PER_HEAD or PER_TOKEN."""
     format: str
-    """Of `fp8.formats.FORMATS`; "" if UNSCALED."""
+    """One of `fp8.formats.FORMATS`; "" if UNSCALED."""
     largest: float
     """Largest finite value of the format."""
     strides: tuple[tuple[int, int, int], tuple[int, int, int]]
-    """Of block, token and head, in elements, of K and of V; 0 where a scale does not depend on the axis."""
+    """Strides of block, token and head, in elements, of K and of V; 0 where a scale does not depend on the axis."""
 
     def native_on(self, arch: Arch) -> bool:
         """Whether the device converts the format itself: NATIVE of the kernels."""

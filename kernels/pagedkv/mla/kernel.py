@@ -29,15 +29,15 @@ class MlaStrides(NamedTuple):
     """Strides that a launch of `mla_decode_kernel` passes, in elements."""
 
     query: tuple[int, int]
-    """Of token and head."""
+    """Strides of token and head."""
     cache: tuple[int, int]
-    """Of block and token."""
+    """Strides of block and token."""
     out: tuple[int, int]
-    """Of token and head."""
+    """Strides of token and head."""
     lse: tuple[int, ...]
-    """Likewise."""
+    """Strides of token and head."""
     table: tuple[int, ...]
-    """Of sequence."""
+    """Strides of sequence."""
 
 
 class MlaOptions(NamedTuple):
@@ -59,17 +59,17 @@ class MlaOptions(NamedTuple):
     """Whether sequences have several query tokens, of which each sees the tokens up to its own."""
     HAS_LSE: bool
     FORMAT: str | None
-    """Of the uint8 codes in the cache; None where it holds numbers."""
+    """Format of the uint8 codes in the cache; None where it holds numbers."""
     NATIVE: bool
     """Whether the device converts FORMAT itself."""
     ALIGN: int
-    """See `strides.alignment`."""
+    """What all strides are multiples of (`strides.alignment`)."""
     AHEAD: bool
     """Whether blocks are looked up a tile ahead, which takes registers and saves a wait."""
     PAIRS: bool
     """Whether codes are read in pairs; see `attention.kernel.attend_pairs`."""
     KEPT: bool
-    """As in `attention.kernel.AttentionOptions`."""
+    """Whether the query is used unmodified, from LDS."""
     SPREAD: int
     """Waves that share the channels of a score's product; with 1 each computes whole scores."""
 

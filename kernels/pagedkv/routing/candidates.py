@@ -55,7 +55,7 @@ class Kernel:
     """`<provider>.<function>`."""
     summary: str
     serves: tuple[str, ...]
-    """Of decode, extend, prefill, write, gather."""
+    """Tasks, out of decode, extend, prefill, write, gather."""
     reads: str
     """`cache`; `dense`: keys and values that somebody gathered; `none`: it does not attend."""
     limits: Mapping[str, Limit] = field(default_factory=dict)

@@ -38,11 +38,11 @@ class Deployment:
     dtype: str | None = None
     """None is the config's."""
     ssm_dtype: str | None = None
-    """Of recurrent states; None is the config's."""
+    """Dtype of recurrent states; None takes that of the config."""
     kv_cache_dtype: str = "auto"
     """One of `ENGINE_DTYPES`."""
     kv_scales: KvScales = "tensor"
-    """Of an fp8 cache."""
+    """Scales of an FP8 cache."""
     block_size: int = 16
     """Tokens; a model with recurrent layers gets at least what their state needs."""
     packing: Packing = "rows"
@@ -68,7 +68,7 @@ class Explained:
     note: str = ""
     """Who serves a layer that has no paged cache."""
     scan: Choice | None = None
-    """Of a Mamba-2 layer: the last step of its prefill."""
+    """Kernel of the last step of a Mamba-2 layer's prefill."""
 
 
 @dataclass(frozen=True)

@@ -125,11 +125,11 @@ class Feature:
     """One column of the table of limits."""
 
     key: str
-    """Its name in the data."""
+    """Name in the data."""
     value: Callable[[Request, Task], object]
     """What a request asks of a kernel that does a task; None is nothing."""
     describe: Callable[[Request], str]
-    """The same for a person."""
+    """Description for a person."""
     tasks: tuple[Task, ...] = TASKS
     """Tasks that have it; a kernel of another task does not state it."""
 

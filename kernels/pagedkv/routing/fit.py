@@ -61,7 +61,7 @@ class Budget:
     """How the engine is started, beyond what `Deployment` says."""
 
     gpu: str
-    """Of `GPUS`, or the words of who gave `memory` himself."""
+    """Name in `GPUS`, or how the caller described `memory`."""
     memory: float
     """GiB of one GPU."""
     weights: float
@@ -96,11 +96,11 @@ class Pages:
     block_size: int
     """Tokens of a block of attention."""
     token_bytes: int
-    """Of one attention layer; 0 where there is none."""
+    """Bytes of a token in one attention layer; 0 where there is none."""
     state_bytes: int
-    """Of one sequence in one recurrent layer."""
+    """Bytes of one sequence in one recurrent layer."""
     page_bytes: int
-    """Of one layer in one block of the pool."""
+    """Bytes of one layer in one block of the pool."""
     group_layers: int
     """Most layers of a group."""
     attention_groups: int
@@ -131,9 +131,9 @@ class Fit:
     service: Budget
     pages: Pages
     cache_bytes: int
-    """For the pool, on each GPU."""
+    """Bytes of the pool on each GPU."""
     num_blocks: int
-    """Of the pool; vLLM keeps one of them back."""
+    """Blocks of the pool; vLLM keeps one of them back."""
     max_model_len: int
     prefix_unit: int | None
     """Tokens of which a prefix cache hits whole multiples; None without one."""

@@ -33,7 +33,7 @@ _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 """Keys under which a multimodal model keeps its language model."""
 
 MOST_LAYERS = 10_000
-"""Of a model; a larger number is a mistake in the file, and a list of so many would fill the memory."""
+"""Most layers of a model; a larger number is a mistake in the file, and a list of so many would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Kind:
     num_q_heads: int = 0
     num_kv_heads: int = 0
     head_size: int = 0
-    """Of MLA: latent and rotary channels together."""
+    """Channels of a head; in MLA latent and rotary channels together."""
     window: int | None = None
     softcap: float | None = None
     alibi: bool = False

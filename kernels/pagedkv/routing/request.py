@@ -80,7 +80,7 @@ class Request:
     kv_cache_dtype: KvCacheDtype
     """`auto` is `dtype`."""
     kv_scales: KvScales = "none"
-    """Of an fp8 cache: all 1, per tensor, per KV head, or per token and KV head."""
+    """Scales of an FP8 cache: all 1, per tensor, per KV head, or per token and KV head."""
     block_size: int
     packing: Packing
     sides: Sides

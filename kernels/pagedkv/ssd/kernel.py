@@ -28,26 +28,26 @@ from pagedkv.attention.softmax import LN2, LOG2E, narrow, reciprocal, widen
 from pagedkv.strides import wide
 
 LEAST_FALL = tl.constexpr(-160.0)
-"""In base 2, what a step leaves of the state at least: less than 2^-149 is 0 in fp32. So a sum stays finite (A = -inf),
-and precise behind such a step."""
+"""Least share of the state that a step leaves, in base 2: less than 2^-149 is 0 in fp32. So a sum stays finite (A =
+-inf), and precise behind such a step."""
 
 
 class PrefillStrides(NamedTuple):
     """Strides that a launch passes, in elements; 0 of what is not used."""
 
     x: tuple[int, ...]
-    """Of token and head; likewise of z and out."""
+    """Strides of token and head; likewise of z and out."""
     z: tuple[int, ...]
     out: tuple[int, ...]
     B: tuple[int, ...]
-    """Of token and group; likewise of C."""
+    """Strides of token and group; likewise of C."""
     C: tuple[int, ...]
     states: tuple[int, ...]
-    """Of piece, head and channel."""
+    """Strides of piece, head and channel."""
     initial_states: tuple[int, ...]
-    """Of sequence, head and channel."""
+    """Strides of sequence, head and channel."""
     D: tuple[int, ...]
-    """Of head."""
+    """Strides of head."""
 
 
 class PrefillOptions(NamedTuple):
@@ -91,7 +91,7 @@ class Inputs(NamedTuple):
     rate: Any
     """A log2(e)."""
     bias: Any
-    """Of dt."""
+    """Bias of dt."""
     low: Any
     high: Any
 
@@ -104,7 +104,7 @@ class TokenTile(NamedTuple):
     steps: Any
     """dt as the recurrence sees it, 0 of tokens that there are not."""
     sums: Any
-    """Of dt A log2(e), up to each token."""
+    """Sums of dt A log2(e), up to each token."""
     fall: Any
     """The last of the sums."""
     x: Any

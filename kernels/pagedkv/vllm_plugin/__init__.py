@@ -31,7 +31,7 @@ CPU_MLA_NAMES = ("CPU_MLA", "AMX_MLA")
 """vLLM's CPU platform selects one of these, depending on the processor."""
 
 GPU_MLA_BACKEND = "pagedkv.vllm_plugin.mla_backend.PagedKVGPUMLABackend"
-"""The same on ROCm and CUDA."""
+"""Name of the MLA backend on ROCm and CUDA."""
 
 GPU_MLA_NAME = "TRITON_MLA"
 """The member of vLLM's `AttentionBackendEnum` that selects it there.

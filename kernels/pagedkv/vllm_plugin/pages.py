@@ -76,9 +76,9 @@ class Page:
     """What the pages of one layer hold."""
 
     layout: CacheLayout
-    """Of the route, which chose writer and readers by it."""
+    """Layout of the route, which chose writer and readers by it."""
     format: FormatName | None = None
-    """Of the codes of a quantised cache."""
+    """Format of the codes of a quantised cache."""
     scales_inside: bool = False
     """Whether the pages hold a scale for each token and head."""
 

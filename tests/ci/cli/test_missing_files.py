@@ -43,7 +43,7 @@ FOLDERS = {
     "jobs of pipeline": "pipeline --recheck --plan results/plan.json --jobs @",
     "jobs of add": "history add --jobs @",
 }
-"""Likewise, of folders that need not be there: no job may have left anything."""
+"""Options that name a folder which may be missing, because no job left anything."""
 
 WRITTEN = {
     "write of plan": "plan --write @",
@@ -55,7 +55,7 @@ WRITTEN = {
     "out of bundle": "bundle --out @",
     "history of add": "history add --history @",
 }
-"""Likewise, of what is made where it is not there."""
+"""Options that name something which is made where it is missing."""
 
 MISSING = {"missing": "no/such", "below a file": ".gitignore/x", "empty": "results/empty", "garbage": "results/garbage"}
 ODD = {"below a file": ".gitignore/x", "a folder": "results", "no name": "", "a null byte": "a\0b"}

@@ -50,8 +50,8 @@ MACHINES = {"laptop": LAPTOP, "one GPU": MI300X.model_copy(update={"gpus": 1}), 
 
 @pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize("name", MACHINES)
-def test_doctor_says_of_a_step_what_its_plan_does_with_it(name, kind):
-    """Planned without a word of what will not run is ready; anything else is not, and both say why."""
+def test_doctor_and_plan_agree(name, kind):
+    """`doctor` and `plan` agree on what can run here, and both say why something cannot."""
     declared, target = declare(a=[STEPS[kind]]), Target(MACHINES[name], frozenset({"buildah"}))
     (found,) = readiness(declared, target)
     steps, omissions = expand(declared, {"s": Wanted("asked for")}, target, otherwise={})
