@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FILES = {
     "ci/project.yaml": (declaration.Project, declaration.Image),
-    "ci/agents.yaml": (declaration.Device, declaration.Queue),
+    "ci/agents.yaml": (declaration.Device, declaration.Queue, declaration.Pods),
     "ci/areas/*.yaml": (
         declaration.DeclaredArea,
         declaration.DeclaredStep,

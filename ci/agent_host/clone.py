@@ -42,7 +42,7 @@ class QueuePromise:
     queue: str
     gpus: int
     arch: str
-    """Device of the queue: `cpu`, or a gfx arch."""
+    """Arch of its device: `cpu`, or a gfx arch, also where the device is a partition (gfx942-cpx)."""
     memory_gib: int
     image: str = ""
     """What its jobs run in; empty on a queue whose jobs run on the host."""
@@ -139,7 +139,7 @@ def _promise(name: object, facts: object) -> QueuePromise | None:
         return None
     if not (isinstance(name, str) and isinstance(device, str) and isinstance(image, str)):
         return None
-    return QueuePromise(name, gpus, device, memory, image, units)
+    return QueuePromise(name, gpus, device.partition("-")[0], memory, image, units)
 
 
 def project(text: str) -> Project:

@@ -63,8 +63,8 @@ def collect(
 ) -> list[str]:
     """Copy plain files of a finished job from `source` into `target`; returns what was left behind, and why.
 
-    Nobody writes to `source` any more, so what is looked at is what is copied. `reserved` are names at the top that are
-    left behind whatever they are. The texts are printable.
+    In a pod the container of the step still lives and may write to `source`: nothing in it is reached through a link.
+    `reserved` are names at the top that are left behind whatever they are. The texts are printable.
     """
     budget = _Budget(most_files, MOST_BYTES)
     try:
@@ -82,15 +82,22 @@ def collect(
                 budget.refuse(inner, "a name of the agent's hooks")
             elif why := _misnamed(inner.name):
                 budget.refuse(inner, why)
-            elif (source / inner).is_symlink():
+            elif _mode(source, inner) == stat.S_IFLNK:
                 budget.refuse(inner, "a link")
-            elif not (source / inner).is_dir():
+            elif _mode(source, inner) != stat.S_IFDIR:
                 _take(source, target, inner, budget)
             elif len(inner.parts) > MOST_DEPTH:
                 budget.refuse(inner, f"a folder in more than {MOST_DEPTH} others")
             else:
                 waiting.append(inner)
     return budget.refused
+
+
+def take_one(source: Path, target: Path, name: str) -> None:
+    """Copy one plain file by its name, if it is there, and say in the log why it was not copied."""
+    budget = _Budget(1, MOST_BYTES)
+    _take(source, target, PurePosixPath(name), budget)
+    sys.stderr.write("".join(f"left behind: {line}\n" for line in budget.refused))
 
 
 def leave(source: Path, target: Path) -> None:
@@ -112,10 +119,34 @@ def _misnamed(name: str) -> str:
     return f"a name of more than {NAME_BYTES} bytes" if len(os.fsencode(name)) > NAME_BYTES else ""
 
 
+@contextlib.contextmanager
+def _opened(source: Path, folder: PurePosixPath) -> Iterator[int]:
+    """A folder inside `source`, opened part by part and never through a link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    descriptor = os.open(source, flags)
+    try:
+        for part in folder.parts:
+            inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _mode(source: Path, inner: PurePosixPath) -> int:
+    """The kind of what has this name, itself and not what it leads to; 0 where it is gone."""
+    try:
+        with _opened(source, inner.parent) as parent:
+            return stat.S_IFMT(os.stat(inner.name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except OSError:
+        return 0
+
+
 def _below(source: Path, folder: PurePosixPath, budget: _Budget) -> Iterator[PurePosixPath]:
     """What lies directly in a folder, in the order of its names, as long as the budget of files lasts."""
     try:
-        with os.scandir(source / folder) as entries:
+        with _opened(source, folder) as opened, os.scandir(opened) as entries:
             # Two more than may be taken: the results, which were taken first, and one to see that there are more.
             names = sorted(itertools.islice((one.name for one in entries), budget.files + 2))
     except FileNotFoundError:
@@ -135,11 +166,13 @@ def _below(source: Path, folder: PurePosixPath, budget: _Budget) -> Iterator[Pur
 
 def _take(source: Path, target: Path, inner: PurePosixPath, budget: _Budget) -> None:
     """Copy one file, or say why it was not."""
-    path, fresh = source / inner, target / inner.parent / f".{uuid.uuid4().hex}.new"
+    fresh, flags = target / inner.parent / f".{uuid.uuid4().hex}.new", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with _opened(source, inner.parent) as parent:
+            descriptor = os.open(inner.name, flags | os.O_NOFOLLOW, dir_fd=parent)
     except OSError as error:
-        budget.refuse(inner, "a link" if path.is_symlink() else f"cannot be read ({error.strerror})")
+        link = _mode(source, inner) == stat.S_IFLNK
+        budget.refuse(inner, "a link" if link else f"cannot be read ({error.strerror})")
         return
     with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(descriptor)

@@ -62,7 +62,7 @@ PASSED = frozenset(
     {
         *("BUILDKITE", "BUILDKITE_AGENT_NAME", "BUILDKITE_BUILD_ID", "BUILDKITE_BUILD_NUMBER", "BUILDKITE_JOB_ID"),
         *("BUILDKITE_RETRY_COUNT", "BUILDKITE_STEP_KEY", "BUILDKITE_TIMEOUT"),
-        *("HILGATE_JOB_ID", "HILGATE_JOB_STARTED", "NO_COLOR"),
+        *("HILGATE_JOB_ID", "HILGATE_JOB_STARTED", "HILGATE_NODE", "NO_COLOR"),
     }
 )
 """All of the agent's environment that goes inside; each is a fact about the job, none opens anything."""
@@ -259,7 +259,12 @@ def _folder(path: str) -> str:
     return path
 
 
-def _environment(container: Container) -> list[str]:
+def variables(container: Container) -> dict[str, str]:
+    """What the runner inside finds in its environment, beside the secrets.
+
+    Raises:
+        DeclarationError: A value holds a NUL.
+    """
     values = {variable: container.env[variable] for variable in PASSED if variable in container.env}
     values |= {
         "HILGATE_IMAGE": container.image.rpartition("@")[2],
@@ -272,9 +277,22 @@ def _environment(container: Container) -> list[str]:
         values["HF_HUB_OFFLINE"] = "1"  # else every model costs the hub's timeouts before the cache is read
     if any("\0" in value for value in values.values()):
         raise DeclarationError("a variable holds a NUL", where=container.step, remedy="see the agent's environment")
-    plain = [f"--env={variable}={value}" for variable, value in sorted(values.items())]
-    secrets = [variable for variable in sorted(check_secrets(container.secrets)) if variable in container.env]
-    return plain + [f"--env={variable}" for variable in secrets if not container.fork]
+    return values
+
+
+def secrets(container: Container) -> list[str]:
+    """Names of the variables that hold its secrets; none for a fork.
+
+    Raises:
+        DeclarationError: A name would change how something runs.
+    """
+    names = [variable for variable in sorted(check_secrets(container.secrets)) if variable in container.env]
+    return [] if container.fork else names
+
+
+def _environment(container: Container) -> list[str]:
+    plain = [f"--env={variable}={value}" for variable, value in sorted(variables(container).items())]
+    return plain + [f"--env={variable}" for variable in secrets(container)]
 
 
 def _matching(pattern: re.Pattern[str], text: str, what: str) -> str:

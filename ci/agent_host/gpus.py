@@ -297,7 +297,9 @@ def topology(kfd: Path = host.KFD) -> list[RenderNode]:
             facts = dict(line.split(None, 1) for line in text.splitlines() if " " in line)
             minor, place, domain = (int(facts.get(key, 0)) for key in ("drm_render_minor", "location_id", "domain"))
             if minor:  # 0 for a node of processors
-                bdf = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+                # Bits 31:28 number the partitions of a GPU (kfd_topology.c), which amd-smi shows as functions of it.
+                function = place >> 28 & 0xF or place & 7
+                bdf = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{function}"
                 found.append(RenderNode(f"renderD{minor}", bdf, gpu_id))
     except (OSError, ValueError) as error:
         raise host.SickNodeError(

@@ -11,7 +11,6 @@ import datetime as dt
 import json
 import os
 import re
-import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from agent_host import clone
 from hilgate.errors import DeclarationError
-from hilgate.names import AGENTS_FILE, RECHECK_SUFFIX
+from hilgate.names import AGENTS_FILE, RECHECK_SUFFIX, node_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +117,7 @@ class HealthRecord:
             "schema_version": 1,
             "step": self.step,
             "moment": self.moment,
-            "host": socket.gethostname(),
+            "host": node_name(),
             "agent": self.agent,
             "taken": self.taken,
             "seconds": round(time.monotonic() - self.began, 3),

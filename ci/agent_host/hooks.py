@@ -137,9 +137,9 @@ def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
     if folder_of_job is not None:
         record.write(folder_of_job)  # the agent uploads it, also after a failed pre-command hook
     if not record.problems:
-        sys.stdout.write(f"~~~ fit for {promise.queue}\n{_table(record)}")
+        sys.stdout.write(f"~~~ fit for {promise.queue}\n{table(record)}")
         return int(Exit.PASS)
-    sys.stdout.write(f"+++ this node is unfit for {promise.queue}\n{_table(record)}")
+    sys.stdout.write(f"+++ this node is unfit for {promise.queue}\n{table(record)}")
     sys.stdout.write("".join(f"unfit: {problem}\n" for problem in record.problems))
     if not by_hand:
         pause.forget_job(env)
@@ -166,7 +166,7 @@ def _look_before(node: NodeContext, promise: QueuePromise, record: health.Health
         record.problems += gpus.shared_problems(node.env, node.proc)
         end = _look(node, promise, record, idle=True)
         if not record.problems:  # last, and only on GPUs that nothing else speaks against
-            record.problems += _compute(node, promise)
+            record.problems += compute(node, promise)
         if not by_hand and not record.problems and end is not None:
             node.position().save(end)
 
@@ -186,7 +186,8 @@ def started(process: int) -> int:
     return int(time.time() - age)
 
 
-def _compute(node: NodeContext, promise: QueuePromise) -> list[str]:
+def compute(node: NodeContext, promise: QueuePromise) -> list[str]:
+    """What the tiny kernel got wrong; nothing where there is none, and a line says so."""
     if gpus.selfcheck(node.env):
         return gpus.selfcheck_problems(node.env, promise.gpus, elements=node.elements)
     sys.stdout.write(f"note: no kernel was run, so whether the GPUs compute is not known; {PROJECT_FILE}\n")
@@ -220,6 +221,29 @@ def postflight(node: NodeContext) -> int:
 
 def _look(node: NodeContext, promise: QueuePromise, record: health.HealthRecord, *, idle: bool) -> float | None:
     """GPUs, holders and the kernel's log, none of which stops the others; returns the log's end if it can be read."""
+    own = look_at_gpus(node, promise, record, idle=idle)
+    try:
+        log = kernel_log.read(node.env)
+    except HilgateError as error:
+        record.problems.append(f"{error.what} ({error.where}); {error.remedy}")
+        return None
+    trouble = log.since(*node.position().load(), own)
+    unknown = [line for line in trouble if line.severity is kernel_log.Severity.UNKNOWN]
+    record.notes += [f"the kernel's log, not understood: {line}" for line in unknown]
+    # A fault is evidence about the program that ran, so it belongs to the record after a job and to no other.
+    passing_over = {kernel_log.Severity.UNKNOWN, *([kernel_log.Severity.FAULT] if idle else [])}
+    record.dmesg = [str(line) for line in trouble if line.severity not in passing_over]
+    sick = [line for line in trouble if line.severity.makes_unfit]
+    if sick:
+        count = f"{len(sick)} lines" if len(sick) > 1 else "a line"
+        record.problems.append(f"the kernel's log has {count} of GPU trouble: {sick[0].text[:160]}")
+    return log.end
+
+
+def look_at_gpus(
+    node: NodeContext, promise: QueuePromise, record: health.HealthRecord, *, idle: bool
+) -> frozenset[str]:
+    """What amd-smi and the driver say of this agent's GPUs; returns their PCI addresses, none for the whole machine."""
     own_nodes = gpus.own_nodes(node.env, node.kfd)
     own = frozenset(render_node.bdf for render_node in own_nodes)
     limit = health.whole_number(node.env, health.VRAM_LIMIT, health.VRAM_LIMIT_MIB)
@@ -241,25 +265,11 @@ def _look(node: NodeContext, promise: QueuePromise, record: health.HealthRecord,
             break
         time.sleep(min(3.0, max(0.0, until - time.monotonic())))
     record.problems += lasting + passing + hidden
-    try:
-        log = kernel_log.read(node.env)
-    except HilgateError as error:
-        record.problems.append(f"{error.what} ({error.where}); {error.remedy}")
-        return None
-    trouble = log.since(*node.position().load(), own)
-    unknown = [line for line in trouble if line.severity is kernel_log.Severity.UNKNOWN]
-    record.notes += [f"the kernel's log, not understood: {line}" for line in unknown]
-    # A fault is evidence about the program that ran, so it belongs to the record after a job and to no other.
-    passing_over = {kernel_log.Severity.UNKNOWN, *([kernel_log.Severity.FAULT] if idle else [])}
-    record.dmesg = [str(line) for line in trouble if line.severity not in passing_over]
-    sick = [line for line in trouble if line.severity.makes_unfit]
-    if sick:
-        count = f"{len(sick)} lines" if len(sick) > 1 else "a line"
-        record.problems.append(f"the kernel's log has {count} of GPU trouble: {sick[0].text[:160]}")
-    return log.end
+    return own
 
 
-def _table(record: health.HealthRecord) -> str:
+def table(record: health.HealthRecord) -> str:
+    """The GPUs of a look, a line each; empty where there are none."""
     table = "GPU  PCI address   arch     VRAM used / MiB  hottest / C  ECC  name\n" if record.gpus else ""
     for gpu in record.gpus:
         table += f"{gpu.index:>3}  {gpu.bdf}  {gpu.arch:<7}  {gpu.vram_used_mib:>6} / {gpu.vram_total_mib:>6}  "

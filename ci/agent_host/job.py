@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run steps of a plan on an agent: in the container of their image, or on the host where they have none.
+"""Run steps of a plan on an agent: in the container of their image, in a pod, or on the host where they have no image.
 
     hilgate job KEY ... --plan results/plan.json --results results/jobs/KEY [--recheck | --approved]
 
@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from agent_host import base, collect, container, host, pause, reap, trust
+from agent_host import base, collect, container, health, host, pause, pod, reap, trust
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
-from hilgate.names import Trust, of_build
+from hilgate.names import Trust, node_name, of_build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -394,6 +394,8 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
     if planned.fork and not decided.fork:
         decided = Trust(fork=True, why="the plan says so")
     sys.stderr.write(f"{planned.key}: {'fork' if decided.fork else 'trusted'}: {decided.why}\n")
+    if env.get(pod.POD):
+        return _in_pod(planned, arguments, checkout, env, decided)
     if planned.image:
         status = _in_container(planned, arguments, checkout, env, decided)
     else:
@@ -484,6 +486,55 @@ def _in_container(
             collect.leave(scratch / "results", arguments.results)
     finally:
         collect.discard(scratch)
+
+
+def _in_pod(planned: PlannedJob, arguments: Arguments, checkout: Path, env: Mapping[str, str], decided: Trust) -> int:
+    """Give the step to the container beside this one, which has the image, the GPUs and no token (`agent_host.pod`)."""
+    root = Path(env[pod.POD])
+    given, out = root / pod.GIVEN, root / pod.OUT
+    if not planned.image:
+        raise CannotRunHereError(
+            f"{planned.key} has no image, and the agent's own containers run no code of a change",
+            where=f"{pod.POD}={root}",
+            remedy="give its queue an image, or name a queue of hosts",
+        )
+    if planned.gpus:
+        collect.take_one(given / pod.HEALTH, arguments.results, pod.BEFORE)
+    scratch = Path(tempfile.mkdtemp(prefix=f"hilgate-job-{job_id(env)}-")).resolve()
+    try:
+        digest = image_digest(planned, env, scratch / "artifacts", local=arguments.results.parent)
+        copy_checkout(checkout, planned.commit, given / "workspace")
+        shutil.copyfile(arguments.plan, given / pod.PLAN)
+        if arguments.recheck:
+            bring_earlier(planned, env, scratch / "earlier", given / pod.JOBS, local=arguments.results.parent)
+    finally:
+        collect.discard(scratch)
+    words = arguments.words(f"{given}/{pod.PLAN}", f"{out}/{pod.RESULTS}", f"{given}/{pod.JOBS}")
+    made = container.Container(
+        image=digest,
+        job=job_id(env),
+        step=planned.key,
+        command=("python3", "-m", "hilgate", *words),
+        hostname=node_name(),
+        user="",  # user and memory are the pod's
+        scratch="",
+        memory_gib=0,
+        fork=decided.fork,
+        network=planned.network,
+        devices=container.GpuDevices(("/dev/kfd",) if planned.gpus else ()),
+        env=env,
+        secrets=planned.secrets,
+        python_path=planned.python_path,
+    )
+    inside = container.variables(made) | {name: env[name] for name in container.secrets(made)}
+    queue = env.get(health.QUEUE, "")
+    pod.give(root, key=planned.key, command=made.command, env=inside, queue=queue, count=planned.gpus)
+    try:
+        return pod.attend(root, planned.seconds, sys.stdout.buffer)
+    finally:
+        collect.leave(out / pod.RESULTS, arguments.results)
+        if planned.gpus:
+            collect.take_one(out, arguments.results, pod.AFTER)
 
 
 def memory_gib(gpus: int, on_host: int) -> int:

@@ -46,7 +46,7 @@ _VALUES = {
     "program": r"[\w.+-]+",
     "variable": r"[A-Za-z_]\w*",
     "user": r"[a-z_][\w-]*",
-    "device": r"[a-z0-9]+(,[a-z0-9]+)*",
+    "device": r"[a-z0-9-]+(,[a-z0-9-]+)*",
     "gpus": r"[1-9]",
 }
 """Kind of condition -> what stands behind its colon."""

@@ -7,7 +7,9 @@ A host has no package of hilgate's, so this needs the standard library of Python
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import socket
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,6 +47,15 @@ _URL = re.compile(
     r"(?P<scheme>https?|ssh|git)://(?:[^\s/@?#\\]*@)?(?P<host>[A-Za-z0-9.-]+)(?::(?P<port>[0-9]{1,5}))?(?P<path>/[^:]+)"
 )
 _SCP = re.compile(r"(?:[A-Za-z0-9._-]+@)?(?P<host>[A-Za-z0-9.-]+):(?P<path>[^:]+)")
+
+
+NODE = "HILGATE_NODE"
+"""Variable of a pod: the machine that it runs on, whose name its own host name does not say."""
+
+
+def node_name() -> str:
+    """The machine that this process runs on: of a pod its node, else the host name."""
+    return os.environ.get(NODE) or socket.gethostname()
 
 
 def recheck_key(key: str) -> str:

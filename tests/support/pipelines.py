@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from support import plans
 
 from hilgate.buildkite.lint import sdk_schema
 from hilgate.declare.load import load
+from hilgate.model.declaration import Pods, Queue
 
 if TYPE_CHECKING:
     from hilgate.model.plan import Plan
@@ -26,10 +28,29 @@ SCHEMAS = {
 }
 
 
+PODS = Pods(registry="registry.example/hilgate", cpus=12, memory_gib=128, groups=(44, 109))
+POD_QUEUES = {
+    "amd_mi300_1_pods": Queue(device="gfx942", gpus=1, memory_gib=192, compute_units=304, image="rocm", pods=PODS),
+    "amd-cpu-pods": Queue(device="cpu", gpus=0, memory_gib=64, image="cpu", pods=PODS),
+}
+WITH_PODS = replace(
+    DECLARED, agents=DECLARED.agents.model_copy(update={"queues": {**DECLARED.agents.queues, **POD_QUEUES}})
+)
+"""What the repository declares, and two queues whose jobs are pods."""
+
+
 def steps_of(text: str) -> dict[str, dict[str, Any]]:
     """Key -> step, out of their groups."""
     pipeline = yaml.safe_load(text)
     return {step["key"]: step for top in pipeline["steps"] for step in top.get("steps", [top])}
+
+
+def pod_plan(**changes: object) -> Plan:
+    """A model that needs a GPU and a token, in a pod."""
+    common: dict[str, object] = {"device": "gfx942", "queue": "amd_mi300_1_pods", "gpus": 1, "image": "rocm"}
+    models = plans.step("models", "python -m pytest", key="models-gfx942", secrets=("HF_TOKEN",), **common)
+    values = {"profile": "pr", "images": {"rocm": "d" * 64}, "digests": {"rocm": "sha256:" + "ab" * 32}}
+    return plans.plan(models, **{**values, **changes})
 
 
 def agent_plan(**changes: object) -> Plan:

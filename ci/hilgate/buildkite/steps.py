@@ -12,7 +12,7 @@ What is generated is uploaded by the steps of `.buildkite/*.yml`, which hold the
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from buildkite_sdk import schema
 from buildkite_sdk.pipeline import Pipeline
@@ -27,6 +27,7 @@ from buildkite_sdk.schema import (
 )
 from pydantic import BaseModel
 
+from hilgate.buildkite import pods
 from hilgate.buildkite.lint import LOST, lint, schema_problems, sdk_schema
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.model import JOBS_FOLDER, PLAN_FILE
@@ -116,22 +117,28 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
     groups = []
     jobs = plan.jobs().values()
     for area in dict.fromkeys(step.area for step in plan.steps):
-        own = [_job(steps, plan, branch) for steps in jobs if len(steps) == 1 and steps[0].area == area]
+        own = [_job(steps, plan, declarations, branch) for steps in jobs if len(steps) == 1 and steps[0].area == area]
         groups += [GroupStep(group=titles.get(area, area), key=area, steps=own)] if own else []
-    if small := [_job(steps, plan, branch) for steps in jobs if len(steps) > 1]:
+    if small := [_job(steps, plan, declarations, branch) for steps in jobs if len(steps) > 1]:
         groups.append(GroupStep(group="small steps, several in a job", steps=small))
     return emit(groups, secrets=not plan.fork)
 
 
 def _job(
-    steps: Sequence[PlannedStep], plan: Plan, branch: str, *, failed: int = 0, approved: bool = False
+    steps: Sequence[PlannedStep],
+    plan: Plan,
+    declarations: Declarations,
+    branch: str,
+    *,
+    failed: int = 0,
+    approved: bool = False,
 ) -> CommandStep:
     """The job of planned steps, or the one that runs the `failed` failing checks of one once more on another node.
 
     With `approved` it runs the steps once more, over the files that were approved.
 
     Raises:
-        InvalidPipelineError: No queue offers the steps' device.
+        InvalidPipelineError: No queue offers the steps' device, or a pod cannot be named.
     """
     step = steps[0]
     if step.queue is None:
@@ -168,6 +175,7 @@ def _job(
         concurrency_method="eager" if lock else None,
         timeout_in_minutes=minutes + MARGIN_MINUTES + (IMAGE_MINUTES if step.image else 0),
         artifact_paths=[f"{folder}/**/*" for folder in folders],  # the hooks' notes go to the first
+        plugins=_plugins(step, step.queue, plan, declarations),
         secrets=None if plan.fork else list(step.step.secrets) or None,
         retry=RECHECK_RETRY if failed else RETRY,
     )
@@ -179,6 +187,27 @@ def _label(steps: Sequence[PlannedStep]) -> str:
         return steps[0].label
     named = ", ".join(one.step.key for one in steps)
     return f"{len(steps)} steps ({steps[0].device}): {shorten(named, LONGEST_NAMES)}"
+
+
+def _plugins(
+    step: PlannedStep, queue: str, plan: Plan, declarations: Declarations
+) -> list[str | dict[str, Any]] | None:
+    """The pod of a job whose queue has pods; None on hosts.
+
+    Raises:
+        InvalidPipelineError: The image of the step has no digest yet.
+    """
+    declared = declarations.agents.queues.get(queue)
+    if declared is None or declared.pods is None:
+        return None
+    digest = plan.digests.get(step.image or "")
+    if digest is None:
+        raise InvalidPipelineError(
+            f"step {step.key!r} runs in a pod, and no build of the default branch has built its image {step.image!r}",
+            where=f"queues.{queue} of ci/agents.yaml",
+            remedy="a pod names its image by digest: declare queues of hosts for that device until it is built",
+        )
+    return [pods.plugin(step, queue, declared.pods, digest, fork=plan.fork)]
 
 
 def emit(steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, suffix: str = "", posts: str = "") -> str:
@@ -214,7 +243,9 @@ _forbid_unknown_keys()
 REQUIRED_KEY = "required"
 
 
-def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: str = "") -> str:
+def recheck_yaml(
+    plan: Plan, pending: Mapping[str, Sequence[str]], declarations: Declarations, *, branch: str = ""
+) -> str:
     """The steps that run failing checks once more, each on another node of the same queue; empty when nothing failed.
 
     `pending` has the ids of its checks that need it by planned key.
@@ -227,13 +258,15 @@ def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: st
         raise InvalidPipelineError(
             f"step {unknown[0]!r} is not in the plan", where="what failed", remedy="give the plan that was run"
         )
-    rechecks = [_job([steps[key]], plan, branch, failed=len(ids)) for key, ids in sorted(pending.items()) if ids]
+    rechecks = [
+        _job([steps[key]], plan, declarations, branch, failed=len(ids)) for key, ids in sorted(pending.items()) if ids
+    ]
     return emit(rechecks, secrets=not plan.fork, suffix=RECHECK_KEY_SUFFIX) if rechecks else ""
 
 
-def approved_yaml(plan: Plan, *, branch: str = "") -> str:
+def approved_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -> str:
     """All steps of a plan once more, over the files that were approved."""
-    steps = [_job(steps, plan, branch, approved=True) for steps in plan.jobs().values()]
+    steps = [_job(steps, plan, declarations, branch, approved=True) for steps in plan.jobs().values()]
     return emit(steps, secrets=not plan.fork, suffix=APPROVED_KEY_SUFFIX)
 
 

@@ -18,6 +18,7 @@ from hilgate.cli import Base, declared, no_file, program, repository
 from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError
 
 if TYPE_CHECKING:
+    from hilgate.declare.load import Declarations
     from hilgate.model.plan import Plan
 
 
@@ -93,12 +94,12 @@ def pipeline(
         )
     plan = read_plan(plan_file)
     if jobs:
-        sys.stdout.write(judged_within_limits(lambda: _recheck(plan, jobs, branch), jobs))
+        sys.stdout.write(judged_within_limits(lambda: _recheck(plan, jobs, load(root), branch), jobs))
     elif approved:
         from hilgate.buildkite.steps import approved_yaml
         from hilgate.declare.protected import to_put_back
 
-        sys.stdout.write(approved_yaml(plan, branch=branch) if to_put_back(root, plan) else "")
+        sys.stdout.write(approved_yaml(plan, load(root), branch=branch) if to_put_back(root, plan) else "")
     elif required:
         from hilgate.buildkite.api import shortfall
         from hilgate.buildkite.steps import required_yaml
@@ -111,7 +112,7 @@ def pipeline(
         sys.stdout.write(pipeline_yaml(plan, load(root), branch=branch))
 
 
-def _recheck(plan: Plan, jobs: Path, branch: str) -> str:
+def _recheck(plan: Plan, jobs: Path, declarations: Declarations, branch: str) -> str:
     from hilgate.buildkite.steps import recheck_yaml
     from hilgate.plan.make import plan_digest
     from hilgate.run import recheck, results
@@ -119,7 +120,7 @@ def _recheck(plan: Plan, jobs: Path, branch: str) -> str:
     pending = recheck.pending(plan, results.read_all(jobs.parent, jobs, plan, plan_digest(plan)))
     for key, ids in pending.items():
         sys.stderr.write(f"{key}: {len(ids)} to run again on another node\n")
-    return recheck_yaml(plan, pending, branch=branch)
+    return recheck_yaml(plan, pending, declarations, branch=branch)
 
 
 Organization = Annotated[

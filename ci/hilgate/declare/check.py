@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 from hilgate.declare import globs
 from hilgate.declare.old_keys import OLD_KEYS
-from hilgate.model.declaration import BUILDKITE_KEY, CPU, EVIDENCE_KINDS, RESERVED_KEYS, Project
+from hilgate.model.declaration import (
+    BUILDKITE_KEY,
+    CPU,
+    EVIDENCE_KINDS,
+    PARTITIONS,
+    RESERVED_KEYS,
+    RESOURCE,
+    Project,
+)
 from hilgate.model.plan import planned_key
 from hilgate.names import stays_inside
 from hilgate.text import suggest
@@ -24,7 +32,7 @@ if TYPE_CHECKING:
     from hilgate.declare.imports import Packages
     from hilgate.declare.yaml import Document, Loc
     from hilgate.model import Key
-    from hilgate.model.declaration import Agents, Area, Profile, Step
+    from hilgate.model.declaration import Agents, Area, Profile, Queue, Step
 
     Declared = tuple[Document[Area], Loc, Step]
 
@@ -92,7 +100,13 @@ def check_quick(document: Document[Project], areas: Sequence[Document[Area]]) ->
 def _check_agents(document: Document[Agents], agents: Agents) -> None:
     if CPU not in agents.devices:
         document.blame(("devices",), f"device {CPU!r} is missing", "declare it: every machine has it")
+    for device in agents.devices:
+        arch, split, partition = device.partition("-")
+        if split and not (arch.startswith("gfx") and partition in PARTITIONS):
+            what = f"{device!r} is no partition of a GPU"
+            document.blame(("devices", device), what, f"write gfx942-cpx; known are {', '.join(PARTITIONS)}")
     for name, queue in agents.queues.items():
+        _check_queue(document, name, queue)
         if queue.device not in agents.devices:
             what = f"unknown device {queue.device!r}"
             document.blame(("queues", name, "device"), what, suggest(queue.device, agents.devices))
@@ -102,6 +116,25 @@ def _check_agents(document: Document[Agents], agents: Agents) -> None:
         if queue.signs and not queue.gate:
             what = "it signs releases, and steps of a change could run there"
             document.blame(("queues", name, "signs"), what, "write gate: true as well")
+
+
+def _check_queue(document: Document[Agents], name: str, queue: Queue) -> None:
+    """Pods and partitions: what else they need, and what they cannot have."""
+    partition, pods = queue.device.partition("-")[2], queue.pods
+    if partition and not queue.compute_units:
+        what = "nothing tells a partition from a whole GPU"
+        document.blame(("queues", name, "device"), what, "write its compute_units (MI300X in CPX: 38)")
+    if pods is None:
+        return
+    for key, given in (("gate", queue.gate), ("signs", queue.signs), ("tools", queue.tools)):
+        if given:
+            document.blame(("queues", name, key), "is of hosts, and this queue's jobs are pods", "remove it, or `pods`")
+    if queue.image is None:
+        document.blame(("queues", name, "pods"), "a pod runs in an image, and the queue has none", "name its image")
+    said = RESOURCE.fullmatch(pods.resource)
+    if said and said["partition"] and said["partition"] != (partition or "spx"):
+        what = f"{pods.resource} is no {queue.device}"
+        document.blame(("queues", name, "pods", "resource"), what, "name the resource of the queue's device")
 
 
 def _check_places(document: Document[Area], at: Loc, step: Step, agents: Agents) -> None:

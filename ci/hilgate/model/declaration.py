@@ -91,17 +91,73 @@ class Device(StrictModel):
     """Environment variables of every step on this device."""
 
 
+PARTITIONS = ("dpx", "tpx", "qpx", "cpx")
+"""How an MI300 or a later GPU can be split: into 2, 3, 4 or as many devices as it has compute dies."""
+
+RESOURCE = re.compile(r"amd\.com/(?:gpu|(?P<partition>spx|dpx|tpx|qpx|cpx)_nps[1248])")
+"""What AMD's device plugin calls GPUs: always `amd.com/gpu` by its naming strategy `single`; by `mixed`, partitions
+have a name of their own (ROCm/k8s-device-plugin, docs/user-guide/configuration.md)."""
+
+_REPOSITORY = re.compile(r"[a-z0-9][a-z0-9.-]*(?::[0-9]{1,5})?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*")
+_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
+
+
+class Pods(StrictModel):
+    """What each job of a queue gets where its jobs are pods that Buildkite's agent-stack-k8s makes.
+
+    Service account, pull secrets and tolerations are its controller's, which no pipeline can change (`ci/agent/pods`).
+    """
+
+    registry: str
+    """Where its nodes pull images from, without name and digest, e.g. registry.internal/hilgate."""
+    cpus: int = Field(gt=0)
+    """Processors of one job."""
+    memory_gib: int = Field(gt=0)
+    """Memory of one job on its node."""
+    disk_gib: int = Field(default=60, gt=0)
+    """What a job may write on its node's disk."""
+    resource: str = "amd.com/gpu"
+    """What the device plugin calls one GPU, or one partition of it, e.g. amd.com/cpx_nps4."""
+    groups: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    """Numbers of the groups that own /dev/kfd and the render nodes on its nodes (video and render)."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of its nodes, e.g. {amd.com/gpu.product-name: AMD_Instinct_MI300X}."""
+
+    @field_validator("registry")
+    @classmethod
+    def _without_tag(cls, registry: str) -> str:
+        if not _REPOSITORY.fullmatch(registry):
+            raise refused(f"{registry!r} is no repository", "write e.g. registry.internal/hilgate, without a tag")
+        return registry
+
+    @field_validator("resource")
+    @classmethod
+    def _known(cls, resource: str) -> str:
+        if not RESOURCE.fullmatch(resource):
+            raise refused(f"unknown resource {resource!r}", "write amd.com/gpu, or a partition, e.g. amd.com/cpx_nps4")
+        return resource
+
+    @field_validator("node_selector")
+    @classmethod
+    def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        if wrong := [word for pair in labels.items() for word in pair if not _LABEL.fullmatch(word)]:
+            raise refused(f"{wrong[0]!r} is no label of a node", "see kubectl get nodes --show-labels")
+        return labels
+
+
 class Queue(StrictModel):
     """A Buildkite queue: a pool of identical agents."""
 
     device: Key
-    """A key of `devices`: cpu, or a gfx arch."""
-    gpus: int = Field(ge=0, le=8)
-    """GPUs of one agent."""
+    """A key of `devices`: cpu, a gfx arch, or a partition of one, e.g. gfx942-cpx."""
+    gpus: int = Field(ge=0, le=64)
+    """GPUs of one agent, or partitions of them."""
     memory_gib: int = Field(gt=0)
     """GPU memory of one device, or host memory for a cpu queue."""
+    pods: Pods | None = None
+    """What each of its jobs gets where jobs are pods of Kubernetes; None where agents run on hosts."""
     compute_units: int = Field(default=0, ge=0)
-    """Compute units of one GPU, which tell products of one arch apart; 0 is not looked at."""
+    """Compute units of one GPU, which tell products of one arch and partitions apart; 0 is not looked at."""
     image: Key | None = None
     """The image that its jobs run in; None runs them on the host."""
     gate: bool = False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from hilgate.model import Key
     from hilgate.model.plan import PlannedStep
@@ -32,8 +32,12 @@ class _Job:
     keys: list[Key] = field(default_factory=list)
 
 
-def shared(steps: Sequence[PlannedStep], minutes: Mapping[Key, float]) -> tuple[PlannedStep, ...]:
+def shared(
+    steps: Sequence[PlannedStep], minutes: Mapping[Key, float], pods: Container[Key | None] = ()
+) -> tuple[PlannedStep, ...]:
     """The steps, with the job that each shares; `minutes` are those that were measured, of the others the declared.
+
+    Jobs of the queues `pods` share nothing: a pod has one container for code of a change.
 
     A job that another waits for is red as a whole when one of its steps fails. So steps share a job only where the same
     steps need them, and nothing waits for more than it did alone.
@@ -47,6 +51,8 @@ def shared(steps: Sequence[PlannedStep], minutes: Mapping[Key, float]) -> tuple[
     for step in steps:
         takes = minutes.get(step.key, step.step.minutes)
         if takes >= SMALL_MINUTES or step.image is None or step.step.provides:  # on a host nothing parts steps
+            continue
+        if step.queue in pods:
             continue
         alike = (*step.like, frozenset(needed_by[step.key]))
         job = filling.setdefault(alike, _Job())

@@ -12,7 +12,6 @@ import platform
 import re
 import shutil
 import site
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +25,7 @@ from hilgate.conditions import version_of
 from hilgate.model import StrictModel
 from hilgate.model.declaration import CPU
 from hilgate.model.record import Environment
+from hilgate.names import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -108,7 +108,7 @@ def detect(
 def environment(machine: Machine) -> Environment:
     """The record of `machine` that goes with every result."""
     return Environment(
-        host=socket.gethostname(),
+        host=node_name(),
         device=machine.name,
         cores=machine.cores,
         memory_gib=round(machine.memory_gib, 1),

@@ -335,7 +335,8 @@ def assemble(
         wanted, otherwise = _overruled(selection, declarations, profile, known.digests)
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
     if machine is None:
-        steps = shared(steps, {})
+        queues = declarations.agents.queues.items()
+        steps = shared(steps, {}, pods={name for name, queue in queues if queue.pods})
     plan = Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,

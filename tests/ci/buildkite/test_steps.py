@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support import plans
 from support.declarations import change
-from support.pipelines import DECLARED, SCHEMAS, agent_plan, steps_of
+from support.pipelines import DECLARED, SCHEMAS, WITH_PODS, agent_plan, pod_plan, steps_of
 
 from hilgate.buildkite.lint import lint, schema_problems, sdk_schema
 from hilgate.buildkite.steps import (
@@ -42,7 +42,7 @@ FORK = {"image-and-secret": False, "fork": True}
 
 
 def test_every_golden_file_is_compared():
-    assert {path.stem for path in GOLDEN.glob("*.yml")} == {*FORK, "recheck"}
+    assert {path.stem for path in GOLDEN.glob("*.yml")} == {*FORK, "recheck", "pod"}
 
 
 def is_golden(name, text):
@@ -61,7 +61,44 @@ def test_pipeline_is_the_golden_one(name):
 
 def test_rechecks_are_the_golden_ones():
     failing = {"models-gfx942": ("one",), "kernels-gfx942": ("two", "three")}
-    assert is_golden("recheck", recheck_yaml(agent_plan(), failing))
+    assert is_golden("recheck", recheck_yaml(agent_plan(), failing, DECLARED))
+
+
+def test_pod_is_the_golden_one():
+    assert is_golden("pod", pipeline_yaml(pod_plan(), WITH_PODS))
+
+
+def plugin_of(text, key="models-gfx942"):
+    return steps_of(text)[key]["plugins"][0]["kubernetes"]
+
+
+def test_reruns_are_pods_as_well():
+    pod = plugin_of(pipeline_yaml(pod_plan(), WITH_PODS))
+    assert plugin_of(recheck_yaml(pod_plan(), {"models-gfx942": ("one",)}, WITH_PODS), "models-gfx942-recheck") == pod
+    assert plugin_of(approved_yaml(pod_plan(), WITH_PODS), "models-gfx942-approved") == pod
+
+
+def test_a_pod_without_gpus_has_nothing_to_judge():
+    step = plans.step("units", "python -m pytest", key="units-cpu", queue="amd-cpu-pods", image="cpu", network=True)
+    plan = plans.plan(step, profile="pr", images={"cpu": "d" * 64}, digests={"cpu": "sha256:" + "ab" * 32})
+    pod = plugin_of(pipeline_yaml(plan, WITH_PODS), "units-cpu")
+    assert [one["name"] for one in pod["podSpec"]["initContainers"]] == ["hilgate", "step"]
+    assert pod["metadata"]["labels"] == {"hilgate/network": "open"}
+    assert "amd.com/gpu" not in str(pod)
+
+
+def test_a_fork_in_a_pod_has_no_secret_and_its_kernels_no_network():
+    step = plans.step("models", "python -m x", key="models-gfx942", network=True, secrets=("HF_TOKEN",),
+                      device="gfx942", queue="amd_mi300_1_pods", gpus=1, image="rocm")  # fmt: skip
+    plan = pod_plan().model_copy(update={"steps": (step,), "fork": True})
+    text = pipeline_yaml(plan, WITH_PODS)
+    assert "HF_TOKEN" not in text
+    assert plugin_of(text)["metadata"]["labels"] == {"hilgate/network": "none"}
+
+
+def test_pod_whose_image_was_never_built_is_refused():
+    with pytest.raises(InvalidPipelineError, match="no build of the default branch has built its image 'rocm'"):
+        pipeline_yaml(pod_plan(digests={}), WITH_PODS)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
@@ -143,10 +180,10 @@ def test_steps_that_share_a_job_are_one_and_a_need_waits_for_the_whole_job():
     job = steps[kernels.key]
     assert job["label"] == "2 steps (gfx942): kernels, models"
     assert job["timeout_in_minutes"] == 2 * 1 + 2 + 4 + 15
-    rerun = steps_of(approved_yaml(shared))
+    rerun = steps_of(approved_yaml(shared, DECLARED))
     assert set(rerun) == {approved_key(key) for key in steps}
     assert rerun[approved_key(later.key)]["depends_on"] == [approved_key(kernels.key)]
-    assert set(steps_of(recheck_yaml(shared, {models.key: ("a",)}))) == {recheck_key(models.key)}
+    assert set(steps_of(recheck_yaml(shared, {models.key: ("a",)}, DECLARED))) == {recheck_key(models.key)}
 
 
 @pytest.mark.parametrize(
@@ -252,14 +289,14 @@ def test_any_plan_becomes_a_sound_pipeline_of_exactly_its_steps(plan, branch, fa
     assert sorted(steps_of(text)) == sorted(step.key for step in plan.steps)
     assert ("secrets" in text) is (not plan.fork and any(step.step.secrets for step in plan.steps))
     keys = failing.draw(st.sets(st.sampled_from([step.key for step in plan.steps])))
-    rechecks = recheck_yaml(plan, dict.fromkeys(keys, ("an id",)), branch=branch)
+    rechecks = recheck_yaml(plan, dict.fromkeys(keys, ("an id",)), DECLARED, branch=branch)
     assert sorted(steps_of(rechecks) if keys else rechecks) == sorted(map(recheck_key, keys))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plan=random_plans())
 def test_any_plan_runs_once_more_as_approved_under_keys_of_its_own(plan):
-    text = approved_yaml(plan)
+    text = approved_yaml(plan, DECLARED)
     steps = steps_of(text)
     assert lint(text, secrets=not plan.fork, suffix=APPROVED_KEY_SUFFIX) == []
     assert set(steps) == {approved_key(step.key) for step in plan.steps}
@@ -272,11 +309,11 @@ def test_any_plan_runs_once_more_as_approved_under_keys_of_its_own(plan):
 
 def test_recheck_of_nothing_of_a_fork_and_of_an_unknown_step():
     one = {"models-gfx942": ("a",)}
-    assert recheck_yaml(agent_plan(), {}) == recheck_yaml(agent_plan(), {"models-gfx942": ()}) == ""
-    assert "HF_TOKEN" in recheck_yaml(agent_plan(), one)
-    assert "HF_TOKEN" not in recheck_yaml(agent_plan(fork=True), one)
+    assert recheck_yaml(agent_plan(), {}, DECLARED) == recheck_yaml(agent_plan(), {"models-gfx942": ()}, DECLARED) == ""
+    assert "HF_TOKEN" in recheck_yaml(agent_plan(), one, DECLARED)
+    assert "HF_TOKEN" not in recheck_yaml(agent_plan(fork=True), one, DECLARED)
     with pytest.raises(InvalidPipelineError, match="'gone' is not in the plan"):
-        recheck_yaml(agent_plan(), {"gone": ("a",)})
+        recheck_yaml(agent_plan(), {"gone": ("a",)}, DECLARED)
 
 
 def test_long_keys_are_shortened_and_stay_distinct():

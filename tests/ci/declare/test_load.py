@@ -410,3 +410,69 @@ def test_hosts_read_queues_as_the_plan_does(tmp_path, queues):
         queue.memory_gib,
         queue.image or "",
     )
+
+
+POD_QUEUE = (
+    "{device: gfx942, gpus: 1, memory_gib: 192, image: rocm, pods: {registry: r.example/x, cpus: 8, memory_gib: 64}}"
+)
+PARTITION = "{device: gfx942-cpx, gpus: 1, memory_gib: 24, compute_units: 38}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "cpus: 8",
+            "cpus: 8, resource: nvidia.com/gpu",
+            "pods.resource: unknown resource 'nvidia.com/gpu'; write amd.com/gpu",
+        ),
+        ("cpus: 8", "cpus: 8, resource: amd.com/cpx_nps3", "unknown resource 'amd.com/cpx_nps3'"),
+        (
+            "cpus: 8",
+            "cpus: 8, resource: amd.com/cpx_nps4",
+            "pods.resource: amd.com/cpx_nps4 is no gfx942; name the resource",
+        ),
+        ("r.example/x", "r.example/x:latest", "pods.registry: 'r.example/x:latest' is no repository"),
+        (
+            "r.example/x",
+            "'r.example/x@sha256:00'",
+            "is no repository; write e.g. registry.internal/hilgate, without a tag",
+        ),
+        ("cpus: 8", "cpus: 8, node_selector: {a: b c}", "pods.node_selector: 'b c' is no label of a node"),
+        ("cpus: 8", "cpus: 8, service_account: admin", "unknown key 'service_account'"),
+        ("cpus: 8, ", "", "queues.pods_1.pods"),
+        ("image: rocm, ", "", "pods: a pod runs in an image, and the queue has none; name its image"),
+        ("image: rocm", "image: rocm, gate: true", "queues.pods_1.gate: is of hosts, and this queue's jobs are pods"),
+        (
+            "image: rocm",
+            "image: rocm, tools: [docker]",
+            "queues.pods_1.tools: is of hosts, and this queue's jobs are pods",
+        ),
+    ],
+)
+def test_each_mistake_of_a_queue_of_pods_is_one_line(tmp_path, old, new, expected):
+    agents = AGENTS + f"  pods_1: {POD_QUEUE.replace(old, new)}\n"
+    found = mistakes(write(tmp_path, agents, a=area("a")))
+    assert any(expected in one for one in found)
+    assert all("\n" not in one for one in found)
+
+
+def test_a_partition_is_a_device_that_a_queue_offers_and_a_step_names(tmp_path):
+    agents = AGENTS.replace("gfx942: {}", "gfx942: {}\n  gfx942-cpx: {}") + f"  cpx_1: {PARTITION}\n"
+    declared = load(write(tmp_path, agents, a=area("a", STEP.replace("[cpu]", "[gfx942, gfx942-cpx]"))))
+    (_, step) = next(iter(declared.steps()))
+    assert [declared.queue_for(step, device) for device in step.devices] == ["amd_mi300_1", "cpx_1"]
+    promise = health.clone.queues(agents)["cpx_1"]
+    assert (promise.arch, promise.memory_gib, promise.compute_units) == ("gfx942", 24, 38)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("gfx942-cpx", "gfx942-cpz", "devices.gfx942-cpz: 'gfx942-cpz' is no partition of a GPU; write gfx942-cpx"),
+        (", compute_units: 38", "", "nothing tells a partition from a whole GPU; write its compute_units"),
+    ],
+)
+def test_each_mistake_of_a_partition_is_one_line(tmp_path, old, new, expected):
+    agents = AGENTS.replace("gfx942: {}", "gfx942: {}\n  gfx942-cpx: {}") + f"  cpx_1: {PARTITION}\n"
+    assert any(expected in one for one in mistakes(write(tmp_path, agents.replace(old, new), a=area("a"))))

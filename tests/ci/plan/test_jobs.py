@@ -52,6 +52,11 @@ def test_unlike_steps_share_no_job(unlike):
     assert len(jobs_of(small("a"), changed(small("b"), **unlike))) == 2
 
 
+def test_steps_in_pods_share_nothing():
+    pods = [small("a"), small("b"), small("c", queue="p"), small("d", queue="p")]
+    assert [one.job for one in shared(pods, {}, {"p"})] == ["a-gfx942", "a-gfx942", None, None]
+
+
 def test_steps_that_others_need_share_a_job_where_the_same_ones_need_them():
     first, second = ("a-gfx942", "b-gfx942"), ("a-gfx942", "b-gfx942", "c-gfx942")
     needs = small("a"), small("b"), small("c")

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pod of a job on Kubernetes: the `kubernetes` plugin of Buildkite's agent-stack-k8s, and the lint of it. Pure.
+
+Five containers, of which the pipeline says two. `agent`, `checkout` and `container-0` hold Buildkite's token and run in
+the controller's own image; `hilgate` copies trusted code out of that image. What stands here of its image and command
+fails: the controller puts its own in their place, or the pod ends as infrastructure. `fit` judges the GPUs, and `step`
+runs the code of the change: without a token, a service account, a mount of the workspace or a way to write to what it
+was given (`agent_host.pod`). It is an init container that lives as long as the pod (Kubernetes 1.29), because the
+controller gives its own `sidecars` the workspace with the token's socket in it, and turns every entry of `containers`
+into an agent.
+
+`ci/agent/pods/policy.yaml` asks the same of every pod, because not only this file can upload steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+
+from hilgate.model.declaration import CPU, RESOURCE
+
+if TYPE_CHECKING:
+    from hilgate.model.declaration import Pods
+    from hilgate.model.plan import PlannedStep
+
+PLUGIN = "kubernetes"
+AGENT = "container-0"
+"""What the controller calls the container of a job's command, where a pod names none."""
+
+USER = 1000
+"""Of all containers but the two in which the controller prepares workspace and checkout as root."""
+
+CLOSED: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True}
+"""The security context of every container that the pipeline says something of."""
+
+POD: dict[str, Any] = {
+    "automountServiceAccountToken": False,
+    "enableServiceLinks": False,
+    "securityContext": {
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    },
+}
+"""What every pod has."""
+
+SHM_GIB = 16
+"""As `agent_host.container.SHM_GIB`: RCCL and vLLM's workers share buffers in /dev/shm."""
+
+NETWORK = "hilgate/network"
+"""Label of a pod: `open` where its step declares a network, `none` elsewhere; network policies select by it."""
+
+GIVEN = {"name": "hilgate-given", "mountPath": "/hilgate/given"}
+OUT = {"name": "hilgate-out", "mountPath": "/hilgate/out"}
+WORK = {"name": "hilgate-work", "mountPath": "/hilgate/workspace"}
+SHM = {"name": "hilgate-shm", "mountPath": "/dev/shm"}  # noqa: S108
+READ_ONLY = {"readOnly": True}
+
+FAILS = ["false"]
+"""The command of a container that only the controller can make do anything; it must have an image to be accepted."""
+
+PROGRAM = ["python3", "-I", "/hilgate/given/hilgate/ci/agent_host/__main__.py", "pod"]
+"""The trusted code, which `hilgate` has copied; isolated, so nothing of image or change stands before it."""
+
+
+def plugin(step: PlannedStep, queue: str, pods: Pods, digest: str, *, fork: bool) -> dict[str, Any]:
+    """The plugin of a job of this step on a queue of pods; its image is named by its `digest`."""
+    image = f"{pods.registry}/{step.image}@{digest}"
+    gpus = {pods.resource: str(step.gpus)} if step.gpus else {}
+    limits = {"cpu": str(pods.cpus), "memory": f"{pods.memory_gib}Gi", "ephemeral-storage": f"{pods.disk_gib}Gi"}
+    inside = {"image": image, "securityContext": CLOSED, "resources": {"limits": limits | gpus}}
+    fit = {
+        "name": "fit",
+        "command": [*PROGRAM, "fit", "--queue", queue, "--step", step.key, "--gpus", str(step.gpus)],
+        "volumeMounts": [GIVEN],
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the controller shows it in the job's log
+        "env": [_node_name()],
+    }
+    runs = {
+        "name": "step",
+        "restartPolicy": "Always",
+        "command": [*PROGRAM, "step"],
+        "volumeMounts": [GIVEN | READ_ONLY, OUT, WORK, SHM],
+        "env": [_node_name()],
+    }
+    copies = {"name": "hilgate", "image": image, "command": FAILS, "securityContext": CLOSED, "volumeMounts": [GIVEN]}
+    sizes = {"sizeLimit": f"{pods.disk_gib}Gi"}
+    spec = POD | {
+        "initContainers": [copies, *([fit | inside] if step.gpus else []), runs | inside],
+        "volumes": [
+            *({"name": mount["name"], "emptyDir": sizes} for mount in (GIVEN, OUT, WORK)),
+            {"name": SHM["name"], "emptyDir": {"medium": "Memory", "sizeLimit": f"{SHM_GIB}Gi"}},
+        ],
+    }
+    if pods.node_selector:
+        spec["nodeSelector"] = pods.node_selector
+    if pods.groups:
+        spec["securityContext"] = {**POD["securityContext"], "supplementalGroups": list(pods.groups)}
+    online = step.step.network and not (fork and step.device != CPU)
+    variables = [{"name": "HILGATE_POD", "value": "/hilgate"}, _node_name()]
+    agent = {"name": AGENT, "securityContext": CLOSED, "env": variables}
+    return {
+        PLUGIN: {
+            "metadata": {"labels": {NETWORK: "open" if online else "none"}},
+            "podSpec": spec,
+            "commandParams": {"extraVolumeMounts": [GIVEN, OUT | READ_ONLY]},
+            "podSpecPatch": {"containers": [agent]},
+        }
+    }
+
+
+def _node_name() -> dict[str, Any]:
+    return {"name": "HILGATE_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+
+
+def _exactly(optional: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
+    """A schema of a mapping that has these keys, may have the `optional` ones, and no other."""
+    properties = keys | (optional or {})
+    return {"type": "object", "properties": properties, "required": [*keys], "additionalProperties": False}
+
+
+def _const(value: object) -> dict[str, Any]:
+    return {"const": value}
+
+
+def _list(*items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": list(items), "minItems": len(items), "additionalItems": False}
+
+
+NAME_OF_NODE = _const([_node_name()])
+QUANTITY = {"type": "string", "pattern": "^[1-9][0-9]*(Gi)?$"}
+IMAGE = {"type": "string", "pattern": r"^[^@\s]+@sha256:[0-9a-f]{64}$"}
+LIMITS = {"cpu": QUANTITY, "memory": QUANTITY, "ephemeral-storage": QUANTITY}
+
+
+def _ours(name: str, command: list[str], mounts: list[dict[str, Any]], gpus: int, **more: Any) -> dict[str, Any]:
+    """A schema of a container that runs trusted code in the image of the step, beside nothing or beside the change."""
+    limits = _exactly(**LIMITS) | {"maxProperties": len(LIMITS) + gpus, "minProperties": len(LIMITS) + gpus}
+    limits |= {"additionalProperties": False, "patternProperties": {f"^{RESOURCE.pattern}$": QUANTITY}}
+    return _exactly(
+        name=_const(name),
+        image=IMAGE,
+        command={"type": "array", "items": [_const(word) for word in command], "minItems": len(command)},
+        env=NAME_OF_NODE,
+        resources=_exactly(limits=limits),
+        securityContext=_const(CLOSED),
+        volumeMounts=_const(mounts),
+        **more,
+    )
+
+
+def _schema(gpus: int) -> dict[str, Any]:
+    """What a pod may say, with or without GPUs. All else that Kubernetes knows is refused without being listed."""
+    step_mounts: list[dict[str, Any]] = [GIVEN | READ_ONLY, OUT, WORK, SHM]
+    fit = _ours("fit", [*PROGRAM, "fit"], [GIVEN], 1, terminationMessagePolicy={"type": "string"})
+    step = _ours("step", [*PROGRAM, "step"], step_mounts, gpus, restartPolicy=_const("Always"))
+    copies = _exactly(
+        name=_const("hilgate"),
+        image=IMAGE,
+        command=_const(FAILS),
+        securityContext=_const(CLOSED),
+        volumeMounts=_const([GIVEN]),
+    )
+    variables = _const([{"name": "HILGATE_POD", "value": "/hilgate"}, _node_name()])
+    agent = _exactly(name=_const(AGENT), securityContext=_const(CLOSED), env=variables)
+    security = {key: _const(value) for key, value in POD["securityContext"].items()}
+    groups = {"type": "array", "items": {"type": "integer", "minimum": 1}}
+    spec = {key: _const(value) for key, value in POD.items()} | {
+        "securityContext": _exactly({"supplementalGroups": groups}, **security),
+        "initContainers": _list(copies, *([fit] if gpus else []), step),
+        "volumes": {"type": "array", "items": _exactly(name={"type": "string"}, emptyDir={"type": "object"})},
+    }
+    return _exactly(
+        metadata=_exactly(labels=_exactly(**{NETWORK: {"enum": ["open", "none"]}})),
+        podSpec=_exactly({"nodeSelector": {"type": "object"}}, **spec),
+        commandParams=_const({"extraVolumeMounts": [GIVEN, OUT | READ_ONLY]}),
+        podSpecPatch=_exactly(containers=_list(agent)),
+    )
+
+
+def problems(plugins: object) -> list[str]:
+    """What is wrong with the plugins of a job; a job without any is none of a pod."""
+    if plugins is None:
+        return []
+    only = plugins[0] if isinstance(plugins, list) and len(plugins) == 1 else None
+    pod = only.get(PLUGIN) if isinstance(only, dict) and only.keys() == {PLUGIN} else None
+    if not isinstance(pod, dict):
+        return ["has plugins beside one pod"]
+    containers = pod.get("podSpec", {}).get("initContainers", ())
+    gpus = [container.get("resources") for container in containers if container.get("name") in ("fit", "step")]
+    validator = jsonschema.Draft7Validator(_schema(max(0, len(gpus) - 1)))
+    found = [f"{'.'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(pod)]
+    if len(gpus) == 2 and gpus[0] != gpus[1]:
+        found.append("podSpec.initContainers: step has other GPUs than fit judges")
+    return [f"has a pod that is open: {problem}" for problem in found]
