@@ -3,9 +3,10 @@
 
 Each mutant is one edit of cosmic-ray's operators at one place of `CORE`, in a clone. Places are drawn, then one edit of
 each, so that an operator with eleven replacements counts no more than one with a single one. Then the test files that
-import the mutated module run, those named after it first, until one of them fails; what hangs is killed as well. Not
-drawn are edits that are no behaviour: in what mypy alone reads, `==` for `is` of an enum's member, and what does not
-compile.
+import the mutated module run, those named after it first, until one of them fails. What does not end in three times the
+unmutated tests' time is run again alone at the end, when these tests have been measured once more: a slow machine kills
+no mutant. What hangs even then is killed, and shown. Not drawn are edits that are no behaviour: in what mypy alone
+reads, `==` for `is` of an enum's member, and what does not compile.
 
 A mutant that nothing can kill is argued at its line, or in a comment above it: `# mutant OPERATOR, OPERATOR: why`.
 OPERATOR is the beginning of a name of `cosmic-ray operators` without `core/`. Argued mutants are not drawn.
@@ -17,7 +18,8 @@ import argparse
 import ast
 import contextlib
 import difflib
-import functools
+import enum
+import importlib.util
 import os
 import random
 import re
@@ -27,9 +29,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -70,14 +72,6 @@ class Mutant:
     column: int
     operator: str
     occurrence: int
-
-
-@dataclass(frozen=True)
-class Tests:
-    """Test files that import a module, in the order in which they run, and the seconds that all of them take."""
-
-    files: tuple[str, ...]
-    seconds: float = 0.0
 
 
 def mutants_of(path: str, code: str) -> dict[tuple[int, int], list[Mutant]]:
@@ -197,7 +191,7 @@ def draw(
     return drawn
 
 
-def tests_of(root: Path, python_path: Sequence[str], paths: Sequence[str]) -> dict[str, Tests]:
+def tests_of(root: Path, python_path: Sequence[str], paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Path of a module -> the test files that import it, directly or through helpers of the tests.
 
     Raises:
@@ -218,13 +212,8 @@ def tests_of(root: Path, python_path: Sequence[str], paths: Sequence[str]) -> di
         named = [files[one].relative_to(root).as_posix() for one in modules if files[one].name.startswith("test_")]
         if not named:
             raise NothingSelectedError(f"no test file imports {path}", where=str(root), remedy="add one")
-        own = {f"test_{Path(path).stem}.py"}
-        found[path] = Tests(tuple(sorted(named, key=functools.partial(_is_other, own))))
+        found[path] = tuple(sorted(named))
     return found
-
-
-def _is_other(own: set[str], name: str) -> tuple[bool, str]:
-    return Path(name).name not in own, name
 
 
 class Copies:
@@ -237,8 +226,8 @@ class Copies:
             clone_at(root, commit, folder / str(index))
             self._free.put(folder / str(index))
 
-    def run(self, files: Sequence[str], seconds: float, **changed: str) -> tuple[int | None, str, float]:
-        """Run test files over a copy, in which files have `changed` to this text, until one fails.
+    def run(self, test: str, seconds: float, **changed: str) -> tuple[int | None, str, float]:
+        """Run a test file over a copy, in which files have `changed` to this text, until a test fails.
 
         Returns:
             Exit status of pytest (None: it was ended after `seconds`), what it printed, and how long it took.
@@ -247,21 +236,22 @@ class Copies:
         try:
             for path, code in changed.items():
                 (copy / path).write_text(code, encoding="utf-8")
-            return self._pytest(copy, files, seconds)
+            return self._pytest(copy, test, seconds)
         finally:
             # What a mutant left behind must not help or hurt the next one: its file, Hypothesis's examples.
             for words in (["checkout", "--quiet", "--", "."], ["clean", "-ffdxq"]):
                 subprocess.run(["git", *words], cwd=copy, check=True)
             self._free.put(copy)
 
-    def _pytest(self, copy: Path, files: Sequence[str], seconds: float) -> tuple[int | None, str, float]:
+    def _pytest(self, copy: Path, test: str, seconds: float) -> tuple[int | None, str, float]:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("HILGATE_", "BUILDKITE"))}
         env["PYTHONPATH"] = os.pathsep.join(str(copy / one) for one in self._python_path)
         env["PYTHONDONTWRITEBYTECODE"] = "1"  # a file of the same second and size would be taken for the one before
         began = time.monotonic()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as temporary:
             child = subprocess.Popen(
-                [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files],
+                # Without pytest-timeout's own limit: a test that fails for a slow machine would count as a kill.
+                [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=0", test],
                 cwd=copy,
                 env=env | {"TMPDIR": temporary},
                 stdin=subprocess.DEVNULL,
@@ -281,32 +271,6 @@ class Copies:
             return status, output.read().decode(errors="replace"), time.monotonic() - began
 
 
-def measured(copies: Copies, tests: dict[str, Tests]) -> dict[str, Tests]:
-    """The same with the seconds of the unmutated tree; of files that are not named after the module, quick ones first.
-
-    Raises:
-        NothingSelectedError: They fail there, so that no failure would say anything.
-    """
-    seconds: dict[str, float] = {}
-    for name in sorted({name for one in tests.values() for name in one.files}):
-        status, output, seconds[name] = copies.run([name], 600)
-        if status != 0:
-            sys.stderr.write(output)
-            raise NothingSelectedError(f"{name} does not pass unmutated", where=name, remedy="see its output above")
-    ordered = {}
-    for path, one in tests.items():
-        first, *others = one.files
-        files = (first, *sorted(others, key=seconds.__getitem__))
-        ordered[path] = Tests(files, sum(seconds[name] for name in files))
-    return ordered
-
-
-def shown(mutant: Mutant, code: str, changed: str) -> str:
-    """Where a mutant is, its operator and what it changes."""
-    lines = list(difflib.unified_diff(code.splitlines(), changed.splitlines(), lineterm="", n=0))[3:]
-    return "\n".join([f"{mutant.path}:{mutant.line}: {mutant.operator}", *(f"    {line}" for line in lines)])
-
-
 def _git(root: Path, *words: str) -> str:
     """What git says; empty where it fails. `stash create` makes a commit of the edits to tracked files, if any."""
     return subprocess.run(["git", *words], cwd=root, check=False, capture_output=True, text=True).stdout.strip()
@@ -318,19 +282,98 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+class End(enum.StrEnum):
+    """How the tests of a mutant ended."""
+
+    KILLED = "killed"
+    SURVIVED = "survived"
+    HUNG = "hung"
+    NO_TIME = "no time"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Mutants that were drawn, and all that runs their tests.
+
+    Attributes:
+        codes: Path of a file of the core -> its text.
+        mutants: Each with the text of its file.
+        tests: Path of a file of the core -> the test files that import it.
+        deadline: When to stop, on the monotonic clock.
+        seconds: Test file -> how long it took unmutated when it was last measured.
+    """
+
+    copies: Copies
+    codes: dict[str, str]
+    mutants: dict[Mutant, str]
+    tests: dict[str, tuple[str, ...]]
+    deadline: float
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def run(self, processes: int) -> Counter[End]:
+        """Run the tests of all mutants; how many ended how."""
+        with ThreadPoolExecutor(processes) as pool:
+            list(pool.map(self.measure, sorted({test for mutant in self.mutants for test in self.tests[mutant.path]})))
+            ended = list(pool.map(self.end_of, self.mutants))
+        return Counter(self.alone(*pair) for pair in zip(self.mutants, ended, strict=True))
+
+    def measure(self, test: str) -> None:
+        """Note how long a test file takes unmutated.
+
+        Raises:
+            NothingSelectedError: It fails there, so that no failure would say anything.
+        """
+        status, output, self.seconds[test] = self.copies.run(test, 600)
+        if status != 0:
+            sys.stderr.write(output)
+            raise NothingSelectedError(f"{test} does not pass unmutated", where=test, remedy="see its output above")
+
+    def end_of(self, mutant: Mutant) -> End:
+        """How the tests of a mutant end: files named after its module first, then quick ones. A survivor is shown."""
+        own = f"test_{Path(mutant.path).stem}.py"
+        for test in sorted(self.tests[mutant.path], key=lambda name: (Path(name).name != own, self.seconds[name])):
+            limit = 3 * self.seconds[test] + 20
+            if time.monotonic() + limit > self.deadline:
+                return End.NO_TIME
+            status, _, _ = self.copies.run(test, limit, **{mutant.path: self.mutants[mutant]})
+            if status is None or status < 0:  # by a signal: no memory, as far as anybody knows
+                return End.HUNG
+            if status > 0:
+                return End.KILLED
+        self.show(mutant, End.SURVIVED)
+        return End.SURVIVED
+
+    def alone(self, mutant: Mutant, end: End) -> End:
+        """The same once more where it hung, when nothing else runs and after its tests have shown their time now."""
+        if end is not End.HUNG:
+            return end
+        for test in self.tests[mutant.path]:
+            self.measure(test)
+        end = self.end_of(mutant)
+        if end is End.HUNG:
+            self.show(mutant, end)
+        return end
+
+    def show(self, mutant: Mutant, end: End) -> None:
+        """Print where a mutant is, how it ended, its operator and what it changes."""
+        before, after = (text.splitlines() for text in (self.codes[mutant.path], self.mutants[mutant]))
+        lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[3:]
+        head = f"{mutant.path}:{mutant.line}: {end}: {mutant.operator}"
+        sys.stdout.write("\n".join([head, *(f"    {line}" for line in lines)]) + "\n")
+        sys.stdout.flush()
+
+
 def kill(root: Path, number: int, seed: int, processes: int, minutes: float, only: str) -> Check:
     """Draw mutants, run them and say how many were killed; survivors are printed as they are found.
 
     Raises:
         MisuseError: `only` names no file of the core, or there is no git checkout.
-        CannotRunHereError: cosmic-ray is not installed.
+        CannotRunHereError: cosmic-ray or scipy is not installed.
     """
-    try:
-        import cosmic_ray.plugins  # noqa: F401
-        from scipy.stats import binomtest
-    except ImportError as error:
-        raise CannotRunHereError(f"{error.name} is not installed", remedy="install requirements/laptop.txt") from error
-    began = time.monotonic()
+    for package in ("cosmic_ray", "scipy"):
+        if importlib.util.find_spec(package) is None:
+            raise CannotRunHereError(f"{package} is not installed", remedy="install requirements/laptop.txt")
+    deadline = time.monotonic() + minutes * 60
     python_path = load(root).project.python_path
     found = [path.relative_to(root).as_posix() for pattern in CORE for path in sorted(root.glob(pattern))]
     core = [path for path in found if only in path and not path.endswith("/__init__.py")]
@@ -342,32 +385,28 @@ def kill(root: Path, number: int, seed: int, processes: int, minutes: float, onl
         source = Path(folder, "0")
         codes = {path: (source / path).read_text(encoding="utf-8") for path in core}
         mutants = {(path, *place): found for path in core for place, found in mutants_of(path, codes[path]).items()}
-        tests = measured(copies, tests_of(source, python_path, core))
         drawn = draw(mutants, codes, number, seed)
         sys.stdout.write(f"{len(drawn)} of {len(mutants)} places, seed {seed}\n")
         sys.stdout.flush()
+        ends = Draw(copies, codes, drawn, tests_of(source, python_path, core), deadline).run(processes)
+    return judged(ends, seed)
 
-        def survives(mutant: Mutant) -> bool | None:
-            own = tests[mutant.path]
-            left = minutes * 60 - (time.monotonic() - began)
-            limit = 3 * own.seconds + 20
-            if left < limit:
-                return None  # no time: it is neither killed nor alive
-            status, _, _ = copies.run(own.files, limit, **{mutant.path: drawn[mutant]})
-            if status == 0:
-                sys.stdout.write(f"{shown(mutant, codes[mutant.path], drawn[mutant])}\n")
-                sys.stdout.flush()
-            return status == 0
 
-        with ThreadPoolExecutor(processes) as pool:
-            ended = list(pool.map(survives, drawn))
-    run, killed = len(ended) - ended.count(None), ended.count(False)
+def judged(ends: Counter[End], seed: int) -> Check:
+    """The check that the command leaves: the rate of killed mutants with its interval, against the least one."""
+    from scipy.stats import binomtest
+
+    killed = ends[End.KILLED] + ends[End.HUNG]
+    run = killed + ends[End.SURVIVED]
     low, high = binomtest(killed, run).proportion_ci(method="wilson") if run else (0.0, 1.0)
-    words = f"{killed} of {run} mutants killed: {100 * killed / max(run, 1):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-    outcome = Outcome.PASS if low >= LEAST_KILLED else Outcome.FAIL
-    if run < len(drawn):
-        words, outcome = f"{words}; no time for {len(drawn) - run}", Outcome.DID_NOT_RUN
-    numbers = {"mutants": run, "killed": killed, "lower_end": float(low), "seed": seed}
+    hung = f" ({ends[End.HUNG]} hung)" if ends[End.HUNG] else ""
+    rate = f"{100 * killed / max(run, 1):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+    words, outcome = f"{killed} of {run} mutants killed{hung}: {rate}", Outcome.FAIL
+    if low >= LEAST_KILLED:
+        outcome = Outcome.PASS
+    if ends[End.NO_TIME]:
+        words, outcome = f"{words}; no time for {ends[End.NO_TIME]}", Outcome.DID_NOT_RUN
+    numbers = {"mutants": run, "killed": killed, "hung": ends[End.HUNG], "lower_end": float(low), "seed": seed}
     return Check(id="mutants of the core", outcome=outcome, message=words, numbers=numbers)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 from support.plans import write_repository
@@ -101,6 +102,52 @@ def test_a_survivor_is_shown_and_too_low_a_rate_fails(tmp_path, monkeypatch, cap
     assert check.message.startswith("2 of 4 mutants killed: 50.0 % [15.0, 85.0]")
     shown = capsys.readouterr().out
     assert "4 of 4 places, seed 1" in shown
-    assert "lib/gate/decides.py:9: " in shown
+    assert "lib/gate/decides.py:9: survived: " in shown
     assert "    -    return failed == 0" in shown
     assert "lib/gate/decides.py:5: " not in shown
+
+
+class Slow:
+    """Copies in which runs end one after the other with these exit statuses; None: not in time."""
+
+    def __init__(self, *statuses):
+        self.left, self.changed = list(statuses), []
+
+    def run(self, _test, _seconds, **changed):
+        self.changed.append(bool(changed))
+        return self.left.pop(0), "", 1.0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "end"),
+    [
+        ((0, 0), mutants.End.SURVIVED),
+        ((0, 2), mutants.End.KILLED),
+        ((0, None, 0, 0), mutants.End.SURVIVED),  # the machine was slow, or had no memory
+        ((0, -9, 0, 0), mutants.End.SURVIVED),
+        ((0, None, 0, 1), mutants.End.KILLED),
+        ((0, None, 0, None), mutants.End.HUNG),
+    ],
+)
+def test_a_slow_machine_kills_no_mutant(statuses, end, capsys):
+    mutant = mutants.Mutant("m.py", 1, 0, "NumberReplacer", 0)
+    copies = Slow(*statuses)
+    drawn = mutants.Draw(copies, {"m.py": "a = 1\n"}, {mutant: "a = 2\n"}, {"m.py": ("test_m.py",)}, float("inf"))
+    assert drawn.run(processes=1) == {end: 1}
+    assert copies.changed == [False, True] * (len(statuses) // 2)  # measured anew before it is tried again
+    shown = "" if end is mutants.End.KILLED else f"m.py:1: {end}: NumberReplacer\n    -a = 1\n    +a = 2\n"
+    assert capsys.readouterr().out == shown
+
+
+def test_what_hangs_counts_and_is_told_apart():
+    end = mutants.End
+    check = mutants.judged(Counter({end.KILLED: 141, end.HUNG: 2, end.SURVIVED: 7}), seed=1)
+    assert (check.outcome, check.message) == (
+        Outcome.PASS,
+        "143 of 150 mutants killed (2 hung): 95.3 % [90.7, 97.7]",
+    )
+    check = mutants.judged(Counter({end.KILLED: 149, end.NO_TIME: 1}), seed=1)
+    assert (check.outcome, check.message) == (
+        Outcome.DID_NOT_RUN,
+        "149 of 149 mutants killed: 100.0 % [97.5, 100.0]; no time for 1",
+    )
