@@ -117,7 +117,9 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _types_only(node: Any) -> bool:
-    """Whether mypy alone reads a node: annotations, `if TYPE_CHECKING`, `frozen=True` of a dataclass."""
+    """Whether mypy alone reads a node: annotations, a bare `*`, `if TYPE_CHECKING`, `frozen=True` of a dataclass."""
+    if node.type == "operator" and node.parent.type == "parameters":
+        return True
     if node.type == "if_stmt" and node.children[1].get_code().strip() == "TYPE_CHECKING":
         return True
     while parent := node.parent:

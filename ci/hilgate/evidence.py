@@ -12,10 +12,10 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import signal
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -149,7 +149,7 @@ class EvidenceKind(abc.ABC):
         path = folder / self.file
         if not path.exists():
             return Collected((), f"it left no {path.name}")
-        if path.stat().st_size == 0:
+        if not path.stat().st_size:
             return Collected((), f"its {path.name} is empty")
         return self.read(path, root)
 
@@ -328,8 +328,10 @@ class FindingsEvidence(EvidenceKind):
                 problems.append(f"{path.name}:{number}: the check {check.id!r} appears twice")
                 check = max(checks[check.id], check, key=lambda c: SEVERITY[c.outcome])
             checks[check.id] = check
-        more = f" (and {len(problems) - 1} more lines)" if len(problems) > 1 else ""
-        return Collected(tuple(checks.values()), problems[0] + more if problems else "")
+        if not problems:
+            return Collected(tuple(checks.values()))
+        first, *others = problems
+        return Collected(tuple(checks.values()), first + (f" (and {len(others)} more lines)" if others else ""))
 
 
 KINDS: dict[str, EvidenceKind] = {}
@@ -484,7 +486,7 @@ def _contradictions(root: Element, *, counted: bool) -> Iterator[str]:
             continue
         if strange := [_name(inside) for inside in element if _name(inside) not in known]:
             yield f"has <{strange[0]}> in a {_name(element)}, which is no result of a test"
-        if _name(element) == "testcase":
+        if known is _CASE_HOLDS:
             yield from _strange_in(element)
         else:
             yield from _wrong_counts(element, counted=counted)
@@ -497,7 +499,7 @@ def _strange_in(case: Element) -> Iterator[str]:
     if _seconds(case) is None:
         yield f"has a testcase whose time is {case.get('time', '')[:60]!r}"
     for attribute, value in _states(case).items():
-        if value not in RAN | NOT_RUN | FAILED:
+        if value not in RAN.union(NOT_RUN, FAILED):
             yield f"has a testcase whose {attribute} is {value[:60]!r}, of which nothing is known"
 
 
@@ -534,7 +536,7 @@ def _subtests(case: Element) -> int:
 
     Said of each case, so the subtests of a lost test excuse nothing. Said twice, the test itself has written it too.
     """
-    said = [one.get("value", "") for one in case.iter() if _name(one) == "property" and one.get("name") == SUBTESTS]
+    said = [one.get("value", "") for one in case.iterfind(f"properties/property[@name='{SUBTESTS}']")]
     return (_count(said[0]) or 0) if len(said) == 1 else 0
 
 
@@ -552,9 +554,12 @@ def _repeated_key(line: bytes) -> str:
     twice: list[str] = []
 
     def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
-        names = Counter(name for name, _ in found)
-        twice.extend(name for name, number in names.items() if number > 1)
-        return dict(found)
+        kept: dict[str, object] = {}
+        for name, value in found:
+            if name in kept:
+                twice.append(name)
+            kept[name] = value
+        return kept
 
     json.loads(line, object_pairs_hook=pairs)
     return twice[0] if twice else ""
@@ -581,7 +586,7 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
             kind = "error" if isinstance(result, Error) else "failure"
             outcome = Outcome.FAIL
             message, explained = (result.message or "").strip(), _explained(result.text or "")
-            if explained and message and kind == "error":
+            if explained and message and isinstance(result, Error):
                 # It begins `failed on setup with "...`, or is `collection failure`.
                 explained = f"{message.partition(' with ')[0]}: {explained}"
             message = explained or message or (result.text or "").strip() or f"{kind} without a message"
@@ -638,7 +643,7 @@ def _explained(text: str) -> str:
         return ""
     crash = shown[-1]
     lines = crash["said"].splitlines()
-    indent = len(lines[0]) - len(lines[0][1:].lstrip())
+    indent = len(lines[0]) - len(lines[0].removeprefix("E").lstrip())
     lines = [line[indent:].rstrip() for line in lines]
     if lines[0].startswith("AssertionError: assert "):  # pytest leaves its prefix to some, and takes it from others
         lines[0] = lines[0].removeprefix("AssertionError: ")
@@ -663,18 +668,17 @@ def _failing_place(text: str, test_file: str) -> str:
 
 
 def _as_number(value: str) -> Number | None:
-    """A 64-bit int or a finite float; None for text, and for nan and inf, which JSON cannot hold and a label can."""
-    try:
-        whole = int(value)
-        if -(2**63) <= whole < 2**63:
-            return whole
-    except ValueError:
-        pass
+    """An int or a finite float; None for text, and for nan and inf, which JSON cannot hold and a label can."""
     try:
         number = float(value)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
+    if not math.isfinite(number):
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        return number
 
 
 def _node_id(class_name: str, name: str, root: Path) -> str:
@@ -685,7 +689,7 @@ def _node_id(class_name: str, name: str, root: Path) -> str:
     """
     parts = class_name.split(".") if class_name else []
     for cut in range(len(parts), 0, -1):
-        file = Path(*parts[:cut]).with_suffix(".py") if "." not in parts[cut - 1] else None
-        if file is not None and (root / file).is_file():
+        file = Path(f"{Path(*parts[:cut])}.py")
+        if os.path.isfile(root / file):  # noqa: PTH113 - false, and no error, where a name is too long
             return "::".join([file.as_posix(), *parts[cut:], name])
     return f"{class_name}::{name}" if class_name else name

@@ -30,7 +30,7 @@ class Least:
     number: int | None
 
 
-def least(numbers: list[int] | None, other: "PathLike[str] | None" = None) -> int | None:
+def least(numbers: list[int] | None, *, other: "PathLike[str] | None" = None) -> int | None:
     """1 + 1."""
     found: int | None = numbers[0]
     # mutant NumberReplacer: the size of a cache
