@@ -56,7 +56,7 @@ def test_write_attend_gather(device):
 
 if INTERPRETED:  # elsewhere nothing is replaced
 
-    def test_the_interpreter_replaces_the_language_once_a_launch_and_puts_it_back(device, monkeypatch):
+    def test_the_interpreter_replaces_the_language_per_launch(device, monkeypatch):
         """Not at each call of a device function, as Triton 3.6 does."""
         before, replaced, launched = dict(vars(language)), [], []
         replace, launch = interpreter._patch_builtin, interpreter.GridExecutor.__call__

@@ -50,7 +50,7 @@ def test_without_twins_undefined_values_pass():
     launch(changed(COPY, "v[2:5], s[6:7]", "v[3:6], s[6:7]"), twins=1)
 
 
-def test_a_load_that_arrives_late_overwrites_what_was_written_meanwhile():
+def test_a_late_load_overwrites_what_was_written_meanwhile():
     """Without a wait in between, the second write to v2 loses against the load."""
     late = changed(COPY, "s_waitcnt vmcnt(0)", "v_mov_b32_e32 v2, 0\ns_waitcnt vmcnt(0)")
     assert launch(late).view(np.uint16).tolist() == list(range(512))
@@ -349,7 +349,7 @@ BY_SCALAR = (
 
 
 @pytest.mark.parametrize(("old", "new"), OUTSTANDING.values(), ids=OUTSTANDING)
-def test_one_vector_cache_keeps_the_order_of_what_is_outstanding_at_a_barrier(old, new):
+def test_one_cache_keeps_order_across_a_barrier(old, new):
     launch(changed(IN_MEMORY, old, new), waves=2)
     with pytest.raises(ProgramFault, match=RACE):  # waves on several compute units have several
         launch(changed(IN_MEMORY, old, new), waves=2, split=True)
@@ -454,7 +454,7 @@ REPLICATED = """
     """
 
 
-def test_waves_that_write_an_equal_value_and_read_their_own_do_not_race():
+def test_equal_writes_that_each_wave_reads_back_do_not_race():
     assert launch(REPLICATED, waves=2).view(np.uint32)[64:128].tolist() == list(range(0, 256, 4))
 
 

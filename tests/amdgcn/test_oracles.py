@@ -1191,7 +1191,7 @@ def test_lanes_of_all_waves_take_numbers():
     assert words.tolist() == [160, 0, 0, 0]
 
 
-def test_an_atomic_beyond_the_range_of_a_descriptor_changes_nothing():
+def test_an_atomic_out_of_range_changes_nothing():
     at = (np.arange(64, dtype=np.uint32) * 4)[None]
     line = "s_mov_b32 s10, 128\nbuffer_atomic_add v20, v1, s[8:11], 0 offen sc0\ns_waitcnt vmcnt(0)"
     before = in_memory("s_nop 0", {1: at})[1]

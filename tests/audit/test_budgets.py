@@ -53,7 +53,7 @@ VIOLATIONS = {
 }
 
 
-def test_a_good_kernel_is_within_budget_and_sgpr_spills_are_not_judged(figures):
+def test_a_good_kernel_is_in_budget_whatever_its_sgpr_spills(figures):
     assert BUDGETS.violations(figures()) == BUDGETS.violations(figures(sgpr_spills=300)) == []
 
 
@@ -136,7 +136,7 @@ def test_ceilings_and_declared_spills_are_of_rows_that_exist():
     assert {each.triton for each in load_declared().spills} == {"3.6.0"}, "3.8.0 spills nothing"
 
 
-def test_a_kernel_without_products_or_without_a_loop_has_no_figures_of_one(figures):
+def test_no_products_or_no_loop_means_no_loop_figures(figures):
     assert BUDGETS.loop_numbers(figures(kernel="other"), SHAPE) == {}
     assert BUDGETS.loop_numbers(figures(loops=()), SHAPE) == {}
     assert BUDGETS.loop_violations("gfx942/ours/prefill/attend", {}, figures()) == []
@@ -159,7 +159,7 @@ def test_every_rule_names_kernels_that_the_file_knows():
         assert rule.theirs in budgets.evidence
 
 
-def test_every_kernel_with_a_dot_product_must_use_matrix_instructions():
+def test_a_dot_product_must_use_matrix_instructions():
     for name, budget in load_budgets().kernels.items():
         assert budget.mfma >= 1 or "attention" not in name or "reduce" in name, name
 

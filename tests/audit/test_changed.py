@@ -72,7 +72,7 @@ def test_what_holds_no_instructions_has_no_machine_code(code):
         machine_code(code)
 
 
-def test_what_the_compiler_is_given_has_no_place_and_holds_the_helpers(launch):
+def test_compiler_input_has_helpers_and_no_places(launch):
     def key(*edit):
         [wanted] = specialisations("gfx942", launch(*edit))
         return given_key(wanted)
@@ -195,7 +195,7 @@ def left_by(tmp_path):
     return [json.loads(line) for line in Path(tmp_path, "findings.jsonl").read_text().splitlines()]
 
 
-def test_without_anything_to_compare_with_it_is_said_and_an_agent_refuses(tmp_path, monkeypatch, capsys):
+def test_no_merge_base_is_said_and_refused_on_agents(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("HILGATE_BASE", raising=False)
 
     def nothing(root, _):

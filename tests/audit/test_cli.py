@@ -89,7 +89,7 @@ def test_a_selection_of_nothing_is_4(capsys):
     assert "no such case" in capsys.readouterr().err
 
 
-def test_the_list_holds_the_block_that_broke_vllm_and_compiles_nothing(capsys):
+def test_list_has_the_block_that_broke_vllm_and_compiles_none(capsys):
     assert cli.main(["--list", "--source", "ours", "vllm", "--arch", "gfx942"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert any("/ours/attention-decode-bfloat16-q32kv8-d64-bs2048" in line for line in listed)

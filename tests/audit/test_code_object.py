@@ -66,7 +66,7 @@ def test_the_target_names_the_arch(target, monkeypatch):
             read_code_object(b"")
 
 
-def test_loads_are_counted_by_width_and_source_line_and_other_instructions_by_kind():
+def test_instructions_are_counted_by_width_line_and_kind():
     text = read_assembly(TEXT)
     assert [(site.source, site.width, site.count) for site in text.loads] == [
         ("attend.py:10", 16, 2),
@@ -80,7 +80,7 @@ def test_loads_are_counted_by_width_and_source_line_and_other_instructions_by_ki
     assert (text.mfma, text.ds_ops, text.waits, text.occupancy) == (1, 2, 1, 6)
 
 
-def test_innermost_loops_are_told_by_their_backward_branches_with_the_work_of_their_matrix_instructions():
+def test_innermost_loops_and_their_matrix_work_are_found():
     outer, product = ".LBB0_1:\n\tv_mfma_f32_16x16x16_bf16 v0\n", "\tv_mfma_f32_32x32x8_f16 v0\n"
     inner = f".LBB0_2:\n\ts_cbranch_vccz .LBB0_3\n{product}.LBB0_3:\n{product}\ts_cbranch_scc1 .LBB0_2\n"
     text = read_assembly(
@@ -112,7 +112,7 @@ def test_loads_are_found_by_the_pointer_they_go_through(tmp_path):
     assert text.loads_through("value_cache") == ()
 
 
-def test_reloads_of_spilled_registers_are_not_loads_of_the_kernel():
+def test_reloads_of_spills_are_no_loads():
     assert "Folded Reload" in TEXT
     assert 4 not in {site.width for site in read_assembly(TEXT.replace("global_load_lds_dword ", "s_nop ")).loads}
 

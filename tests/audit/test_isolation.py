@@ -52,7 +52,7 @@ def _complain():
     return os.getpid()
 
 
-def test_a_worker_goes_on_with_the_next_call_and_keeps_the_words_of_each_apart():
+def test_a_worker_goes_on_and_keeps_outputs_apart():
     got = answers(_complain, _complain, _abort, os.getpid, jobs=1)
     assert got[0] == got[1]
     assert "rank < 5" in got[2].message

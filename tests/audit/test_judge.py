@@ -25,7 +25,7 @@ def judged(result, source="ours", declared=None, *, expected_lds=0):
     return judge_row(row, BUDGETS, declared or Declared(), triton="3.6.0")
 
 
-def test_a_declared_narrow_load_passes_while_it_is_narrow_and_fails_once_it_is_wide(figures):
+def test_a_declared_narrow_load_fails_once_it_is_wide(figures):
     declared = Declared(narrow=(DeclaredNarrow("3.6.0", "gfx942/ours/a/attend", ("key_cache",), "it does"),))
     narrow = figures(loads=(Site("attend.py:7", 2, 40, "k = tl.load(key_cache + row)"),))
     assert (judged(narrow).outcome, judged(narrow, declared=declared).outcome) == ("fail", "pass")
@@ -40,7 +40,7 @@ def test_a_crash_of_ours_fails_and_a_timeout_is_no_answer():
     assert judged(Crash("time limit", timed_out=True)).outcome == "inconclusive"
 
 
-def test_the_proof_passes_only_when_the_defect_is_caught_with_its_figure(figures):
+def test_the_proof_needs_the_defect_and_its_figure(figures):
     assert judged(OVERSIZE, "vllm", expected_lds=262144).outcome == "pass"
     for other in (figures(), LdsExceededError("k", 131072, 65536), Crash("died"), RuntimeError("no")):
         finding = judged(other, "vllm", expected_lds=262144)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from pagedkv.audit.mamba_kernels import autotuned
 
 
-def test_an_autotuned_kernel_takes_one_configuration_after_the_other():
+def test_an_autotuned_kernel_takes_each_configuration():
     configs = [SimpleNamespace(kwargs={"BLOCK_SIZE_M": m}, num_stages=2, num_warps=4) for m in (64, 32)]
     tuner = SimpleNamespace(configs=configs, base_fn=list)
     taken = []

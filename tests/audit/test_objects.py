@@ -167,7 +167,7 @@ def test_a_kernel_is_compiled_once_and_its_figures_are_the_same(tmp_path):
     assert find_or_compile(wanted, store).kept
 
 
-def test_what_fails_is_not_kept_and_a_folder_that_cannot_be_written_costs_no_result(tmp_path):
+def test_failures_and_unwritable_folders_cost_no_result(tmp_path):
     [too_large] = specialisations("gfx942", lambda: probe(256))
     with pytest.raises(LdsExceededError):
         find_or_compile(too_large, ObjectStore(tmp_path))

@@ -87,7 +87,7 @@ def test_a_launch_that_compiles_nothing_fails(launch, message):
     assert message in finding.message
 
 
-def test_the_same_machine_code_is_compiled_once_and_reported_twice():
+def test_equal_code_is_compiled_once_and_reported_twice():
     plan = make_plan([("gfx942", case()), ("gfx942", case(name="again")), ("gfx950", case())])
     assert [(kernel.arch, first) for kernel, first in plan.kernels.items()] == [
         ("gfx942", "gfx942/ours/probe/probe_kernel"),

@@ -13,7 +13,7 @@ MLA = ("--only", "ours/mla-bfloat16-h16-d512+64-bs16/")
 CASE = ("--only", "ours/attention-decode-float16-q3kv3-d32-bs48-nhd/")
 
 
-def test_what_needs_more_instructions_because_waves_compute_the_same_ranks_behind():
+def test_waves_that_compute_the_same_rank_lower():
     done = subprocess.run(
         [sys.executable, "-m", "pagedkv.audit.sweep", "gfx942", "mla_narrow.waves=8,2", "mla_narrow.tokens=16", *MLA],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -139,7 +139,7 @@ def test_a_warm_up_compiles_all_that_a_service_launches(arch, name, window):
     assert len(ready) <= 3 * 8 + 2
 
 
-def test_a_warm_up_of_cross_attention_compiles_all_that_a_service_launches(arch):
+def test_warm_up_of_cross_attention_compiles_all(arch):
     ready = {each.key for each in specialisations(arch, _cross)}
     served = specialisations(arch, _heard)
     assert {"attention_kernel", "reduce_kernel"} < {each.kernel for each in served}
@@ -209,7 +209,7 @@ def test_latent_attention_compiles_at_most_eight_of_each_kernel(arch):
     assert max(counts.values()) <= 8, counts
 
 
-def test_a_warm_up_of_latent_attention_compiles_all_that_a_service_launches(arch):
+def test_warm_up_of_latent_attention_compiles_all(arch):
     ready = {each.key for each in specialisations(arch, _latent_warm_up)}
     served = specialisations(arch, _latent_service)
     assert not [(each.kernel, each.constants) for each in served if each.key not in ready]
@@ -238,7 +238,7 @@ def _turns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["d128", "d64-native", "d128-fp8"])
-def test_a_warm_up_of_the_rotation_compiles_all_that_a_service_launches(arch, name):
+def test_warm_up_of_the_rotation_compiles_all(arch, name):
     launches: list[int] = []
 
     def warmed() -> None:
@@ -284,7 +284,7 @@ def _scan(tokens: int, pieces: int | None, *, resumes: bool, sliced: bool, segme
     )
 
 
-def test_what_vllm_warms_up_of_mamba_2_is_all_that_the_scan_compiles(arch):
+def test_vllms_warm_up_of_mamba_2_compiles_all_of_the_scan(arch):
     """vLLM runs each layer's scan on one chunk, without and with initial states, before it serves."""
 
     def warmed(*kinds: bool) -> set[str]:

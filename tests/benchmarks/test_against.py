@@ -99,14 +99,14 @@ def test_what_cannot_be_timed_is_no_pass(answers, of_base, of_change):
     assert (status, of_change in message) == ("FAIL", True)
 
 
-def test_a_case_that_did_not_run_is_not_said_to_launch_other_machine_code():
+def test_a_case_that_did_not_run_has_no_other_code():
     summary, _ = judged([time_case("decode", FakeGpu("a"), FakeGpu("b", prepare=TROUBLE), RULES)], RULES, {})
     assert summary.message == (
         "0 of 1 cases launch other machine code than the merge base, 1 did not run; nothing was timed"
     )
 
 
-def test_a_missing_package_is_the_machines_fault_and_not_the_changes(monkeypatch, capsys):
+def test_a_missing_package_blames_the_machine(monkeypatch, capsys):
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "elftools" else there(name))
     assert against.main(["--base", "main"]) == 5
@@ -121,7 +121,7 @@ def test_a_new_case_says_that_there_is_nothing_to_compare_with(case):
     assert (finding.outcome, "nothing to compare with" in finding.labels["passed_but"]) == ("pass", True)
 
 
-def test_one_slow_case_of_many_is_red_and_one_unknown_is_not_a_pass():
+def test_one_slow_case_is_red_and_an_unknown_one_no_pass():
     fast = [time_case(f"case {n}", FakeGpu(f"a{n}"), FakeGpu(f"b{n}"), RULES) for n in range(9)]
     assert status_of(judged(fast, RULES, {})) == 0
     assert status_of(judged([*fast, Timed("x", open="why")], RULES, {})) == 6

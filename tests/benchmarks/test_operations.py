@@ -83,7 +83,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: in
     return oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(lens, 1)], **options)
 
 
-def test_the_oracle_of_a_window_of_one_token_is_its_value_and_of_a_sink_as_high_half_of_it():
+def test_oracle_of_a_one_token_window_and_of_a_sink():
     query, key, value = torch.randn(1, 2, 8), torch.randn(1, 4, 1, 8), torch.randn(1, 4, 1, 8)
     assert torch.equal(attend(query, key, value, 3, window=1)[0], value[0, 2].expand(2, 8).double())
     halved = attend(torch.zeros(1, 2, 8), key, value, 1, sinks=torch.zeros(2))
@@ -106,7 +106,7 @@ def test_codes_mean_their_value_times_the_scale_of_their_row():
 
 
 @pytest.mark.parametrize("scales", ["tensor", "token"])
-def test_a_quantised_pool_is_unit_normal_and_a_scaled_row_fills_the_format(scales):
+def test_quantised_pool_is_normal_and_rows_fill_the_format(scales):
     cache = pools.new(small("decode bs64 8k fp8", scales=scales), "cpu", torch.float16, 50)
     key, value = pools.stored(cache)
     assert cache.key.dtype == torch.uint8

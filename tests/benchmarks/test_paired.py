@@ -42,7 +42,7 @@ def outcomes(ratio, runs, cases, **noise):
     ids=["usual", "sessions differ", "the clock drifts", "some are doubled", "a noisy host"],
 )
 @pytest.mark.parametrize("cases", [1, CASES])
-def test_a_run_that_slows_nothing_is_red_in_one_of_a_hundred_at_most(noise, cases):
+def test_an_unchanged_run_is_red_in_one_of_a_hundred(noise, cases):
     """Also where each kernel is as slow as the margin allows, which is the worst truth that is no slow-down."""
     for ratio in (1.0, 1 + RULE.margin):
         runs = RUNS // cases
@@ -66,12 +66,12 @@ def test_a_run_in_which_all_are_as_fast_passes(cases):
 
 
 @pytest.mark.parametrize("noise", [{}, {"between": 0.02}], ids=["usual", "sessions differ"])
-def test_a_kernel_beyond_the_margin_passes_in_one_of_a_hundred_at_most(noise):
+def test_a_slow_kernel_passes_in_one_of_a_hundred(noise):
     found = [one for [one] in outcomes(1.001 + RULE.margin, RUNS, 1, **noise)]
     assert found.count("pass") <= RULE.false_alarms * RUNS + 3.1 * math.sqrt(RULE.false_alarms * RUNS)
 
 
-def test_without_the_correction_for_many_cases_it_would_be_red_too_often():
+def test_uncorrected_for_many_cases_it_is_red_too_often():
     random = np.random.default_rng(3)
     found = [
         slowdown(sessions(random, 1 + RULE.margin), cases=1, false_alarms=RULE.false_alarms).outcome(RULE.margin)

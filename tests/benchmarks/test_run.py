@@ -51,7 +51,7 @@ def test_bytes_and_operations(name, counts):
     assert (case.cache_bytes(), case.bytes_moved() - case.cache_bytes(), case.flops()) == counts
 
 
-def test_what_reads_latent_rows_with_many_heads_is_held_against_matrix_units():
+def test_latent_rows_of_many_heads_use_the_matrix_yardstick():
     assert (BY_NAME["mla 16 heads bs32 8k"].yardstick, BY_NAME["mla 128 heads bs32 8k"].yardstick) == ("read", "matmul")
 
 

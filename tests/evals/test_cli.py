@@ -157,7 +157,7 @@ def use_gate(monkeypatch, **changes):
     monkeypatch.setattr(cli, "load_gates", lambda: declared.model_copy(update={"gates": {"pocket-hybrid": gate}}))
 
 
-def test_runs_of_a_baseline_have_a_process_order_and_size_each_and_resume(monkeypatch, plant, run, tmp_path):
+def test_baseline_runs_differ_in_order_and_size_and_resume(monkeypatch, plant, run, tmp_path):
     """Five processes are asked for; the second one dies once, and the first is not asked again."""
     use_gate(monkeypatch, baseline=str(tmp_path / "made.json"), deterministic=False, floor=0.1)
     monkeypatch.setattr(recording, "JOURNALS", tmp_path)
@@ -206,7 +206,7 @@ def test_runs_of_a_baseline_have_a_process_order_and_size_each_and_resume(monkey
     assert not list(tmp_path.glob("*run-*"))
 
 
-def test_accept_shows_what_a_proposal_changes_and_takes_it_with_a_name(run, monkeypatch, plant, tmp_path):
+def test_accept_shows_a_proposal_and_takes_it_with_a_name(run, monkeypatch, plant, tmp_path):
     stored, proposed = tmp_path / "made.json", tmp_path / "made.proposed.json"
     use_gate(monkeypatch, baseline=str(stored))
     plant.baseline([i != 3 for i in range(200)]).write(proposed)
@@ -267,7 +267,7 @@ def test_an_option_that_a_drift_gate_has_no_use_for_is_refused(run, option):
     assert (code, "own sequences" in output.err) == (2, True)
 
 
-def test_findings_of_a_drift_gate_do_not_lie_beside_answers_of_another(run, monkeypatch, tmp_path):
+def test_drift_findings_do_not_lie_beside_other_answers(run, monkeypatch, tmp_path):
     (tmp_path / "samples.jsonl").write_text("{}\n")
     monkeypatch.setattr(cli, "run_drift", lambda *_: [Check(id="g/reading", outcome=Outcome.PASS, message="m")])
     _, output, findings = run("gate", "pocket-hybrid-drift")

@@ -28,7 +28,7 @@ def layers_of(name):
     return [layer(AttentionBackendEnum[name].get_path())]
 
 
-def test_the_kind_of_attention_decides_which_backends_a_family_has_cells_with():
+def test_the_kind_of_attention_decides_a_familys_backends():
     axis = {name: [one for one in BACKENDS if BACKENDS[one].takes(FAMILIES[name])] for name in FAMILIES}
     assert axis["jamba"] == [PLUGIN, "ROCM_ATTN", "ROCM_AITER_FA", "ROCM_AITER_UNIFIED_ATTN", "TRITON_ATTN"]
     assert axis["whisper"] == [PLUGIN, "ROCM_AITER_UNIFIED_ATTN", "TRITON_ATTN"]
@@ -37,7 +37,7 @@ def test_the_kind_of_attention_decides_which_backends_a_family_has_cells_with():
     assert {name for name, found in axis.items() if "ROCM_AITER_MLA" in found} == {"deepseek-v3", "kimi-linear"}
 
 
-def test_a_family_without_cells_is_left_out_and_refused_where_it_was_named():
+def test_a_family_without_cells_is_refused_where_named():
     mla = BACKENDS["ROCM_AITER_MLA"]
     assert served_by(mla, list(FAMILIES), named=False) == ["kimi-linear", "deepseek-v3"]
     with pytest.raises(UnknownNameError, match="ROCM_AITER_MLA serves latent attention: no cells of jamba"):
@@ -152,7 +152,7 @@ def run(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", THEIRS)
-def test_a_cell_passes_where_the_backend_that_was_asked_for_served(run, backend):
+def test_a_cell_passes_where_the_asked_backend_served(run, backend):
     family = "deepseek-v3" if backend == "ROCM_AITER_MLA" else "jamba"
     cell, asked = run(family, backend, layers_of(backend))
     assert (cell.outcome, cell.numbers, asked) == ("pass", {"max_abs_err": 0.0}, [family])
@@ -169,7 +169,7 @@ def test_a_cell_that_another_backend_served_did_not_run(run, backend):
     assert asked == [], "its answers would say nothing about the backend"
 
 
-def test_a_backend_of_another_platform_did_not_run_for_that_reason(run):
+def test_a_backend_of_another_platform_did_not_run(run):
     cell, asked = run("jamba", "ROCM_ATTN", [], rocm=False)
     assert (cell.outcome, cell.needs) == ("did not run", "device:rocm")
     assert (cell.reason, asked, FakeEngine.started) == ("ROCM_ATTN is a backend of rocm", [], [])

@@ -43,7 +43,7 @@ def test_a_declaration_and_what_it_shares(tmp_path):
     assert small.limit("rocm", "prefix") == FamilyLimit("gone", "cpu:amx_tile", everywhere=False)
 
 
-def test_the_conditions_of_all_limits_are_those_that_the_steps_may_lack():
+def test_the_steps_may_lack_what_the_limits_need():
     """What the families declare, hilgate can ask for; and the step declares no more than that."""
     asked = itertools.product(FAMILIES.values(), PLATFORMS, (None, *BEHAVIOURS))
     every = [(platform, family.limit(platform, behaviour)) for family, platform, behaviour in asked]

@@ -86,7 +86,7 @@ class _Served:
             self.model(torch.ones(len(prompts[0]["prompt_token_ids"]), 4))
 
 
-def test_layers_of_a_compiled_model_are_seen_and_it_is_compiled_again():
+def test_layers_of_a_compiled_model_are_seen():
     pytest.importorskip("vllm", reason="needs package:vllm")
     served = _Served()
     kinds, streams = layers.engine_streams(served, FAMILY, TOKENS[:5])

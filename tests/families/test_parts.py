@@ -169,7 +169,7 @@ def engine_with(fault):
     return ask
 
 
-def test_a_search_finds_an_engine_whose_answers_depend_on_company():
+def test_a_search_finds_answers_that_depend_on_the_batch():
     limits = ScheduleLimits((4, 5, 9), VOCABULARY)
     how = {"seed": 1, "examples": 3, "alone": lambda request: answered(ScheduledRequest(request.prompt, 9)), "tie": 0.0}
     requests = schedule.search(limits, ask=engine_with(lambda *_: False), **how)
@@ -199,7 +199,7 @@ def test_declarations_end_with_what_they_describe():
     assert cell.settled(failed, index, measured=False).outcome == "did not run"
 
 
-def test_a_cell_names_the_condition_that_excuses_it_and_none_that_nobody_declared():
+def test_a_cell_names_its_declared_excuse_only():
     """The prefix cache of MLA on the CPU: hilgate asks for AMX, here it is only named, whatever became of the cell."""
     known = FAMILIES["deepseek-v3"].limit("cpu", "prefix")
     assert (known.needs, known.everywhere) == ("cpu:amx_tile", False)

@@ -30,7 +30,7 @@ def test_a_planted_fault_turns_its_cell_red(fault, planted, record_property):
     fault.judge({name: "" if cells[name].outcome == "pass" else cells[name].reason or "?" for name in cells})
 
 
-def test_a_driver_that_ends_or_hangs_fails_its_cells_with_its_last_words(tmp_path):
+def test_a_dead_driver_fails_its_cells_with_its_last_words(tmp_path):
     """One has a module of faults that is not there; the other is given no time."""
     spec = {"behaviours": ["prefill"], "fuzz": {"seed": 1, "examples": 1}, "plants": "no_such_module"}
     (cell,) = Drivers(tmp_path, ["jamba"], spec, processes=1).cells("jamba").values()

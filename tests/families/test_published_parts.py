@@ -124,7 +124,7 @@ def test_a_whole_cache_is_not_asked_again_and_half_of_one_is(tmp_path):
     assert hub.calls == [("cache", 1), ("cache", 4), ("hub", 4)]
 
 
-def test_a_hub_that_does_not_answer_differs_from_one_that_says_no():
+def test_a_silent_hub_differs_from_one_that_refuses():
     away = Hub(FileNotFoundError(), ConnectionError("no route to the hub"))
     with pytest.raises(published.NotFetchedError, match=r"a/b is not on this machine .*ConnectionError: no route"):
         published.fetch("a/b", weights=True, download=away)
@@ -188,7 +188,7 @@ def test_only_what_came_back_is_compared():
         judge.compare((REQUEST,), [other], Sure())
 
 
-def test_where_texts_part_each_token_must_be_among_the_best_of_the_other():
+def test_where_texts_part_each_token_must_be_a_near_best():
     judge.compare((REQUEST,), [heard(5, 8, 7, 6, 4, tokens=(8, 5))], Sure())
     with pytest.raises(WrongAnswerError, match="part at answer token 1: 3 instead of 8"):
         judge.compare((REQUEST,), [heard(3, 8, 7, 6, 5, tokens=(8, 3))], Sure())

@@ -64,7 +64,7 @@ def test_a_folder_passes(behaviour, driven):
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_an_oracle_of_other_weights_turns_it_red_and_names_the_layer(behaviour, driven, record_property):
+def test_an_oracle_of_other_weights_names_the_layer(behaviour, driven, record_property):
     cell = driven["wrong"][behaviour]
     record_property("reason", cell.reason)
     assert cell.outcome == "fail"
@@ -73,7 +73,7 @@ def test_an_oracle_of_other_weights_turns_it_red_and_names_the_layer(behaviour, 
     assert "the first wrong layer is 2 (state)" in cell.reason
 
 
-def test_the_engine_that_is_asked_has_room_for_what_it_is_asked_with(monkeypatch, tmp_path):
+def test_the_engine_has_room_for_its_requests(monkeypatch, tmp_path):
     started = []
 
     def engine(_checkpoint, **arguments):

@@ -122,7 +122,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_second_call_launches_what_the_first_did_with_tensors_of_its_own(kernels, name):
+def test_the_second_call_launches_the_same_on_its_tensors(kernels, name):
     operation, make, names = CALLS[name]
     first, second = make(), make()
     operation(**first)
@@ -243,7 +243,7 @@ def test_a_growing_sequence_is_prepared_at_few_lengths(kernels):
     assert [how for how, *_ in kernels["attention_kernel"].launches].count("compile") == 8
 
 
-def test_prompts_of_other_lengths_are_the_same_call_where_the_batch_is(kernels):
+def test_prompts_of_other_lengths_share_a_call(kernels):
     """Chunks of a prompt: so many tokens of so many sequences, whatever the longest of them has."""
     given = _attention(_cache())
     for longest in range(17, 33):

@@ -136,7 +136,7 @@ def test_diffusion_is_refused_at_the_start(builder_of, deployment):
     ],
 )
 @pytest.mark.parametrize(("rocm", "runner"), [(True, "V1"), (True, "V2"), (False, "V1")])
-def test_drafts_that_vllm_would_refuse_later_are_refused_at_the_start(
+def test_drafts_that_vllm_refuses_later_are_refused_early(
     monkeypatch, builder_of, deployment, drafts, change, refused, rocm, runner
 ):
     """On ROCm model runner V1 has a list of metadata classes, which it reads after the first draft."""
@@ -231,7 +231,7 @@ def test_cross_attention_compiles_for_its_encoder_without_a_key(
     assert calls == []
 
 
-def test_a_step_whose_requests_bring_nothing_for_the_encoder_is_served(builder, calls):
+def test_a_step_without_encoder_input_is_served(builder, calls):
     """vLLM then bounds the encoder by 0 tokens: every query sees nothing, and gets 0."""
     layer, query = make_impl(attn_type=AttentionType.ENCODER_DECODER), torch.zeros(3, HEADS, HEAD_SIZE)
     batch = metadata_of(causal=False, max_seq_len=0)
@@ -278,7 +278,7 @@ def test_cross_attention_sees_the_whole_encoder(builder, calls):
         ((1, 0), [(0, 2, 1)]),  # a padding sequence of a captured graph
     ],
 )
-def test_a_mixed_batch_is_one_call_for_decode_and_one_for_the_rest(query_lens, parts, builder, calls):
+def test_a_mixed_batch_is_a_decode_call_and_another(query_lens, parts, builder, calls):
     batch = metadata_of(query_lens)
     starts = batch.query_start_loc
     layer, query = make_impl(), torch.zeros(batch.num_actual_tokens, HEADS, HEAD_SIZE)
@@ -302,7 +302,7 @@ def test_a_mixed_batch_is_one_call_for_decode_and_one_for_the_rest(query_lens, p
     ],
 )
 @pytest.mark.usefixtures("drafts")
-def test_sequences_that_verify_drafts_come_first_and_are_a_call_of_their_own(query_lens, parts, builder_of):
+def test_draft_verification_comes_first_in_its_own_call(query_lens, parts, builder_of):
     builder = builder_of(BLOCK_SIZE)
     assert builder.reorder_batch_threshold == 4
     batch = metadata_of(query_lens)

@@ -80,7 +80,7 @@ def wheel(tmp_path_factory) -> Path:
     return made
 
 
-def test_it_holds_the_code_and_the_data_of_the_kernels_and_demands_no_package(wheel):
+def test_the_wheel_has_code_and_data_and_needs_no_package(wheel):
     listing = subprocess.run(["git", "ls-files", "pagedkv"], cwd=ROOT / "kernels", capture_output=True, check=True)
     tracked = set(listing.stdout.decode().split())
     with zipfile.ZipFile(wheel) as file:
@@ -102,9 +102,7 @@ def test_the_page_says_how_large_it_is(wheel):
 
 
 @pytest.mark.engine
-def test_vllm_finds_it_where_nothing_else_of_ours_is_installed_and_it_answers_as_vllms_own_backend_did(
-    wheel, tmp_path, record_property
-):
+def test_vllm_finds_the_wheel_alone_and_answers_alike(wheel, tmp_path, record_property):
     # A release is sound only where these are the bytes that its wheel has (hilgate.release.bundle).
     record_property("wheel", wheel.name)
     record_property("sha256", f"sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}")

@@ -82,7 +82,7 @@ def test_layouts_really_differ(model, packing, runs):
 
 @pytest.mark.parametrize(("layout", "together"), [("LBHNC", 1), ("BLHNC", 2)])
 @pytest.mark.parametrize("model", ["granite-4.0-h", "deepseek-v3"])
-def test_blocks_lie_side_by_side_or_all_layers_of_a_block_together(model, layout, together, runs):
+def test_blocks_lie_by_layer_or_by_block(model, layout, together, runs):
     """Both have two attention layers. In the packed layout nothing but the last dimension is dense."""
     run = (model, "rows", layout)
     rows = layers(runs, run)

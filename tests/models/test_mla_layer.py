@@ -137,7 +137,7 @@ def test_decode_of_a_step(make, parallel, where, as_tuple, drafted, query_lens):
 
 
 @pytest.mark.parametrize("drafted", [0, 3])
-def test_a_layer_compiles_once_for_every_bound_at_its_first_decode(monkeypatch, make, parallel, drafted):
+def test_a_layer_compiles_every_bound_at_its_first_decode(monkeypatch, make, parallel, drafted):
     """As on a GPU: each bound of the query lengths that drafts can make is a launch of its own."""
     seen = []
     monkeypatch.setattr(mla_backend, "INTERPRETED", False)
@@ -236,7 +236,7 @@ def test_the_dtype_of_the_model_may_be_named(make, where):
 
 
 @pytest.mark.parametrize("where", IMPLS)
-def test_bfloat16_under_the_interpreter_is_refused_while_the_layer_is_made(make, where, lacks):
+def test_bfloat16_under_the_interpreter_is_refused_early(make, where, lacks):
     if not INTERPRETED:
         lacks("device:cpu", "compiled kernels compute bfloat16")
     torch.set_default_dtype(torch.bfloat16)

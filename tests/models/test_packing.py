@@ -70,7 +70,7 @@ def test_pages_of_two_parts(packing, set_packing):
 @pytest.mark.parametrize(
     "start", [lambda: impl.PagedKVImpl(num_heads=4, head_size=64, scale=1.0), lambda: inspect.build_llm("no model")]
 )
-def test_a_packing_that_does_not_exist_ends_layers_and_engines_before_they_start(set_packing, start):
+def test_an_unknown_packing_stops_layers_and_engines_early(set_packing, start):
     set_packing("shuffled")
     with pytest.raises(
         errors.SettingError, match="PAGEDKV_PACKING: got 'shuffled'; expected one of rows, native, shuf"
@@ -93,7 +93,7 @@ def test_blocks_of_two_parts_are_handed_to_no_connector(packing, set_packing, de
 
 @pytest.mark.parametrize("packing", ["rows", "native", "shuffle"])
 @pytest.mark.parametrize("layout", ["LBHNC", "LHBNC", "BLHNC"])
-def test_both_groups_of_an_encoder_decoder_model_mean_the_same_bytes(packing, layout, set_packing):
+def test_both_groups_of_an_encoder_decoder_share_bytes(packing, layout, set_packing):
     """Block id b of self-attention and of cross attention are one page: vLLM overlays the groups."""
     set_packing(packing)
     order = KVCacheLayout[layout]

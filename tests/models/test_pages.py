@@ -159,7 +159,7 @@ def quantised(rows: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> tor
 
 @pytest.mark.parametrize("number", [0.0, -1.0, float("inf"), float("nan")])
 @pytest.mark.parametrize("side", ["_k_scale", "_v_scale"])
-def test_scales_that_make_garbage_are_refused_once_the_model_is_loaded(side, number, monkeypatch, builder_of):
+def test_bad_scales_are_refused_once_the_model_is_loaded(side, number, monkeypatch, builder_of):
     monkeypatch.setattr(routes, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: False))
     layers = {
         name: impl.PagedKVImpl(HEADS, HEAD_SIZE, 0.3, KV_HEADS, kv_cache_dtype=kind)

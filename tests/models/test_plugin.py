@@ -128,7 +128,7 @@ def test_a_vllm_without_a_symbol_is_named_to_who_selects_us(monkeypatch, registr
         registry.CUSTOM.get_class()
 
 
-def test_the_prefill_of_mamba_2_is_ours_where_asked_and_takes_what_we_know(monkeypatch, registry, said, load):
+def test_the_mamba_2_prefill_is_ours_where_asked(monkeypatch, registry, said, load):
     module = import_module(scan.MODULE)
     theirs = getattr(module, scan.NAME)
     monkeypatch.setattr(module, scan.NAME, theirs)  # put back behind this test
@@ -157,7 +157,7 @@ def test_the_prefill_of_mamba_2_is_ours_where_asked_and_takes_what_we_know(monke
     ],
 )
 @pytest.mark.parametrize("cpu", [False, True])
-def test_a_setting_that_means_nothing_is_told_at_once_and_to_who_selects_us(
+def test_a_meaningless_setting_is_refused_on_selection(
     monkeypatch, registry, said, load, variable, value, expected, cpu
 ):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -193,7 +193,7 @@ def test_settings_that_mean_something_are_not_mentioned(monkeypatch, registry, s
 @pytest.mark.parametrize(
     ("name", "asked"), [("CUSTOM", {}), ("CUSTOM", {"PAGEDKV_PACKING": "rows"}), ("TRITON_MLA", {"PAGEDKV_MLA": "1"})]
 )
-def test_a_name_that_is_taken_is_an_error_to_who_asked_us_and_selects_it(registry, said, load, name, asked):
+def test_a_taken_name_is_an_error_on_selection(registry, said, load, name, asked):
     register_backend(registry[name], "pathlib.Path")
     load(**asked)
     load(**asked)

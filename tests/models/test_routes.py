@@ -116,9 +116,7 @@ def test_request_says_everything_about_the_layer(monkeypatch, make, deployment):
     ("packing", "order", "native"),
     [("rows", "LHBNC", False), ("native", "LHBNC", True), ("native", "LBHNC", False), ("shuffle", "BHLNC", False)],
 )
-def test_the_pool_that_vllm_decides_on_becomes_the_layout_of_the_route(
-    make, deployment, builder_of, packing, order, native
-):
+def test_the_pool_of_vllm_becomes_the_layout_of_the_route(make, deployment, builder_of, packing, order, native):
     layer = make(packing=packing)
     deployment.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout[order]
     builder_of(48, {"a": layer})
@@ -161,7 +159,7 @@ def test_a_measurement_is_logged_on_the_arch_where_it_was_made(make, arch, said)
     assert line.count("pagedkv.paged_attention") == 2
 
 
-def test_bfloat16_under_the_interpreter_is_refused_while_the_layer_is_made(make, lacks):
+def test_bfloat16_under_the_interpreter_is_refused_early(make, lacks):
     """At the first request it would end a server that has started."""
     if not device.INTERPRETED:
         lacks("device:cpu", "compiled kernels compute bfloat16")

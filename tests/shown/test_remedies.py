@@ -59,7 +59,7 @@ def test_every_remedy_begins_with_an_action() -> None:
     ("step", "begins"),
     [({}, "add label ("), ({"label": 7}, "correct label ("), ({"label": "x", "minuts": 1}, "did you mean 'minutes'")],
 )
-def test_a_wrong_key_is_added_or_corrected_and_its_meaning_stands_after_that(step, begins) -> None:
+def test_the_remedy_of_a_wrong_key_ends_with_its_meaning(step, begins) -> None:
     document: Document[Area] = Document("ci/areas/a.yaml")
     usual = {"key": "a", "command": "true", "devices": ["cpu"], "evidence": {"kind": "findings"}}
     validate({"area": "a", "title": "A", "why": "x", "paths": ["*"], "steps": [usual | step]}, Area, document)

@@ -280,7 +280,7 @@ def test_vllm_is_shown_what_the_encoder_takes():
 
 
 @pytest.mark.usefixtures("folder")
-def test_pages_are_asked_with_the_prompt_and_penalty_of_their_task(monkeypatch):
+def test_pages_have_the_prompt_and_penalty_of_their_task(monkeypatch):
     monkeypatch.setattr(resolve, "weights_sha", lambda _: "a" * 64)
     questions = DocumentQuestions(resolved(PARSE, folder=GATE.path(GATE.model)))
     questions.engine = Canned(questions, [0])
@@ -362,7 +362,7 @@ LINES = st.lists(st.sampled_from("abc"), max_size=7)
 
 
 @given(LINES, LINES)
-def test_as_many_lines_are_right_as_a_longest_common_subsequence_has(wanted, written):
+def test_right_lines_are_a_longest_common_subsequence(wanted, written):
     found = matching_lines(wanted, written)
     assert len(found) == len(wanted)
     assert sum(found) == longest_common(wanted, written)

@@ -80,7 +80,7 @@ def test_stored_answers_may_hold_what_ends_a_line_of_text(stored, gate, rule, en
     assert served is not None
 
 
-def test_answers_of_which_nobody_says_who_served_them_are_refused(stored, gate, rule):
+def test_answers_without_a_server_are_refused(stored, gate, rule):
     folder, baseline = stored
     (folder / "findings.jsonl").write_text("")
     with pytest.raises(RecordsError, match="nobody says who served"):

@@ -57,7 +57,7 @@ def test_right_wrong_and_broken_answers_are_distinguished(gate):
     assert [s.target for s in samples] == [str(row.number) for row in list(KNOWN.values())[:5]]
 
 
-def test_questions_are_those_of_the_file_though_its_size_and_time_are_the_same(gate, tmp_path):
+def test_questions_follow_the_file_not_its_size_and_time(gate, tmp_path):
     """What `datasets` keeps in the home folder goes by the name and the time of a file."""
     file = _written(tmp_path / "test.jsonl", "1")
     config = resolve_task(gate.path(gate.task), 0)
@@ -104,7 +104,7 @@ def _written(path, answer):
     return path
 
 
-def test_prompts_do_not_depend_on_the_subset_nor_answers_on_their_order(gate):
+def test_prompts_ignore_the_subset_and_answers_their_order(gate):
     questions = TaskQuestions(resolved(gate, Canned))
     some = questions.ask([307, 5, 12], 0)
     assert questions.available == 400
@@ -200,7 +200,7 @@ def test_a_conversation_is_asked_with_the_template_of_the_model(gate, monkeypatc
     assert [sample.text for sample in samples] == [" 1", " 1"]
 
 
-def test_examples_and_question_are_one_message_and_the_identity_says_so(monkeypatch):
+def test_examples_and_question_are_one_message(monkeypatch):
     """lm-eval would make five examples eleven turns; a configuration of vLLM that says `false` asks for one."""
     said = []
 
@@ -220,7 +220,7 @@ def test_examples_and_question_are_one_message_and_the_identity_says_so(monkeypa
     assert chat.identity.task != TaskQuestions(resolved(hub, Plain)).identity.task
 
 
-def test_a_template_that_writes_the_first_token_is_not_given_a_second_one(gate, monkeypatch):
+def test_a_template_with_bos_gets_no_second_one(gate, monkeypatch):
     """Jamba's, LFM2's and Llama's write BOS; a tokenizer that is given their text adds another."""
     tokenizer = mock.Mock(chat_template="x")
     tokenizer.apply_chat_template.return_value = "<s>2 + 2?"

@@ -70,7 +70,7 @@ def test_a_limit_of_zero_is_refused(plant, gate):
         asked_until_decided(plant, gate, Planted(plant, [True] * N), limit=0)
 
 
-def test_questions_that_the_baseline_lacks_are_refused_before_the_engine_starts(plant, gate):
+def test_unknown_questions_are_refused_before_the_engine(plant, gate):
     questions = Planted(plant, [True] * N)
     with pytest.raises(IdentityMismatchError, match="are not in it"):
         asked_until_decided(plant, gate, questions, plant.baseline([True] * 150))

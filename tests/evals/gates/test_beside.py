@@ -69,7 +69,7 @@ def judged(gate, plant, correct):
     return {check.id.split("/")[1]: check for check in judge(gate, asked, None)}
 
 
-def test_a_merge_passes_beside_another_attention_and_says_what_that_does_not_prove(plant, trusted):
+def test_a_paired_merge_passes_and_says_what_is_unproved(plant, trusted):
     found = judged(trusted(), plant, GOOD)["accuracy"]
     assert found.outcome is Outcome.PASS
     assert "TRITON_ATTN in the same job" in found.message
@@ -122,7 +122,7 @@ def test_what_no_run_beside_it_left_is_refused(trusted, tmp_path):
         trusted(limit=0)
 
 
-def test_the_other_attention_is_asked_in_a_process_of_its_own_and_its_death_is_no_result(monkeypatch, tmp_path):
+def test_the_peer_has_its_own_process_whose_death_is_no_result(monkeypatch, tmp_path):
     called = []
     monkeypatch.setattr(ResolvedGate, "identity", mock.Mock(model=GATE.model))
     monkeypatch.setattr(
@@ -136,7 +136,7 @@ def test_the_other_attention_is_asked_in_a_process_of_its_own_and_its_death_is_n
     assert not check
 
 
-def test_it_is_asked_without_our_switches_and_only_where_nothing_is_recorded(plant, tmp_path):
+def test_the_peer_has_no_switches_of_ours_and_no_baseline(plant, tmp_path):
     ours = GATE.model_copy(update={"env": {"PAGEDKV_PACKING": "shuffle"}, "baseline": str(tmp_path / "made.json")})
     gates = DECLARED.model_copy(update={"gates": DECLARED.gates | {NAME: ours}})
     other = resolve_pair(NAME, gates, "pre-merge").declared
@@ -162,7 +162,7 @@ def test_a_revision_that_contradicts_the_baseline_is_refused(plant, tmp_path):
         resolve(NAME, gates)
 
 
-def test_before_a_merge_it_decides_alone_and_at_a_release_with_all():
+def test_the_peer_decides_a_merge_alone_and_a_release_with_all():
     together = DECLARED.deciding_together(GATE)
     alone, released = (resolve(NAME, DECLARED, when=when, of=together).rule for when in ("pre-merge", "release"))
     assert alone.alpha == DECLARED.rules["paired"].alpha == 0.01
@@ -183,7 +183,7 @@ STILL = {"drop": 0.0, "base_runs": 1, "only_failures": True}
 
 
 @pytest.mark.parametrize("rule", PAIRED)
-def test_one_run_each_fails_an_unchanged_model_at_most_once_in_a_hundred(rule):
+def test_an_unchanged_pair_fails_once_in_a_hundred_at_most(rule):
     """K = 1 and M = 1: rho then means nothing, so noise and churn alone."""
     replays = 1000
     stress = [noise for noise in STRESS if noise.rho == 0]

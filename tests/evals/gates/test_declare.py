@@ -89,7 +89,7 @@ def test_one_mistake_is_named(tmp_path, committed, change, why):
 
 
 @pytest.mark.parametrize("name", ["ROCM_ATN", "pagedkv", "rocm_attn"])
-def test_a_backend_that_nobody_declares_is_named_with_those_that_are(tmp_path, committed, name):
+def test_an_unknown_backend_is_named_with_the_known_ones(tmp_path, committed, name):
     content = copy.deepcopy(committed)
     content["gates"]["granite-4.0-h-micro"]["backends"] = [name]
     path = tmp_path / "gates.yaml"
@@ -116,7 +116,7 @@ def test_a_plan_for_a_release_asks_for_the_release_rule():
     assert occasion({}) == "pre-merge"
 
 
-def test_a_figure_says_what_it_is_of_and_a_threshold_is_not_a_measurement():
+def test_figures_name_their_source_and_thresholds_are_none():
     """A measured figure less three standard errors is the floor; of a threshold nobody knows how far it lies below."""
     for name, gate in GATES.items():
         for figure in gate.published[:1]:
@@ -148,7 +148,7 @@ def test_what_poisons_the_pool_has_no_prefix_cache(name):
     assert GATES[name].engine_args["enable_prefix_caching"] is False
 
 
-def test_the_night_has_the_rule_of_a_merge_where_it_has_none_of_its_own():
+def test_the_night_defaults_to_the_rule_of_a_merge():
     declared = load_gates()
     assert GATES["pocket-hybrid"].rule_at("nightly") == "pre-merge"
     assert declared.rules[GATES["kimi-k2.5"].rule_at("nightly")].questions is None

@@ -32,7 +32,7 @@ def flat(kl):
     return Drift(kl, kl, kl, 10)
 
 
-def test_divergence_is_kullback_and_leiblers_where_every_token_is_named():
+def test_divergence_is_kl_where_every_token_is_named():
     rng = np.random.default_rng(1)
     want, got = log_softmax(rng.standard_normal((2, 20)), axis=-1)
     expected = float((np.exp(want) * (want - got)).sum())
@@ -102,7 +102,7 @@ def test_other_places_are_no_comparison():
     ],
     ids=["rounding", "more, reading", "more, writing", "NaN", "a lost block is like reading", "and like writing"],
 )
-def test_each_way_of_asking_has_its_own_rounding_and_the_control_must_trip(reading, writing, control, outcomes):
+def test_each_reading_has_its_rounding_and_the_control_trips(reading, writing, control, outcomes):
     """Reading rounds by 1e-2 nats here and writing by 1e-4: the larger does not excuse a fault of decode."""
     compared = Compared(flat(reading), flat(1e-2)), Compared(flat(writing), flat(1e-4))
     checks = judge_drift("g", *compared, flat(control), FLOOR)
@@ -110,7 +110,7 @@ def test_each_way_of_asking_has_its_own_rounding_and_the_control_must_trip(readi
     assert " ".join(check.outcome.value for check in checks) == outcomes
 
 
-def test_the_worst_place_may_be_farther_from_rounding_than_the_others():
+def test_the_worst_place_may_be_farther_from_rounding():
     rounding = flat(1e-4)
     assert Drift(*(0.99e-4 * slack for slack in SLACKS), 9).within(rounding)
     for figure, slack in zip(("half", "most", "worst"), SLACKS, strict=True):

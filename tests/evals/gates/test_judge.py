@@ -66,7 +66,7 @@ def test_the_step_from_pass_to_inconclusive_to_fail(plant, judged):
     assert set(results[6:]) == {FAIL}  # six lost and none gained are 2.5 standard errors of their own scatter
 
 
-def test_an_undecided_merge_passes_with_a_flag_and_an_undecided_release_does_not(plant, judged):
+def test_undecided_flags_a_merge_and_stops_a_release(plant, judged):
     run = plant.run(without(GOOD, 20))
     flagged = judged(run, unresolved="flag")[0]["accuracy"]
     assert flagged.outcome is PASS
@@ -75,7 +75,7 @@ def test_an_undecided_merge_passes_with_a_flag_and_an_undecided_release_does_not
     assert judged(run)[0]["accuracy"].outcome is INCONCLUSIVE
 
 
-def test_a_baseline_of_too_few_runs_never_passes_and_a_drop_fails_beside_it(plant, judged):
+def test_too_few_baseline_runs_never_pass_and_a_drop_fails(plant, judged):
     short = plant.baseline(GOOD, without(GOOD, 5))
     check = judged(plant.run(GOOD), short, deterministic=False)[0]["accuracy"]
     assert check.outcome is INCONCLUSIVE
@@ -83,7 +83,7 @@ def test_a_baseline_of_too_few_runs_never_passes_and_a_drop_fails_beside_it(plan
     assert judged(plant.run(without(GOOD, *range(20, 60))), short)[0]["accuracy"].outcome is FAIL
 
 
-def test_copies_of_one_run_are_one_run_unless_the_gate_is_declared_deterministic(plant, judged):
+def test_copies_of_a_run_are_one_unless_deterministic(plant, judged):
     copies = plant.baseline(GOOD)
     assert judged(plant.run(GOOD), copies)[0]["accuracy"].outcome is PASS
     check = judged(plant.run(GOOD), copies, deterministic=False)[0]["accuracy"]
@@ -93,7 +93,7 @@ def test_copies_of_one_run_are_one_run_unless_the_gate_is_declared_deterministic
     assert "declared deterministic" in judged(plant.run(GOOD), differ)[0]["accuracy"].message
 
 
-def test_answers_that_churn_without_a_drop_are_no_drop_and_say_so(plant, judged):
+def test_churn_without_a_drop_is_said_and_passes(plant, judged):
     """Thirteen lost and thirteen gained of 100: five copies called it a pass with a bound of 3.4 points."""
     before = [i >= 20 for i in range(100)]
     after = [i in range(13) or (right and i not in range(20, 33)) for i, right in enumerate(before)]
@@ -105,7 +105,7 @@ def test_answers_that_churn_without_a_drop_are_no_drop_and_say_so(plant, judged)
 
 
 @pytest.mark.parametrize(("churn", "way"), [(30, "further runs of them cannot help"), (3, "another run may decide")])
-def test_a_release_that_churn_leaves_open_says_what_would_decide_it(plant, judged, churn, way):
+def test_a_release_left_open_by_churn_says_what_decides(plant, judged, churn, way):
     before = [i >= churn for i in range(N)]
     after = [i < churn or i >= 2 * churn for i in range(N)]
     check = judged(plant.run(after), plant.baseline(before), margin=0.03, beta=0.01)[0]["accuracy"]
@@ -115,7 +115,7 @@ def test_a_release_that_churn_leaves_open_says_what_would_decide_it(plant, judge
     assert way in check.message
 
 
-def test_the_level_of_an_interval_and_of_a_bound_stand_beside_them(plant, judged):
+def test_intervals_and_bounds_show_their_level(plant, judged):
     check = judged(plant.run(GOOD))[0]["accuracy"]
     assert "] at 99%" in check.message
     assert "at one look" not in check.message
@@ -160,7 +160,7 @@ def test_the_floor_sees_what_the_paired_test_does_not(plant, judged):
     assert (checks["floor"].outcome, checks["accuracy"].outcome) == (FAIL, PASS)
 
 
-def test_a_model_at_its_floor_is_held_to_it_only_without_a_baseline(plant, judged):
+def test_the_floor_counts_only_without_a_baseline(plant, judged):
     """Its own answers, 69 of 200 right, its floor 34.8 %: the draw is always the same, so it would never pass."""
     own = [i % 29 < 10 for i in range(N)]
     assert sum(own) == 70
@@ -192,7 +192,7 @@ def test_broken_answers_fail_when_there_are_too_many(plant, judged, count, outco
 
 @pytest.mark.parametrize("share", [0.02, 0.04, 0.06])
 @pytest.mark.parametrize("text", ["!" * 40, None], ids=["babble", "cut off"])
-def test_a_model_that_always_breaks_some_answers_is_not_failed_for_it_at_any_of_nine_looks(plant, gate, share, text):
+def test_usual_broken_answers_fail_at_none_of_nine_looks(plant, gate, share, text):
     """Flags independent from run to run; 8 to 16 % of such models failed when each look had all of alpha."""
     rng, failed, questions = np.random.default_rng(7), 0, 250
     looks = range(50, 251, 25)
@@ -248,7 +248,7 @@ def test_losses_come_before_gains_and_both_answers_are_kept(flips):
     assert found[0].new_text.endswith("#### 0")
 
 
-def test_a_question_that_is_lost_in_one_run_of_three_has_not_flipped(flips):
+def test_a_question_lost_in_one_of_three_runs_is_no_flip(flips):
     assert flips([], [], [5]) == ()
     assert [flip.doc_id for flip in flips([5], [], [5])] == [5]
 

@@ -16,7 +16,7 @@ RULES = declared().rules
 STILL = {"drop": 0.0, "base_runs": 5}
 
 
-def test_a_drop_of_two_points_is_within_reach_of_the_whole_set_up_to_3_percent_noise():
+def test_a_drop_of_two_points_is_found_up_to_3_percent_noise():
     assert smallest_drop(N, 5, 1, 0.03, 0.01, 0.9) <= 0.02 < smallest_drop(N, 5, 1, 0.08, 0.01, 0.9)
     assert smallest_drop(N, 5, 3, 0.08, 0.01, 0.9) <= 0.02
 
@@ -30,7 +30,7 @@ def test_simulated_power_agrees_with_the_closed_form(n, d):
 
 
 @pytest.mark.parametrize("rule", ["pre-merge", "release"])
-def test_an_unchanged_model_fails_at_most_once_in_a_hundred_whatever_its_noise(rule):
+def test_an_unchanged_model_fails_once_in_a_hundred_at_most(rule):
     """Independent runs, copies of one run, and answers that churn: each cell within its sampling error, and all."""
     replays = 1000
     failed = [

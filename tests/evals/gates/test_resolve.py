@@ -46,7 +46,7 @@ def test_a_model_that_is_not_here_cannot_run_here(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer.model", "generation_config.json", "modeling_x.py"])
-def test_whatever_turns_a_question_into_tokens_or_ends_an_answer_is_identified(gate, tmp_path, name):
+def test_all_that_tokenizes_or_ends_an_answer_is_identified(gate, tmp_path, name):
     def identity():
         return resolved(gate, folder=tmp_path).identity.tokenizer
 
@@ -58,7 +58,7 @@ def test_whatever_turns_a_question_into_tokens_or_ends_an_answer_is_identified(g
 
 
 @pytest.mark.parametrize("trusted", [None, True, False])
-def test_a_tokenizer_with_code_of_its_own_is_not_replaced_in_silence(trusted, gate, tmp_path):
+def test_a_tokenizer_with_own_code_is_not_replaced_silently(trusted, gate, tmp_path):
     said = {} if trusted is None else {"trust_remote_code": trusted}
     hub = gate.model_copy(update={"weights": "hub", "engine_args": said})
 

@@ -38,7 +38,7 @@ def test_order_is_a_seeded_draw_without_repetition():
     assert np.mean(drawn) > 500  # not the first 250
 
 
-def test_an_unchanged_deterministic_model_passes_after_75_questions():
+def test_an_unchanged_exact_model_passes_after_75_questions():
     base = np.ones((5, 250), dtype=bool)
     standings = [PRE_MERGE.stand(base, [sure(n)]) for n in (25, 50, 75)]
     assert [s.state for s in standings] == [RuleState.ASK_MORE, RuleState.ASK_MORE, RuleState.PASS]
@@ -54,7 +54,7 @@ def test_a_wreck_fails_at_the_first_look():
     assert found.drop == pytest.approx(0.6)
 
 
-def test_undecided_after_all_questions_asks_for_another_run_and_then_is_unresolved():
+def test_undecided_asks_for_another_run_then_is_unresolved():
     rng = np.random.default_rng(2)
     chance = np.concatenate([np.full(60, 0.5), np.ones(190)])
     base = np.array([toss(rng, chance) for _ in range(5)])

@@ -57,7 +57,7 @@ def test_our_backend_alone_does_not_prove_the_packing_or_mla():
     assert check_layers("g", "pagedkv", mla, latent=True).outcome is Outcome.PASS
 
 
-def test_a_backend_of_vllm_is_proved_by_its_registered_name_layer_by_layer():
+def test_a_backend_is_proved_by_name_layer_by_layer():
     fast = {"layer": "l0", "impl": "vllm.x.Impl", "backend": "vllm.x.AiterFlashAttentionBackend"}
     fast["names"] = ["ROCM_AITER_FA"]
     assert check_layers("g", "ROCM_AITER_FA", [fast, fast]).outcome is Outcome.PASS

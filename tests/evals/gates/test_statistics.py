@@ -131,7 +131,7 @@ def toss(rng, runs, chance):
     return rng.random((runs, len(chance))) < chance
 
 
-def test_chance_to_cross_any_boundary_is_below_alpha_by_enumeration():
+def test_chance_to_cross_a_boundary_is_below_alpha():
     # Every way in which the three runs of six disputed questions could be dealt is played through the real looks.
     right = [2, 1, 2, 1, 2, 1]
     deals = [[(a, b, g - a - b) for a in (0, 1) for b in (0, 1) if 0 <= g - a - b <= 1] for g in right]
@@ -161,7 +161,7 @@ def test_one_look_is_the_plain_test():
         assert look.dropped == (look.p_value <= 0.01)
 
 
-def test_never_spends_more_than_allowed_and_stops_where_the_answers_end():
+def test_spends_no_more_than_allowed_and_stops_at_the_end():
     rng = np.random.default_rng(8)
     chance = rng.permutation(np.concatenate([np.full(40, 0.5), np.ones(210)]))
     found = sequential_looks(toss(rng, 5, chance), toss(rng, 1, chance)[:, :130], PLAN, 0.01)
@@ -177,14 +177,14 @@ def test_refuses_a_plan_that_does_not_ascend(plan):
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3, 10])
-def test_upper_bound_of_a_deterministic_engine_is_clopper_and_pearsons(lost):
+def test_upper_bound_of_an_exact_engine_is_clopper_pearson(lost):
     new = np.ones((1, 200), dtype=bool)
     new[0, :lost] = False
     upper = drop_interval(np.ones((5, 200), dtype=bool), new, 0.01)[1]
     assert upper == pytest.approx(beta.ppf(0.99, lost + 1, 200 - lost), abs=1e-6)
 
 
-def test_an_improvement_is_claimed_less_readily_than_a_drop_for_gains_may_be_noise():
+def test_a_gain_is_claimed_less_readily_than_a_drop():
     base, new = np.zeros((3, 100), dtype=bool), np.zeros((1, 100), dtype=bool)
     new[0, :8] = True
     low, high = drop_interval(base, new, 0.01)
@@ -223,7 +223,7 @@ def test_more_noise_in_the_baseline_excludes_less():
     assert drop_interval(noisy, new, 0.01)[1] - noisy.mean() + 1 > drop_interval(quiet, new, 0.01)[1]
 
 
-def test_the_test_of_differences_is_scipys_with_a_floor_under_the_variance():
+def test_the_difference_test_is_scipys_with_a_variance_floor():
     x = np.random.default_rng(1).choice([-1.0, 0.0, 0.2, 1.0], size=(3, 90), p=[0.05, 0.7, 0.1, 0.15])
     assert difference_p(x) == pytest.approx(ttest_1samp(x, 0, axis=-1, alternative="greater").pvalue)
     assert difference_p(np.zeros(90)) == pytest.approx(0.5)
@@ -231,7 +231,7 @@ def test_the_test_of_differences_is_scipys_with_a_floor_under_the_variance():
     assert difference_p(np.ones(50)) < 1e-40
 
 
-def test_levels_of_the_looks_together_are_alpha_and_leave_most_for_the_last():
+def test_levels_of_looks_sum_to_alpha_mostly_at_the_last():
     levels = difference_levels(PLAN, 0.01)
     assert levels[0] < 1e-6
     assert 0.007 < levels[-1] < 0.01

@@ -40,7 +40,7 @@ def test_every_gate_has_a_step():
     assert {drift.of for drift in DECLARED.drifts.values()} >= of_hub
 
 
-def test_gates_of_hub_models_share_their_level_and_drifts_have_none():
+def test_hub_gates_share_their_level_and_drifts_have_none():
     steps = steps_of(DECLARED)
     hub = {name for name, gate in DECLARED.gates.items() if gate.weights == "hub"}
     before_merge = {name for name, gate in DECLARED.gates.items() if gate.step.before_merge}
@@ -63,7 +63,7 @@ ITS = {
 }
 
 
-def test_the_gate_before_a_merge_has_one_for_each_backend_of_vllm_when_vllm_or_aiter_changes():
+def test_a_bump_of_vllm_or_aiter_adds_a_gate_a_backend():
     """On AMD queues, TRITON_ATTN on NVIDIA GPUs too; no kernel of ours selects them; no release waits for them."""
     steps = steps_of(DECLARED)
     assert {name: gate.attention_backend for name, gate in DECLARED.of_backends.items()} == {
@@ -94,7 +94,7 @@ def test_the_gates_of_one_model_share_a_table():
     assert steps["jamba2-mini"].together == ""
 
 
-def test_with_a_backend_of_vllm_the_model_and_its_questions_are_the_same():
+def test_a_backend_gate_has_the_same_model_and_questions():
     ours = DECLARED.gates[OURS]
     for name, gate in ITS.items():
         other = DECLARED.of_backends[name]
@@ -104,7 +104,7 @@ def test_with_a_backend_of_vllm_the_model_and_its_questions_are_the_same():
         assert ("VLLM_ROCM_USE_AITER" in other.env) == ("AITER" in gate)
 
 
-def test_gates_that_accuse_vllm_take_no_level_from_those_that_accuse_a_change():
+def test_gates_of_vllm_take_no_level_from_gates_of_changes():
     ours, others = DECLARED.gates[OURS], DECLARED.of_backends
     assert DECLARED.sharing(ours, "pre-merge") == 1
     assert {DECLARED.sharing(others[name], "pre-merge") for name in ITS} == {len(ITS)}
@@ -112,7 +112,7 @@ def test_gates_that_accuse_vllm_take_no_level_from_those_that_accuse_a_change():
     assert {DECLARED.deciding_together(gate) for gate in others.values()} == {len(others)}
 
 
-def test_a_gate_without_a_rule_for_a_release_is_not_planned_for_one():
+def test_a_gate_without_a_release_rule_is_not_planned_there():
     paired = steps_of(DECLARED)["pocket-hybrid-paired"]
     assert (paired.profiles, paired.minimum) == (("pr", "nightly"), 4)
 

@@ -121,7 +121,7 @@ def test_an_untrained_model_is_the_seeds(name):
 
 
 @pytest.mark.parametrize("name", ["packed", "window"])
-def test_the_first_layer_starts_by_looking_one_and_two_tokens_back(name):
+def test_the_first_layer_looks_one_and_two_tokens_back(name):
     torch.manual_seed(0)
     attention = models.build(name, build_tokenizer()).model.layers[0].self_attn
     query = attention.q_proj.weight.view(4, 32, -1)[:, :, 0].detach()
@@ -140,7 +140,7 @@ def test_missing_weights_cannot_run_here(tmp_path):
     assert caught.value.exit_status is Exit.CANNOT_RUN_HERE
 
 
-def test_silence_is_no_document_and_an_answer_that_does_not_end_is_cut(engines):
+def test_silence_is_no_document_and_endless_answers_are_cut(engines):
     prompts = [Prompt("<s>", "audio", sound / np.float32(32_768)) for sound in (np.zeros(16_000, int), speak(TEXTS[0]))]
     assert engines["speech"].answer(prompts[:1], max_tokens=24, stop=[])[0].text not in TEXTS
     (answer,) = engines["speech"].answer(prompts[1:], max_tokens=5, stop=[])

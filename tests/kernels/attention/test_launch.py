@@ -71,7 +71,7 @@ def test_tiles_worked_out_by_hand():
         ("gfx90a", "3.8.0", True, False),
     ],
 )
-def test_copies_past_the_registers_are_a_matter_of_arch_and_triton(arch, version, chosen, past):
+def test_async_copies_depend_on_arch_and_triton(arch, version, chosen, past):
     assert copies_past_registers(arch, version, chosen) is past
 
 
@@ -180,9 +180,7 @@ def test_a_measured_launch_is_taken_where_its_conditions_hold(changes, tile, row
     ],
     ids=str,
 )
-def test_a_measured_launch_says_how_tiles_are_loaded_and_how_many_registers_there_are(
-    changes, registers, values_first, key_rows
-):
+def test_a_measured_launch_decides_loads_and_registers(changes, registers, values_first, key_rows):
     shape = {"head_size": 128, "element_bytes": 2, "block_size": 16, "max_query_len": 4096, "max_kv_len": 4096}
     heads = {"num_q_heads": 32, "num_kv_heads": 8, "num_tokens": 16384, "num_seqs": 4, "num_splits": None}
     arch = limits("sm_90")
@@ -247,7 +245,7 @@ def test_what_a_reduce_loads_at_once_takes_few_values(splits):
     ("arch", "at_once", "channels", "waves"),
     [("sm_90", 8, 256, 1), ("sm_90", 16, 256, 4), ("sm_90", 64, 128, 2), ("sm_90", 64, 32, 1), ("gfx942", 32, 256, 4)],
 )
-def test_a_reduce_that_loads_much_at_once_has_waves_for_its_channels(arch, at_once, channels, waves):
+def test_a_wide_reduce_has_waves_for_its_channels(arch, at_once, channels, waves):
     """One wave would hold 64 partitions of 256 channels in 512 registers a lane (H200: 11.4 us instead of 2.5)."""
     assert tuning(arch).reduce.waves_of(at_once, channels) == waves
 
@@ -307,7 +305,7 @@ def test_no_more_tiles_than_are_live_have_a_query(query_lens, tokens, loose):
 
 
 @pytest.mark.parametrize(("arch", "splits"), [("sm_90", 2), ("gfx90a", 2), ("gfx942", 4), ("gfx950", 4)])
-def test_programs_without_a_query_do_not_count_as_filling_the_device(arch, splits):
+def test_programs_without_a_query_do_not_fill_the_device(arch, splits):
     """Two tokens of each sequence are one tile, of two that the grid has for it (a tile may begin anywhere)."""
     shape = {"head_size": 256, "element_bytes": 2, "block_size": 784, "max_query_len": 2, "max_kv_len": 8192}
     heads = {"num_q_heads": 16, "num_kv_heads": 2, "num_tokens": 64, "num_seqs": 32, "num_splits": None}
@@ -344,7 +342,7 @@ def test_partitions_do_not_spill_into_another_round(programs, splits):
         (9, 58),
     ],
 )
-def test_partitions_are_no_more_than_the_reduce_loads_at_once_where_that_fills_the_device(programs, splits):
+def test_partitions_fit_one_load_of_the_reduce(programs, splits):
     assert launch.choose_splits(programs, 10_000, units=132, per_unit=4, fewest_tiles=1, at_once=64) == splits
 
 

@@ -22,7 +22,7 @@ def places_kernel(out, programs, XCDS: triton.language.constexpr):
 
 
 @pytest.mark.parametrize("programs", [1, 7, 8, 22, 64, 65])
-def test_every_program_runs_once_and_those_of_a_die_are_neighbours(programs, device):
+def test_every_program_runs_once_beside_those_of_its_die(programs, device):
     out = torch.full((programs,), -1, dtype=torch.int32, device=device)
     places_kernel[(programs,)](out, programs, XCDS=8)
     assert sorted(out.tolist()) == list(range(programs))

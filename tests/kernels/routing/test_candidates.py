@@ -140,13 +140,13 @@ def with_limit(names: tuple[str, ...], feature: str, limit: str):
     return read_preference(PREFERENCE.read_text(encoding="utf-8"), kernels)
 
 
-def test_a_rejection_says_what_was_asked_what_is_taken_and_where_that_is_written():
+def test_a_rejection_says_asked_taken_and_source():
     answer = route(Request(**(oracle.HOME | SHUFFLE | {"head_size": 256})), {"pagedkv", "aiter"})
     printed = [str(rejection) for rejection in answer.decode.rejected]
     assert "aiter.pa_fwd_asm: head_size 256, takes 128 only (csrc/py_itfs_cu/asm_pa.cu pa_fwd)" in printed
 
 
-def test_nobody_is_an_error_that_names_the_feature_and_each_near_miss():
+def test_no_kernel_is_an_error_with_each_near_miss():
     with pytest.raises(NoKernelError, match="none serves head_size") as caught:
         route(Request(**(oracle.HOME | {"head_size": 264})), {"pagedkv", "aiter"})
     assert caught.value.missing == ("head_size",)
@@ -254,7 +254,7 @@ GATHER = '{ kernel = "vllm.cp_mha_gather_cache_nhd", reason = "policy"'
         ("[[order]]", "[[orders]]", "tables: got orders; known: order"),
     ],
 )
-def test_an_order_with_something_missing_or_measured_elsewhere_is_refused(old, new, message):
+def test_an_incomplete_or_foreign_order_is_refused(old, new, message):
     kernels = {place.kernel.name: place.kernel for _, place in places()}
     text = PREFERENCE.read_text(encoding="utf-8")
     assert old in text

@@ -196,7 +196,7 @@ def test_models_are_routed_to_kernels_that_take_them():
     assert decode("gpt-oss-20b", providers=("aiter", "vllm")) == ["vllm.kernel_unified_attention"] * 2
 
 
-def test_a_layer_that_nobody_serves_is_reported_with_the_near_misses():
+def test_an_unserved_layer_is_reported_with_near_misses():
     answer = explained("gemma-2-27b", providers=("vllm",), packing="native")
     assert not answer.served
     for layer in answer.layers:

@@ -118,7 +118,7 @@ def test_a_gate_on_one_side_of_the_cache_cannot_make_a_route(gated, monkeypatch)
         route(request, there)
 
 
-def test_a_batch_of_any_size_is_answered_by_kernels_that_serve_it():
+def test_batches_of_any_size_get_kernels_that_serve_them():
     """And the bound on the batch changes nothing but the words."""
     switching = 0
     for fields, providers, answer in answers(oracle.requests(longer=500)):
