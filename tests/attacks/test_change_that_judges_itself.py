@@ -2,8 +2,10 @@
 """Who: a branch, or a fork that an agent has let through. What: files that Python imports by itself, a hilgate of its
 own, a looser list of what is protected, `PYTHON*` variables: planner, judge or a job would run the change's code.
 
+Or it declares that its own red step is only reported, or moves it to a queue of which all is.
+
 What must happen: on agents `hilgate` is the merge base's, started isolated. Nothing of the change runs; the plan
-lists its protected changes; an honest change is planned by the same command.
+lists its protected changes; an honest change is planned by the same command. What counts at the merge base counts.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.forks import Project, project
+from support.forks import AREA, Project, project
 from support.nodes import ROOT
 
 HILGATE = ROOT / "ci/bin/hilgate"
@@ -103,3 +105,46 @@ def test_the_pipeline_and_the_approvers_are_those_of_the_merge_base(tmp_path: Pa
         assert run(change, "flow", *words, **env).stdout == f"ours: {name}\n"
     assert run(change, "flow", HILGATE_FLOW="../../etc/passwd").returncode == 2
     assert run(change, "flow", HILGATE_FLOW="release").returncode == 5, "the merge base has none"
+
+
+QUEUES = """\
+devices: {cpu: {}}
+queues:
+  cpus: {device: cpu, gpus: 0, memory_gib: 8%s}
+  new: {device: cpu, gpus: 0, memory_gib: 99, report_only: true}
+"""
+STEADY = AREA.replace("minutes: 5", "minutes: 5, report_only: true")
+
+
+def planned(change: Project, profile: str = "pr") -> dict[str, object]:
+    change.commit()
+    done = run(change, "plan", "--profile", profile, "--write", "results/plan.json")
+    assert done.returncode == 0, done.stderr
+    return json.loads((change.theirs / "results/plan.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ci/areas/a.yaml", STEADY),
+        ("ci/areas/a.yaml", AREA.replace("minutes: 5", "minutes: 5, agents: {queues: {cpu: new}}")),
+        ("ci/agents.yaml", QUEUES % ", report_only: true"),
+    ],
+    ids=["the step", "another queue", "its queue"],
+)
+def test_a_step_that_counts_at_the_merge_base_is_not_only_reported(tmp_path: Path, name: str, text: str) -> None:
+    change = project(tmp_path, **{"ci/agents.yaml": QUEUES % ""})
+    change.write(name, text)
+    plan = planned(change)
+    assert name in {one["path"] for one in plan["loosened"]}, "a person sees it"
+    assert [one["report_only"] for one in plan["steps"]] == [False]
+    judged = run(change, "judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
+    assert judged.returncode == 4, "it did not run, and that counts"
+
+
+def test_a_step_is_only_reported_once_the_merge_base_says_so_and_the_change_can_make_it_count(tmp_path: Path) -> None:
+    change = project(tmp_path, **{"ci/areas/a.yaml": STEADY})
+    change.write("src/limits.toml", "floor = 0.96\n")
+    assert [one["report_only"] for one in planned(change)["steps"]] == [True]
+    change.write("ci/areas/a.yaml", AREA)
+    assert [one["report_only"] for one in planned(change)["steps"]] == [False]

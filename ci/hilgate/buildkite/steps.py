@@ -97,7 +97,7 @@ class InvalidPipelineError(DeclarationError):
 
 
 def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -> str:
-    """The steps of a plan for the agents as YAML text, linted and valid by Buildkite's schema.
+    """The steps of a plan for the agents as YAML text, linted and valid by Buildkite's schema; empty if none may start.
 
     Of `branch`, the one that is built, those of the merge queue go first.
 
@@ -109,6 +109,8 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
         raise InvalidPipelineError(
             "the plan is for one machine", where=f"profile {plan.profile}", remedy="make the plan with --profile pr"
         )
+    if not plan.steps and plan.held_up:
+        return ""
     if not plan.steps:
         raise NothingSelectedError(
             "the plan has no steps", remedy="plan a change that selects a step: a pipeline over nothing would be green"

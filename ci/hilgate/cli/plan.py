@@ -15,7 +15,7 @@ import typer
 
 from hilgate import __version__
 from hilgate.cli import SUMMARY, Base, Everything, History, Json, Settings, choice_of, declared, program, repository
-from hilgate.errors import CannotRunHereError, Exit
+from hilgate.errors import CannotRunHereError, Exit, HilgateError, NothingSelectedError
 from hilgate.text import count
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def plan(
         _show_step(root, names[0], base)
     # Never the history of a checkout, which a change could bring with it.
     built = partial(images, history) if history else None
+    trouble = _trouble(history) if history else {}
     made = within_limits(
         make_plan,
         root,
@@ -92,6 +93,7 @@ def plan(
         select=names,
         models=served,
         built=built,
+        trouble=trouble,
         whole=choice.whole,
     )
     if write:
@@ -101,6 +103,20 @@ def plan(
     else:
         size = estimate(made, last_minutes(root), cores=detect().cores) if made.local else estimate(made)
         terminal.print_plan(terminal.stdout(), made, size, omitted=omitted)
+
+
+def _trouble(history: Path) -> dict[str, tuple[int, str]]:
+    """Infrastructure failures in a row, by queue; of a history that cannot be read nothing, and that is said."""
+    from hilgate.report import terminal
+    from hilgate.report.history import trouble
+
+    try:
+        return trouble(history)
+    except NothingSelectedError:  # no build yet
+        return {}
+    except HilgateError as error:
+        terminal.say(terminal.stderr(), f"planned without the history: {error.what} ({error.where})")
+        return {}
 
 
 def _show_step(root: Path, name: str, base: str | None) -> None:

@@ -116,6 +116,9 @@ def _check_agents(document: Document[Agents], agents: Agents) -> None:
         if queue.signs and not queue.gate:
             what = "it signs releases, and steps of a change could run there"
             document.blame(("queues", name, "signs"), what, "write gate: true as well")
+        if queue.gate and queue.report_only:
+            what = "it runs what decides, which cannot be reported alone"
+            document.blame(("queues", name, "report_only"), what, "leave it out")
 
 
 def _check_queue(document: Document[Agents], name: str, queue: Queue) -> None:
@@ -298,6 +301,9 @@ def _check_need(document: Document[Area], loc: Loc, step: Step, need: Step) -> N
             f"step {need.key!r} does not run on {', '.join(dict.fromkeys((*never, CPU)))}",
             f"add a device to {need.key!r} or drop the need",
         )
+    if need.report_only and not step.report_only:
+        what = f"step {need.key!r} is report_only, and this step, which counts, cannot start without it"
+        document.blame(loc, what, "make both report_only, or drop the need")
     absent: list[Profile] = [profile for profile in step.profiles if profile not in need.profiles]
     if absent:
         document.blame(

@@ -79,6 +79,16 @@ class Declarations:
         ]
         return min(offers)[2] if offers else None
 
+    def report_only(self) -> frozenset[Key]:
+        """Planned keys of the steps that are declared to be reported alone, or whose queue is."""
+        queues = {name for name, queue in self.agents.queues.items() if queue.report_only}
+        return frozenset(
+            planned_key(step, device)
+            for _, step in self.steps()
+            for device in step.devices
+            if step.report_only or self.queue_for(step, device) in queues
+        )
+
     def gate_queue(self) -> Key | None:
         """The queue of what decides; without one of its own, the smallest of the cpu."""
         own = (name for name, queue in self.agents.queues.items() if queue.gate and not queue.signs)
@@ -170,6 +180,22 @@ MOST_AREAS = 100
 """Files in ci/areas."""
 
 
+def declared_at(root: Path, commit: str) -> Declarations:
+    """What a commit declares, without its areas that cannot be read and without its project.
+
+    Raises:
+        CannotRunHereError: It is not in this checkout.
+        InvalidDeclarationsError: Its queues cannot be read.
+    """
+    names = [name for name in names_at(root, commit, "ci/areas") if name.endswith(".yaml")]
+    texts = files_at(root, commit, [*names, AGENTS_FILE])
+    areas = [parse(texts[name] or b"", name, DeclaredArea).value for name in names]
+    agents = parse(texts[AGENTS_FILE] or b"", AGENTS_FILE, Agents)
+    if agents.value is None:
+        raise InvalidDeclarationsError(agents.mistakes)
+    return Declarations(tuple(area.resolved() for area in areas if area), agents.value)
+
+
 def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Declarations, frozenset[Key]]:
     """What a fork declares, with the permissions that the merge base gives: it can give itself none.
 
@@ -184,13 +210,8 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Decla
         CannotRunHereError: It is not in this checkout.
         InvalidDeclarationsError: Its queues cannot be read.
     """
-    names = [name for name in names_at(root, commit, "ci/areas") if name.endswith(".yaml")]
-    texts = files_at(root, commit, [*names, AGENTS_FILE])
-    areas = [parse(texts[name] or b"", name, DeclaredArea).value for name in names]
-    agents = parse(texts[AGENTS_FILE] or b"", AGENTS_FILE, Agents)
-    if agents.value is None:
-        raise InvalidDeclarationsError(agents.mistakes)
-    known = {step.key: step for area in areas if area for step in area.resolved().steps}
+    base = declared_at(root, commit)
+    known = {step.key: step for _, step in base.steps()}
     none: dict[str, object] = {"network": False, "secrets": (), "queues": {}, "gpus": 1, "provides": None}
 
     def permitted(step: Step) -> Step:
@@ -201,7 +222,7 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Decla
 
     shown = tuple(area.model_copy(update={"steps": tuple(map(permitted, area.steps))}) for area in declared.areas)
     own_keys = frozenset(planned_key(step, device) for step in known.values() for device in step.devices)
-    return replace(declared, areas=shown, agents=agents.value), own_keys
+    return replace(declared, areas=shown, agents=base.agents), own_keys
 
 
 def require_modest(steps: Iterable[PlannedStep], known: frozenset[Key]) -> None:

@@ -66,7 +66,8 @@ def judge_folder(
         plan: What was expected.
         digest: `plan_digest` of it.
         jobs: A folder with one results folder per agent's job; None locally.
-        only: Decide on these steps of the plan alone, as an agent's own job does. The node's health, images and
+        only: Decide on these steps of the plan alone, as an agent's own job does, also on those that are only
+            reported. The node's health, images and
             approvals are left to the verdict of the whole build, which alone can know them.
         job: The one step of `only`, where `folder` is the folder of its job.
         root: The repository that has the quarantine; None judges without one.
@@ -75,7 +76,8 @@ def judge_folder(
     folder.mkdir(parents=True, exist_ok=True)
     judged = plan
     if only is not None:
-        steps = tuple(step for step in plan.steps if step.key in only)
+        asked = [step for step in plan.steps if step.key in only]
+        steps = tuple(step.model_copy(update={"report_only": False}) for step in asked)
         # An agent's job leaves approvals to the verdict of the build; locally there is no other one.
         left_out = {} if plan.local else {"profile": "gate"}
         judged = plan.model_copy(update={"steps": steps, **left_out})

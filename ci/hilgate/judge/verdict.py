@@ -27,6 +27,7 @@ from hilgate.text import count
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Iterable
     from pathlib import Path
 
     from hilgate.model.plan import Plan, PlannedStep
@@ -57,13 +58,17 @@ def judge(
     """Decide on every planned step, and on the whole.
 
     Entries of the quarantine, which is the merge base's (`quarantine.effective`), expire by the day of `decided` (UTC).
-    With `doubts` about the files that were judged, nothing is a pass. Without `approvals` protected changes are left to
-    the verdict of the whole build. `before` is said and decides nothing.
+    With `doubts` about the files that were judged, nothing is a pass, nor where a queue took no steps. Without
+    `approvals` both protected changes and such queues are left to the verdict of the whole build. Steps that are only
+    reported decide nothing, nor does `before`.
     """
     entries = Entries(quarantine.tests, decided.date())
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
-    outcome = worst(step.outcome for step in steps)
-    why = _why(outcome, steps)
+    counted = tuple(step for step in steps if not step.report_only)
+    outcome = worst(step.outcome for step in counted)
+    why = _why(outcome, counted) if counted or not steps else "no step of the plan counts: each is only reported"
+    if approvals and plan.held_up and (outcome is Outcome.PASS or not counted):
+        outcome, why = Outcome.INCONCLUSIVE, _words_of_held_up(plan)
     if plan.profile == "quick" and outcome is Outcome.PASS:
         why = _words_of_quick_run(sum((step.counts for step in steps), Counts()), plan)
     if (expired := entries.expired()) and outcome is not Outcome.FAIL:
@@ -77,6 +82,7 @@ def judge(
     if doubts and outcome is Outcome.PASS:
         outcome, why = Outcome.INCONCLUSIVE, doubts[0]
     trees = {build.tree for build in recorded.builds}
+    uncompared = (UNCOMPARED,) if plan.local and plan.commit and plan.base is None else ()
     return Verdict(
         decided=decided,
         profile=plan.profile,
@@ -87,7 +93,7 @@ def judge(
         images=recorded.digests(plan),
         loosened=loosened,
         approved_by=approved_by if loosened else "",
-        notes=(UNCOMPARED,) if plan.local and plan.commit and plan.base is None else (),
+        notes=(*uncompared, *_only_reported(steps)),
         before=before,
         tree=trees.pop() if len(trees) == 1 else "",
         doubts=doubts,
@@ -104,7 +110,7 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
     """
     if verdict.outcome is Outcome.DID_NOT_RUN:
         kinds = {step.key: kind_of(step) for step in plan.steps}
-        missing = [step for step in verdict.steps if step.outcome is Outcome.DID_NOT_RUN]
+        missing = [step for step in verdict.steps if step.outcome is Outcome.DID_NOT_RUN and not step.report_only]
         environment = missing and all(kinds[step.key].cannot_run_here(step.exit_status) for step in missing)
         return Exit.CANNOT_RUN_HERE if environment else Exit.NOTHING_RAN
     return EXIT_STATUS[verdict.outcome]
@@ -118,8 +124,8 @@ def _words_of_quick_run(counts: Counts, plan: Plan) -> str:
 
 
 def totals(verdict: Verdict) -> Counts:
-    """Checks of all steps, counted together."""
-    return sum((step.counts for step in verdict.steps), Counts())
+    """Checks of all steps that count, together."""
+    return sum((step.counts for step in verdict.steps if not step.report_only), Counts())
 
 
 def read_verdict(path: Path) -> Verdict:
@@ -140,6 +146,23 @@ def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:
     same = sum(step.outcome is outcome for step in steps) - 1
     more = f" (and {same} more {'step' if same == 1 else 'steps'})" if same else ""
     return f"{first.key}: {first.why}{more}"
+
+
+def _words_of_held_up(plan: Plan) -> str:
+    """`3 steps were not started: queue x takes no steps of changes: ...; start ...`."""
+    first = plan.held_up[0]
+    return (
+        f"{count(len(plan.held_up), 'step')} not started, {first.key} first: {first.reason}; start this build again "
+        "when a build of the default branch has worked there (an owner can start one)"
+    )
+
+
+def _only_reported(steps: Iterable[StepVerdict]) -> list[str]:
+    """A sentence for what was not counted, with each step of it that is not green."""
+    reported = [step for step in steps if step.report_only]
+    red = [f"{step.key} ({step.outcome.value})" for step in reported if step.outcome is not PASS]
+    words = f"{count(len(reported), 'step')} only reported, not counted"
+    return [f"{words}{', of these not passed: ' if red else ''}{', '.join(red)}"] if reported else []
 
 
 FAIL, INCONCLUSIVE, PASS = Outcome.FAIL, Outcome.INCONCLUSIVE, Outcome.PASS
@@ -403,6 +426,7 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
         seconds=record.seconds or None if record else None,
         reproduce=f"{line}  # in image {image}" if image else line,
         exit_status=s.status,
+        report_only=step.report_only,
         attempts=len(recorded.attempts.get(step.key, ())),
     )
 

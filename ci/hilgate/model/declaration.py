@@ -168,6 +168,11 @@ class Queue(StrictModel):
     """Programs that its hosts have, for steps that run there without an image."""
     wait_minutes: int = Field(default=120, gt=0)
     """How long a job may wait for an agent of it before `hilgate end-waiting` ends it."""
+    report_only: bool = False
+    """Whether steps on it are in the report and never in the verdict of a change; a release counts them."""
+    out_after: int = Field(default=5, ge=0)
+    """Infrastructure failures in a row, in builds of the default branch, after which it takes no steps of changes until
+    a build of the default branch has worked there; 0 for never."""
 
 
 class Agents(StrictModel):
@@ -331,6 +336,8 @@ class Step(StrictModel):
     """Names of the models that it runs; `--models` selects by them."""
     profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
     """Plans that it belongs to."""
+    report_only: bool = False
+    """As `DeclaredStep.report_only`."""
     gpus: int = Field(default=1, ge=1, le=8)
     """GPUs it needs where its device is a GPU."""
     network: bool = False
@@ -487,6 +494,9 @@ class DeclaredStep(StrictModel):
     """What it usually takes on 2 cores. Eight times as long, but between 30 minutes and three hours, ends it."""
     profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
     """Plans that it belongs to."""
+    report_only: bool = False
+    """Whether it is in the report and never in the verdict of a change, once the merge base says so too; a release
+    counts it. `hilgate history promote` says when it is steady enough to count."""
     agents: OnAgents = OnAgents()
     """What its job is given on agents: queues, GPUs, network, secrets, and the image that it builds."""
 
@@ -537,6 +547,7 @@ class DeclaredStep(StrictModel):
             reads=self.reads,
             models=tuple(word.removeprefix(MODEL) for word in self.requires if word.startswith(MODEL)),
             profiles=self.profiles,
+            report_only=self.report_only,
             gpus=self.agents.gpus,
             network=self.agents.network,
             secrets=self.agents.secrets,

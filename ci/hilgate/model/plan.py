@@ -41,6 +41,8 @@ class PlannedStep(StrictModel):
     """Environment variables of the device and of the step."""
     reason: str
     """Why it is in the plan."""
+    report_only: bool = False
+    """Whether it is in the report and never in the verdict."""
     arguments: str = ""
     """What a person added to its command, to run a part of it."""
     job: Key | None = None
@@ -82,10 +84,19 @@ class PlannedStep(StrictModel):
 
 
 OmissionCause = Literal[
-    "not affected", "not asked for", "other profiles", "not quick", "no queue", "not here", "need omitted"
+    "not affected",
+    "not asked for",
+    "other profiles",
+    "not quick",
+    "no queue",
+    "queue out",
+    "only reported",
+    "not here",
+    "need omitted",
 ]
 """Why a step is left out: the change does not select it; others were named; it belongs to other plans; it is
-no quick step of the project; no queue offers the device; this machine lacks something or another device of it is taken;
+no quick step of the project; no queue offers the device; its queue takes no steps of changes, and the build is
+inconclusive; the same of a step that no verdict counts; this machine lacks something or another device of it is taken;
 what it needs is left out itself."""
 
 
@@ -141,6 +152,11 @@ class Plan(StrictModel):
     changed_files: tuple[str, ...]
     steps: tuple[PlannedStep, ...]
     omissions: tuple[Omission, ...]
+
+    @property
+    def held_up(self) -> tuple[Omission, ...]:
+        """The steps that count and were not started, because their queue takes none: the build cannot pass."""
+        return tuple(one for one in self.omissions if one.cause == "queue out")
 
     @property
     def local(self) -> bool:

@@ -63,6 +63,8 @@ class StepVerdict(StrictModel):
     """A line to paste: the command that repeats this step."""
     exit_status: int | None = None
     """As recorded; None when nothing was recorded, started or left to end by itself."""
+    report_only: bool = False
+    """Whether it is in the report and never in the verdict."""
     attempts: int = Field(default=0, ge=0)
     """How often it was run (more than once after `--resume`); the last attempt counts."""
 
@@ -70,7 +72,7 @@ class StepVerdict(StrictModel):
 class Verdict(StrictModel):
     """`verdict.json`: the one answer, and the answer for each planned step."""
 
-    schema_version: Literal[6] = 6
+    schema_version: Literal[7] = 7
     decided: dt.datetime
     profile: PlanProfile | None
     """Of its plan; null where there was none. What a quick run says is no answer about a change."""

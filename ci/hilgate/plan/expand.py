@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from hilgate.model import Key, StrictModel
@@ -52,6 +52,10 @@ class Target:
     """Whether the change comes from a fork, whose steps are given no secrets and run in images alone."""
     built: frozenset[Key] = frozenset()
     """Images that nothing needs to build."""
+    report_only: frozenset[Key] = frozenset()
+    """Planned keys of the steps that no verdict counts."""
+    out: Mapping[Key, str] = field(default_factory=dict)
+    """Queues that take no steps of changes, each with the reason."""
 
 
 def expand(
@@ -70,15 +74,17 @@ def expand(
     wanted = with_needs(declarations, wanted, target)
     placed: dict[Key, Placement] = {}
     omissions: list[Omission] = []
+    cause: OmissionCause
     for area, step in declarations.steps():
         if step.key in wanted:
             placed[step.key] = place(declarations, step, target, wanted[step.key].devices)
-            cause: OmissionCause = "no queue" if target.machine is None else "not here"
             for device, why in placed[step.key].left_out.items():
+                cause = _cause(declarations, step, target, device)
                 omissions.append(_omission(area, step, planned_key(step, device), cause, why))
         else:
             omissions.append(_omission(area, step, step.key, *otherwise.get(step.key, NOT_ASKED_FOR)))
     places = {key: list(one.devices) for key, one in placed.items()}
+    held = {key for key, one in placed.items() if set(one.left_out.values()) & set(target.out.values())}
     steps: list[PlannedStep] = []
     for area, step in _in_order(declarations, target, places):
         obstacle = placed[step.key].obstacle  # a missing package: it stays planned, and ends as did not run
@@ -95,8 +101,11 @@ def expand(
             needs = dict.fromkeys([*step.needs, *([provider.key] if provider else [])])
             met = {need: _met_by(need, device, places[need]) for need in needs}
             if unmet := [need for need, key in met.items() if key is None]:
-                why = f"needs {unmet[0]}, which is omitted"
-                omissions.append(_omission(area, step, planned_key(step, device), "need omitted", why))
+                key, cause = planned_key(step, device), "need omitted"
+                if held.intersection(unmet):  # what waits for a queue that is out is held up with it
+                    held.add(step.key)
+                    cause = "only reported" if key in target.report_only else "queue out"
+                omissions.append(_omission(area, step, key, cause, f"needs {unmet[0]}, which is omitted"))
                 places[step.key].remove(device)
                 continue
             steps.append(
@@ -109,6 +118,7 @@ def expand(
                     depends_on=tuple(key for key in met.values() if key is not None),
                     env={**declarations.agents.devices[device].env, **step.env},
                     reason=wanted[step.key].reason + note,
+                    report_only=planned_key(step, device) in target.report_only,
                 )
             )
     return tuple(steps), tuple(omissions)
@@ -172,6 +182,15 @@ def _met_by(need: Key, device: Key, places: Sequence[Key]) -> Key | None:
     return f"{need}-{found}" if found else None
 
 
+def _cause(declarations: Declarations, step: Step, target: Target, device: Key) -> OmissionCause:
+    """Why a wanted step is not placed on a device."""
+    if target.machine is not None:
+        return "not here"
+    if declarations.queue_for(step, device) not in target.out:
+        return "no queue"
+    return "only reported" if planned_key(step, device) in target.report_only else "queue out"
+
+
 def _omission(area: Area, step: Step, key: Key, cause: OmissionCause, reason: str) -> Omission:
     return Omission(key=key, area=area.area, label=step.label, cause=cause, reason=reason)
 
@@ -199,6 +218,8 @@ def place(declarations: Declarations, step: Step, target: Target, only: frozense
             for device in listed
             if declarations.queue_for(step, device) is None
         }
+        queues = {device: declarations.queue_for(step, device) or "" for device in listed}
+        left_out |= {device: target.out[queue] for device, queue in queues.items() if queue in target.out}
         devices = tuple(device for device in listed if device not in left_out)
         return Placement(devices, left_out, "" if devices else obstacle)
     machine = target.machine

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hilgate import git
 from hilgate.declare import imports
-from hilgate.declare.load import as_permitted, load, require_modest
+from hilgate.declare.load import as_permitted, declared_at, load, require_modest
 from hilgate.declare.protected import protected_changes, unread_code
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.evidence import kind_of
@@ -123,10 +123,29 @@ class ChangeFacts:
     """Image -> digest of those that are built already."""
     loosened: tuple[ProtectedChange, ...] = ()
     fork: bool = False
+    report_only: frozenset[Key] | None = None
+    """Planned keys of the steps that no verdict of the merge base counts; None where nothing is compared."""
+    out: Mapping[Key, str] = field(default_factory=dict)
+    """Queues that take no steps of changes, each with the reason."""
 
 
+Trouble = Mapping[str, tuple[int, str]]
+"""Queue -> how many of its newest jobs in a row were infrastructure failures, and when the newest of them was."""
 Built = Callable[[Iterable[str]], Mapping[str, str]]
 """Looks up contents of images: content -> digest, where a build of the default branch has built it."""
+
+
+def queues_out(declarations: Declarations, trouble: Trouble) -> dict[Key, str]:
+    """Queues that take no steps of changes, because their newest jobs were infrastructure failures; with the reason."""
+    found = {}
+    for name, queue in declarations.agents.queues.items():
+        failures, when = trouble.get(name, (0, ""))
+        if 0 < queue.out_after <= failures:
+            found[name] = (
+                f"queue {name} takes no steps of changes: its last {failures} jobs in builds of the default branch "
+                f"were infrastructure failures, the newest of {when}"
+            )
+    return found
 
 
 def gather_facts(root: Path, change: Changes, built: Built | None = None) -> ChangeFacts:
@@ -155,6 +174,7 @@ def make_plan(
     models: tuple[str, ...] = (),
     leave_out: tuple[str, ...] = (),
     built: Built | None = None,
+    trouble: Trouble | None = None,
     whole: bool = False,
 ) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
@@ -164,7 +184,8 @@ def make_plan(
     `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
     planned, whatever changed and whichever profiles they belong to. `leave_out` names areas and steps that passed
     elsewhere: they are omitted, and no step waits for them. `built` knows images that need no build; a release
-    builds each of its images, so that its evidence tells how.
+    builds each of its images, so that its evidence tells how. `trouble` takes queues out for changes; a build of the
+    default branch uses each queue, and so finds out when it works again.
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
@@ -205,6 +226,11 @@ def make_plan(
     known: frozenset[str] | None = None
     if facts.fork and change.merge_base:
         declarations, known = as_permitted(declarations, root, change.merge_base)
+    if change.merge_base:
+        loose = declarations.report_only()
+        facts = replace(facts, report_only=loose and declared_at(root, change.merge_base).report_only())
+    if change.merge_base and profile not in LOCAL:
+        facts = replace(facts, out=queues_out(declarations, trouble or {}))
     by_change = not whole and not select and not models and profile not in WHOLE
     python = any(name.endswith(".py") for name in change.files or ())
     plan = assemble(
@@ -319,7 +345,10 @@ def assemble(
     steps in images cannot pass.
     """
     known = facts or ChangeFacts()
-    target = Target(machine, absent, no_checkout, known.fork, frozenset(known.digests))
+    report_only = declarations.report_only() if profile != "release" else frozenset()
+    if known.report_only is not None:  # a change cannot take its own step out of the verdict
+        report_only &= known.report_only
+    target = Target(machine, absent, no_checkout, known.fork, frozenset(known.digests), report_only, known.out)
     left = by_name(declarations, leave_out, profile)
     omitted = [
         Omission(key=step.key, area=area.area, label=step.label, cause="not asked for", reason="left out (--except)")
@@ -354,8 +383,8 @@ def assemble(
         omissions=(*omissions, *omitted),
     )
     _require_each(plan, declarations, select, models)
-    if not steps:
-        placeless = {"no queue", "not here", "need omitted"}
+    if not steps and not plan.held_up:
+        placeless = {"no queue", "only reported", "not here", "need omitted"}
         reasons = [f"{one.key}: {one.reason}" for one in omissions if one.cause in placeless]
         where = "; ".join(reasons[:5]) or "no declared step is affected"
         remedy = ELSEWHERE if reasons else "run everything: `hilgate gate --all`"

@@ -113,9 +113,10 @@ def causes(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Cause, ...
 _NEEDS = re.compile(r"not started: it needs ([a-z0-9][a-z0-9_.-]*), which ")
 
 
-def _rank(cause: Cause) -> tuple[int, int]:
+def _rank(cause: Cause) -> tuple[bool, int, int]:
     first = cause.failures[0]
-    return -SEVERITY[first.step.outcome] * 4 - SEVERITY[first.signature.outcome], -len(cause.failures)
+    counts = any(not one.step.report_only for one in cause.failures)
+    return not counts, -SEVERITY[first.step.outcome] * 4 - SEVERITY[first.signature.outcome], -len(cause.failures)
 
 
 def _alike(failures: Iterable[Failure]) -> list[list[Failure]]:

@@ -44,6 +44,9 @@ HISTORY_VARIABLE = "HILGATE_HISTORY"
 BUSY_SECONDS = 30.0
 """How long a writer waits for another one."""
 
+LOG_BYTES = 16 * 2**20
+"""What stays of the write-ahead log after a large transaction."""
+
 _VERSIONS = (
     (
         """create table builds (
@@ -175,6 +178,7 @@ def _writing(path: Path) -> Iterator[sqlite3.Connection]:
             _create(path)
         with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
             connection.isolation_level = None  # transactions begin and end where it says so below
+            connection.execute(f"pragma journal_size_limit = {LOG_BYTES}")
             connection.execute("begin immediate")
             try:
                 _upgrade(connection, path)
@@ -437,6 +441,32 @@ def lately(path: Path, builds: int) -> Lately:
     return found
 
 
+TROUBLE_BUILDS = 50
+"""How many of the newest builds say whether a queue works."""
+
+
+def trouble(path: Path) -> dict[str, tuple[int, str]]:
+    """Queue -> how many of its newest jobs in a row were infrastructure failures, and the time of the newest (UTC).
+
+    Jobs of one build have no order; one that was none ends the row before those that were. Raises as
+    `newest_build_of`.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    working: set[str] = set()
+    with _reading(path) as connection:
+        for queue, failed, began in connection.execute(
+            "select queue, ruling = 'infra' as failed, began from steps join builds on build = builds.id"
+            " where queue is not null and build in (select id from builds order by began desc limit ?)"
+            " order by began desc, failed",
+            (TROUBLE_BUILDS,),
+        ):
+            working |= set() if failed else {queue}
+            if queue not in working:
+                number, newest = found.get(queue, (0, f"{_moment(began):%Y-%m-%d %H:%M} UTC"))
+                found[queue] = number + 1, newest
+    return found
+
+
 def images(path: Path, contents: Iterable[str]) -> dict[str, str]:
     """Contents of an image -> its digest in the newest build that has it; unknown where the history cannot be read."""
     found: dict[str, str] = {}
@@ -457,8 +487,8 @@ Metric = Literal["flakes", "times", "accuracy", "kernels"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 Row = dict[str, Any]
 """The same for the terminal and for --json. Values over builds are lists in the order of time."""
-NEWEST = 1000
-"""Builds that are read where no date is asked for."""
+NEWEST: Final[dict[Metric, int]] = {"flakes": 1000, "times": 200, "accuracy": 200, "kernels": 200}
+"""Builds that are read where no date is asked for: a rate needs many, and a course few."""
 
 
 @dataclass(frozen=True)
@@ -485,10 +515,7 @@ def ask(
     """
     with _reading(path) as connection:
         connection.row_factory = sqlite3.Row
-        values: dict[str, Any] = {"since": since.replace(tzinfo=dt.UTC).timestamp() if since else 0.0}
-        if since is None:
-            first = "select began from builds order by began desc limit 1 offset ?"
-            values["since"] = next((row["began"] for row in connection.execute(first, (NEWEST - 1,))), 0.0)
+        values: dict[str, Any] = {}
         condition = "began >= :since"
         if step:
             known = {row["key"]: row["step"] for row in connection.execute("select distinct key, step from steps")}
@@ -498,15 +525,26 @@ def ask(
                 raise MisuseError(f"no build in this history has a step {step!r}", where="--step", remedy=remedy)
             values |= keys
             condition += f" and steps.key in ({', '.join(f':{name}' for name in keys)})"
-        asked = _Asked(condition, values, whole=not step)
-        return {metric: _ANSWERS[metric](connection, asked) for metric in metrics}
+        found = {}
+        for metric in metrics:
+            begin = since.replace(tzinfo=dt.UTC).timestamp() if since else _began_last(connection, NEWEST[metric])
+            found[metric] = _ANSWERS[metric](connection, _Asked(condition, {**values, "since": begin}, whole=not step))
+        return found
+
+
+def _began_last(connection: sqlite3.Connection, builds: int) -> float:
+    """When the first of so many newest builds began."""
+    sql = "select began from builds order by began desc limit 1 offset ?"
+    first = connection.execute(sql, (builds - 1,)).fetchone()
+    return float(first[0]) if first else 0.0
 
 
 def _flakes(connection: sqlite3.Connection, asked: _Asked) -> list[Row]:
     """Checks that failed, with the interval of the rate at which they were flaky."""
+    # A cross join is done in its order: SQLite would else read the steps of all builds that the file has.
     sql = f"""
         with ran as (
-            select steps.key, count(*) as builds from steps join builds on build = builds.id
+            select steps.key, count(*) as builds from builds cross join steps on build = builds.id
             where {asked.condition} and attempts > 0 group by steps.key
         )
         select checks.key, checks.id, ran.builds, sum(checks.flaky) as flaky,
@@ -615,8 +653,8 @@ def _numbers(
     names = ", ".join(f"'{name}'" for name in sorted(_ACCURACY))
     sql = f"""
         select device, numbers.key, numbers.id, name, value, began, commit_sha
-        from numbers join builds on numbers.build = builds.id
-        join steps on steps.build = builds.id and steps.key = numbers.key
+        from builds cross join numbers on numbers.build = builds.id
+        cross join steps on steps.build = builds.id and steps.key = numbers.key
         where {asked.condition} and name {"in" if accuracy else "not in"} ({names})
         order by device, numbers.key, numbers.id, began, name
     """  # noqa: S608 - texts of ours

@@ -89,7 +89,8 @@ class ReportView:
     @cached_property
     def whose(self) -> str:
         """Whether its failures are the change's own; empty where nobody knows."""
-        return whose(self.causes, self.facts, self.recorded, local=self.plan.local)
+        counted = [one for one in self.causes if not all(failure.step.report_only for failure in one.failures)]
+        return whose(counted, self.facts, self.recorded, local=self.plan.local)
 
     @property
     def headline(self) -> str:
@@ -515,10 +516,11 @@ def step_counts(verdict: Verdict) -> str:
 
 def ruled(step: StepVerdict) -> str:
     """`✗ fail: regression`; the ruling is left out where it says the same as the outcome."""
-    return marked(step.outcome) + ("" if step.ruling.value == step.outcome.value else f": {step.ruling.value}")
+    ruling = "" if step.ruling.value == step.outcome.value else f": {step.ruling.value}"
+    return f"{marked(step.outcome)}{ruling}{' (only reported)' if step.report_only else ''}"
 
 
 def not_green(verdict: Verdict) -> tuple[StepVerdict, ...]:
-    """What is not a pass, worst first, otherwise in the order of the plan."""
+    """What is not a pass: what counts first, the worst first, otherwise in the order of the plan."""
     steps = [step for step in verdict.steps if step.outcome is not Outcome.PASS]
-    return tuple(sorted(steps, key=lambda step: -SEVERITY[step.outcome]))
+    return tuple(sorted(steps, key=lambda step: (step.report_only, -SEVERITY[step.outcome])))

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line as a person meets it: first screen, help, listings, mistakes, exit statuses."""
 
+import contextlib
+import datetime as dt
 import functools
 import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
-from support import plans
+from support import builds, jobs, plans
 
 from hilgate.cli.app import program
 from hilgate.errors import EXIT_MEANINGS, Exit
 from hilgate.model.plan import Plan
+from hilgate.model.verdict import Ruling
+from hilgate.report import history
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -162,3 +167,56 @@ def test_bug_is_one_line_a_log_and_status_70(tmp_path):
     (log,) = tmp_path.glob("hilgate-*.log")
     assert str(log) in shown.stderr
     assert "planted" in log.read_text()
+
+
+@pytest.fixture
+def branch(tmp_path):
+    """A repository with a change on a branch, and the history of the queue of its steps: so many failures in a row."""
+    root = plans.write_repository(tmp_path / "ours", {"a": plans.writes_findings(plans.passing())})
+    plans.git(root, "checkout", "-qb", "theirs")
+    (root / "page.md").write_text("new\n")
+    plans.git(root, "add", "-A")
+    plans.git(root, "commit", "-qm", "theirs")
+    return root
+
+
+def remember_failures(path, number):
+    for minute in range(number):
+        a_plan, recorded, decided = builds.built((plans.step("a", "x"), [jobs.passed()]), profile="pr")
+        steps = tuple(one.model_copy(update={"ruling": Ruling.INFRA}) for one in decided.steps)
+        recorded = builds.began(recorded, builds.NOW + dt.timedelta(minutes=minute))
+        history.add(path, a_plan, recorded, decided.model_copy(update={"steps": steps}))
+
+
+def test_a_change_waits_for_no_queue_that_is_out_and_the_default_branch_probes_it(branch, tmp_path):
+    path = tmp_path / "history.sqlite"
+    words = ("plan", "--profile", "pr", "--json", "--history", str(path))
+    for failures, held in ((4, 0), (5, 1)):
+        remember_failures(path, failures)
+        made = json.loads(plans.hilgate(branch, *words, "--base", "HEAD^").stdout)
+        assert (len(made["steps"]), [one["cause"] for one in made["omissions"]]) == (1 - held, ["queue out"] * held)
+    assert "its last 5 jobs in builds of the default branch" in made["omissions"][0]["reason"]
+    assert len(json.loads(plans.hilgate(branch, *words).stdout)["steps"]) == 1, "of the default branch"
+    (branch / "results").mkdir()
+    (branch / "results/plan.json").write_text(json.dumps(made))
+    assert plans.hilgate(branch, "pipeline", "--plan", "results/plan.json").stdout == ""
+    judged = plans.hilgate(branch, "judge", "--plan", "results/plan.json", "--jobs", "results/jobs")
+    assert (judged.returncode, "takes no steps of changes" in judged.stdout) == (Exit.INCONCLUSIVE, True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"), [("newer", "a newer hilgate wrote this history"), ("text", "not a database")]
+)
+def test_a_history_that_cannot_be_read_is_one_line_and_stops_no_plan(branch, tmp_path, damage, words):
+    path = tmp_path / "history.sqlite"
+    remember_failures(path, 5)
+    if damage == "text":
+        path.write_text("something else\n" * 100)
+    else:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("pragma user_version = 99")
+    done = plans.hilgate(branch, "plan", "--profile", "pr", "--base", "HEAD^", "--history", str(path), COLUMNS="400")
+    assert done.returncode == 0
+    assert words in done.stderr
+    assert done.stderr.startswith("planned without the history: ")
+    assert done.stderr.count("\n") == 1

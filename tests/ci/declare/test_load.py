@@ -227,11 +227,15 @@ DEPENDANT = STEP.replace("key: one", "key: two, needs: [one]")
             "step 'one' is not in the plans gate, pr; add to the profiles of 'one'",
         ),
         (
+            [STEP.replace("label: l", "label: l, report_only: true"), DEPENDANT],
+            "step 'one' is report_only, and this step, which counts, cannot start without it",
+        ),
+        (
             [STEP, STEP.replace("key: one", "key: one-cpu").replace("[cpu]", "[gfx942]")],
             "'one-cpu' is taken by ci/areas/a.yaml:6 steps[0].key",
         ),
     ],
-    ids=["no shared device", "not in the same plans", "planned keys collide"],
+    ids=["no shared device", "not in the same plans", "need that no verdict counts", "planned keys collide"],
 )
 def test_steps_that_do_not_fit_each_other(tmp_path, steps, expected):
     (found,) = mistakes(write(tmp_path, a=area("a", *steps)))

@@ -89,8 +89,12 @@ def test_tools_that_are_there_are_no_mistake(tmp_path):
             {"agents": AGENTS + "  keys: {device: cpu, gpus: 0, memory_gib: 16, signs: true}\n"},
             "queues.keys.signs: it signs releases, and steps of a change could run there",
         ),
+        (
+            {"agents": AGENTS + "  g: {device: cpu, gpus: 0, memory_gib: 16, gate: true, report_only: true}\n"},
+            "queues.g.report_only: it runs what decides, which cannot be reported alone",
+        ),
     ],
-    ids=["in an image", "on a host", "an image that names none", "a signing queue for steps"],
+    ids=["in an image", "on a host", "an image that names none", "a signing queue for steps", "a gate only reported"],
 )
 def test_tools_that_are_not_there_are_a_mistake_of_the_step(tmp_path, changes, words):
     with pytest.raises(InvalidDeclarationsError) as caught:

@@ -115,6 +115,52 @@ def test_a_local_verdict_says_that_nothing_was_compared(changes, notes):
     assert verdict_of(plan(A, **changes), record(A)).notes == notes
 
 
+REPORTED = A.model_copy(update={"report_only": True})
+
+
+@pytest.mark.parametrize("attempt", [record(A, [FAIL], exit_status=1), record(A, (), exit_status=4), None])
+def test_a_step_that_is_only_reported_is_named_and_decides_nothing(attempt):
+    a_plan = plan(REPORTED, B)
+    verdict = verdict_of(a_plan, record(B), *([attempt] if attempt else []))
+    assert (verdict.outcome, verdict.why) == (Outcome.PASS, "all 1 steps passed")
+    red = verdict.steps[0].outcome
+    assert red is not Outcome.PASS
+    assert verdict.notes == (f"1 step only reported, not counted, of these not passed: a-cpu ({red.value})",)
+    assert totals(verdict) == verdict.steps[1].counts
+    assert exit_status(verdict, a_plan) == Exit.PASS
+    green = verdict_of(a_plan, record(A), record(B))
+    assert green.notes == ("1 step only reported, not counted",)
+
+
+def test_a_plan_of_which_nothing_counts_is_no_pass():
+    verdict = verdict_of(plan(REPORTED), record(A))
+    assert (verdict.outcome, verdict.why) == (
+        Outcome.DID_NOT_RUN,
+        "no step of the plan counts: each is only reported",
+    )
+
+
+OUT = Omission(key="c-gfx942", area="samples", label="c", cause="queue out", reason="queue x takes no steps of changes")
+
+
+def test_a_queue_that_is_out_leaves_no_pass_and_hides_no_failure():
+    held = {"profile": "pr", "omissions": (OUT,)}
+    for steps, attempts, outcome in [
+        ((A,), [record(A)], Outcome.INCONCLUSIVE),
+        ((), [], Outcome.INCONCLUSIVE),
+        ((REPORTED,), [record(A)], Outcome.INCONCLUSIVE),
+        ((A,), [record(A, [FAIL], exit_status=1)], Outcome.FAIL),
+        ((A,), [], Outcome.DID_NOT_RUN),
+    ]:
+        verdict = verdict_of(plan(*steps, **held), *attempts)
+        assert verdict.outcome is outcome
+        assert (outcome is Outcome.INCONCLUSIVE) is verdict.why.startswith(f"1 step not started, {OUT.key} first: ")
+    own_job = verdict_of(plan(A, **held), record(A), approvals=False)
+    assert own_job.outcome is Outcome.PASS, "the job of a step answers for that step alone"
+    only_reported = OUT.model_copy(update={"cause": "only reported"})
+    assert verdict_of(plan(A, omissions=(only_reported,)), record(A)).outcome is Outcome.PASS
+
+
 def test_doubts_about_the_files_leave_no_pass_and_hide_no_failure():
     for attempt, outcome, why in [
         (record(A), Outcome.INCONCLUSIVE, "they moved"),

@@ -7,7 +7,7 @@ from support.declarations import EVERYTHING, LAPTOP, MI300X, change, declare, re
 from hilgate.errors import CannotRunHereError
 from hilgate.model.declaration import Agents
 from hilgate.plan.expand import Target, Wanted, expand, readiness
-from hilgate.plan.make import assemble
+from hilgate.plan.make import ChangeFacts, assemble, queues_out
 
 AREA = [
     step("anywhere", ("cpu", "gfx942")),
@@ -60,6 +60,73 @@ def test_doctor_and_plan_agree(name, kind):
     assert all(any(word in reason for reason in said) for word in words)
     assert (found.answer == "yes") is (bool(steps) and "will not run here" not in said[0])
     assert found.on == (tuple(step.device for step in steps) if found.answer == "yes" else ())
+
+
+FLEET = Agents(
+    devices={"cpu": {}, "gfx942": {}, "gfx950": {}},
+    queues={
+        "cpus": {"device": "cpu", "gpus": 0, "memory_gib": 8},
+        "mi300": {"device": "gfx942", "gpus": 1, "memory_gib": 192},
+        "new": {"device": "gfx950", "gpus": 1, "memory_gib": 288, "report_only": True, "out_after": 2},
+    },
+)
+THREE = [
+    step("a", ("cpu", "gfx942", "gfx950")),
+    step("after", ("gfx942",), needs=("a",)),
+    step("steady", ("cpu",), report_only=True),
+]
+
+
+def planned(facts=None, profile="pr"):
+    return assemble(declare(FLEET, a=THREE), EVERYTHING, None, profile=profile, facts=facts or ChangeFacts())
+
+
+def reported(plan):
+    return {one.key for one in plan.steps if one.report_only}
+
+
+def test_a_step_or_a_queue_is_only_reported_where_both_sides_say_so_and_never_in_a_release():
+    both = frozenset({"steady-cpu", "a-gfx950"})
+    assert reported(planned()) == reported(planned(ChangeFacts(report_only=both))) == both
+    assert reported(planned(ChangeFacts(report_only=frozenset({"steady-cpu", "a-cpu"})))) == {"steady-cpu"}
+    assert reported(planned(ChangeFacts(report_only=frozenset()))) == set()
+    assert reported(planned(profile="release")) == set()
+
+
+def test_a_queue_that_is_out_holds_up_its_own_steps_and_what_waits_for_them():
+    plan = planned(ChangeFacts(out={"mi300": "mi300 is out", "new": "new is out"}, report_only=frozenset({"a-gfx950"})))
+    assert [one.key for one in plan.steps] == ["a-cpu", "steady-cpu"]
+    causes = {one.key: one.cause for one in plan.omissions}
+    assert causes == {"a-gfx942": "queue out", "a-gfx950": "only reported", "after-gfx942": "queue out"}
+    assert {one.key for one in plan.held_up} == {"a-gfx942", "after-gfx942"}
+    assert reasons(plan)["a-gfx942"] == "mi300 is out"
+
+
+def test_what_needs_a_step_whose_queue_is_out_is_held_up_on_its_own_queue():
+    steps = [step("base", ("cpu",)), step("top", ("gfx942",), needs=("base",))]
+    facts = ChangeFacts(out={"cpus": "cpus is out"})
+    plan = assemble(declare(FLEET, a=steps), EVERYTHING, None, profile="pr", facts=facts)
+    assert plan.steps == ()
+    assert {one.key: one.reason for one in plan.held_up} == {
+        "base-cpu": "cpus is out",
+        "top-gfx942": "needs base, which is omitted",
+    }
+
+
+@pytest.mark.parametrize(
+    ("failures", "out"), [({}, set()), ({"mi300": 4, "new": 1}, set()), ({"mi300": 5, "new": 2}, {"mi300", "new"})]
+)
+def test_a_queue_is_out_after_as_many_failures_as_it_declares(failures, out):
+    trouble = {name: (number, "2026-11-21 00:00 UTC") for name, number in failures.items()}
+    found = queues_out(declare(FLEET, a=THREE), trouble)
+    assert found.keys() == out
+    assert "mi300" not in out or "its last 5 jobs in builds of the default branch were infra" in found["mi300"]
+
+
+def test_a_queue_is_never_out_where_that_is_declared():
+    cpus = FLEET.queues["cpus"].model_copy(update={"out_after": 0})
+    declared = declare(FLEET.model_copy(update={"queues": {"cpus": cpus}}), a=[step("a")])
+    assert queues_out(declared, {"cpus": (99, "")}) == {}
 
 
 def test_one_gpu_is_not_two():

@@ -18,6 +18,7 @@ from support.plans import COMMIT, plan, step
 
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
 from hilgate.model.record import Outcome
+from hilgate.model.verdict import Ruling
 from hilgate.report import history
 from hilgate.report.merge_base import steps_of
 from hilgate.run import results
@@ -125,6 +126,37 @@ def test_failures_are_counted_over_the_newest_builds(path):
     assert found.failures == {("a-cpu", "f"): 2, ("a-cpu", "sometimes"): 2}
     assert {name: times for name, times in found.flaky.items() if times} == {("a-cpu", "sometimes"): 2}
     assert found.runs == {"a-cpu": 2}
+
+
+def jobs_on(path, minute, *rulings, queue="mi300", **changes):
+    """Add a build of as many steps on a queue, with these rulings."""
+    steps = [step(f"s{number}", "x", device="gfx942", queue=queue) for number in range(len(rulings))]
+    a_plan, recorded, verdict = built(*[(one, [passed()]) for one in steps], **{"profile": "pr", **changes})
+    decided = [
+        one.model_copy(update={"ruling": Ruling(ruling)}) for one, ruling in zip(verdict.steps, rulings, strict=True)
+    ]
+    recorded = began(recorded, NOW + dt.timedelta(minutes=minute))
+    history.add(path, a_plan, recorded, verdict.model_copy(update={"steps": tuple(decided)}))
+
+
+def test_infrastructure_failures_in_a_row_are_counted_by_queue(path):
+    jobs_on(path, 0, "infra", "infra")
+    jobs_on(path, 1, "pass", "infra")
+    assert history.trouble(path) == {}, "one job of the newest build was none"
+    jobs_on(path, 2, "infra", "infra", "infra")
+    jobs_on(path, 3, "regression", queue="other")
+    jobs_on(path, 4, "infra", queue="far")
+    assert history.trouble(path) == {
+        "mi300": (3, "2026-11-21 00:02 UTC"),
+        "far": (1, "2026-11-21 00:04 UTC"),
+    }
+    jobs_on(path, 5, "regression")
+    assert history.trouble(path).keys() == {"far"}, "it works again"
+
+
+def test_runs_on_a_persons_machine_say_nothing_of_a_queue(path):
+    jobs_on(path, 0, "infra", profile="gate")
+    assert history.trouble(path) == {}
 
 
 # One file, many processes
