@@ -79,8 +79,9 @@ class PlannedStep(StrictModel):
 
     @property
     def like(self) -> tuple[object, ...]:
-        """What steps of one job have in common: where it runs, what it is given, and what it waits for."""
-        return self.queue, self.image, self.gpus, frozenset(self.step.secrets), frozenset(self.depends_on)
+        """What steps of a job have in common: where it runs, what it is given, what it waits for, whether it counts."""
+        given = self.queue, self.image, self.gpus, frozenset(self.step.secrets), frozenset(self.depends_on)
+        return (*given, self.report_only)
 
 
 OmissionCause = Literal[

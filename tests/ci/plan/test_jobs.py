@@ -44,6 +44,7 @@ def test_measured_minutes_go_before_declared_ones():
         {"secrets": ("TOKEN",)},
         {"depends_on": ("c-gfx942",)},
         {"provides": "rocm"},
+        {"report_only": True},
     ],
     ids=str,
 )
