@@ -369,6 +369,12 @@ def known(root: Path, commit: str) -> str:
     return commit
 
 
+def is_ancestor(root: Path, commit: str, of: str) -> bool:
+    """Whether this checkout has a commit, and another one is it or comes after it."""
+    sha = re.fullmatch(r"[0-9a-f]{40,64}", commit)
+    return bool(sha) and _git(root, "merge-base", "--is-ancestor", commit, of) is not None
+
+
 def names_at(root: Path, commit: str, folder: str) -> tuple[str, ...]:
     """Paths of the files directly in a folder of a commit, links left out, sorted.
 

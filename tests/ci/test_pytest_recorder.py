@@ -30,8 +30,8 @@ def notes_of(code: str, root: Path, tmp_path: Path, **env: str) -> tuple[set[str
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     command = [sys.executable, "-c", IMPORTS + code]
     subprocess.run(command, cwd=root, env=kept | {"PYTHONPATH": path, "OUT": str(out)}, check=True, timeout=60)
-    noted, lost = reads.collect(out)
-    return set(noted) - {""}, lost
+    notes = reads.collect(out)
+    return set(notes.files), notes.lost
 
 
 CODE = """
@@ -92,10 +92,170 @@ def test_a_recorder_starts_the_one_that_stands_after_it(root, tmp_path):
     (tmp_path / "outer").mkdir()
     outer, *_ = reads.record(tmp_path / "outer", root)
     assert notes_of("open('read.txt')", root, tmp_path, outer=outer) == ({"read.txt"}, "")
-    assert reads.collect(tmp_path / "outer") == ({"", "read.txt"}, "")
+    assert reads.collect(tmp_path / "outer").files == {"read.txt"}
 
 
 @pytest.mark.parametrize("gone", ["lists", ""])
 def test_a_note_that_cannot_be_written_is_said(root, tmp_path, gone):
     code = f"shutil.rmtree(os.environ['OUT'] + '/recorder/{gone}'); open('read.txt')"
     assert "not all that it read could be noted" in notes_of(code, root, tmp_path)[1]
+
+
+KERNELS = """
+import triton
+import triton.language as tl
+import helpers
+from helpers import added as plus
+
+@triton.jit
+def chosen(x):
+    return x
+
+@triton.jit
+def unused(x):
+    return x
+
+TABLE = {"chosen": chosen}
+
+@triton.jit
+def given(x):
+    return x
+
+@triton.jit
+def launched(out, FN: tl.constexpr):
+    tl.store(out, FN(helpers.doubled(plus(tl.load(out)))))
+
+@triton.jit
+def unlaunched(out):
+    tl.store(out, unused(1))
+"""
+HELPERS = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def inner(x):
+    return x + 1
+
+@triton.jit
+def added(x):
+    return inner(x)
+
+@triton.jit
+def doubled(x):
+    return x * 2
+"""
+INTERPRETS = """
+import torch
+from kernels import given, launched
+out = torch.ones(1)
+launched[(1,)](out, FN=given)
+assert out == 4
+"""
+COMPILES = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kernels import given, launched
+source = ASTSource(launched, {"out": "*fp32", "FN": "constexpr"}, {"FN": given})
+triton.compile(source, target=GPUTarget("hip", "gfx942", 64))
+"""
+CALLED = {"inside/kernels.py::given", "inside/kernels.py::launched"} | {
+    f"inside/helpers.py::{name}" for name in ("inner", "added", "doubled")
+}
+
+
+def kernels_of(code: str, root: Path, tmp_path: Path, **env: str) -> tuple[set[str] | None, list[str]]:
+    """The kernels that a process notes that runs `code` in `root`, and the lines of its file for people."""
+    (root / "inside/kernels.py").write_text(KERNELS)
+    (root / "inside/helpers.py").write_text(HELPERS)
+    out = tmp_path / "out"
+    out.mkdir(exist_ok=True)
+    path = os.pathsep.join([reads.record(out, root)[0], str(root / "inside")])
+    env = {"PATH": os.environ["PATH"], "TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path, **env}
+    command = [sys.executable, "-c", IMPORTS + code]
+    subprocess.run(command, cwd=root, env=env, check=True, timeout=120)
+    kernels = reads.collect(out).kernels
+    return None if kernels is None else set(kernels), (out / reads.KERNELS_FILE).read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("code", "interpret"),
+    [(INTERPRETS, "1"), (COMPILES, "0"), (COMPILES * 2, "0")],
+    ids=["interpreted", "compiled", "cached"],
+)
+def test_a_launched_kernel_is_noted_with_all_that_it_calls(root, tmp_path, code, interpret):
+    """By its name, through a module and another helper, and as a constant; no other function of its file."""
+    noted, lines = kernels_of(code, root, tmp_path, TRITON_INTERPRET=interpret)
+    assert noted == CALLED
+    assert set(lines) == CALLED
+
+
+SEEDS = "import kernels\nfrom hypothesis.internal.constants_ast import constants_from_module as found\n"
+COPY = "shutil.copytree('inside', os.environ['TMPDIR'] + '/copy'); sys.path.insert(0, os.environ['TMPDIR'] + '/copy')\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "noted"),
+    [
+        ("import kernels", set()),
+        ("import inspect, kernels; inspect.getsource(kernels.launched.fn)", {"inside/kernels.py"}),
+        ("open('inside/kernels.py')", {"inside/kernels.py"}),
+        ("pathlib.Path('inside/kernels.py').read_bytes()", {"inside/kernels.py"}),
+        ("import tokenize; tokenize.open('inside/kernels.py')", {"inside/kernels.py"}),
+        ("subprocess.run(['cat', 'inside/kernels.py'], stdout=-3)", {"inside/kernels.py"}),
+        ("subprocess.run(['cp', '-r', 'inside', '../copied'], stdout=-3)", {"inside/"}),
+        ("import linecache, kernels; linecache.getlines(kernels.__file__)", set()),
+        (f"{SEEDS}found(kernels)", set()),
+    ],
+    ids=["import", "source", "open", "path", "tokens", "command", "folder", "shown lines", "first examples"],
+)
+def test_a_source_that_is_read_as_text_is_noted_whole(root, tmp_path, code, noted):
+    """Triton reads the source of each kernel that it decorates, which says nothing of what is launched."""
+    for _ in range(2):  # with bytecode too
+        assert kernels_of(code, root, tmp_path, TRITON_INTERPRET="0")[0] == noted
+
+
+def test_a_kernel_of_a_copy_is_noted_by_its_name(root, tmp_path):
+    noted, _ = kernels_of(COPY + INTERPRETS, root, tmp_path, TRITON_INTERPRET="1", TMPDIR=str(tmp_path))
+    assert {"*::launched", "*::inner", "inside/kernels.py"} <= noted
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "subprocess.run([sys.executable, '-I', '-c', 'pass'])",
+        "subprocess.run([sys.executable, '-B', '-sE', '-c', 'pass'])",
+        "subprocess.run(f'{sys.executable} -S -c pass', shell=True)",
+        "os.system(sys.executable + ' -I -c pass')",
+        "subprocess.run([sys.executable, '-c', 'pass'], env={})",
+        "subprocess.run(['sh', '-c', 'true'], env={'PYTHONPATH': '/elsewhere'})",
+        "os.environ.pop('PYTHONPATH'); subprocess.run([sys.executable, '-c', 'pass'])",
+    ],
+)
+def test_a_python_that_notes_nothing_is_said(root, tmp_path, code):
+    noted, (line, *_) = kernels_of(code, root, tmp_path)
+    assert noted is None
+    assert line.startswith("not whole: what ")
+    assert line.endswith(" did is not noted: its environment or options differ")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "subprocess.run([sys.executable, '-B', '-c', 'pass', '-I'])",
+        "subprocess.run(['git', 'version'], env={}, stdout=-3)",
+        "subprocess.run(['true'], env={})",
+    ],
+)
+def test_a_program_of_which_nothing_is_missed_is_not_said(root, tmp_path, code):
+    assert kernels_of(code, root, tmp_path)[0] == set()
+
+
+def test_a_triton_that_is_another_than_the_recorder_knows_is_said(root, tmp_path):
+    (root / "inside/triton/runtime").mkdir(parents=True)
+    (root / "inside/triton/__init__.py").write_text("")
+    (root / "inside/triton/runtime/interpreter.py").write_text("")
+    noted, (line, *_) = kernels_of("import triton.runtime.interpreter", root, tmp_path)
+    assert noted is None
+    assert "triton.runtime.interpreter has no FunctionRewriter.rewrite_ast" in line

@@ -72,7 +72,7 @@ def plan(
     from hilgate.plan.machine import detect
     from hilgate.plan.make import PlanChoice, make_plan
     from hilgate.report import terminal
-    from hilgate.report.history import images
+    from hilgate.report.history import images, launches
 
     root = repository(ctx)
     choice = PlanChoice(profile or "gate", base, "")
@@ -85,6 +85,7 @@ def plan(
     # Never the history of a checkout, which a change could bring with it.
     built = partial(images, history) if history else None
     trouble = _trouble(history) if history else {}
+    records = partial(launches, history) if history else None
     made = within_limits(
         make_plan,
         root,
@@ -94,6 +95,7 @@ def plan(
         models=served,
         built=built,
         trouble=trouble,
+        records=records,
         whole=choice.whole,
     )
     if write:

@@ -158,6 +158,12 @@ class CheckRecord(BoundedModel):
     check: Check
 
 
+MOST_TESTS, MOST_KERNELS, LONGEST_ID = 50_000, 20_000, 2000
+"""Ids in a list of tests or of kernels, and characters of each: code of the change may have written them."""
+
+_Id = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_ID)]
+
+
 class StepRecord(BoundedModel):
     """Last line of a finished step; a step without it did not finish."""
 
@@ -178,6 +184,9 @@ class StepRecord(BoundedModel):
     environment: Environment
     lacked: tuple[Condition, ...] = ()
     """Those conditions of `Step.may_lack` that the machine lacked, asked where the step ran."""
+    kernels: Annotated[tuple[_Id, ...], Field(max_length=MOST_KERNELS)] | None = None
+    """Functions of Triton that it compiled or interpreted, as `<file>::<function>` (`*` for a file that is not the
+    checkout's), and sources that it read as text; None where not all is known."""
 
 
 class RerunRecord(BoundedModel):
@@ -213,12 +222,7 @@ class ImageRecord(BoundedModel):
     reused: bool = False
 
 
-MOST_TESTS, LONGEST_ID = 50_000, 2000
-"""Ids in a list of tests, and characters of each: code of the change may have written them."""
-
-_TestIds = Annotated[
-    tuple[Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_ID)], ...], Field(max_length=MOST_TESTS)
-]
+_TestIds = Annotated[tuple[_Id, ...], Field(max_length=MOST_TESTS)]
 
 
 class ListingRecord(BoundedModel):

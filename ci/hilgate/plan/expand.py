@@ -11,6 +11,7 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from hilgate.model import Key, StrictModel
@@ -31,6 +32,8 @@ class Wanted:
 
     reason: str
     devices: frozenset[Key] | None = None
+    of_device: Mapping[Key, str] = field(default_factory=dict)
+    """Reasons that are of one device alone."""
 
 
 NotWanted = tuple[OmissionCause, str]
@@ -64,14 +67,16 @@ def expand(
     target: Target,
     *,
     otherwise: Mapping[Key, NotWanted],
+    settled: Mapping[Key, Mapping[Key, str]] = MappingProxyType({}),
 ) -> tuple[tuple[PlannedStep, ...], tuple[Omission, ...]]:
     """Place wanted steps (by declared key) where `target` says: steps behind what they depend on, and what is left out.
 
     What a wanted step needs is planned too, and so is what builds the images of its queues. A step whose need has
     nowhere to run is omitted, and the reason says so. `otherwise` says why steps are not wanted; the rest were not
-    asked for.
+    asked for. `settled` says of a step on a device that it passed and why nothing has changed since: nobody waits for
+    it there.
     """
-    wanted = with_needs(declarations, wanted, target)
+    wanted = with_needs(declarations, wanted, target, settled)
     placed: dict[Key, Placement] = {}
     omissions: list[Omission] = []
     cause: OmissionCause
@@ -81,6 +86,9 @@ def expand(
             for device, why in placed[step.key].left_out.items():
                 cause = _cause(declarations, step, target, device)
                 omissions.append(_omission(area, step, planned_key(step, device), cause, why))
+            on = wanted[step.key].devices or step.devices
+            passed = {device: why for device, why in settled.get(step.key, {}).items() if device not in on}
+            omissions += [_omission(area, step, planned_key(step, d), "not affected", why) for d, why in passed.items()]
         else:
             omissions.append(_omission(area, step, step.key, *otherwise.get(step.key, NOT_ASKED_FOR)))
     places = {key: list(one.devices) for key, one in placed.items()}
@@ -98,7 +106,8 @@ def expand(
                 who = f"{declarations.project.approvers} may push the commit to a branch here"
                 note += f"; a fork's code {lacks} will not run, and {who}"
             provider = _provider(declarations, target, step, device)
-            needs = dict.fromkeys([*step.needs, *([provider.key] if provider else [])])
+            waits = [need for need in step.needs if need in places and device not in settled.get(need, {})]
+            needs = dict.fromkeys([*waits, *([provider.key] if provider else [])])
             met = {need: _met_by(need, device, places[need]) for need in needs}
             if unmet := [need for need, key in met.items() if key is None]:
                 key, cause = planned_key(step, device), "need omitted"
@@ -117,15 +126,20 @@ def expand(
                     image=image,
                     depends_on=tuple(key for key in met.values() if key is not None),
                     env={**declarations.agents.devices[device].env, **step.env},
-                    reason=wanted[step.key].reason + note,
+                    reason=wanted[step.key].of_device.get(device, wanted[step.key].reason) + note,
                     report_only=planned_key(step, device) in target.report_only,
                 )
             )
     return tuple(steps), tuple(omissions)
 
 
-def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], target: Target) -> dict[Key, Wanted]:
-    """`wanted` and, transitively, what it needs: steps, and what builds its images."""
+def with_needs(
+    declarations: Declarations,
+    wanted: Mapping[Key, Wanted],
+    target: Target,
+    settled: Mapping[Key, Mapping[Key, str]] = MappingProxyType({}),
+) -> dict[Key, Wanted]:
+    """`wanted` and, transitively, what it needs: steps but where they are `settled`, and what builds its images."""
     steps = {step.key: step for _, step in declarations.steps()}
     closed = dict(wanted)
     waiting = list(wanted)
@@ -140,8 +154,11 @@ def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], target:
         ]
         for need, reason in also:
             # What was asked for on some devices only may be needed on another.
-            if need not in closed or closed[need].devices is not None:
-                closed[need] = Wanted(closed[need].reason if need in closed else reason)
+            rest = frozenset(steps[need].devices) - settled.get(need, {}).keys()
+            devices = rest if need in settled else None
+            before = closed.get(need, Wanted(reason, frozenset()))
+            if devices != before.devices and before.devices is not None and devices != frozenset():
+                closed[need] = Wanted(before.reason, devices, before.of_device)
                 waiting.append(need)
     return closed
 

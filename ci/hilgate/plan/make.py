@@ -25,6 +25,7 @@ from hilgate.model.plan import LOCAL, Omission, Plan, ProtectedChange, planned_k
 from hilgate.names import PROJECT_FILE, of_build
 from hilgate.plan.expand import NotWanted, Target, Wanted, expand
 from hilgate.plan.jobs import shared
+from hilgate.plan.launched import Launched
 from hilgate.plan.machine import Machine, detect, on_ci
 from hilgate.plan.select import Selection
 from hilgate.plan.select import select as select_steps
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from hilgate.model import Key
     from hilgate.model.declaration import Area
     from hilgate.model.plan import PlannedStep, PlanProfile
+    from hilgate.plan.launched import Records
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN: dict[PlanProfile, str] = {
@@ -175,6 +177,7 @@ def make_plan(
     leave_out: tuple[str, ...] = (),
     built: Built | None = None,
     trouble: Trouble | None = None,
+    records: Records | None = None,
     whole: bool = False,
 ) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
@@ -185,7 +188,8 @@ def make_plan(
     planned, whatever changed and whichever profiles they belong to. `leave_out` names areas and steps that passed
     elsewhere: they are omitted, and no step waits for them. `built` knows images that need no build; a release
     builds each of its images, so that its evidence tells how. `trouble` takes queues out for changes; a build of the
-    default branch uses each queue, and so finds out when it works again.
+    default branch uses each queue, and so finds out when it works again. `records` knows what steps launched in earlier
+    builds: where a change edits only bodies of kernels, it selects the steps that launched them (`plan.launched`).
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
@@ -233,6 +237,9 @@ def make_plan(
         facts = replace(facts, out=queues_out(declarations, trouble or {}))
     by_change = not whole and not select and not models and profile not in WHOLE
     python = any(name.endswith(".py") for name in change.files or ())
+    graph = imports.build(root, declarations.project.python_path) if by_change and python else None
+    if profile in LOCAL:  # a plan of one machine asks nobody else's builds
+        records = None
     plan = assemble(
         declarations,
         change,
@@ -241,7 +248,8 @@ def make_plan(
         select=select,
         models=models,
         leave_out=leave_out,
-        graph=imports.build(root, declarations.project.python_path) if by_change and python else None,
+        graph=graph,
+        launched=Launched(root, change, declarations.areas, graph, records) if graph and records else None,
         facts=facts,
         absent=absent_tools(declarations),
         no_checkout=git.no_checkout(root),
@@ -333,6 +341,7 @@ def assemble(
     models: tuple[str, ...] = (),
     leave_out: tuple[str, ...] = (),
     graph: imports.Imports | None = None,
+    launched: Launched | None = None,
     facts: ChangeFacts | None = None,
     absent: frozenset[str] = frozenset(),
     no_checkout: str = "",
@@ -341,8 +350,8 @@ def assemble(
     """Like `make_plan`, from facts already gathered: no git, no files, no hardware.
 
     `absent` are the programs that are not on this machine's path; `no_checkout` says why the tree is none. Without a
-    `graph`, steps are selected by the globs of their areas alone. Without `facts`, no image is recorded, and results of
-    steps in images cannot pass.
+    `graph`, steps are selected by the globs of their areas alone; `launched` knows which steps do not launch what
+    changed. Without `facts`, no image is recorded, and results of steps in images cannot pass.
     """
     known = facts or ChangeFacts()
     report_only = declarations.report_only() if profile != "release" else frozenset()
@@ -359,10 +368,13 @@ def assemble(
     if select or models:
         wanted = by_model(declarations, models) | by_name(declarations, select, profile)
         otherwise: dict[Key, NotWanted] = {}
+        settled: dict[Key, dict[Key, str]] = {}
     else:
-        selection = select_steps(declarations.areas, None if whole else change.files, graph, change.appeared)
+        bodies = launched.bodies if launched else ()
+        selection = select_steps(declarations.areas, None if whole else change.files, graph, change.appeared, bodies)
         wanted, otherwise = _overruled(selection, declarations, profile, known.digests)
-    steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
+        settled = _launch_nothing_changed(launched, selection, declarations, wanted, otherwise) if launched else {}
+    steps, omissions = expand(declarations, wanted, target, otherwise=otherwise, settled=settled)
     if machine is None:
         queues = declarations.agents.queues.items()
         steps = shared(steps, {}, pods={name for name, queue in queues if queue.pods})
@@ -434,6 +446,30 @@ def _overruled(
         else:
             otherwise[step.key] = ("not affected", selection.omitted[step.key])
     return wanted, otherwise
+
+
+def _launch_nothing_changed(
+    launched: Launched,
+    selection: Selection,
+    declarations: Declarations,
+    wanted: dict[Key, Wanted],
+    otherwise: dict[Key, NotWanted],
+) -> dict[Key, dict[Key, str]]:
+    """Take out of `wanted` what launches no changed kernel; returns declared key -> device -> why."""
+    asked = [step for _, step in declarations.steps() if step.key in selection.by_bodies and step.key in wanted]
+    settled: dict[Key, dict[Key, str]] = {}
+    for step, answers in zip(asked, launched.answers(asked), strict=True):
+        reason = selection.reasons[step.key]
+        silent = {device: one.reason for device, one in answers.items() if not one.runs}
+        said = {d: one.reason if one.counts else f"{reason}; {one.reason}" for d, one in answers.items() if one.runs}
+        if silent:
+            settled[step.key] = silent
+        if rest := frozenset(step.devices) - silent.keys():
+            wanted[step.key] = Wanted(reason, rest if silent else None, said)
+        else:
+            del wanted[step.key]
+            otherwise[step.key] = ("not affected", next(iter(silent.values())))
+    return settled
 
 
 def _images(steps: Sequence[PlannedStep], facts: ChangeFacts) -> dict[Key, str]:

@@ -31,6 +31,8 @@ class Selection:
     """Declared step -> why it runs."""
     omitted: Mapping[Key, str]
     """Declared step -> why it does not."""
+    by_bodies: frozenset[Key] = frozenset()
+    """Steps to run that nothing selects but edited bodies of kernels in what they import."""
 
 
 _Cause = tuple[str, str]
@@ -38,7 +40,11 @@ _Cause = tuple[str, str]
 
 
 def select(
-    areas: Sequence[Area], changed: Iterable[str] | None, imports: Imports | None = None, appeared: Collection[str] = ()
+    areas: Sequence[Area],
+    changed: Iterable[str] | None,
+    imports: Imports | None = None,
+    appeared: Collection[str] = (),
+    bodies: Collection[str] = (),
 ) -> Selection:
     """Select steps for the changed files (paths relative to the root, `/` between parts); None selects all.
 
@@ -49,7 +55,8 @@ def select(
     unclaimed file, else `always`.
 
     `imports` is the graph of the files as they are now; None selects by globs alone. `appeared` are the new ones among
-    the changed files: no graph of the earlier files shows what they hide or complete.
+    the changed files: no graph of the earlier files shows what they hide or complete. Of `bodies` only bodies of jitted
+    functions changed (`plan.launched`).
     """
     if changed is None:
         return Selection({step.key: EVERYTHING for area in areas for step in area.steps}, {})
@@ -58,11 +65,15 @@ def select(
     unclaimed = [name for name in files if not any(name in claimed for claimed in claims.values())]
     reasons: dict[Key, str] = {}
     omitted: dict[Key, str] = {}
+    by_bodies: set[Key] = set()
     for area in areas:
         for step in area.steps:
             causes = [c for name in files if (c := _cause(step, name, name in claims[area.area], imports, appeared))]
             if causes:
                 reasons[step.key] = _reason(causes)
+                soft = all(name in bodies and _is_imported(step, name, imports) for name, _ in causes)
+                if soft and not unclaimed and not area.always:
+                    by_bodies.add(step.key)
             elif unclaimed:
                 why = _reason([(name, "") for name in unclaimed])
                 reasons[step.key] = f"{why} and no area claims it, so everything runs"
@@ -70,7 +81,13 @@ def select(
                 reasons[step.key] = "runs on every change"
             else:
                 omitted[step.key] = NOT_IMPORTED if claims[area.area] else NOT_AFFECTED
-    return Selection(reasons, omitted)
+    return Selection(reasons, omitted, frozenset(by_bodies))
+
+
+def _is_imported(step: Step, name: str, imports: Imports | None) -> bool:
+    """Whether a file selects a step by the import graph alone."""
+    known = imports is not None and not imports.problem and not globs.matches(step.reads, name)
+    return imports is not None and known and imports.packages.module_of(name) in imports.reached(step.imports)
 
 
 def claimed_by(area: Area, files: Iterable[str]) -> list[str]:

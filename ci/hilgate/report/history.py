@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 import os
 import re
 import sqlite3
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from hilgate.errors import HilgateError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.model.record import Outcome
+from hilgate.plan.launched import Launches
 from hilgate.run.outcome import summary
 from hilgate.text import suggest
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from hilgate.model.plan import Plan
-    from hilgate.model.record import Check
+    from hilgate.model.record import Check, StepRecord
     from hilgate.model.verdict import Verdict
     from hilgate.run.results import Recorded
 
@@ -103,6 +105,16 @@ _VERSIONS = (
         ) without rowid""",
         "insert into numbers select build, key, id, name, value from numbers_by_check order by build",
         "drop table numbers_by_check",
+    ),
+    (  # what later plans ask of a step
+        """create table kernel_lists (
+            id integer primary key,
+            digest text not null unique,
+            names blob not null  -- zlib of JSON: as in `StepRecord.kernels`
+        )""",
+        "alter table steps add column kernels integer references kernel_lists",
+        "create index steps_by_device on steps (step, device, build)",
+        "create index steps_by_kernels on steps (kernels)",
     ),
 )
 """What makes a file of each format from one of the format before, the first from an empty file."""
@@ -288,10 +300,13 @@ def _prune(connection: sqlite3.Connection, keep: int) -> None:
     old = connection.execute("select id from builds order by began desc, id desc limit -1 offset ?", (keep,)).fetchall()
     for build in old:
         lists = connection.execute("select distinct tests from steps where build = ?", build).fetchall()
+        kernels = connection.execute("select distinct kernels from steps where build = ?", build).fetchall()
         for table in ("images", "checks", "numbers", "steps"):
             connection.execute(f"delete from {table} where build = ?", build)  # noqa: S608 - names of ours
         unused = "delete from test_lists where id = ? and not exists (select 1 from steps where tests = ?1)"
         connection.executemany(unused, lists)
+        unused = "delete from kernel_lists where id = ? and not exists (select 1 from steps where kernels = ?1)"
+        connection.executemany(unused, kernels)
         connection.execute("delete from builds where id = ?", build)
 
 
@@ -308,18 +323,20 @@ def _add_contents(connection: sqlite3.Connection, build: int, plan: Plan, record
         "insert into images values (?, ?, ?)", [(content, build, digest) for content, digest in images.items()]
     )
     decided = {step.key: step for step in verdict.steps}
+    of_commit = set() if plan.dirty else decided.keys() - recorded.restored.keys()
     for step in plan.steps:
         answer, attempts = decided[step.key], recorded.attempts.get(step.key, ())
         checks = attempts[-1].checks if attempts else ()
         last = (attempts[-1].record.outcome.value, attempts[-1].record.message) if attempts else (None, None)
         connection.execute(
-            "insert into steps values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "insert into steps values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(build, step.key, step.step.key, step.device, answer.outcome.value, answer.attempts),
                 *(math.fsum(attempt.record.seconds for attempt in attempts), step.gpus),
                 *last,
                 _test_list(connection, checks) if attempts else None,
                 *(None if plan.local else step.queue, answer.ruling.value),
+                _kernel_list(connection, attempts[-1].record) if attempts and step.key in of_commit else None,
             ),
         )
         flaky = set(answer.flaky)
@@ -343,12 +360,27 @@ def _test_list(connection: sqlite3.Connection, checks: Iterable[Check]) -> int:
     skipped: list[str] = []
     for one in checks:
         (skipped if one.outcome is Outcome.DID_NOT_RUN else ran).append(one.id)
-    ids = json.dumps([ran, skipped]).encode()
-    digest = hashlib.sha256(ids).hexdigest()
-    found = connection.execute("select id from test_lists where digest = ?", (digest,)).fetchone()
+    return _kept_once(connection, "test_lists", "ids", [ran, skipped])
+
+
+def _kernel_list(connection: sqlite3.Connection, record: StepRecord) -> int | None:
+    """The number of the list of a step's kernels; None where it did not pass or not all are known."""
+    if record.outcome is not Outcome.PASS or record.kernels is None:
+        return None
+    if any(not condition.startswith("device:") for condition in record.lacked):
+        return None  # a machine that has it would launch others
+    return _kept_once(connection, "kernel_lists", "names", record.kernels)
+
+
+def _kept_once(connection: sqlite3.Connection, table: str, column: str, content: object) -> int:
+    """The number of a row of such a table, for what several steps have in common."""
+    text = json.dumps(content).encode()
+    digest = hashlib.sha256(text).hexdigest()
+    found = connection.execute(f"select id from {table} where digest = ?", (digest,)).fetchone()  # noqa: S608 - names of ours
     if found:
         return int(found[0])
-    done = connection.execute("insert into test_lists (digest, ids) values (?, ?)", (digest, zlib.compress(ids)))
+    insert = f"insert into {table} (digest, {column}) values (?, ?)"  # noqa: S608 - likewise
+    done = connection.execute(insert, (digest, zlib.compress(text)))
     assert done.lastrowid is not None
     return done.lastrowid
 
@@ -479,6 +511,40 @@ def images(path: Path, contents: Iterable[str]) -> dict[str, str]:
             ).fetchone()
             found |= {content: digest[0]} if digest else {}
     return found
+
+
+MOST_RECORDS = 50
+"""Jobs of a step on a device that are looked at for what it launched, the newest."""
+
+
+def launches(path: Path, step: str, device: str) -> list[Launches]:
+    """What a step launched on a device in builds in which it passed, the newest first; none without a history."""
+    rows = []
+    with contextlib.suppress(HilgateError), _reading(path) as connection:
+        rows = connection.execute(
+            "select build, commit_sha, steps.outcome, names from steps join builds on build = builds.id"
+            " left join kernel_lists on kernels = kernel_lists.id"
+            " where step = ? and device = ? order by build desc limit ?",
+            (step, device, MOST_RECORDS + 1),
+        ).fetchall()
+    if len(rows) > MOST_RECORDS:  # the last build may have more jobs of it
+        rows = [row for row in rows if row[0] != rows[-1][0]]
+    found = []
+    for (_, commit), jobs in itertools.groupby(rows, key=operator.itemgetter(0, 1)):
+        of_all = [names if outcome == Outcome.PASS else None for _, _, outcome, names in jobs]  # several: shards
+        known = [names for names in of_all if names is not None]
+        if known:
+            found.append(_launches(commit, known, len(of_all)))
+    return found
+
+
+def _launches(commit: str, known: list[bytes], jobs: int) -> Launches:
+    if len(known) < jobs:
+        return Launches(commit, problem=f"is of {len(known)} of {jobs} shards")
+    try:
+        return Launches(commit, frozenset(name for one in known for name in json.loads(zlib.decompress(one))))
+    except (zlib.error, ValueError, TypeError):
+        return Launches(commit, problem="is cut off")
 
 
 # What people ask: `hilgate history show`

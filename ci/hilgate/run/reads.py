@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,15 +20,20 @@ from hilgate.declare import imports
 from hilgate.declare.load import load
 from hilgate.evidence import LISTING_PLUGIN, PYTEST_PLUGIN
 from hilgate.model.declaration import CPU
+from hilgate.model.record import LONGEST_ID, MOST_KERNELS
 from hilgate.plan.select import select
 from hilgate.text import argument_list, count, line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hilgate.declare.load import Declarations
     from hilgate.model.plan import PlannedStep
 
 READS_FILE: Final = "reads.txt"
 """In the output folder of a step: the files of the checkout that it read, one on each line."""
+KERNELS_FILE: Final = "kernels.txt"
+"""Beside it: the functions of Triton that it compiled or interpreted, and what it read as text; why that is not all."""
 FOLDER: Final = "recorder"
 """Below it, while the step runs: the `sitecustomize` of its processes, and their notes."""
 WHOLE: Final = "whole"
@@ -64,11 +70,25 @@ def _is_recorder(entry: str) -> bool:
     return Path(entry).name == FOLDER and Path(entry, WHOLE).is_file()
 
 
-def collect(folder: Path) -> tuple[frozenset[str], str]:
-    """What the processes of a step noted (nothing where no Python ran), and why that is not all.
+@dataclass(frozen=True)
+class Notes:
+    """What the processes of a step noted.
 
-    Each notes an empty name when it begins. The folder of the recorder goes.
+    Attributes:
+        began: Whether there was one: of a step without Python there is none.
+        files: Files and folders of the checkout that they read.
+        kernels: As in `StepRecord.kernels`; None where that may not be all.
+        lost: Why `files` is not all; empty where it is.
     """
+
+    began: bool
+    files: frozenset[str]
+    kernels: tuple[str, ...] | None = None
+    lost: str = ""
+
+
+def collect(folder: Path) -> Notes:
+    """Read the notes of a step's processes, and write them for people. The folder of the recorder goes."""
     place = folder / FOLDER
     try:
         notes = [note for path in (place / "lists").iterdir() for note in path.read_bytes().split(b"\0")]
@@ -76,10 +96,29 @@ def collect(folder: Path) -> tuple[frozenset[str], str]:
         shutil.rmtree(place)
     except OSError:
         notes, whole = [], False
-    names = frozenset(os.fsdecode(note) for note in notes)
-    text = "".join(f"{line(name)}\n" for name in sorted(names) if name)
-    (folder / READS_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
-    return names, "" if whole else "not all that it read could be noted: free disk space, and leave $HILGATE_OUT alone"
+    names = {os.fsdecode(note) for note in notes}
+    launched, as_text, unseen = (_after(mark, names) for mark in pytest_recorder.MARKS)
+    files = frozenset(one for one in names if one and not one.startswith("/"))
+    kernels = tuple(sorted(launched | as_text))
+    lost = "" if whole else "not all that it read could be noted: free disk space, and leave $HILGATE_OUT alone"
+    unknown = lost
+    if not names:
+        unknown = unknown or "no process of it is a Python"
+    if unseen:
+        unknown = unknown or f"what {', '.join(sorted(unseen))} did is not noted: its environment or options differ"
+    if len(kernels) > MOST_KERNELS or any(len(one) > LONGEST_ID for one in kernels):
+        unknown = unknown or "there are too many, or names too long"
+    _write(folder / READS_FILE, sorted(files))
+    _write(folder / KERNELS_FILE, [*([f"not whole: {unknown}"] if unknown else []), *kernels])
+    return Notes(bool(names), files, None if unknown else kernels, lost)
+
+
+def _after(mark: str, names: Iterable[str]) -> set[str]:
+    return {line(one.removeprefix(mark)) for one in names if one.startswith(mark)}
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line(one)}\n" for one in lines), encoding="utf-8", errors="backslashreplace")
 
 
 class Selecting:
@@ -111,18 +150,17 @@ class Selecting:
             return True
         return step.device == CPU and "gate" in step.step.profiles and self._declarations.project.refuse_reads
 
-    def problem(self, step: PlannedStep, folder: Path) -> str:
-        """Why what a step read cannot stand, from the notes in its output folder; empty where every file selects it.
+    def problem(self, step: PlannedStep, notes: Notes) -> str:
+        """Why what a step read cannot stand; empty where every file selects it.
 
         Folders that it listed are noted and not asked about: tools list what they never open, and which names of a
         folder matter no note says.
         """
-        noted, lost = collect(folder)
-        if lost:
-            return lost
-        if not noted and argument_list(step.step.command)[0] == sys.executable:
+        if notes.lost:
+            return notes.lost
+        if not notes.began and argument_list(step.step.command)[0] == sys.executable:
             return "none of its processes noted what it read: its Python does not load the `sitecustomize` of its path"
-        read = sorted(noted & self._tracked)
+        read = sorted(notes.files & self._tracked)
         if not read or not (self._root / "ci/areas").is_dir():  # a plan of nothing that is declared here
             return ""
         if any(area.always for area, one in self._declarations.steps() if one.key == step.step.key):

@@ -35,7 +35,7 @@ from hilgate.run.leftovers import strange_metadata
 from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, other_packages
 from hilgate.run.process import SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
-from hilgate.run.reads import Selecting
+from hilgate.run.reads import Selecting, collect
 from hilgate.run.results import Recorded, step_folder
 from hilgate.run.rules import Facts, Surroundings, decide
 from hilgate.run.schedule import fits, in_order
@@ -354,7 +354,8 @@ class Runner:
         found = Collected(())
         if child:
             found = kind_of(step).collect(folder, self.root, step.step.command).with_problem_as_failure()
-        reads = self._selecting.problem(step, folder) if child else ""
+        notes = collect(folder) if child else None
+        reads = self._selecting.problem(step, notes) if notes else ""
         held = bool(reads) and self._selecting.is_held(step)
         lacked = self._lacked(step) if child else ()
         image, problem = collect_image(step, self.plan, folder)
@@ -388,6 +389,7 @@ class Runner:
             peak_memory_mib=end.peak_memory_mib,
             environment=self.environment,
             lacked=lacked,
+            kernels=notes.kernels if notes else None,
         )
         attempt = results.Attempt(record, found.checks)
         built = [image] if image and decision.outcome is Outcome.PASS else []

@@ -261,7 +261,9 @@ def test_a_newer_file_is_refused_and_stays_as_it_is(path, use):
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute(f"pragma user_version = {history.FORMAT + 1}")
     before = rows_of(path)
-    with pytest.raises(RecordsError, match="a newer hilgate wrote this history: its format is 3") as caught:
+    with pytest.raises(
+        RecordsError, match=f"a newer hilgate wrote this history: its format is {history.FORMAT + 1}"
+    ) as caught:
         use(path)
     assert len(str(caught.value).splitlines()) <= 3
     assert rows_of(path) == before
@@ -277,7 +279,9 @@ def as_first_format(path):
             insert into old select key, id, name, build, value from numbers;
             drop table numbers; alter table old rename to numbers;
             drop index steps_by_tests; drop index images_by_build;
+            drop index steps_by_device; drop index steps_by_kernels;
             alter table steps drop column queue; alter table steps drop column ruling;
+            alter table steps drop column kernels; drop table kernel_lists;
             pragma user_version = 1;
         """)
 
@@ -290,7 +294,7 @@ def test_a_file_of_the_first_format_is_brought_up_to_date(path, use):
     use(path)
     after = rows_of(path)
     assert after["numbers"] == before["numbers"]
-    assert after["steps"][0] == (*before["steps"][0][:-2], None, None), "what was not recorded then is not known"
+    assert after["steps"][0] == (*before["steps"][0][:-3], None, None, None), "what was not recorded then is not known"
     assert ask(path, "kernels")[0]["last"] == 3.0
 
 
@@ -301,7 +305,7 @@ def test_the_oldest_builds_are_removed_and_nothing_of_them_stays(path):
         remember(path, checks, minute=minute, keep=2, **known)
     rows = rows_of(path)
     assert sorted(row[2] for row in rows["builds"]) == [began_at(2), began_at(3)]
-    assert {name: len(found) for name, found in rows.items()} == dict.fromkeys(rows, 2)
+    assert {name: len(found) for name, found in rows.items()} == dict.fromkeys(rows, 2) | {"kernel_lists": 0}
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("pragma foreign_key_check").fetchall() == []
 
@@ -438,3 +442,84 @@ def test_the_interval_of_a_rate_is_wilsons(number, of, expected):
 def test_a_rate_of_nothing_is_refused(number, of):
     with pytest.raises(MisuseError, match="is no rate"):
         history.rate_interval(number, of)
+
+
+def launched(path, kernels, *, minute=0, keep=None, devices=("cpu",), noted=(), **changes):
+    """Add a build of a step that noted these kernels on each device; `noted` are other fields of its records."""
+    steps = [step(f"a-{device}", "x", key="a", device=device) for device in devices]
+    a_plan, recorded, verdict = built(*[(one, [passed("n")]) for one in steps], **changes)
+    for one in steps:
+        (attempt,) = recorded.attempts[one.key]
+        record = attempt.record.model_copy(update={"kernels": kernels, **dict(noted)})
+        recorded.attempts[one.key] = (results.Attempt(record, attempt.checks),)
+    history.add(path, a_plan, began(recorded, NOW + dt.timedelta(minutes=minute)), verdict, keep=keep)
+
+
+def test_what_a_step_launched_is_kept_once_and_read_back_newest_first(path):
+    launched(path, ("k.py::one",), commit="a" * 40)
+    launched(path, ("k.py::one",), commit="b" * 40, minute=1)
+    launched(path, ("k.py::one", "k.py::two"), commit="d" * 40, minute=2)
+    assert [(one.commit[0], one.names, one.problem) for one in history.launches(path, "a", "cpu")] == [
+        ("d", {"k.py::one", "k.py::two"}, ""),
+        ("b", {"k.py::one"}, ""),
+        ("a", {"k.py::one"}, ""),
+    ]
+    assert len(rows_of(path)["kernel_lists"]) == 2
+    assert history.launches(path, "a", "gfx942") == history.launches(path, "b", "cpu") == []
+    launched(path, ("k.py::one",), commit="e" * 40, minute=3, keep=1)
+    assert len(rows_of(path)["kernel_lists"]) == 1
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        {"noted": {"outcome": Outcome.FAIL}},
+        {"noted": {"kernels": None}},
+        {"noted": {"lacked": ("cpu:amx_tile",)}},
+        {"dirty": True},
+    ],
+    ids=["it failed", "a note was lost", "another machine would launch more", "of no commit"],
+)
+def test_what_is_no_whole_record_of_a_commit_is_not_kept(path, why):
+    launched(path, ("k.py::one",), **why)
+    assert history.launches(path, "a", "cpu") == []
+
+
+def test_what_a_device_lacks_it_lacks_everywhere(path):
+    launched(path, (), noted={"lacked": ("device:gfx950",)})
+    assert [one.names for one in history.launches(path, "a", "cpu")] == [set()]
+
+
+@pytest.mark.parametrize("text", ["x\x9c", "not zlib"])
+def test_a_record_that_is_cut_off_says_so(path, text):
+    launched(path, ("k.py::one",), commit="a" * 40)
+    launched(path, ("k.py::two",), commit="b" * 40, minute=1)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update kernel_lists set names = ? where id = 2", (text.encode("latin-1"),))
+    assert [(one.commit[0], one.problem) for one in history.launches(path, "a", "cpu")] == [
+        ("b", "is cut off"),
+        ("a", ""),
+    ]
+
+
+def test_the_shards_of_a_build_count_together_or_not_at_all(path):
+    launched(path, ("k.py::one",), devices=("cpu", "gfx942", "gfx950"))
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update steps set device = 'cpu'")  # three jobs of one step on one device
+    assert [one.names for one in history.launches(path, "a", "cpu")] == [{"k.py::one"}]
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update steps set kernels = null where key = 'a-gfx942'")
+    assert [one.problem for one in history.launches(path, "a", "cpu")] == ["is of 2 of 3 shards"]
+    launched(path, ("k.py::one",), minute=1)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update steps set outcome = 'fail' where key = 'a-gfx950'")
+    assert [one.problem for one in history.launches(path, "a", "cpu")] == ["", "is of 1 of 3 shards"]
+
+
+def test_of_many_builds_only_the_newest_whole_ones_are_looked_at(path, monkeypatch):
+    monkeypatch.setattr(history, "MOST_RECORDS", 3)
+    for minute in range(3):
+        launched(path, (), minute=minute, devices=("cpu", "gfx942"))
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update steps set device = 'cpu'")
+    assert [one.problem for one in history.launches(path, "a", "cpu")] == [""], "the second build would seem whole"

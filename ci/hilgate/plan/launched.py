@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that launch none of the `@triton.jit` functions whose bodies a change edits, by what earlier builds recorded.
+
+A kernel's body says nothing until somebody compiles or interprets it, and what a step compiles or interprets its
+processes note (`hilgate.pytest_recorder`). A note of an earlier build still holds if nothing that differs from its
+commit can change what the step launches: the same rules select by it, body by body.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hilgate import git
+from hilgate.plan.select import select
+from hilgate.pytest_recorder import ELSEWHERE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from hilgate.declare.imports import Imports
+    from hilgate.model import Key
+    from hilgate.model.declaration import Area, Step
+    from hilgate.plan.select import Selection
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What a step launched, compiled, interpreted or read as text in a build that passed."""
+
+    commit: str
+    names: frozenset[str] = frozenset()
+    """`<file>::<function>`, or what was read as text: a file, or a folder with `/` at its end."""
+    problem: str = ""
+    """Why it does not count, as the end of "the record of <commit> ..."."""
+
+    def among(self, bodies: Mapping[str, frozenset[str]]) -> list[str]:
+        """Those of these functions (file -> names) that it names, for people: `<file>: body of <function>`."""
+        texts = {name for name in self.names if "::" not in name}
+        folders = tuple("" if name == "./" else name for name in texts if name.endswith("/"))
+        return [
+            f"{file}: body of {name}"
+            for file, functions in sorted(bodies.items())
+            for name in sorted(functions)
+            # A copy of it somewhere else has its name.
+            if {f"{file}::{name}", f"{ELSEWHERE}::{name}"} & self.names or file in texts or file.startswith(folders)
+        ]
+
+
+Records = Callable[[str, str], Sequence[Launches]]
+"""Declared step, device -> what whole, passed builds of the default branch recorded, the newest first."""
+
+
+# One module
+
+
+def edited_bodies(before: bytes | None, after: bytes | None) -> frozenset[str]:
+    """The jitted functions whose bodies alone differ between two states of a source; none where anything else does.
+
+    A body is its lines, comments among them; what stands around bodies must be the same lines and the same syntax.
+    Functions inside of others, or with a decorator that is not Triton's, count as what stands around.
+    """
+    old, new = _split(before), _split(after)
+    if old is None or new is None or old[0] != new[0]:
+        return frozenset()
+    return frozenset(name for name, lines in old[1].items() if lines != new[1][name])
+
+
+def _split(source: bytes | None) -> tuple[object, dict[str, list[str]]] | None:
+    """What stands around the bodies of jitted functions, and these; None for what has none or cannot be parsed."""
+    if source is None or b"jit" not in source:
+        return None
+    try:
+        tree, lines = ast.parse(source), source.decode().split("\n")
+    except (ValueError, SyntaxError, RecursionError):
+        return None
+    places = dict(_imports(tree))
+    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and _is_jitted(one, places)]
+    named = {one.name: one for one in functions}
+    # Of two definitions of a name the last one counts; for Python alone does a lone carriage return end a line.
+    if len(named) < len(functions) or b"\r" in source.replace(b"\r\n", b"\n"):
+        return None
+    bodies: dict[str, list[str]] = {}
+    inside: set[int] = set()
+    for name, one in named.items():
+        first, last = one.body[0].lineno - 1, one.end_lineno or 0
+        bodies[name] = lines[first:last]
+        inside |= set(range(first, last))
+        one.body = []
+    return (ast.dump(tree), [text for number, text in enumerate(lines) if number not in inside]), bodies
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Each name that a module imports, with the dotted name of what it is."""
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Import):
+            for alias in one.names:
+                yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
+        elif isinstance(one, ast.ImportFrom):
+            for alias in one.names:
+                yield alias.asname or alias.name, f"{one.module or ''}.{alias.name}"
+
+
+def _is_jitted(function: ast.FunctionDef, places: Mapping[str, str]) -> bool:
+    """Whether Triton, or a module that hands it on, makes a kernel of it, and nobody else decorates it."""
+    decorators = [one.func if isinstance(one, ast.Call) else one for one in function.decorator_list]
+    whole = [_dotted(one, places).split(".") for one in decorators]
+    ends = {parts[-1] for parts in whole if "triton" in parts}
+    return "jit" in ends <= {"jit", "autotune", "heuristics"} and all("triton" in parts for parts in whole)
+
+
+def _dotted(node: ast.AST, places: Mapping[str, str]) -> str:
+    """`a.b.c` of an expression, its first name as imported; empty for any other expression."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value, places)}.{node.attr}"
+    return places.get(node.id, "") if isinstance(node, ast.Name) else ""
+
+
+# The change
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What records say of a step on a device."""
+
+    runs: bool
+    reason: str
+    """In full, or what is added to why imports select it where none counts."""
+    counts: bool = True
+    """Whether there is a record that counts."""
+
+
+_Since = tuple["Selection", "Mapping[str, frozenset[str]]", "Mapping[Key, str]"]
+"""What differences select, the edited bodies among them, and the reasons by everything else."""
+
+
+@dataclass
+class Launched:
+    """Asks the records of steps that only edited bodies select.
+
+    Attributes:
+        root: The checkout.
+        change: What it changes.
+        areas: As it declares them.
+        graph: Its import graph.
+        records: What earlier builds recorded.
+    """
+
+    root: Path
+    change: git.Changes
+    areas: Sequence[Area]
+    graph: Imports
+    records: Records
+    _since: dict[str, _Since | None] = field(default_factory=dict)
+
+    @cached_property
+    def bodies(self) -> Mapping[str, frozenset[str]]:
+        """File of the change -> the jitted functions in it whose bodies are all that it changes there."""
+        return self._edited(self.change.merge_base, self.change.files or ())
+
+    def _edited(self, commit: str, files: Iterable[str]) -> dict[str, frozenset[str]]:
+        names = [name for name in files if name.endswith(".py") and (self.root / name).is_file()]
+        before = git.files_at(self.root, commit, names) if names else {}
+        found = {name: edited_bodies(text, (self.root / name).read_bytes()) for name, text in before.items()}
+        return {name: bodies for name, bodies in found.items() if bodies}
+
+    def answers(self, steps: Iterable[Step]) -> Iterator[dict[Key, Answer]]:
+        """For each step: device -> what its newest record that counts says; nothing for devices without a record."""
+        for step in steps:
+            yield {device: found for device in step.devices if (found := self._answer(step.key, device))}
+
+    def _answer(self, key: Key, device: Key) -> Answer | None:
+        why = ""
+        for record in self.records(key, device):
+            where = f"the build of {record.commit[:12]}"
+            if problem := record.problem or self._outdated(key, record):
+                why = why or f"its record of {where} {problem}"
+            elif launched := record.among(self.bodies):
+                more = f" and {len(launched) - 1} more" if len(launched) > 1 else ""
+                return Answer(runs=True, reason=f"{launched[0]}{more} changed, launched in {where}")
+            else:
+                return Answer(runs=False, reason=f"not affected: launched no changed kernel in {where}")
+        return Answer(runs=True, reason=why, counts=False) if why else None
+
+    def _outdated(self, key: Key, record: Launches) -> str:
+        """Why a record says nothing of what the step launches at the merge base; empty where it still holds."""
+        since = self._selected_since(record.commit)
+        if since is None:
+            return "is of another line"
+        selection, bodies, others = since
+        if key in selection.reasons and key not in selection.by_bodies:
+            return f"is out of date: {others.get(key, selection.reasons[key])}"
+        # What it launched and was edited between the two may call what this change edits.
+        before = {file: names - self.bodies.get(file, frozenset()) for file, names in bodies.items()}
+        moved = record.among(before)
+        return f"is out of date: {moved[0]} changed" if moved else ""
+
+    def _selected_since(self, commit: str) -> _Since | None:
+        """What all that differs from a commit selects; None for one of another line."""
+        if commit not in self._since:
+            self._since[commit] = None
+            base = self.change.merge_base
+            if git.is_ancestor(self.root, commit, base):
+                then, now = git.tree(self.root, commit), git.tree(self.root, base)
+                differing = {name for name in then.keys() | now.keys() if then.get(name) != now.get(name)}
+                files = differing | {*(self.change.files or ())}
+                bodies = self._edited(commit, sorted(files))
+                appeared = files - then.keys()
+                others = select(self.areas, files - bodies.keys(), self.graph, appeared)
+                selection = select(self.areas, files, self.graph, appeared, bodies)
+                self._since[commit] = selection, bodies, others.reasons
+        return self._since[commit]
