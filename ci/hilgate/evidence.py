@@ -642,16 +642,16 @@ def _explained(text: str) -> str:
     if not shown:
         return ""
     crash = shown[-1]
-    lines = crash["said"].splitlines()
-    indent = len(lines[0]) - len(lines[0].removeprefix("E").lstrip())
-    lines = [line[indent:].rstrip() for line in lines]
-    if lines[0].startswith("AssertionError: assert "):  # pytest leaves its prefix to some, and takes it from others
-        lines[0] = lines[0].removeprefix("AssertionError: ")
+    marked = crash["said"].splitlines()
+    indent = len(marked[0]) - len(marked[0].removeprefix("E").lstrip())
+    said, *more = [line[indent:].rstrip() for line in marked]
+    if said.startswith("AssertionError: assert "):  # pytest leaves its prefix to some, and takes it from others
+        said = said.removeprefix("AssertionError: ")
     statement = _INSIDE_BRACKETS.sub("", " ".join((crash["statement"] or "").split()))
-    bare = lines[0].startswith("assert ") and not _COMPARES.search(lines[0])
-    if bare and statement.startswith("assert ") and statement != lines[0]:
-        lines = [statement, *(line for line in lines if line != "assert False")]
-    return "\n".join(lines)
+    bare = said.startswith("assert ") and not _COMPARES.search(said)
+    if bare and statement.startswith("assert ") and statement != said:
+        return "\n".join([statement, *(line for line in (said, *more) if line != "assert False")])
+    return "\n".join([said, *more])
 
 
 def _failing_place(text: str, test_file: str) -> str:

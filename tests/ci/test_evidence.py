@@ -730,7 +730,7 @@ def test_the_place_of_a_failure_is_the_test_s_own_line_and_then_the_helper_s(tmp
         (">   assert not a\nE   assert not 3", "assert not a\nassert not 3"),
         (">   assert a == b\nE   assert 1 == 2", "assert 1 == 2"),
         (">   assert f() == b\nE   assert 1 == 2\nE    +  where 1 = f()", "assert 1 == 2\n +  where 1 = f()"),
-        (">   assert a\nE   AssertionError: assert 0", "assert a\nassert 0"),
+        (">   assert a\nE   AssertionError: assert 0\nE    +  where", "assert a\nassert 0\n +  where"),
         (">   assert 0\nE   assert 0", "assert 0"),
         (">   assert RUNS\nE   assert []", "assert RUNS\nassert []"),
         (">   run()\nE   assert False", "assert False"),

@@ -36,6 +36,10 @@ def least(numbers: list[int] | None, *, other: "PathLike[str] | None" = None) ->
     # mutant NumberReplacer: the size of a cache
     kept = 1000
     return found if kept is None or other == 1 else other
+
+
+def passed(step: Step) -> bool:
+    return step.outcome is Outcome.PASS
 '''
 
 DECIDES = '''"""Decides."""
@@ -64,6 +68,10 @@ def test_what_is_behaviour_and_not_argued_is_mutated():
     lines = {after.strip() for code in changed for after in code.splitlines()} - {
         one.strip() for one in MODULE.split("\n")
     }
+    assert {line for line in lines if line.startswith("return step")} == {
+        f"return step.outcome {word} Outcome.PASS" for word in ("is not", "!=", "<", "<=", ">")
+    }
+    lines = {line for line in lines if not line.startswith("return step")}
     ends = {line for line in lines if line.startswith("return found if ")}
     assert lines - ends == {"found: int | None = numbers[ 1]", "found: int | None = numbers[ -1]"}
     conditions = {line.removeprefix("return found if ").removesuffix(" else other") for line in ends}

@@ -77,8 +77,9 @@ def judge(
     loosened = (*plan.loosened, *vanished(believed, plan, recorded.listings)) if approvals else ()
     if loosened and not approved_by and outcome is Outcome.PASS:
         outcome = Outcome.INCONCLUSIVE
-        more = f" (and {len(loosened) - 1} more)" if len(loosened) > 1 else ""
-        why = f"needs a named approval: {loosened[0].path}: {loosened[0].what}{more}"
+        first, *others = loosened
+        more = f" (and {len(others)} more)" if others else ""
+        why = f"needs a named approval: {first.path}: {first.what}{more}"
     if doubts and outcome is Outcome.PASS:
         outcome, why = Outcome.INCONCLUSIVE, doubts[0]
     trees = {build.tree for build in recorded.builds}
@@ -142,9 +143,9 @@ def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:
         return "the plan has no steps: a gate over nothing is not a pass"
     if outcome is Outcome.PASS:
         return f"all {len(steps)} steps passed"
-    first = next(step for step in steps if step.outcome is outcome)
-    same = sum(step.outcome is outcome for step in steps) - 1
-    more = f" (and {same} more {'step' if same == 1 else 'steps'})" if same else ""
+    # mutant ReplaceComparisonOperator_Is_Eq: members of an enum
+    first, *others = [step for step in steps if step.outcome is outcome]
+    more = f" (and {count(len(others), 'more step')})" if others else ""
     return f"{first.key}: {first.why}{more}"
 
 
@@ -331,9 +332,11 @@ class StepResult:
         failed = {check.id for check in self.failed} - {check.id for check in self.flaky}
         health = self.recorded.health.get(self.step.key + RECHECK_SUFFIX, ())
         return any(
-            (rerun.outcome, rerun.elsewhere, rerun.check in failed) == (FAIL, True, True)
+            rerun.outcome is FAIL
+            and rerun.elsewhere
+            and rerun.check in failed
             and rerun.host != here
-            and not trouble(health, rerun.host, 0)
+            and not trouble(health, rerun.host, 0)  # mutant NumberReplacer: no node has fewer GPUs than none
             for rerun in self.reruns
         )
 

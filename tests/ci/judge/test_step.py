@@ -110,6 +110,7 @@ CASES = {
     "crashed-on-a-healthy-node": (gathered(status=-11), D, R.UNFINISHED, "SIGSEGV"),
     "claims-a-pass": (gathered(failed(), outcome=P, message="fine"), F, R.REGRESSION, "recorded as pass"),
     "another-command": (gathered(passed(), command="true"), D, R.UNFINISHED, "another command was run: true"),
+    "a-command-before-it": (gathered(passed(), command="false"), D, R.UNFINISHED, "another command was run: false"),
     # Infrastructure: nothing was learned about the change.
     "no-record": (without("results.jsonl"), D, R.INFRA, "no record of it arrived"),
     "job-left-nothing": (
@@ -190,6 +191,13 @@ CASES = {
         R.REGRESSION,
         "max_abs_err",
     ),
+    "fails-on-a-sick-node-and-on-a-fit-one-before-it": (
+        both(FAILS, after(**ECC), recheck(again("fail", host="mi300-1"))),
+        F,
+        R.REGRESSION,
+        "max_abs_err",
+    ),
+    "passes-on-a-fit-node": (both(FAILS, after(**ECC), recheck(again(host=ELSEWHERE))), D, R.INFRA, "node is in doubt"),
     "another-check-fails-on-a-fit-node": (
         both(FAILS, after(**ECC), recheck(again("fail", host=ELSEWHERE, check=OTHER))),
         D,
@@ -198,6 +206,12 @@ CASES = {
     ),
     "ran-in-another-image": (
         gathered(passed(), environment=environment(image="sha256:" + "0" * 64)),
+        D,
+        R.INFRA,
+        "it ran in image",
+    ),
+    "ran-in-a-later-image": (
+        gathered(passed(), environment=environment(image="sha256:" + "f" * 64)),
         D,
         R.INFRA,
         "it ran in image",

@@ -15,7 +15,7 @@ from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
 from hilgate.evidence import KINDS, kind_of
-from hilgate.judge.verdict import LONGEST_SELECTOR, UNCOMPARED, exit_status, judge, read_verdict, totals
+from hilgate.judge.verdict import UNCOMPARED, exit_status, judge, read_verdict, totals
 from hilgate.model.declaration import Quarantine, Quarantined
 from hilgate.model.plan import Omission, ProtectedChange
 from hilgate.model.record import SEVERITY, BuildRecord, Check, Outcome, StepRecord
@@ -66,6 +66,7 @@ def test_all_pass():
     assert verdict.outcome is Outcome.PASS
     assert verdict.why == "all 2 steps passed"
     assert exit_status(verdict, plan(A, B)) == Exit.PASS
+    assert verdict_of(plan(A, B, profile="release"), record(A), record(B)).why == "all 2 steps passed"
 
 
 def test_neither_no_steps_nor_a_missing_one_is_a_pass():
@@ -91,7 +92,7 @@ def test_the_first_of_several_is_named_and_the_others_counted():
 def test_a_quick_run_says_how_much_of_the_gate_passed():
     omitted = [
         Omission(key=f"omitted-{number}", area="samples", label="l", cause=cause, reason="r")
-        for cause, times in (("not quick", 3), ("not here", 2))
+        for cause, times in (("not quick", 3), ("not here", 2), ("other profiles", 1))
         for number in range(times)
     ]
     two = plan(A, B, profile="quick", omissions=tuple(omitted))
@@ -215,7 +216,7 @@ def test_reproduce_line(node_id, line):
 
 @pytest.mark.parametrize(("longer", "narrowed"), [(0, True), (1, False)])
 def test_a_line_that_repeats_a_step_has_no_endless_name(longer, narrowed):
-    word = "a" * (LONGEST_SELECTOR - len("-k test_") + longer)
+    word = "a" * (1000 - len("-k test_") + longer)
     failed = Check(id=f"tests/t.py::test_{word}", outcome=Outcome.FAIL, message="wrong")
     line = verdict_of(plan(B), record(B, [failed], exit_status=1)).steps[0].reproduce
     assert line == (f"hilgate run b-cpu -- -k test_{word}" if narrowed else "hilgate run b-cpu")
