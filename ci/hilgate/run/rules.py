@@ -217,13 +217,13 @@ def _why_pass(facts: Facts) -> str:
 def _cannot_run(facts: Facts) -> str:
     """`2 cannot run here: the prefix cache of MLA needs AMX`; how many of each, where there are several sentences."""
     said = Counter(facts.may_lack[facts.lacking(check)].why for check in facts.cannot_run)
-    if len(said) == 1:
-        return f"{said.total()} cannot run here: {next(iter(said))}"
-    return f"{said.total()} cannot run here: " + "; ".join(f"{number}: {what}" for what, number in said.most_common())
+    (why, _), *others = said.most_common()
+    each = "; ".join(f"{number}: {what}" for what, number in said.most_common()) if others else why
+    return f"{said.total()} cannot run here: {each}"
 
 
 def _why_missing(facts: Facts) -> str:
-    check, number = facts.missing[0], len(facts.missing)
+    check, *others = facts.missing
     needed = needs_of(check)
     declared = [one for one in needed if one in facts.may_lack]
     if declared:
@@ -232,7 +232,7 @@ def _why_missing(facts: Facts) -> str:
         why = f"it needs {needed[0]}, which the step does not declare (may_lack)"
     else:
         why = "it names no condition that the step may lack (may_lack)"
-    many = f"{number} checks that must run did not; the first: " if number > 1 else ""
+    many = f"{len(facts.missing)} checks that must run did not; the first: " if others else ""
     return f"{many}{check.id} did not run, and {why}: {first_line(check.message)}"
 
 
@@ -281,7 +281,7 @@ def _own(
     def explained(facts: Facts) -> str:
         if facts.recorded is None:
             return why(facts)
-        if facts.recorded is outcome:
+        if facts.recorded is outcome:  # mutant ReplaceComparisonOperator_Is_Eq: members of an enum
             return facts.stopped or why(facts)
         return f"{why(facts)} (recorded as {facts.recorded.value})"
 
@@ -447,6 +447,7 @@ RULES: tuple[Rule, ...] = (
     # A crash on a node that was watched and is sound is the step's own, as a hang is.
     _own(
         "crashed",
+        # mutant NumberReplacer: neither 0 nor 1 is the signal of a crash
         lambda f: f.around.watched and -(f.exit_status or 0) in OWN_SIGNALS,
         DID_NOT_RUN,
         Ruling.UNFINISHED,
@@ -520,6 +521,7 @@ RULES: tuple[Rule, ...] = (
     _own("it read what does not select it", lambda f: f.reads, DID_NOT_RUN, Ruling.UNFINISHED, lambda f: f.reads),
     _own(
         "an inconclusive check, or exit 6",
+        # mutant ReplaceComparisonOperator_Eq_GtE: any other status but 0 has been decided
         lambda f: f.exit_status == Exit.INCONCLUSIVE or f.counts.inconclusive,
         INCONCLUSIVE,
         Ruling.INCONCLUSIVE,

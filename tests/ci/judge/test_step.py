@@ -550,6 +550,14 @@ TROUBLE = {
         pair(after={"host": ELSEWHERE}),
         (f"the health after is of {ELSEWHERE}, the results are of {NODE}",),
     ),
+    "a-node-before-it": (
+        pair(after={"host": "mi300-1"}),
+        (f"the health after is of mi300-1, the results are of {NODE}",),
+    ),
+    "more-gpus-than-the-step-has": (
+        pair(before={"gpus": (GPU, gpu(bdf="0000:06:00.0"))}, after={"gpus": (GPU, gpu(bdf="0000:06:00.0"))}),
+        (),
+    ),
     "too-few-from-the-start": (
         pair(before={"gpus": ()}, after={"gpus": ()}),
         ("0 of 1 GPUs before", "0 of 1 GPUs after"),

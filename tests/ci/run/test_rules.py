@@ -100,6 +100,11 @@ EXAMPLES = [
         "3 checks did not run for lack of cpu:amx_tile, and at most 2 may; the last: s",
     ),
     (
+        facts(checks=[PASS, TWO_GPUS, TWO_GPUS, TWO_GPUS, MLA], **NEITHER),
+        Outcome.DID_NOT_RUN,
+        "3 checks did not run for lack of gpus:2, and at most 2 may; the last: t",
+    ),
+    (
         facts(checks=[PASS, MLA], minimum=2, **NO_AMX),
         Outcome.DID_NOT_RUN,
         "1 check ran, 1 cannot run here: the prefix cache of MLA needs AMX; at least 2 must",
@@ -136,6 +141,13 @@ EXAMPLES = [
     (facts(0, recorded=Outcome.INCONCLUSIVE), Outcome.INCONCLUSIVE, "it says that it is inconclusive"),
     (facts(0, [PASS, FAIL], recorded=Outcome.PASS), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001 (recorded as pass)"),
     (facts(0, [OPEN], recorded=Outcome.FAIL, stopped="f: off"), Outcome.FAIL, "f: off"),
+    (
+        facts(0, [FAIL], recorded=Outcome.DID_NOT_RUN),
+        Outcome.FAIL,
+        "f: max_abs_err 0.5 > 0.001 (recorded as did not run)",
+    ),
+    (facts(0, (), recorded=Outcome.INCONCLUSIVE), Outcome.DID_NOT_RUN, "it recorded no checks (recorded as inconc"),
+    (facts(0, [OPEN], recorded=Outcome.INCONCLUSIVE), Outcome.INCONCLUSIVE, "o: n=50"),
 ]
 
 
@@ -167,6 +179,7 @@ IN_ITS_SURROUNDINGS = [
     (among(None), D, R.UNFINISHED, LATE),
     (among(-11, watched=True), D, R.UNFINISHED, "killed by SIGSEGV"),
     (among(-11), D, R.INFRA, "killed by SIGSEGV"),
+    (among(-1), D, R.INFRA, "killed by SIGHUP"),
     (among(1, flaky=(FAIL,)), F, R.REGRESSION, "exit 1 and no failing check"),
     (among(137), D, R.UNFINISHED, "exit 137"),
     (among(-6, watched=True), D, R.UNFINISHED, "killed by SIGABRT"),
