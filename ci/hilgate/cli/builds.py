@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hilgate.release.verify import BundleAnswer
-    from hilgate.report.history import Metric, Row
+    from hilgate.report.history import Metric, Row, Steadiness
 
 
 METRICS = "flakes, times, accuracy, kernels"
@@ -119,6 +119,50 @@ def show(
         if number:
             out.print()
         show_history_tables(out, name, found, limit=rows)
+
+
+@builds.command()
+def promote(ctx: typer.Context, since: Since = None, as_json: Json = False, history: History = None) -> None:
+    """Say which steps that are only reported are steady enough to count, and which that count are too flaky."""
+    from hilgate.declare.load import load
+    from hilgate.report import history as store
+    from hilgate.report.terminal import say, stdout, table_of
+
+    root = repository(ctx)
+    reported = load(root).report_only()
+    rows, others = [], 0
+    for step in store.steadiness(history or store.path_of(root), since=since):
+        advice = _advice(step, reported=step.key in reported)
+        others += not advice
+        if advice:
+            low, high = step.interval
+            about = {"key": step.key, "report_only": step.key in reported, "builds": step.builds, "flaky": step.flaky}
+            rows.append({**about, "low": low, "high": high, "newest": step.newest, "advice": advice})
+    if as_json:
+        sys.stdout.write(json.dumps({"bound": store.STEADY, "steps": rows, "others": others}, indent=1) + "\n")
+        return
+    out = stdout()
+    cells = [
+        (row["key"], f"{row['flaky']} of {row['builds']}", f"{row['low']:.2%} to {row['high']:.2%}", row["advice"])
+        for row in rows
+    ]
+    if cells:
+        out.print(table_of(("step", "flaky", "95 %", f"against {store.STEADY:.1%}"), cells))
+    say(out, f"{text.count(others, 'step')} more, which count and are not known to exceed {store.STEADY:.1%}", "dim")
+
+
+def _advice(step: Steadiness, *, reported: bool) -> str:
+    """What to do about a step; empty for one that counts and is not known to be too flaky."""
+    from hilgate.report.history import STEADY
+
+    low, high = step.interval
+    if not reported:
+        return "counts, and exceeds it: mend it" if low > STEADY else ""
+    if high >= STEADY:
+        return f"only reported: {text.count(step.missing, 'build')} to go"
+    if step.newest != "pass":
+        return f"only reported: steady, and now {step.newest}"
+    return "steady: remove report_only"
 
 
 BARS = "▁▂▃▄▅▆▇█"

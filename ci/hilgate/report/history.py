@@ -640,6 +640,57 @@ def rate_interval(number: int, of: int) -> tuple[float, float]:
     return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
+STEADY = 0.005
+"""A step counts well whose flake rate is below this, by the upper end of its interval."""
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """How often a step was flaky.
+
+    Attributes:
+        builds: In which it passed or was flaky: others say nothing about its flake rate.
+        flaky: In how many of them a check of it failed and then passed over the same files.
+        newest: Its outcome in the newest build that has it.
+    """
+
+    key: str
+    builds: int
+    flaky: int
+    newest: str
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of its flake rate; of a step without builds everything."""
+        return rate_interval(self.flaky, self.builds) if self.builds else (0.0, 1.0)
+
+    @property
+    def missing(self) -> int:
+        """How many builds without a flake it lacks until the upper end of the interval is below `STEADY`."""
+        needed = max(1, self.builds)
+        while rate_interval(self.flaky, needed)[1] >= STEADY:
+            needed += 1
+        return needed - self.builds
+
+
+def steadiness(path: Path, *, since: dt.datetime | None = None) -> list[Steadiness]:
+    """The flake rate of each planned step over all builds, or those since a time (UTC); raises as `newest_build_of`."""
+    begin = since.replace(tzinfo=dt.UTC).timestamp() if since else 0.0
+    with _reading(path) as connection:
+        flaky = set(connection.execute("select distinct build, key from checks where flaky"))
+        found: dict[str, Steadiness] = {}
+        for build, key, outcome in connection.execute(
+            "select build, key, steps.outcome from builds cross join steps on build = builds.id"
+            " where began >= ? and attempts > 0 order by began desc",
+            (begin,),
+        ):
+            before = found.get(key, Steadiness(key, 0, 0, outcome))
+            is_flaky = (build, key) in flaky
+            answered = is_flaky or outcome == Outcome.PASS.value
+            found[key] = Steadiness(key, before.builds + answered, before.flaky + is_flaky, before.newest)
+        return [found[key] for key in sorted(found)]
+
+
 def _times(connection: sqlite3.Connection, asked: _Asked) -> list[Row]:
     """Minutes of whole builds, then of each step, the slowest first: the newest against the median of those before."""
     rows = []

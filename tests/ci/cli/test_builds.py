@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from rich.console import Console
@@ -60,9 +61,43 @@ def test_the_environment_names_another_history(repository, tmp_path):
     assert [row[5] for row in rows_of(tmp_path / "far")["builds"]] == ["feature"]
 
 
+STEPS = {
+    "steady-cpu": (800, 0, "pass"),
+    "young-cpu": (30, 0, "pass"),
+    "red-cpu": (800, 0, "fail"),
+    "shaky-cpu": (100, 9, "pass"),
+    "fine-cpu": (100, 1, "pass"),
+}
+
+
+def test_promote_says_what_may_count_and_what_should_not(tmp_path, monkeypatch):
+    only = {name: {"report_only": True} for name in ("steady", "young", "red")}
+    root = write_repository(tmp_path, {key.removesuffix("-cpu"): "python -c pass" for key in STEPS}, **only)
+    known = [history.Steadiness(key, *of) for key, of in STEPS.items()]
+    monkeypatch.setattr(history, "steadiness", mock.Mock(return_value=known))
+    shown = hilgate(root, "history", "promote", COLUMNS="200").stdout
+    told = {line.split()[0]: " ".join(line.split("%")[-1].split()) for line in shown.splitlines()[1:-1]}
+    assert told == {
+        "steady-cpu": "steady: remove report_only",
+        "young-cpu": "only reported: 735 builds to go",
+        "red-cpu": "only reported: steady, and now fail",
+        "shaky-cpu": "counts, and exceeds it: mend it",
+    }
+    assert shown.splitlines()[-1].startswith("1 step more, which count")
+    as_json = json.loads(hilgate(root, "history", "promote", "--json").stdout)
+    assert [(one["key"], one["report_only"]) for one in as_json["steps"]][-1] == ("shaky-cpu", False)
+
+
+def test_promote_of_an_empty_history_says_what_to_do(tmp_path):
+    root = write_repository(tmp_path, {"a": "python -c pass"})
+    refused = hilgate(root, "history", "promote")
+    assert (refused.returncode, "hilgate history add" in refused.stderr) == (4, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
+        (("promote", "--history", "results/plan.json"), 3, "not a database"),
         (("show", "--history", "none"), 2, "add one: `hilgate history add`"),
         (("show", "--history", "results"), 2, "this is a folder"),
         (("add", "--history", "results/plan.json"), 3, "not a database"),

@@ -429,6 +429,25 @@ def test_rows_are_json(asked):
     assert json.loads(text)[0]["time"][0] == "2026-11-21T00:00:00+00:00"
 
 
+def test_the_flake_rate_of_a_step_is_of_builds_that_say_something_about_it(path):
+    for minute, (check, flaky) in enumerate(
+        [(passed("c"), ()), (failed("c"), ("c",)), (failed("c"), ()), (passed("c"), ())]
+    ):
+        remember(path, [check], minute=minute, flaky=flaky)
+    (found,) = history.steadiness(path)
+    assert (found.key, found.builds, found.flaky, found.newest) == ("a-cpu", 3, 1, "pass")
+    assert found.interval == history.rate_interval(1, 3)
+    (last,) = history.steadiness(path, since=NOW + dt.timedelta(minutes=2))
+    assert (last.builds, last.flaky) == (1, 0)
+
+
+def test_builds_that_are_missing_bring_the_upper_bound_below_it():
+    for builds, flaky in ((0, 0), (10, 0), (100, 3)):
+        one = history.Steadiness("a", builds, flaky, "pass")
+        assert history.rate_interval(flaky, builds + one.missing)[1] < history.STEADY
+        assert history.rate_interval(flaky, builds + one.missing - 1)[1] >= history.STEADY
+
+
 @pytest.mark.parametrize(
     ("number", "of", "expected"),
     [(0, 10, (0.0, 0.2775)), (1, 10, (0.0179, 0.4042)), (10, 10, (0.7225, 1.0)), (50, 100, (0.4038, 0.5962))],
