@@ -1,49 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who: an author, or nobody. What: the same files are built again, or a job is killed by its own test and tried again,
-until it is green; what was found before is lost.
+until it is green; or a person tries the job again that had found it. What was found before is lost.
 
-What must happen: a command that was killed is not tried again by itself. Lost tries and earlier builds of the same
-files are named beside the verdict, with each check that failed in one and passes now; where nobody knows, that is said.
-A machine that vanished is ordinary: it is named, and blocks nothing.
+What must happen: a command that was killed is not tried again by itself. Where a project lets people try jobs again
+whose machine failed, a try after an answer, or that nobody knows of, leaves no pass. Lost tries and earlier builds of
+the same files are named beside the verdict, with each check that failed in one and passes now; where nobody knows, that
+is said. A machine that vanished is ordinary: it is named, and blocks nothing.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.jobs import GATHER, TEST, Jobs
+from support.declarations import EVERYTHING, LAPTOP, declare, step
+from support.jobs import GATHER, TEST, Jobs, agents_plan
+from support.pipelines import DECLARED, steps_of
 from support.rest import TOKEN, build, serving
 
 from hilgate.buildkite import api
 from hilgate.buildkite.lint import lint
-from hilgate.buildkite.steps import RECHECK_RETRY, RETRY
+from hilgate.buildkite.steps import RECHECK_RETRY, RETRY, pipeline_yaml
 from hilgate.judge.build import judge_folder
 from hilgate.judge.earlier import before
 from hilgate.model import EARLIER_FILE
-from hilgate.model.earlier import Earlier, EarlierBuild, LostTry
+from hilgate.model.declaration import Project
+from hilgate.model.earlier import Earlier, EarlierBuild, LostTry, Waited
 from hilgate.model.record import Outcome
-from hilgate.plan.make import plan_digest
+from hilgate.plan.make import ChangeFacts, assemble, plan_digest
 from hilgate.report.annotation import render
 from hilgate.report.view import ReportView
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hilgate.judge.build import Judged
+
 TREE = "t" * 64
 FAILED = EarlierBuild(number=11, commit="0" * 40, state="failed", tree=TREE, failed={GATHER.key: (TEST, "t::gone")})
 
 
-def judged(folder: Path, earlier: Earlier | str | None) -> tuple[str, ...]:
-    """What a green build says of what came before it."""
-    jobs = Jobs(folder)
+def verdict_of(folder: Path, earlier: Earlier | str | None, **changes: Any) -> Judged:
+    """The verdict of a green build, with this before it; `changes` are of its plan."""
+    jobs = Jobs(folder, agents_plan(**changes))
     if earlier is not None:
         text = earlier if isinstance(earlier, str) else earlier.model_dump_json()
         (folder / EARLIER_FILE).write_text(text)
-    found = judge_folder(folder, jobs.plan, plan_digest(jobs.plan), jobs=jobs.folder)
+    return judge_folder(folder, jobs.plan, plan_digest(jobs.plan), jobs=jobs.folder)
+
+
+def judged(folder: Path, earlier: Earlier | str | None) -> tuple[str, ...]:
+    """What a green build says of what came before it."""
+    found = verdict_of(folder, earlier)
     assert found.verdict.outcome is Outcome.PASS, found.verdict.why
-    assert found.verdict.before == before(folder, jobs.plan, found.recorded)
+    assert found.verdict.before == before(folder, found.plan, found.recorded).said
     assert json.loads((folder / "verdict.json").read_text())["before"] == list(found.verdict.before)
     return found.verdict.before
 
@@ -64,6 +76,66 @@ def test_a_machine_that_vanished_is_named_and_blocks_nothing(tmp_path: Path, sta
     tries = [LostTry(step=GATHER.key, job=f"0190-{number}", exit_status=status) for number in (1, 2)]
     (line,) = judged(tmp_path, Earlier(tries=tuple(tries)))
     assert line.startswith(f"{GATHER.key}: 2 lost tries before the one that counts: job 0190-1 ended with {status}")
+
+
+TRY = LostTry(step=GATHER.key, job="0190-1", exit_status=1)
+
+
+@pytest.mark.parametrize("status", [1, 6, 4, 137, 143, None])
+@pytest.mark.parametrize("step", [GATHER.key, f"{GATHER.key}-approved"])
+def test_an_answer_is_not_replaced_by_a_try_by_hand(tmp_path: Path, step: str, status: int | None) -> None:
+    earlier = Earlier(tries=(TRY.model_copy(update={"step": step, "exit_status": status}),))
+    verdict = verdict_of(tmp_path, earlier, manual_retry=True).verdict
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.why.startswith(f"{step} was tried again by hand after an answer (job 0190-1 ended with ")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        {"exit_status": -1},
+        {"exit_status": 5},
+        {"exit_status": 75},
+        {"exit_status": 255},
+        {"exit_status": 143, "by_hand": False},
+        {"exit_status": None, "started": False},
+        {"step": "verdict"},
+    ],
+    ids=str,
+)
+def test_a_job_that_answered_nothing_may_be_tried_again_by_hand(tmp_path: Path, lost: dict[str, Any]) -> None:
+    earlier = Earlier(tries=(TRY.model_copy(update=lost),))
+    assert verdict_of(tmp_path, earlier, manual_retry=True).verdict.outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("earlier", [None, "{"])
+def test_where_tries_by_hand_are_allowed_and_nobody_knows_of_them_there_is_no_pass(
+    tmp_path: Path, earlier: str | None
+) -> None:
+    verdict = verdict_of(tmp_path, earlier, manual_retry=True).verdict
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.why.startswith("not known: whether jobs were tried more than once")
+
+
+def test_jobs_can_be_tried_by_hand_only_where_the_plan_says_so() -> None:
+    manual = []
+    for allowed in (True, False):
+        plan = agents_plan(manual_retry=allowed)
+        manual.append({str(step["retry"]["manual"]) for step in steps_of(pipeline_yaml(plan, DECLARED)).values()})
+    assert manual[0] == {"{'allowed': True, 'permit_on_passed': False}"}
+    assert all("'allowed': False" in one for one in manual[1])
+    step = {"key": "a", "command": "a", "agents": {"queue": "q"}, "timeout_in_minutes": 5}
+    for by_hand in ({"allowed": True}, {"allowed": True, "permit_on_passed": True}):
+        (problem,) = lint(json.dumps({"steps": [step | {"retry": {"manual": by_hand}}]}), manual=True)
+        assert "can be retried by hand" in problem
+
+
+@pytest.mark.parametrize(("profile", "fork"), [("release", False), ("pr", True), ("gate", False)])
+def test_no_release_and_no_fork_has_tries_by_hand(profile: Any, fork: bool) -> None:
+    declared = replace(declare(a=[step("s")]), project=Project(manual_retry=True))
+    machine = LAPTOP if profile == "gate" else None
+    assert not assemble(declared, EVERYTHING, machine, profile=profile, facts=ChangeFacts(fork=fork)).manual_retry
+    assert assemble(declared, EVERYTHING, None, profile="pr").manual_retry
 
 
 @pytest.mark.parametrize("same", ["commit", "files"])
@@ -125,13 +197,23 @@ def test_buildkite_is_asked_for_lost_tries_and_for_builds_of_the_branch() -> Non
         "state": "failed",
     }
     left = json.dumps({"tree": TREE, "failed": {"one-cpu": ["t::a"]}})
-    now = build(12, jobs=[job, job | {"id": "0190-b", "retried": False, "exit_status": 0}, {"type": "waiter"}])
+    again = {"id": "0190-b", "retried": False, "exit_status": 0}
+    by_itself = [
+        job | {"id": "0190-c", "retried_in_job_id": "0190-d"},
+        job | again | {"id": "0190-d", "retry_type": "automatic"},
+    ]
+    late = {"step_key": "two-cpu", "runnable_at": "2026-11-21T00:00:00Z", "finished_at": "2026-11-21T01:01:30Z"}
+    now = build(12, jobs=[job, job | again, *by_itself, late, {"type": "waiter"}])
     builds = [now, build(11, meta_data={api.FAILED_KEY: left}), build(10, meta_data={api.FAILED_KEY: "["})]
     with serving() as server:
         server.answer(200, now).answer(200, builds)
         url = api.builds_url("acme", "rocm", api=server.address)
         found = api.earlier(api.Client(url, TOKEN), 12, "feature")
-    assert found.tries == (LostTry(step="one-cpu", job="0190-a", exit_status=-1),)
+    assert found.tries == (
+        LostTry(step="one-cpu", job="0190-a", exit_status=-1),
+        LostTry(step="one-cpu", job="0190-c", exit_status=-1, by_hand=False),
+    )
+    assert found.waited == (Waited(step="two-cpu", minutes=61),)
     assert [(one.number, one.tree, one.failed) for one in found.builds] == [
         (11, TREE, {"one-cpu": ("t::a",)}),
         (10, "", {}),

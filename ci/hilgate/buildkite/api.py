@@ -18,7 +18,7 @@ import httpx
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from hilgate.errors import CannotRunHereError, MisuseError
-from hilgate.model.earlier import Earlier, EarlierBuild, LostTry
+from hilgate.model.earlier import Earlier, EarlierBuild, LostTry, Waited
 from hilgate.text import line
 
 if TYPE_CHECKING:
@@ -265,10 +265,16 @@ class RemoteJob(BaseModel, frozen=True):
     step_key: str | None = None
     retried: bool = False
     """Whether another job took its place."""
+    retried_in_job_id: str | None = None
+    """Which one."""
+    retry_type: str | None = None
+    """`automatic` or `manual`, of a job that took another's place."""
     exit_status: int | None = None
     graphql_id: str | None = None
     state: str | None = None
     runnable_at: dt.datetime | None = None
+    started_at: dt.datetime | None = None
+    finished_at: dt.datetime | None = None
     agent_query_rules: tuple[str, ...] | None = None
 
 
@@ -327,15 +333,28 @@ class LeftFailures(BaseModel, frozen=True):
 
 
 def earlier(client: Client, number: int, branch: str) -> Earlier:
-    """The lost tries of a build's jobs, and the builds of its branch before it among the newest.
+    """The lost tries of a build's jobs, those that no agent took, and the builds of its branch before it.
 
     Raises:
         HilgateError: Buildkite does not say so.
     """
+    jobs = client.build(number).jobs
+    automatic = {job.id for job in jobs if job.retry_type == "automatic"}
     tries = [
-        LostTry(step=job.step_key, job=job.id, exit_status=job.exit_status)
-        for job in client.build(number).jobs
+        LostTry(
+            step=job.step_key,
+            job=job.id,
+            exit_status=job.exit_status,
+            started=job.started_at is not None or job.exit_status is not None,
+            by_hand=job.retried_in_job_id not in automatic,
+        )
+        for job in jobs
         if job.retried and job.step_key
+    ]
+    waited = [
+        Waited(step=job.step_key, minutes=int((job.finished_at - job.runnable_at).total_seconds() / 60))
+        for job in jobs
+        if job.step_key and not job.retried and not job.started_at and job.runnable_at and job.finished_at
     ]
     newest = itertools.islice(client.builds(branch=branch), PER_PAGE)
     builds = [
@@ -343,7 +362,7 @@ def earlier(client: Client, number: int, branch: str) -> Earlier:
         for one in newest
         if one.number < number
     ]
-    return Earlier(tries=tuple(tries), builds=tuple(builds))
+    return Earlier(tries=tuple(tries), waited=tuple(waited), builds=tuple(builds))
 
 
 def _left(build: RemoteBuild) -> LeftFailures:

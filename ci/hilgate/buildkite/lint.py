@@ -67,10 +67,11 @@ _load = functools.partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.Sa
 _LONE_DOLLAR = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
 
 
-def lint(text: str, *, secrets: bool = True, suffix: str = "", posts: str = "") -> list[str]:
+def lint(text: str, *, secrets: bool = True, suffix: str = "", posts: str = "", manual: bool = False) -> list[str]:
     """Problems of a generated pipeline.
 
-    `text` is uploaded without interpolation. A build of a fork has no `secrets`; the keys of steps that run once more
+    `text` is uploaded without interpolation. A build of a fork has no `secrets`; with `manual` a person may try a job
+    again that has not passed; the keys of steps that run once more
     end in `suffix`, one of `SUFFIXES`; `posts` is the key of the one step that may post a status, which may then be one
     of `STATIC_KEYS`.
     """
@@ -89,7 +90,7 @@ def lint(text: str, *, secrets: bool = True, suffix: str = "", posts: str = "") 
         if key.endswith(one) is not (one == suffix) and key != posts
     ]
     for step in steps:
-        found = _step_problems(step) if "group" not in step else _greening(step)
+        found = _step_problems(step, manual=manual) if "group" not in step else _greening(step)
         if "notify" in step and step.get("key") != posts:
             found.append("notifies, which is the verdict's alone")
         if step.get("secrets") and not secrets:
@@ -185,7 +186,7 @@ def _greening(step: Step) -> list[str]:
     return [f"has {word!r}, which can turn a failure or a skip green" for word in GREENING if word in step]
 
 
-def _step_problems(step: Step, *, answers: bool = True) -> list[str]:
+def _step_problems(step: Step, *, answers: bool = True, manual: bool = False) -> list[str]:
     """Problems of a command step; `answers` where its exit status says something about the change."""
     rules = {
         "has no key that Buildkite takes": not BUILDKITE_KEY.fullmatch(step.get("key") or ""),
@@ -198,10 +199,10 @@ def _step_problems(step: Step, *, answers: bool = True) -> list[str]:
     }
     found = [problem for problem, wrong in rules.items() if wrong]
     found += pods.problems(step.get("plugins")) if answers else []
-    return _greening(step) + found + _retry_problems(step.get("retry") or {}, answers=answers)
+    return _greening(step) + found + _retry_problems(step.get("retry") or {}, answers=answers, manual=manual)
 
 
-def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
+def _retry_problems(retry: Step, *, answers: bool, manual: bool) -> list[str]:
     problems = []
     automatic = retry.get("automatic") or []
     for rule in [automatic] if isinstance(automatic, dict) else automatic if isinstance(automatic, list) else [{}]:
@@ -211,7 +212,9 @@ def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
         by_reason = rule.get("signal_reason") in INFRASTRUCTURE_REASONS and "exit_status" not in rule
         if not (by_status or by_reason):
             problems.append(f"retries {rule or 'everything'}, which is not infrastructure")
-    if answers and (retry.get("manual") or {}).get("allowed") is not False:
+    by_hand = retry.get("manual") or {}
+    permitted = manual and by_hand == {"allowed": True, "permit_on_passed": False}
+    if answers and not permitted and by_hand.get("allowed") is not False:
         problems.append("can be retried by hand, which leaves out the results of the first try")
     return problems
 

@@ -67,7 +67,11 @@ MANUAL = CommandStepManualRetryObject(
 )
 
 
-def infrastructure_retry(*, sick_limit: int) -> CommandStepRetry:
+BY_HAND = CommandStepManualRetryObject(allowed=True, permit_on_passed=False)
+"""Where the project allows it: the judge refuses a pass after a try that had answered (`judge.earlier`)."""
+
+
+def infrastructure_retry(*, sick_limit: int, manual: CommandStepManualRetryObject = MANUAL) -> CommandStepRetry:
     """Infrastructure only. A failed check (1) or an inconclusive one (6) is an answer, and is never asked for again.
 
     Nor is a command that was killed (137) while its agent lived: a test can do that to its own step, and a step that
@@ -83,11 +87,12 @@ def infrastructure_retry(*, sick_limit: int) -> CommandStepRetry:
             AutomaticRetry(signal_reason="agent_refused", limit=2),
             AutomaticRetry(signal_reason="stack_error", limit=1),
         ],
-        manual=MANUAL,
+        manual=manual,
     )
 
 
 RETRY = infrastructure_retry(sick_limit=2)
+RETRY_BY_HAND = infrastructure_retry(sick_limit=2, manual=BY_HAND)
 RECHECK_RETRY = infrastructure_retry(sick_limit=3)
 """A recheck also ends as from a sick node where it lands on the node that it should avoid."""
 
@@ -123,7 +128,7 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
         groups += [GroupStep(group=titles.get(area, area), key=area, steps=own)] if own else []
     if small := [_job(steps, plan, declarations, branch) for steps in jobs if len(steps) > 1]:
         groups.append(GroupStep(group="small steps, several in a job", steps=small))
-    return emit(groups, secrets=not plan.fork)
+    return emit(groups, secrets=not plan.fork, manual=plan.manual_retry)
 
 
 def _job(
@@ -179,7 +184,7 @@ def _job(
         artifact_paths=[f"{folder}/**/*" for folder in folders],  # the hooks' notes go to the first
         plugins=_plugins(step, step.queue, plan, declarations),
         secrets=None if plan.fork else list(step.step.secrets) or None,
-        retry=RECHECK_RETRY if failed else RETRY,
+        retry=RECHECK_RETRY if failed else RETRY_BY_HAND if plan.manual_retry else RETRY,
     )
 
 
@@ -212,14 +217,22 @@ def _plugins(
     return [pods.plugin(step, queue, declared.pods, digest, fork=plan.fork)]
 
 
-def emit(steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, suffix: str = "", posts: str = "") -> str:
+def emit(
+    steps: Sequence[GroupStep | CommandStep],
+    *,
+    secrets: bool = True,
+    suffix: str = "",
+    posts: str = "",
+    manual: bool = False,
+) -> str:
     """Emit, lint and validate. `hilgate` on hosts is that of the merge base of the change.
 
     Raises:
         InvalidPipelineError: With every problem found.
     """
     text = Pipeline(steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
-    problems = lint(text, secrets=secrets, suffix=suffix, posts=posts) or schema_problems(text, sdk_schema())
+    problems = lint(text, secrets=secrets, suffix=suffix, posts=posts, manual=manual)
+    problems = problems or schema_problems(text, sdk_schema())
     if problems:
         raise InvalidPipelineError(
             "the generated pipeline is not sound: " + "; ".join(problems),
@@ -269,7 +282,7 @@ def recheck_yaml(
 def approved_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -> str:
     """All steps of a plan once more, over the files that were approved."""
     steps = [_job(steps, plan, declarations, branch, approved=True) for steps in plan.jobs().values()]
-    return emit(steps, secrets=not plan.fork, suffix=APPROVED_KEY_SUFFIX)
+    return emit(steps, secrets=not plan.fork, suffix=APPROVED_KEY_SUFFIX, manual=plan.manual_retry)
 
 
 def required_yaml(declarations: Declarations) -> str:

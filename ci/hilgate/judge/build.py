@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hilgate import git
 from hilgate.declare.load import load
 from hilgate.declare.quarantine import USED_FILE, effective, load_quarantine
 from hilgate.errors import Exit, HilgateError, writing
-from hilgate.judge.earlier import before
+from hilgate.judge.earlier import Before, before
 from hilgate.judge.verdict import exit_status, judge
 from hilgate.model import VERDICT_FILE
 from hilgate.model.declaration import Quarantine
@@ -89,6 +89,9 @@ def judge_folder(
             excused = effective(root, base, load_quarantine(root, load(root)))
         except HilgateError as error:
             refused = error
+    doubts = (OTHER_FILES,) if root and plan.local and jobs is None and _moved(recorded, root) else ()
+    past = before(folder, plan, recorded) if jobs is not None else Before()
+    recorded = replace(recorded, waited=past.waited)
     verdict = judge(
         judged,
         recorded,
@@ -96,8 +99,8 @@ def judge_folder(
         decided=dt.datetime.now(dt.UTC),
         quarantine=excused,
         approved_by=approved_by,
-        doubts=(OTHER_FILES,) if root and plan.local and jobs is None and _moved(recorded, root) else (),
-        before=before(folder, plan, recorded) if jobs is not None else (),
+        doubts=(*doubts, *past.doubts),
+        before=past.said,
         approvals=only is None or plan.local,
     )
     if refused:

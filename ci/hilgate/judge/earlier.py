@@ -1,42 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what came before a verdict: lost tries of its jobs, and earlier builds of the same files. It decides nothing.
+"""Say what came before a verdict: lost tries of its jobs, and earlier builds of the same files.
 
-A machine that vanished is ordinary, and so is a build that was started again; but a reader who trusts a green build
-must know that it took several tries.
+It decides nothing, but where jobs may be tried again by hand: what a try answered must not be lost by that. A machine
+that vanished is ordinary, and so is a build that was started again; but a reader who trusts a green build must know
+that it took several tries.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hilgate.errors import HilgateError
+from hilgate.errors import Exit, HilgateError
 from hilgate.model import EARLIER_FILE
 from hilgate.model.earlier import Earlier
 from hilgate.model.record import Outcome
+from hilgate.names import approved_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from hilgate.model import Key
     from hilgate.model.earlier import EarlierBuild
     from hilgate.model.plan import Plan
     from hilgate.run.results import Recorded
 
+ANSWERS_NOTHING = frozenset({-1, int(Exit.CANNOT_RUN_HERE), int(Exit.SICK_NODE), 255})
+"""Exit statuses after which a job may be tried again by hand: nothing was learned about the change. Those of a lost
+agent and of a lost executor are -1 and 255."""
 UNKNOWN = "not known: whether jobs were tried more than once, and whether these files were built before"
 MOST_LINES = 20
 UNREMARKABLE = frozenset({"passed", "scheduled", "skipped", "not_run"})
 """States of a build that say nothing against its files."""
 
 
-def before(folder: Path, plan: Plan, recorded: Recorded) -> tuple[str, ...]:
-    """What `earlier.json` in a results folder says of a plan's build, a sentence each; or that nobody knows."""
+@dataclass(frozen=True)
+class Before:
+    """What `earlier.json` says of a plan's build.
+
+    Attributes:
+        said: A sentence for each thing that came before, or that nobody knows.
+        doubts: Why a pass is none: an answer was lost by a try by hand, or nobody knows whether one was.
+        waited: Planned key -> minutes, of steps whose job was ended before an agent took it.
+    """
+
+    said: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    waited: dict[Key, int] = field(default_factory=dict)
+
+
+def before(folder: Path, plan: Plan, recorded: Recorded) -> Before:
+    """Read `earlier.json` in a results folder."""
     path = folder / EARLIER_FILE
     try:
         earlier = Earlier.load(path, "run `hilgate earlier` again")
     except HilgateError as error:
         why = f"{EARLIER_FILE} is {error.what}" if path.exists() else "Buildkite was not asked, or did not answer"
-        return (f"{UNKNOWN} ({why})",)
+        unknown = f"{UNKNOWN} ({why})"
+        return Before((unknown,), (unknown,) if plan.manual_retry else ())
+    minutes = {one.step: one.minutes for one in earlier.waited}
+    waited = {step.key: minutes[step.job_key] for step in plan.steps if step.job_key in minutes}
+    return Before(_said(earlier, plan, recorded), tuple(_lost_answers(earlier, plan)), waited)
+
+
+def _lost_answers(earlier: Earlier, plan: Plan) -> Iterator[str]:
+    """What a try by hand has replaced although it was an answer."""
+    jobs = {step.job_key for step in plan.steps if not step.report_only}
+    jobs |= {approved_key(key) for key in jobs}
+    for one in earlier.tries if plan.manual_retry else ():
+        if one.by_hand and one.started and one.step in jobs and one.exit_status not in ANSWERS_NOTHING:
+            ended = f"job {one.job} ended with {_status(one.exit_status)}"
+            yield f"{one.step} was tried again by hand after an answer ({ended}): start a new build"
+
+
+def _said(earlier: Earlier, plan: Plan, recorded: Recorded) -> tuple[str, ...]:
     trees = {build.tree for build in recorded.builds if build.tree}
     same = [one for one in earlier.builds if one.commit == plan.commit or one.tree in trees]
     lines = [*_of_tries(earlier), *(line for one in same for line in _of_build(one, recorded))]

@@ -98,6 +98,7 @@ def judge(
         before=before,
         tree=trees.pop() if len(trees) == 1 else "",
         doubts=doubts,
+        waited=recorded.waited,
         steps=steps,
         omissions=plan.omissions,
     )
@@ -254,6 +255,8 @@ class StepResult:
         if self.health:
             return f"its job, {self.step.job}, ended before it" if self.step.job else ""
         do = "look at the queue on Buildkite, then start the build again"
+        if minutes := self.recorded.waited.get(self.step.key):
+            return f"it waited {count(minutes, 'minute')} for queue {self.step.queue} and was ended: {do}"
         return f"no agent of {self.step.queue} noted that it began: {do}"
 
     @cached_property

@@ -229,6 +229,9 @@ class Project(StrictModel):
     quick: tuple[Key, ...] = ()
     """Keys of the steps that `hilgate gate` runs on a person's machine when nothing has changed, with what they need;
     empty runs every step. They decide no merge."""
+    manual_retry: bool = False
+    """Whether a person may try a job again whose machine failed; never in builds of forks and releases. A build is
+    inconclusive in which a job was tried again that had answered, and without HILGATE_READ_TOKEN, as nobody knows."""
     history_builds: int = Field(default=5000, ge=1)
     """How many judged builds the history keeps; `hilgate history add` removes older ones."""
     status: str = "hilgate/required"

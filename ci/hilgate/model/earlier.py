@@ -16,6 +16,18 @@ class LostTry(StrictModel):
     """Buildkite's id, by which its log is found."""
     exit_status: int | None
     """-1 where the agent was lost."""
+    started: bool = True
+    """Whether an agent took it."""
+    by_hand: bool = True
+    """Whether a person asked for the next try; unknown counts as that."""
+
+
+class Waited(StrictModel):
+    """A job that was ended before an agent took it."""
+
+    step: str
+    minutes: int = Field(ge=0)
+    """How long it waited."""
 
 
 class EarlierBuild(StrictModel):
@@ -35,4 +47,5 @@ class Earlier(StrictModel):
     """The whole file."""
 
     tries: tuple[LostTry, ...] = ()
+    waited: tuple[Waited, ...] = ()
     builds: tuple[EarlierBuild, ...] = ()

@@ -140,6 +140,8 @@ class Plan(StrictModel):
     profile: PlanProfile
     fork: bool = False
     """Whether the change comes from a fork: no secrets, no caches written."""
+    manual_retry: bool = False
+    """Whether a person may try a job again. A pass then needs to know that no answer was lost by that."""
     images: dict[Key, str] = Field(default_factory=dict)
     """Image -> sha256 of everything it is built from (`docker/`); its digest is known once it is built."""
     digests: dict[Key, ImageDigest] = Field(default_factory=dict)

@@ -95,5 +95,7 @@ class Verdict(StrictModel):
     """Fingerprint of the files that its steps ran over; empty where none ran, or where they ran over several states."""
     doubts: tuple[str, ...] = ()
     """What stands against the whole: files that changed since the steps ran. A pass with one is inconclusive."""
+    waited: dict[Key, int] = Field(default_factory=dict)
+    """Planned key -> minutes after which its job was ended, because no agent took it."""
     steps: tuple[StepVerdict, ...]
     omissions: tuple[Omission, ...]

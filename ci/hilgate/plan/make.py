@@ -386,6 +386,7 @@ def assemble(
         merge_base=change.merge_base,
         profile=profile,
         fork=known.fork,
+        manual_retry=declarations.project.manual_retry and not known.fork and profile not in {*LOCAL, "release"},
         images=(images := _images(steps, facts) if facts else {}),
         digests={name: digest for name, digest in known.digests.items() if name in images},
         loosened=known.loosened,

@@ -14,7 +14,7 @@ import re
 import shutil
 import tarfile
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -239,7 +239,7 @@ def _check_verdict(stored: Verdict, manifest: bundle.Manifest, plan: Plan, recor
     quarantine = read_used(top)
     derived = judge(
         plan,
-        recorded,
+        replace(recorded, waited=stored.waited),
         digest,
         decided=stored.decided,
         quarantine=quarantine,

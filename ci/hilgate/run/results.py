@@ -94,6 +94,7 @@ class Recorded:
         restored: Name of a job's folder -> files of the merge base that its job put in place of the change's.
         on_base: Step key -> its failing checks over the files of the merge base, on the same node; no judge reads them.
         listings: Step key -> its tests here and at the merge base.
+        waited: Step key -> minutes after which its job was ended, because no agent took it.
     """
 
     builds: tuple[BuildRecord, ...]
@@ -105,6 +106,7 @@ class Recorded:
     restored: dict[str, tuple[str, ...]] = field(default_factory=dict)
     on_base: dict[str, tuple[RerunRecord, ...]] = field(default_factory=dict)
     listings: dict[str, ListingRecord] = field(default_factory=dict)
+    waited: dict[str, int] = field(default_factory=dict)
 
     def last(self, key: str) -> Attempt | None:
         """The attempt that counts, or None when the step did not finish."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 
 import pytest
 from support.jobs import GATHER, TEST, Jobs, agents_plan, failed, finished, gpu_step, opening, passed
@@ -15,7 +16,8 @@ from hilgate.declare.quarantine import QUARANTINE_FILE, USED_FILE, read_used
 from hilgate.errors import Exit
 from hilgate.judge.build import OTHER_FILES, judge_folder, judge_nothing
 from hilgate.judge.verdict import read_verdict
-from hilgate.model import VERDICT_FILE
+from hilgate.model import EARLIER_FILE, VERDICT_FILE
+from hilgate.model.earlier import Earlier, Waited
 from hilgate.model.plan import ProtectedChange
 from hilgate.model.record import Outcome
 from hilgate.plan.make import plan_digest
@@ -140,3 +142,13 @@ def test_no_plan_replaces_an_old_verdict(tmp_path):
     assert (verdict.outcome, verdict.why) == (Outcome.DID_NOT_RUN, "there is no plan")
     assert judge_nothing(folder, "again").steps == ()
     assert read_verdict(folder / VERDICT_FILE).why == "again"
+
+
+def test_a_job_that_no_agent_took_says_how_long_it_waited(tmp_path):
+    jobs = Jobs(tmp_path)
+    shutil.rmtree(jobs.path().parent)
+    (tmp_path / EARLIER_FILE).write_text(Earlier(waited=(Waited(step=GATHER.key, minutes=61),)).model_dump_json())
+    verdict = judge_folder(tmp_path, jobs.plan, plan_digest(jobs.plan), jobs=jobs.folder).verdict
+    assert verdict.outcome is Outcome.DID_NOT_RUN
+    assert "it waited 61 minutes for queue amd_mi300_1 and was ended: look at the queue" in verdict.why
+    assert verdict.waited == {GATHER.key: 61}
