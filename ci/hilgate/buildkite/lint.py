@@ -67,13 +67,21 @@ _load = functools.partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.Sa
 _LONE_DOLLAR = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
 
 
-def lint(text: str, *, secrets: bool = True, suffix: str = "", posts: str = "", manual: bool = False) -> list[str]:
+def lint(
+    text: str,
+    *,
+    secrets: bool = True,
+    suffix: str = "",
+    posts: str = "",
+    manual: bool = False,
+    known: frozenset[str] = frozenset(),
+) -> list[str]:
     """Problems of a generated pipeline.
 
     `text` is uploaded without interpolation. A build of a fork has no `secrets`; with `manual` a person may try a job
     again that has not passed; the keys of steps that run once more
     end in `suffix`, one of `SUFFIXES`; `posts` is the key of the one step that may post a status, which may then be one
-    of `STATIC_KEYS`.
+    of `STATIC_KEYS`. Steps may wait for `known` keys, which the build has already.
     """
     pipeline: Step = _load(text)
     problems = [f"it sets {word!r} for the whole build" for word in pipeline if word not in ("env", "steps")]
@@ -96,7 +104,7 @@ def lint(text: str, *, secrets: bool = True, suffix: str = "", posts: str = "", 
         if step.get("secrets") and not secrets:
             found.append("gives secrets to a fork's build")
         problems += [f"step {step.get('key', '?')!r} {problem}" for problem in found]
-    return problems + _graph_problems(steps)
+    return problems + _graph_problems(steps, known)
 
 
 def lint_files(texts: Mapping[str, str], declarations: Declarations) -> list[str]:

@@ -36,9 +36,10 @@ from hilgate.names import APPROVED_KEY_SUFFIX, RECHECK_KEY_SUFFIX, RECHECK_SUFFI
 from hilgate.text import shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from hilgate.declare.load import Declarations
+    from hilgate.model import ImageDigest, Key
     from hilgate.model.plan import Plan, PlannedStep, PlanProfile
 
 MARGIN_MINUTES = 4
@@ -120,15 +121,87 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
         raise NothingSelectedError(
             "the plan has no steps", remedy="plan a change that selects a step: a pipeline over nothing would be green"
         )
+    groups: list[GroupStep | CommandStep] = []
+    waiting = _waiting(plan, declarations)
+    if waiting:
+        groups.append(_pods_step(plan, declarations))
+    groups += _groups(plan, declarations, branch, [key for key in plan.jobs() if key not in waiting])
+    return emit(groups, secrets=not plan.fork, manual=plan.manual_retry)
+
+
+def pods_yaml(plan: Plan, digests: Mapping[Key, ImageDigest], declarations: Declarations, *, branch: str = "") -> str:
+    """The steps of a plan that `pipeline_yaml` left out, now that jobs of this build have built their images.
+
+    Raises:
+        InvalidPipelineError: An image was not built, or a step breaks an invariant.
+    """
+    waiting, known = _waiting(plan, declarations), plan.jobs().keys()
+    plan = plan.model_copy(update={"digests": dict(digests)})
+    groups = _groups(plan, declarations, branch, [key for key in plan.jobs() if key in waiting])
+    return emit(groups, secrets=not plan.fork, manual=plan.manual_retry, known=frozenset(known - waiting))
+
+
+def _waiting(plan: Plan, declarations: Declarations) -> set[Key]:
+    """Jobs in pods of an image without a digest, which must be in the pod's own text, and all that wait for them."""
+    waiting: set[Key] = set()
+    job_of = {step.key: step.job_key for step in plan.steps}
+    for key, steps in plan.jobs().items():
+        needs = {job_of.get(need, need) for need in steps[0].depends_on}
+        if _lacks_digest(steps[0], plan, declarations) or not waiting.isdisjoint(needs):
+            waiting.add(key)
+    return waiting
+
+
+def _lacks_digest(step: PlannedStep, plan: Plan, declarations: Declarations) -> bool:
+    queue = declarations.agents.queues.get(step.queue or "")
+    return bool(queue and queue.pods and step.image and step.image not in plan.digests)
+
+
+def _pods_step(plan: Plan, declarations: Declarations) -> CommandStep:
+    """The step that uploads those that wait for an image, as soon as it is built. It runs where plans are made.
+
+    Raises:
+        InvalidPipelineError: No step of the plan builds an image that a pod needs.
+    """
+    nameless = [step for step in plan.steps if _lacks_digest(step, plan, declarations)]
+    images = {step.image for step in nameless if step.image}
+    providers = {step.step.provides: step.job_key for step in plan.steps if step.step.provides}
+    if missing := [step for step in nameless if step.image not in providers]:
+        raise InvalidPipelineError(
+            f"step {missing[0].key!r} runs in a pod of the image {missing[0].image!r}, which nobody has built",
+            where=f"queues.{missing[0].queue} of ci/agents.yaml",
+            remedy="a pod names its image by digest: build it on the default branch, or plan the step that provides it",
+        )
+    return CommandStep(
+        key=PODS_KEY,
+        label="pods of images that this build has made",
+        command=[
+            "rm -rf results",
+            f"buildkite-agent artifact download results/{PLAN_FILE} . --step plan",
+            f"hilgate fetch --plan results/{PLAN_FILE}",
+            f"hilgate pipeline --plan results/{PLAN_FILE} --built results/{JOBS_FOLDER} > results/pods.yml",
+            "buildkite-agent pipeline upload --reject-parse-warnings --no-interpolation results/pods.yml",
+        ],
+        agents={"queue": declarations.gate_queue()},
+        depends_on=sorted({providers[image] for image in images}),
+        timeout_in_minutes=10,
+        retry=RETRY,
+    )
+
+
+def _groups(
+    plan: Plan, declarations: Declarations, branch: str, keys: Collection[Key]
+) -> list[GroupStep | CommandStep]:
+    """The jobs of these keys, by area."""
     titles = {area.area: area.title for area in declarations.areas}
-    groups = []
-    jobs = plan.jobs().values()
+    groups: list[GroupStep | CommandStep] = []
+    jobs = [steps for key, steps in plan.jobs().items() if key in keys]
     for area in dict.fromkeys(step.area for step in plan.steps):
         own = [_job(steps, plan, declarations, branch) for steps in jobs if len(steps) == 1 and steps[0].area == area]
         groups += [GroupStep(group=titles.get(area, area), key=area, steps=own)] if own else []
     if small := [_job(steps, plan, declarations, branch) for steps in jobs if len(steps) > 1]:
         groups.append(GroupStep(group="small steps, several in a job", steps=small))
-    return emit(groups, secrets=not plan.fork, manual=plan.manual_retry)
+    return groups
 
 
 def _job(
@@ -209,10 +282,11 @@ def _plugins(
         return None
     digest = plan.digests.get(step.image or "")
     if digest is None:
+        what = f"its image {step.image!r} was not built" if step.image else "it has no image"
         raise InvalidPipelineError(
-            f"step {step.key!r} runs in a pod, and no build of the default branch has built its image {step.image!r}",
+            f"step {step.key!r} runs in a pod, and {what}",
             where=f"queues.{queue} of ci/agents.yaml",
-            remedy="a pod names its image by digest: declare queues of hosts for that device until it is built",
+            remedy="see the step that builds the image; what builds images itself needs a queue of hosts",
         )
     return [pods.plugin(step, queue, declared.pods, digest, fork=plan.fork)]
 
@@ -224,14 +298,15 @@ def emit(
     suffix: str = "",
     posts: str = "",
     manual: bool = False,
+    known: frozenset[Key] = frozenset(),
 ) -> str:
-    """Emit, lint and validate. `hilgate` on hosts is that of the merge base of the change.
+    """Emit, lint and validate. `hilgate` on hosts is that of the merge base; `known` steps are uploaded already.
 
     Raises:
         InvalidPipelineError: With every problem found.
     """
     text = Pipeline(steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
-    problems = lint(text, secrets=secrets, suffix=suffix, posts=posts, manual=manual)
+    problems = lint(text, secrets=secrets, suffix=suffix, posts=posts, manual=manual, known=known)
     problems = problems or schema_problems(text, sdk_schema())
     if problems:
         raise InvalidPipelineError(
@@ -256,6 +331,7 @@ def _forbid_unknown_keys() -> None:
 _forbid_unknown_keys()
 
 REQUIRED_KEY = "required"
+PODS_KEY = "pods"
 
 
 def recheck_yaml(

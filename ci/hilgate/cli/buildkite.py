@@ -63,6 +63,14 @@ def pipeline(
             help="Print all steps once more, to run with the approved files; print nothing where they did already.",
         ),
     ] = False,
+    built: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            callback=no_file,
+            help="Print the steps in pods of images that jobs of this build have built, whose results are in DIR.",
+        ),
+    ] = None,
     required: Annotated[
         Path | None,
         typer.Option(
@@ -81,20 +89,22 @@ def pipeline(
     root = repository(ctx)
     branch = os.environ.get("BUILDKITE_BRANCH", "")
     if plan_file is None:
-        if recheck or required or jobs or approved:
-            what = "--recheck, --approved, --jobs and --required are about a plan that was run"
+        if recheck or required or jobs or approved or built:
+            what = "--recheck, --approved, --jobs, --built and --required are about a plan that was run"
             raise MisuseError(what, remedy="give --plan")
         plan = within_limits(make_plan, root, base=base, profile="pr")
         sys.stdout.write(pipeline_yaml(plan, load(root), branch=branch))
         return
-    if base or recheck + approved + bool(required) > 1 or bool(jobs) is not recheck:
+    if base or recheck + approved + bool(built) + bool(required) > 1 or bool(jobs) is not recheck:
         raise MisuseError(
-            "--base and --plan exclude each other, --recheck, --approved and --required too; --recheck needs --jobs",
+            "--base and --plan exclude each other, and so do the others; but --recheck needs --jobs",
             remedy="leave out --base, which the plan has, and name --recheck with --jobs, or --required",
         )
     plan = read_plan(plan_file)
     if jobs:
         sys.stdout.write(judged_within_limits(lambda: _recheck(plan, jobs, load(root), branch), jobs))
+    elif built:
+        sys.stdout.write(judged_within_limits(lambda: _pods(plan, built, load(root), branch), built))
     elif approved:
         from hilgate.buildkite.steps import approved_yaml
         from hilgate.declare.protected import to_put_back
@@ -117,10 +127,21 @@ def _recheck(plan: Plan, jobs: Path, declarations: Declarations, branch: str) ->
     from hilgate.plan.make import plan_digest
     from hilgate.run import recheck, results
 
-    pending = recheck.pending(plan, results.read_all(jobs.parent, jobs, plan, plan_digest(plan)))
+    recorded = results.read_all(jobs.parent, jobs, plan, plan_digest(plan))
+    pending = recheck.pending(plan, recorded)
     for key, ids in pending.items():
         sys.stderr.write(f"{key}: {len(ids)} to run again on another node\n")
+    plan = plan.model_copy(update={"digests": recorded.digests(plan)})  # a pod names its image by digest
     return recheck_yaml(plan, pending, declarations, branch=branch)
+
+
+def _pods(plan: Plan, jobs: Path, declarations: Declarations, branch: str) -> str:
+    from hilgate.buildkite.steps import pods_yaml
+    from hilgate.plan.make import plan_digest
+    from hilgate.run import results
+
+    recorded = results.read_all(jobs.parent, jobs, plan, plan_digest(plan))
+    return pods_yaml(plan, recorded.digests(plan), declarations, branch=branch)
 
 
 Organization = Annotated[

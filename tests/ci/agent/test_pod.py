@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from support.agent import DIGEST, KEY, SECRET
-from support.nodes import FakeNode, write_gpu
+from support.nodes import ROOT, FakeNode, write_gpu
 
 from agent_host import gpus, hooks, host, job, pod
 from hilgate.model.record import Health
@@ -91,6 +92,16 @@ def test_partitions_of_a_gpu_are_functions_of_its_address(tmp_path: Path) -> Non
 def test_the_node_of_a_pod_is_named_and_not_the_pod(monkeypatch) -> None:
     monkeypatch.setenv("HILGATE_NODE", "mi300-node7")
     assert node_name() == "mi300-node7"
+
+
+@pytest.mark.parametrize(("image", "plugins"), [("1", ""), ("", "theirs")])
+def test_no_plugin_runs_in_a_pod(image: str, plugins: str) -> None:
+    env = {"HILGATE_AGENT_IMAGE": image, "BUILDKITE_PLUGINS": "theirs", "PATH": "/usr/bin:/bin"}
+    hook = f'source {ROOT / "ci/hooks/environment"}; echo "$BUILDKITE_PLUGINS"'
+    assert (
+        subprocess.run(["bash", "-c", hook], env=env, check=True, capture_output=True, text=True).stdout
+        == f"{plugins}\n"
+    )
 
 
 @pytest.fixture

@@ -80,12 +80,14 @@ def test_where_the_environment_cannot_be_made_the_host_keeps_what_it_had_and_not
     assert clone.update() == (1, [f"make -C {clone.clone} setup"] * 2, clone.first)
 
 
-def test_pages_name_every_file_and_answer_sixteen_questions() -> None:
+def test_pages_name_every_file_and_number_the_questions() -> None:
     page = (ROOT / "ci/agent/README.md").read_text()
     answers = (ROOT / "docs/how-to/set-up-agents.md").read_text()
     files = {path.name + "/" * path.is_dir() for path in (ROOT / "ci/agent").iterdir()} - {"README.md"}
     assert {name for name in files if f"`{name}`" not in page} == set()
-    assert re.findall(r"^(\d+)\. \*\*", answers, re.MULTILINE) == [str(number) for number in range(1, 17)]
+    numbers = re.findall(r"^(\d+)\. \*\*", answers, re.MULTILINE)
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    assert len(numbers) > 9
 
 
 def test_each_runbook_has_ten_lines() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.pipelines import DECLARED, WITH_PODS, pod_plan, steps_of
+from support.pods import OPEN, open_a_pod
 
 from hilgate.buildkite.lint import FLOWS, SUFFIXES, lint, lint_files
 from hilgate.buildkite.steps import pipeline_yaml
@@ -239,66 +240,11 @@ def test_file_that_is_missing_is_found():
         assert lint_files(rest, DECLARED) == [f"{missing} is missing"]
 
 
-HILGATE, FIT, STEP = (f"podSpec/initContainers/{place}" for place in range(3))
-AGENT = "podSpecPatch/containers/0"
-OPEN = {
-    "podSpec/automountServiceAccountToken": True,
-    "podSpec/serviceAccountName": "admin",
-    "podSpec/hostNetwork": True,
-    "podSpec/hostPID": True,
-    "podSpec/shareProcessNamespace": True,
-    "podSpec/containers": [{"image": "mine"}],
-    "podSpec/securityContext/runAsUser": 0,
-    "podSpec/securityContext/seccompProfile": {"type": "Unconfined"},
-    "podSpec/securityContext/sysctls": [{"name": "kernel.msgmax", "value": "1"}],
-    "podSpec/volumes/0": {"name": "hilgate-given", "hostPath": {"path": "/"}},
-    f"{HILGATE}/image": "mine:latest",
-    f"{HILGATE}/command": ["cp", "/bin/true", "/hilgate/given"],
-    f"{FIT}/image": "registry.example/hilgate/rocm:latest",
-    f"{FIT}/command/4": "step",
-    f"{STEP}/image": "registry.example/hilgate/rocm",
-    f"{STEP}/command": ["python3", "-m", "mine"],
-    f"{STEP}/securityContext/allowPrivilegeEscalation": True,
-    f"{STEP}/securityContext/privileged": True,
-    f"{STEP}/securityContext/runAsNonRoot": False,
-    f"{STEP}/securityContext/capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]},
-    f"{STEP}/securityContext/capabilities/drop": ["NET_RAW"],
-    f"{STEP}/envFrom": [{"secretRef": {"name": "buildkite-agent-token"}}],
-    f"{STEP}/env/1": {"name": "BUILDKITE_AGENT_TOKEN", "value": "x"},
-    f"{STEP}/volumeMounts/0/readOnly": False,
-    f"{STEP}/volumeMounts/4": {"name": "workspace", "mountPath": "/workspace"},
-    f"{STEP}/resources/limits/memory": None,
-    f"{STEP}/resources/limits/ephemeral-storage": None,
-    f"{STEP}/resources/limits/amd.com~gpu": "8",
-    f"{STEP}/resources/limits/nvidia.com~gpu": "1",
-    f"{AGENT}/image": "mine@sha256:" + "0" * 64,
-    f"{AGENT}/securityContext/privileged": True,
-    f"{AGENT}/name": "agent",
-    "podSpecPatch/hostIPC": True,
-    "commandParams/extraVolumeMounts/1/readOnly": False,
-    "commandParams/envFrom": [{"secretRef": {"name": "any"}}],
-    "sidecars": [{"image": "mine"}],
-    "gitEnvFrom": [{"secretRef": {"name": "any"}}],
-    "podTemplate": "other",
-    "checkout": {"skip": True},
-}
-"""Place in the plugin -> what opens the pod; None takes the key away."""
-
-
 @pytest.mark.parametrize("place", OPEN, ids=lambda place: place.replace("/", "."))
 def test_a_pod_without_a_guard_is_found(place):
     step = steps_of(pipeline_yaml(pod_plan(), WITH_PODS))["models-gfx942"]
     assert lint(text(step)) == []
-    at = step["plugins"][0]["kubernetes"]
-    *way, last = [int(part) if part.isdigit() else part.replace("~", "/") for part in place.split("/")]
-    for part in way:
-        at = at[part]
-    if OPEN[place] is None:
-        del at[last]
-    elif isinstance(at, list):
-        at[last:] = [OPEN[place], *at[last + 1 :]]
-    else:
-        at[last] = OPEN[place]
+    open_a_pod(step["plugins"][0]["kubernetes"], place)
     assert any("has a pod that is open" in problem for problem in lint(text(step)))
 
 

@@ -21,6 +21,7 @@ from hilgate.buildkite.steps import (
     InvalidPipelineError,
     approved_yaml,
     pipeline_yaml,
+    pods_yaml,
     recheck_key,
     recheck_yaml,
     required_yaml,
@@ -96,9 +97,39 @@ def test_a_fork_in_a_pod_has_no_secret_and_its_kernels_no_network():
     assert plugin_of(text)["metadata"]["labels"] == {"hilgate/network": "none"}
 
 
-def test_pod_whose_image_was_never_built_is_refused():
-    with pytest.raises(InvalidPipelineError, match="no build of the default branch has built its image 'rocm'"):
+def plan_that_builds():
+    """A plan that builds an image, a pod of it, and a step on a host that waits for the pod."""
+    image = plans.step("image-rocm", "docker/build.sh rocm", provides="rocm", network=True, timeout_minutes=60)
+    pod = {"device": "gfx942", "queue": "amd_mi300_1_pods", "image": "rocm", "depends_on": ("image-rocm-cpu",)}
+    models = plans.step("models", "python -m x", key="models-gfx942", **pod)
+    after = plans.step("after", "python -m x", key="after-cpu", depends_on=("models-gfx942",))
+    return plans.plan(image, models, after, profile="pr", images={"rocm": "d" * 64})
+
+
+def test_pods_of_an_image_that_the_build_makes_are_uploaded_once_it_is_made():
+    plan, digest = plan_that_builds(), "sha256:" + "cd" * 32
+    first = steps_of(pipeline_yaml(plan, WITH_PODS))
+    assert list(first) == ["pods", "image-rocm-cpu"]
+    assert first["pods"]["depends_on"] == ["image-rocm-cpu"]
+    assert first["pods"]["agents"] == {"queue": "amd-gate"}
+    assert (
+        "hilgate pipeline --plan results/plan.json --built results/jobs > results/pods.yml" in first["pods"]["command"]
+    )
+    later = steps_of(pods_yaml(plan, {"rocm": digest}, WITH_PODS))
+    assert list(later) == ["models-gfx942", "after-cpu"]
+    assert later["models-gfx942"]["depends_on"] == ["image-rocm-cpu"]
+    image = later["models-gfx942"]["plugins"][0]["kubernetes"]["podSpec"]["initContainers"][-1]["image"]
+    assert image == f"registry.example/hilgate/rocm@{digest}"
+
+
+def test_pods_of_an_image_that_nobody_builds_are_refused():
+    with pytest.raises(InvalidPipelineError, match="a pod of the image 'rocm', which nobody has built"):
         pipeline_yaml(pod_plan(digests={}), WITH_PODS)
+    with pytest.raises(InvalidPipelineError, match="its image 'rocm' was not built"):
+        pods_yaml(plan_that_builds(), {}, WITH_PODS)
+    builder = plans.step("image", "x", provides="cpu", key="image-cpu", queue="amd-cpu-pods")
+    with pytest.raises(InvalidPipelineError, match="'image-cpu' runs in a pod, and it has no image"):
+        pipeline_yaml(plans.plan(builder, profile="pr", images={"cpu": "d" * 64}), WITH_PODS)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
