@@ -297,6 +297,18 @@ def test_an_expired_entry_is_red_even_where_its_step_is_not_planned(tmp_path):
     assert verdict.outcome is Outcome.FAIL
     assert verdict.why == f"quarantine of {TEST} expired on 2026-11-21: mend it or take it out"
     assert exit_status(verdict, jobs.plan) == Exit.FAIL
+    jobs.path().unlink()
+    assert jobs.verdict(quarantine=Quarantine(tests=(entry,))).why == verdict.why  # whatever did not run beside it
+    jobs.job(GATHER.key, *finished(GATHER, failed(), status=1))
+    assert jobs.verdict(quarantine=Quarantine(tests=(entry,))).why.startswith(f"{GATHER.key}: {TEST}: ")
+
+
+@pytest.mark.parametrize(("trees", "tree"), [(["t"], "t"), (["t", "t"], "t"), (["t", "u"], ""), ([], "")])
+def test_a_verdict_is_of_the_one_tree_that_all_jobs_saw(trees, tree):
+    digest = plan_digest(plan(A))
+    one = BuildRecord(started=NOW, plan_digest=digest, commit=plan(A).commit, environment=ENVIRONMENT)
+    builds = tuple(one.model_copy(update={"tree": seen}) for seen in trees)
+    assert judge(plan(A), results.Recorded(builds, {}), digest, decided=NOW).tree == tree
 
 
 LOOSER = ProtectedChange(path="tests/support/tolerances.py", what="fp16: 0.001 -> 0.1")
