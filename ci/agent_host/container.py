@@ -73,7 +73,7 @@ KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 _NODE = re.compile(r"/dev/dri/renderD[0-9]{1,4}")
 _HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,62})")
 _USER = re.compile(r"[1-9][0-9]{0,9}:[0-9]{1,10}")
-_PATH = re.compile(r"/[^\x00-\x1f\x7f,\"\\]+")
+_PATH = re.compile(r"/[^/\x00-\x1f\x7f,\"\\][^\x00-\x1f\x7f,\"\\]*")
 
 ANSWER_SECONDS = 60
 PULL_SECONDS = 3600
@@ -230,7 +230,8 @@ def command(container: Container) -> list[str]:
 def _devices(container: Container) -> list[str]:
     given = container.devices
     nodes = [_matching(_NODE, node, "a render node (/dev/dri/renderD<minor>)") for node in given.render_nodes]
-    if len(set(nodes)) != len(nodes):  # mutant ReplaceComparisonOperator_NotEq_Lt: a set has no more
+    # mutant ReplaceComparisonOperator_NotEq_Lt, ReplaceComparisonOperator_NotEq_IsNot: a set of few has no more
+    if len(set(nodes)) != len(nodes):
         raise DeclarationError("a GPU is given twice", where=", ".join(nodes), remedy="name each render node once")
     if not nodes:
         return []
@@ -254,7 +255,7 @@ def _folder(path: str) -> str:
     """A folder of the host that may be mounted."""
     _matching(_PATH, path, "a plain absolute path")
     of_host = any(f"{path}/".startswith(f"{other}/") or other.startswith(f"{path}/") for other in FORBIDDEN)
-    if posixpath.normpath(path) != path or path == "/" or of_host:
+    if posixpath.normpath(path) != path or of_host:
         raise DeclarationError(f"{path!r} is never mounted", remedy="mount a folder made for this job")
     return path
 
@@ -328,8 +329,8 @@ def obtain(image: str) -> None:
         raise host.SickNodeError(f"the image {what}: {failure}", where=image, remedy="see the registry and this node")
 
 
-LEAST_FREE_BYTES = 2**30
-"""Least free bytes of the file system that a job writes to. Without any, the agent itself cannot write the scripts that
+LEAST_FREE_GIB = 1
+"""Least free space of the file system that a job writes to. Without any, the agent itself cannot write the scripts that
 run its hooks, and every later job fails before a line of ours could pause the agent."""
 
 
@@ -354,9 +355,10 @@ def attend(command: list[str], *, env: dict[str, str], container: str | None, se
         deadline = time.monotonic() + seconds
         full = False
         try:
+            # mutant ReplaceComparisonOperator_Lt_LtE: two readings of a clock
             while child.poll() is None and not received and not full and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
-                full = shutil.disk_usage(writes).free < LEAST_FREE_BYTES
+                full = shutil.disk_usage(writes).free < LEAST_FREE_GIB * 2**30
             late = child.poll() is None
         finally:
             _end(child, container, at_once=full)
@@ -365,7 +367,7 @@ def attend(command: list[str], *, env: dict[str, str], container: str | None, se
         return int(Exit.INTERRUPTED)
     if late and full:
         raise host.SickNodeError(
-            f"ended: less than {LEAST_FREE_BYTES / 2**30:g} GiB are free where the job writes",
+            f"ended: less than {LEAST_FREE_GIB} GiB are free where the job writes",
             where=str(writes),
             remedy="free some on this node; another may do",
         )

@@ -242,7 +242,7 @@ def cache(env: Mapping[str, str], decided: Trust) -> str:
     reviewed = "BUILDKITE_PIPELINE_DEFAULT_BRANCH" in env and base.compared(env).kind in OF_REVIEWED_CODE
     folder = Path(env[CACHE]).resolve() / ("main" if reviewed or decided.fork else "branches")
     if not folder.is_dir():
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)  # mutant ReplaceTrueWithFalse: two jobs may begin at once
         hand_over(folder)
     return str(folder)
 
@@ -269,9 +269,9 @@ def copy_checkout(checkout: Path, commit: str, target: Path) -> None:
 
 def hand_over(folder: Path) -> None:
     """Make a folder and all in it the container user's where the agent is root."""
-    uid, gid = user()
-    if uid == os.getuid():
+    if os.getuid():
         return
+    uid, gid = user()
     for place, _, names in os.walk(folder):
         for name in (".", *names):
             os.chown(Path(place, name), uid, gid, follow_symlinks=False)
@@ -319,7 +319,7 @@ def main(words: list[str] | None = None) -> int:
     if asked["recheck"] and others:
         parser.error("--recheck takes one step")
     each = [Arguments(key=first, **asked)]
-    each += [Arguments(key=key, **asked | {"results": each[0].results.parent / key}) for key in others]
+    each += [Arguments(key=key, **asked | {"results": asked["results"].parent / key}) for key in others]
     # Until the container runs, a signal only has to leave nothing behind: SystemExit passes every `finally`.
     signal.signal(signal.SIGTERM, _interrupted)
     statuses: list[int] = []
@@ -327,8 +327,9 @@ def main(words: list[str] | None = None) -> int:
         if others:
             sys.stdout.write(f"--- {arguments.key} ({number} of {len(each)})\n")  # its group in Buildkite's log
             sys.stdout.flush()
-        statuses.append(_ended(arguments))
-        if statuses[-1] in {Exit.SICK_NODE, Exit.INTERRUPTED}:
+        status = _ended(arguments)
+        statuses.append(status)
+        if status in {Exit.SICK_NODE, Exit.INTERRUPTED}:
             break
     if left := [arguments.key for arguments in each[len(statuses) :]]:
         sys.stderr.write(f"not run: {', '.join(left)}\n")
@@ -518,7 +519,7 @@ def _in_pod(planned: PlannedJob, arguments: Arguments, checkout: Path, env: Mapp
         hostname=node_name(),
         user="",  # user and memory are the pod's
         scratch="",
-        memory_gib=0,
+        memory_gib=0,  # mutant NumberReplacer: nothing reads it
         fork=decided.fork,
         network=planned.network,
         devices=container.GpuDevices(("/dev/kfd",) if planned.gpus else ()),
@@ -546,5 +547,6 @@ def memory_gib(gpus: int, on_host: int) -> int:
     return max(1, int(total * 0.9 * (gpus / on_host if gpus else 1)))
 
 
+# mutant ReplaceComparisonOperator_Eq_Is, ReplaceComparisonOperator_Eq_LtE: imported, it has a name that sorts later
 if __name__ == "__main__":
     sys.exit(main())

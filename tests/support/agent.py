@@ -122,7 +122,7 @@ class Agent:
         record = {"kind": "image", "image": "rocm", "content": CONTENT, "digest": DIGEST} | changes
         path = self.bin / "artifacts" / "results" / "jobs" / BUILDER / "results.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('{"kind": "build"}\n' + json.dumps(record) + "\n")
+        path.write_text('{"kind": "build"}\n' + json.dumps(record) + '\n{"kind": "step"}\n')
 
     def run(self, monkeypatch: pytest.MonkeyPatch, key: str = KEY, *more: str) -> int:
         folder = f"results/jobs/{key}" + (".recheck" if "--recheck" in more else "")

@@ -368,7 +368,7 @@ class StepResult:
             flaky=self.flaky,
             excused=self.excused,
             expired=self.expired[0] if self.expired else "",
-            failed_earlier=self.had(FAIL) or bool(self.passed_late) or any(crashed(one.record) for one in self.earlier),
+            failed_earlier=self.had(FAIL) or any(crashed(one.record) for one in self.earlier),
             open_earlier=self.had(INCONCLUSIVE),
             unbuilt=self.unbuilt,
             stray=self.stray,
@@ -483,7 +483,7 @@ def reproduce_line(step: PlannedStep, failed: Check | None) -> str:
     """The command that repeats a step, narrowed to its first failing check where that can be run alone."""
     options = step.step.matrix.options(failed.labels) if failed and step.step.matrix else ""
     selector = options or (kind_of(step).selector(failed.id) if failed else "") or step.arguments
-    narrowed = f" -- {selector}" if 0 < len(selector) <= LONGEST_SELECTOR else ""
+    narrowed = f" -- {selector}" if selector and len(selector) <= LONGEST_SELECTOR else ""
     return f"hilgate run {step.key}{narrowed}"
 
 

@@ -136,6 +136,7 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
         (lambda a: a.record(digest="latest"), 5, "no digest"),
         (lambda a: a.record(digest=DIGEST + "\n"), 5, "no digest"),
         (lambda a: a.record(image="cpu"), 5, "left no record"),
+        (lambda a: a.record(image="rocm-next"), 5, "left no record"),
         (lambda a: shutil.rmtree(a.bin / "artifacts"), 5, "status 1: fatal"),
         (lambda a: (a.bin / "buildkite-agent").unlink(), 5, "did not arrive"),
         (lambda a: a.plan(steps=[{"key": KEY, "image": "rocm", "timeout_minutes": 1}]), 5, "no step of the plan"),
@@ -166,6 +167,7 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
         "digest is a tag",
         "digest and more",
         "another image",
+        "an image with a longer name",
         "no artifact",
         "no agent",
         "nobody builds it",
@@ -342,6 +344,7 @@ def test_what_a_plan_says_of_a_step_is_read(agent):
     assert (plain.image, plain.content, plain.digest, plain.provider, plain.gpus) == ("", "", "", "", 0)
     assert (plain.fork, plain.network, plain.secrets, plain.python_path) == (False, False, (), ("ci", "."))
     assert read(agent, **declared(timeout_minutes=1)).gpus == 0
+    assert read(agent, "k-a100", steps=[{"key": "k-a100", "timeout_minutes": 1, "gpus": 2}]).gpus == 2
     assert read(agent, **declared(timeout_minutes=1), digests={"rocm": DIGEST, "cpu": "x"}).digest == DIGEST
 
 
@@ -378,13 +381,14 @@ def test_a_digest_of_the_plan_needs_no_record(agent, monkeypatch):
 def test_the_last_record_of_an_image_counts(agent, monkeypatch):
     path = agent.bin / f"artifacts/results/jobs/{BUILDER}/results.jsonl"
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1].replace("ab" * 32, "0" * 64), lines[1]]) + "\n")
+    before = lines[1].replace("ab" * 32, "0" * 64).replace(CONTENT, "d" * 64)
+    path.write_text("\n".join([lines[0], before, lines[1]]) + "\n")
     assert agent.run(monkeypatch) == 0
     assert DIGEST in agent.calls("run")[0]
 
 
 def test_locally_records_lie_beside_the_results(agent, monkeypatch):
-    agent.env["BUILDKITE"] = ""
+    del agent.env["BUILDKITE"]
     records = agent.bin / f"artifacts/results/jobs/{BUILDER}/results.jsonl"
     (agent.checkout / "results/jobs").mkdir()
     shutil.copytree(records.parent, agent.checkout / f"results/jobs/{BUILDER}")
@@ -442,10 +446,11 @@ def test_other_results_are_named_up_to_five_and_an_interrupted_job_is_not_noted(
     shutil.rmtree(agent.results)
     noted = []
     monkeypatch.setattr(job.pause, "note_inside", noted.append)
-    for status in (130, 1):
+    for status in (130, 1, 137):
         monkeypatch.setattr(container, "attend", lambda *_, status=status, **__: status)
         assert agent.run(monkeypatch) == status
-        assert len(noted) == (status == 1)
+        assert len(noted) == (status != 130)
+        noted.clear()
     assert (agent.checkout / "results/.gitignore").read_text() == "*\n"
 
 
@@ -476,10 +481,11 @@ def test_results_outside_of_the_checkout_are_refused(agent, monkeypatch, capsys,
     assert "outside of the checkout" in capsys.readouterr().err
 
 
-def test_both_commits_are_named_in_short(agent, monkeypatch, capsys):
-    agent.plan(commit="e" * 40)
+@pytest.mark.parametrize("digit", ["0", "f"])
+def test_both_commits_are_named_in_short(agent, monkeypatch, capsys, digit):
+    agent.plan(commit=digit * 40)
     assert agent.run(monkeypatch) == 3
-    assert f"the plan is of commit {'e' * 12} and {agent.commit[:12]} is checked out\n" in capsys.readouterr().err
+    assert f"the plan is of commit {digit * 12} and {agent.commit[:12]} is checked out\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--plan", "p"], ["--results", "r"]])

@@ -197,6 +197,12 @@ CASES = {
         R.REGRESSION,
         "max_abs_err",
     ),
+    "does-not-run-on-a-fit-node": (
+        both(FAILS, after(**ECC), recheck(again("did not run", host=ELSEWHERE))),
+        D,
+        R.INFRA,
+        "node is in doubt",
+    ),
     "passes-on-a-fit-node": (both(FAILS, after(**ECC), recheck(again(host=ELSEWHERE))), D, R.INFRA, "node is in doubt"),
     "another-check-fails-on-a-fit-node": (
         both(FAILS, after(**ECC), recheck(again("fail", host=ELSEWHERE, check=OTHER))),
@@ -309,6 +315,22 @@ def test_each_case_has_its_ruling(name, tmp_path):
     assert (jobs.verdict(**more).outcome is Outcome.PASS) == (outcome is Outcome.PASS)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"command": "true"}, {"environment": environment(image="")}, {"imported": {}}, None],
+    ids=["command", "image", "packages", "damaged"],
+)
+def test_failures_that_are_not_believed_are_counted_and_not_listed(tmp_path, changes):
+    jobs = Jobs(tmp_path)
+    FAILS(jobs)
+    assert (jobs.ruled().failed, jobs.ruled().counts.failed) == ((TEST,), 1)
+    if changes is None:
+        jobs.path().write_text(f"{jobs.path().read_text()}{{\n")
+    else:
+        gathered(failed(), passed(), status=1, **changes)(jobs)
+    assert jobs.ruled().failed == ()
+
+
 def test_findings_that_say_exit_5_are_infrastructure(tmp_path):
     findings = gpu_step(evidence="findings")
     jobs = Jobs(tmp_path, agents_plan(findings))
@@ -410,10 +432,11 @@ def test_the_evidence_names_node_memory_and_reruns(tmp_path):
     ("first", "outcome", "ruling"),
     [
         ([failed(), passed()], Outcome.INCONCLUSIVE, Ruling.FLAKY),
+        ([failed("tests/t.py::test_gone")], Outcome.INCONCLUSIVE, Ruling.FLAKY),
         ([undecided()], Outcome.INCONCLUSIVE, Ruling.INCONCLUSIVE),
         ([skipped()], Outcome.PASS, Ruling.PASS),
     ],
-    ids=["failed", "inconclusive", "did-not-run"],
+    ids=["failed", "failed-and-gone", "inconclusive", "did-not-run"],
 )
 def test_only_an_attempt_that_did_not_run_is_made_good(tmp_path, first, outcome, ruling):
     jobs = Jobs(tmp_path)
@@ -422,7 +445,7 @@ def test_only_an_attempt_that_did_not_run_is_made_good(tmp_path, first, outcome,
     ruled = jobs.ruled()
     assert (ruled.outcome, ruled.ruling) == (outcome, ruling)
     assert "attempt 2; before:" in ruled.why
-    assert ruled.flaky == ((TEST,) if ruling is Ruling.FLAKY else ())
+    assert ruled.flaky == ((TEST,) if failed() in first else ())
 
 
 def test_a_crash_before_a_pass_is_no_pass(tmp_path):

@@ -214,6 +214,13 @@ def test_reproduce_line(node_id, line):
     assert verdict_of(plan(B), record(B, [failed], exit_status=1)).steps[0].reproduce == line
 
 
+def test_a_cell_of_a_matrix_is_repeated_by_its_labels():
+    cells = step("m", "python -c pass", evidence="junit", matrix={"rows": "arch", "columns": "dtype", "file": "m.json"})
+    failed = Check(id="no node id", outcome=Outcome.FAIL, message="wrong", labels={"arch": "gfx942", "dtype": "bf16"})
+    for checks, line in (([failed], "hilgate run m-cpu -- --arch gfx942 --dtype bf16"), ([PASS], "hilgate run m-cpu")):
+        assert verdict_of(plan(cells), record(cells, checks)).steps[0].reproduce == line
+
+
 @pytest.mark.parametrize(("longer", "narrowed"), [(0, True), (1, False)])
 def test_a_line_that_repeats_a_step_has_no_endless_name(longer, narrowed):
     word = "a" * (1000 - len("-k test_") + longer)
