@@ -132,6 +132,7 @@ def parse_smi(answers: Mapping[str, str]) -> tuple[list[GpuStatus], list[SmiProb
                 where=f"amd-smi {what} --json",
                 remedy="compare it with agent_host.gpus; an unknown amd-smi counts as a sick node",
             ) from error
+    _lend_sensors(entries)
     gpus: list[GpuStatus] = []
     problems: list[SmiProblem] = []
     for index in sorted(set().union(*entries.values())):
@@ -166,6 +167,19 @@ def _entries(text: str) -> dict[int, dict[str, Any]]:
     if len(found) != len(data):
         raise ValueError("two GPUs of the same index")
     return found
+
+
+def _lend_sensors(entries: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
+    """Give each partition what amd-smi says of heat and ECC for the first partition of its GPU alone (function 0)."""
+    whole = {_known_bdf(entry): entries["metric"].get(index, {}) for index, entry in entries["list"].items()}
+    for index, entry in entries["list"].items():
+        address, _, function = _known_bdf(entry).rpartition(".")
+        if function in {"", "0"}:
+            continue
+        for section in ("ecc", "temperature"):
+            said = entries["metric"].get(index, {})
+            if said.get(section) == "N/A" and isinstance(lent := whole.get(f"{address}.0", {}).get(section), dict):
+                said[section] = lent
 
 
 def _section(entry: dict[str, Any], name: str) -> dict[str, Any]:

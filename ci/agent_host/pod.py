@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
-from agent_host import container, gpus, health, hooks, host
+from agent_host import clone, container, gpus, health, hooks, host
 from hilgate.errors import Exit, HilgateError, ending
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ POD = "HILGATE_POD"
 GIVEN, OUT = "given", "out"
 PLAN, JOBS, STEP, HEALTH = "plan.json", "jobs", "step.json", "health"
 """In `given`, beside the workspace."""
+
+REPOSITORY = "repository"
+"""In `given`, where another repository is served than hilgate's own: its default branch, out of the agent's image."""
 
 RESULTS, STATUS, STARTED, LOG = "results", "status", "started", "log"
 """In `out`."""
@@ -84,6 +87,17 @@ def run_given(root: Path, workspace: Path, node: hooks.NodeContext, *, dev: Path
     while not (given / STEP).is_file():
         time.sleep(POLL_SECONDS)
     (out / STARTED).touch()
+    try:
+        status = _run(root, workspace, node, dev)
+    except OSError as error:  # a full disk: this node, whatever the change is
+        sys.stderr.write(f"error: {error}\n")
+        status = int(Exit.SICK_NODE)
+    host.write_whole(out / STATUS, f"{status}\n")
+
+
+def _run(root: Path, workspace: Path, node: hooks.NodeContext, dev: Path) -> int:
+    """Run what is given, look at the GPUs, and return the status as a shell gives it."""
+    given, out = root / GIVEN, root / OUT
     step = json.loads((given / STEP).read_bytes())
     shutil.copytree(given / "workspace", workspace, symlinks=True, dirs_exist_ok=True)
     (out / RESULTS).mkdir()
@@ -102,8 +116,7 @@ def run_given(root: Path, workspace: Path, node: hooks.NodeContext, *, dev: Path
                 look(out, node, step["key"], step["gpus"], "after", dev=dev)
             except HilgateError as error:  # the judge misses the record, and nothing counts without
                 log.write(f"no look after the step: {error.what} ({error.where})\n".encode())
-    status = child.returncode if child.returncode >= 0 else 128 - child.returncode
-    host.write_whole(out / STATUS, f"{status}\n")
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 def give(root: Path, *, key: str, command: tuple[str, ...], env: Mapping[str, str], queue: str, count: int) -> None:
@@ -170,6 +183,9 @@ def main(words: list[str] | None = None) -> int:
         command.add_argument("--root", type=Path, default=Path(container.WORKSPACE).parent)
     asked = parser.parse_args(words)
     node = hooks.NodeContext(dict(os.environ), asked.root)
+    own = asked.root / GIVEN / REPOSITORY
+    if own.is_dir():
+        node = replace(node, env={**node.env, clone.REPOSITORY: str(own)})
     if asked.what == "step":
         signal.signal(signal.SIGTERM, _stop)  # the first process of a container has no default for it
         run_given(asked.root, Path(container.WORKSPACE), node)

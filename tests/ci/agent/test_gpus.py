@@ -42,6 +42,20 @@ def test_recorded_machines_are_understood(machine: str, count: int, first: GpuSt
     assert {path.name for path in RECORDED.iterdir() if path.is_dir()} == set(MACHINES.values()), "each has a test"
 
 
+def test_a_partition_has_heat_and_ecc_of_the_first_one_of_its_gpu() -> None:
+    """Made from a recorded machine: nobody has recorded one in CPX mode."""
+    said = {what: json.loads(text) for what, text in answers("mi300x-8-rocm6.4").items()}
+    said["list"][1]["bdf"] = "0000:05:00.1"
+    said["metric"][1] |= {"ecc": "N/A", "temperature": "N/A"}
+    said["metric"][0]["ecc"]["total_uncorrectable_count"] = 3
+    found, problems = parse_smi({what: json.dumps(data) for what, data in said.items()})
+    assert problems == []
+    assert (found[1].bdf, found[1].ecc_uncorrectable, found[1].temperature_c) == ("0000:05:00.1", 3, 36.0)
+    said["list"][1]["bdf"] = "0000:05:01.0"  # a GPU of its own, of which nothing is known
+    _, problems = parse_smi({what: json.dumps(data) for what, data in said.items()})
+    assert [one.bdf for one in problems] == ["0000:05:01.0"] * 2
+
+
 ABSENT = object()
 VRAM, ECC, TARGET = "mem_usage.used_vram", "ecc.total_uncorrectable_count", "asic.target_graphics_version"
 

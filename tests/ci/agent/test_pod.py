@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import stat
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from support.agent import DIGEST, KEY, SECRET
 from support.nodes import ROOT, FakeNode, write_gpu
 
-from agent_host import gpus, hooks, host, job, pod
+from agent_host import collect, gpus, hooks, host, job, pod
 from hilgate.model.record import Health
 from hilgate.names import node_name
 
@@ -81,6 +82,10 @@ def test_unfit_is_75_and_an_unknown_queue_is_3(pods_node: FakeNode, monkeypatch,
     assert "unfit for amd_mi300_8: this container has no GPU" in capsys.readouterr().out
     assert pod.main([*words, "amd_mi999_1"]) == 3
     assert "nothing is known of the queue 'amd_mi999_1'" in capsys.readouterr().err
+    own = pods_node.folder / "given/repository/ci"  # where another repository is served than this one
+    own.mkdir(parents=True)
+    (own / "agents.yaml").write_text("queues: {amd_mi999_1: {device: gfx942, gpus: 1, memory_gib: 192}}")
+    assert pod.main([*words, "amd_mi999_1"]) == 75
 
 
 def test_partitions_of_a_gpu_are_functions_of_its_address(tmp_path: Path) -> None:
@@ -163,6 +168,16 @@ def test_a_container_that_is_started_again_was_killed(agent, volumes, monkeypatc
     assert run(agent, volumes, monkeypatch, "") == 137
 
 
+def test_a_node_that_cannot_run_the_step_is_infrastructure(agent, volumes, monkeypatch) -> None:
+    (volumes / "workspace").rmdir()
+    (volumes / "workspace").touch()  # as where a disk is full or gone
+    thread = threading.Thread(
+        target=pod.run_given, args=(volumes, volumes / "workspace", hooks.NodeContext({}, volumes)), daemon=True
+    )
+    thread.start()
+    assert agent.run(monkeypatch) == 75
+
+
 @pytest.mark.parametrize("said", ["", "x", "-1", "256", "99999"])
 def test_a_status_that_is_none_counts_as_killed(volumes, said) -> None:
     (volumes / "out/status").write_text(said)
@@ -202,3 +217,14 @@ def test_links_that_the_step_leaves_lead_nowhere(agent, volumes, monkeypatch, tm
     )
     assert run(agent, volumes, monkeypatch, WRITES + links) == 0
     assert sorted(path.name for path in agent.results.rglob("*")) == ["results.jsonl"]
+
+
+def test_a_folder_that_becomes_a_link_while_it_is_read_is_not_followed(tmp_path, monkeypatch) -> None:
+    for name in ("secret", "out", "results"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "secret/token").write_text(SECRET)
+    (tmp_path / "out/folder").symlink_to(tmp_path / "secret")
+    kinds = {"folder": stat.S_IFDIR, "token": stat.S_IFREG}
+    monkeypatch.setattr(collect, "_mode", lambda _, inner: kinds[inner.name])  # what it was a moment ago
+    assert collect.collect(tmp_path / "out", tmp_path / "results") == ["folder: cannot be read (Not a directory)"]
+    assert list((tmp_path / "results").rglob("*")) == []
