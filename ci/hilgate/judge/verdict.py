@@ -94,7 +94,7 @@ def judge(
         images=recorded.digests(plan),
         loosened=loosened,
         approved_by=approved_by if loosened else "",
-        notes=(*uncompared, *_only_reported(steps)),
+        notes=(*uncompared, *((BACK,) if approvals and plan.held_up else ()), *_only_reported(steps)),
         before=before,
         tree=trees.pop() if len(trees) == 1 else "",
         doubts=doubts,
@@ -151,12 +151,13 @@ def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:
 
 
 def _words_of_held_up(plan: Plan) -> str:
-    """`3 steps were not started: queue x takes no steps of changes: ...; start ...`."""
+    """`queue x is out: ...; 3 steps not started, s-cpu first`."""
     first = plan.held_up[0]
-    return (
-        f"{count(len(plan.held_up), 'step')} not started, {first.key} first: {first.reason}; start this build again "
-        "when a build of the default branch has worked there (an owner can start one)"
-    )
+    return f"{first.reason}; {count(len(plan.held_up), 'step')} not started, {first.key} first"
+
+
+BACK = "a queue that is out comes back when a job of the default branch works there; then start this build again"
+"""Note of a verdict that lacks steps for that."""
 
 
 def _only_reported(steps: Iterable[StepVerdict]) -> list[str]:

@@ -144,8 +144,8 @@ def queues_out(declarations: Declarations, trouble: Trouble) -> dict[Key, str]:
         failures, when = trouble.get(name, (0, ""))
         if 0 < queue.out_after <= failures:
             found[name] = (
-                f"queue {name} takes no steps of changes: its last {failures} jobs in builds of the default branch "
-                f"were infrastructure failures, the newest of {when}"
+                f"queue {name} is out: its last {failures} jobs on the default branch were infrastructure failures, "
+                f"the newest {when}"
             )
     return found
 
@@ -354,7 +354,8 @@ def assemble(
     changed. Without `facts`, no image is recorded, and results of steps in images cannot pass.
     """
     known = facts or ChangeFacts()
-    report_only = declarations.report_only() if profile != "release" else frozenset()
+    named = machine is not None and bool(select or models)  # who asks for a step by name wants its answer
+    report_only = frozenset() if named or profile == "release" else declarations.report_only()
     if known.report_only is not None:  # a change cannot take its own step out of the verdict
         report_only &= known.report_only
     target = Target(machine, absent, no_checkout, known.fork, frozenset(known.digests), report_only, known.out)

@@ -451,6 +451,8 @@ def _check_release(plan: Plan) -> str:
     require(not plan.dirty, "a release is planned of uncommitted files")
     require(not plan.fork, "a release is planned of a fork")
     require(plan.base is None, "a release is planned of a change, not of everything")
+    uncounted = [step.key for step in plan.steps if step.report_only]
+    require(not uncounted, f"{', '.join(uncounted)} would not count in a release")
     for omission in plan.omissions:
         require(omission.cause in LEGITIMATE, f"{omission.key} is left out of a release: {omission.reason}")
     return f"{len(plan.omissions)} omissions, each because no such machine exists or the step belongs to other plans"

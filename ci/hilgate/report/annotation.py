@@ -76,7 +76,13 @@ def _render(view: ReportView, detail: Detail) -> str:
         rows = [f"| {markdown(s.key)} | {s.counts.passed} | {duration(s.seconds)} |" for s in passed]
         parts.append("\n".join(["| passed | checks | time |", "|---|---:|---:|", *rows]))
     if verdict.omissions:
-        parts.append("\n".join(f"- not selected: {markdown(o.key)}: {markdown(o.reason)}" for o in verdict.omissions))
+        words = {"queue out": "not started", "only reported": "only reported, not started"}
+        parts.append(
+            "\n".join(
+                f"- {words.get(o.cause, 'not selected')}: {markdown(o.key)}: {markdown(o.reason)}"
+                for o in verdict.omissions
+            )
+        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -93,7 +93,12 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
     if plan.fork:
         console.print("From a fork: no secrets are given and no caches are written")
     rows = [
-        (step.key, step.device if here else step.queue, f"{size.each[step.key]:.2g}", step.reason)
+        (
+            step.key,
+            step.device if here else step.queue,
+            f"{size.each[step.key]:.2g}",
+            step.reason + ("; only reported" if step.report_only else ""),
+        )
         for step in plan.steps
     ]
     table = table_of(("step", "device" if here else "queue", "min", "because"), rows)
@@ -106,6 +111,8 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
     reasons: dict[str, list[Key]] = {}
     for omission in plan.omissions:
         reasons.setdefault(omission.reason, []).append(omission.key)
+    for reason, number in Counter(one.reason for one in plan.held_up).items():
+        say(console, f"not started: {count(number, 'step')}: {reason}", "yellow")
     if omitted:
         listed = [(reason, ", ".join(keys)) for reason, keys in reasons.items()]
         console.print("", table_of(("omitted because", "steps"), listed, style="dim"), sep="\n")

@@ -510,7 +510,10 @@ def step_counts(verdict: Verdict) -> str:
         f"{count(rulings.count(ruling), 'step')} {COUNTED.get(ruling, ruling.value)}"
         for ruling in dict.fromkeys(rulings)
     ]
-    words += [f"{len(verdict.omissions)} not selected"] if verdict.omissions else []
+    held_up = sum(one.cause == "queue out" for one in verdict.omissions)
+    words += [f"{held_up} not started"] if held_up else []
+    others = len(verdict.omissions) - held_up
+    words += [f"{others} not selected"] if others else []
     return ", ".join(words)
 
 

@@ -255,7 +255,8 @@ class Runner:
                 why = f"its job had {child.timeout_seconds:g} s left for it, and its own time is {seconds:g} s"
                 end = replace(end, reason=why)
             checks = self._record(step, end, child)
-            self._red = self._red or (key if self._outcomes[key] is not Outcome.PASS else "")
+            counts = self._outcomes[key] is not Outcome.PASS and not step.report_only
+            self._red = self._red or (key if counts else "")
             self._list_tests(step, end.seconds)
             if self.reruns and self._outcomes[key] is Outcome.FAIL:
                 self._failed[key] = checks, end.seconds

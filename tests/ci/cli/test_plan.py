@@ -195,13 +195,17 @@ def test_a_change_waits_for_no_queue_that_is_out_and_the_default_branch_probes_i
         remember_failures(path, failures)
         made = json.loads(plans.hilgate(branch, *words, "--base", "HEAD^").stdout)
         assert (len(made["steps"]), [one["cause"] for one in made["omissions"]]) == (1 - held, ["queue out"] * held)
-    assert "its last 5 jobs in builds of the default branch" in made["omissions"][0]["reason"]
+    assert "its last 5 jobs on the default branch" in made["omissions"][0]["reason"]
     assert len(json.loads(plans.hilgate(branch, *words).stdout)["steps"]) == 1, "of the default branch"
     (branch / "results").mkdir()
     (branch / "results/plan.json").write_text(json.dumps(made))
     assert plans.hilgate(branch, "pipeline", "--plan", "results/plan.json").stdout == ""
     judged = plans.hilgate(branch, "judge", "--plan", "results/plan.json", "--jobs", "results/jobs")
-    assert (judged.returncode, "takes no steps of changes" in judged.stdout) == (Exit.INCONCLUSIVE, True)
+    assert (judged.returncode, "queue amd-cpu is out" in judged.stdout) == (Exit.INCONCLUSIVE, True)
+    assert "1 not started" in judged.stdout
+    assert "- not started: a-cpu: queue amd-cpu is out" in (branch / "results/annotation.md").read_text()
+    shown = plans.hilgate(branch, *words[:3], *words[4:], "--base", "HEAD^", COLUMNS="300").stdout
+    assert "not started: 1 step: queue amd-cpu is out" in shown
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,18 @@ def test_fail_fast_starts_nothing_after_the_first_red_step_and_resume_goes_on(tm
     assert "2 steps" in hilgate(root, "run", *steps, "--fail-fast", "--jobs", "1").stdout
 
 
+def test_a_red_step_that_is_only_reported_stops_nothing_and_is_shown(tmp_path):
+    steps = {"bad": writes_findings(failing(), status=1)} | dict.fromkeys(("one", "two"), GREEN["b"])
+    root = write_repository(tmp_path, steps, bad={"minutes": 9, "report_only": True})
+    done = hilgate(root, "gate", "--fail-fast", "--jobs", "1")
+    assert done.returncode == Exit.PASS
+    assert "✗ fail: regression (only reported): bad-cpu" in done.stdout
+    assert "✓ pass: 2 passed, 0 failed" in done.stdout
+    assert "1 step only reported, not counted, of these not passed: bad-cpu (fail)" in done.stdout
+    assert "regression (only reported): bad-cpu" in (root / "results/annotation.md").read_text()
+    assert hilgate(root, "run", "bad").returncode == Exit.FAIL, "asked for by name it answers for itself"
+
+
 MARKUP = "[/x] [bold]no[/bold] :boom:"
 TELLING = (
     ("gate", "--base", "HEAD"),

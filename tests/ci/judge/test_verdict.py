@@ -15,7 +15,7 @@ from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
 from hilgate.evidence import KINDS, kind_of
-from hilgate.judge.verdict import UNCOMPARED, exit_status, judge, read_verdict, totals
+from hilgate.judge.verdict import BACK, UNCOMPARED, exit_status, judge, read_verdict, totals
 from hilgate.model.declaration import Quarantine, Quarantined
 from hilgate.model.plan import Omission, ProtectedChange
 from hilgate.model.record import SEVERITY, BuildRecord, Check, Outcome, StepRecord
@@ -141,7 +141,7 @@ def test_a_plan_of_which_nothing_counts_is_no_pass():
     )
 
 
-OUT = Omission(key="c-gfx942", area="samples", label="c", cause="queue out", reason="queue x takes no steps of changes")
+OUT = Omission(key="c-gfx942", area="samples", label="c", cause="queue out", reason="queue x is out")
 
 
 def test_a_queue_that_is_out_leaves_no_pass_and_hides_no_failure():
@@ -155,7 +155,9 @@ def test_a_queue_that_is_out_leaves_no_pass_and_hides_no_failure():
     ]:
         verdict = verdict_of(plan(*steps, **held), *attempts)
         assert verdict.outcome is outcome
-        assert (outcome is Outcome.INCONCLUSIVE) is verdict.why.startswith(f"1 step not started, {OUT.key} first: ")
+        why = f"queue x is out; 1 step not started, {OUT.key} first"
+        assert (outcome is Outcome.INCONCLUSIVE) is (verdict.why == why)
+        assert BACK in verdict.notes
     own_job = verdict_of(plan(A, **held), record(A), approvals=False)
     assert own_job.outcome is Outcome.PASS, "the job of a step answers for that step alone"
     only_reported = OUT.model_copy(update={"cause": "only reported"})

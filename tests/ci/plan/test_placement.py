@@ -120,7 +120,7 @@ def test_a_queue_is_out_after_as_many_failures_as_it_declares(failures, out):
     trouble = {name: (number, "2026-11-21 00:00 UTC") for name, number in failures.items()}
     found = queues_out(declare(FLEET, a=THREE), trouble)
     assert found.keys() == out
-    assert "mi300" not in out or "its last 5 jobs in builds of the default branch were infra" in found["mi300"]
+    assert "mi300" not in out or "its last 5 jobs on the default branch were infra" in found["mi300"]
 
 
 def test_a_queue_is_never_out_where_that_is_declared():

@@ -18,6 +18,7 @@ from support.bundles import (
     BUILDER_RECORDS,
     COMMITTED,
     DIGEST,
+    MLA,
     RECORDS,
     built,
     edited,
@@ -29,7 +30,7 @@ from support.bundles import (
     without_lines,
     write,
 )
-from support.jobs import NOW
+from support.jobs import IMAGE_STEP, NOW
 from support.plans import COMMIT, ENVIRONMENT, plan, step
 
 from hilgate.cli.verdict import judge_and_report
@@ -93,6 +94,11 @@ RELEASE = {"profile": "release", "base": None, "changed_files": ()}
 )
 def test_a_release_leaves_nothing_out_without_a_reason(tmp_path, changes, words):
     assert words in first_problem(write(tmp_path, **RELEASE | changes))
+
+
+def test_a_release_counts_every_step(tmp_path):
+    uncounted = {"steps": (IMAGE_STEP, MLA.model_copy(update={"report_only": True}))}
+    assert "mla-cpu would not count in a release" in first_problem(write(tmp_path, **RELEASE | uncounted))
 
 
 @pytest.mark.parametrize("cause", sorted(verify.LEGITIMATE))
