@@ -155,7 +155,8 @@ def test_a_build_that_was_cancelled_is_named_and_builds_of_other_files_are_not(t
     passed = EarlierBuild(number=9, commit=commit, state="passed", tree=TREE)
     other = FAILED.model_copy(update={"tree": "u" * 64})
     nothing = FAILED.model_copy(update={"tree": "", "failed": {}})
-    assert judged(tmp_path, Earlier(builds=(cancelled, passed, other, nothing))) == (
+    later = other.model_copy(update={"commit": "f" * 40})
+    assert judged(tmp_path, Earlier(builds=(cancelled, passed, other, later, nothing))) == (
         "build 10 of the same files: canceled",
     )
 
@@ -174,6 +175,7 @@ def test_many_lines_are_cut_and_the_reader_is_told(tmp_path: Path) -> None:
     builds = tuple(FAILED.model_copy(update={"number": number}) for number in range(1, 30))
     found = judged(tmp_path, Earlier(builds=builds))
     assert (len(found), found[-1]) == (21, "and 38 more, in earlier.json")
+    assert judged(tmp_path / "ten", Earlier(builds=builds[:10])) == found[:20]  # two lines of each
 
 
 def test_the_annotation_shows_it_and_no_id_leaves_its_line(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def trouble(health: Sequence[Health], host: str, gpus: int) -> tuple[str, ...]:
         elif (new := after[bdf].ecc_uncorrectable - gpu.ecc_uncorrectable) > 0:
             found.append(f"GPU {bdf}: {new} new uncorrectable memory errors")
     # What the kernel said before the step began counts only where the hook found the node unfit for it.
+    # mutant ReplaceComparisonOperator_Eq_LtE: the only other moment is `before`
     log = [line for one in health if one.moment == "after" or not one.healthy for line in one.dmesg]
     return (*found, *(f"kernel log: {line}" for line in log[:SHOWN_LINES]))
 

@@ -124,6 +124,7 @@ def _cause_by_area(
 
 def _reason(causes: Sequence[_Cause]) -> str:
     """The first file that the area itself claims, else the first; and how many more there are."""
-    file, how = next((cause for cause in causes if not cause[1]), causes[0])
-    more = f" and {len(causes) - 1} more" if len(causes) > 1 else ""
+    first, *others = causes
+    file, how = next((cause for cause in causes if not cause[1]), first)
+    more = f" and {len(others)} more" if others else ""
     return f"{file}{more} {how if how.startswith('is ') else f'changed, {how}'.removesuffix(', ')}"

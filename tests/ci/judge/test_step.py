@@ -315,6 +315,13 @@ def test_each_case_has_its_ruling(name, tmp_path):
     assert (jobs.verdict(**more).outcome is Outcome.PASS) == (outcome is Outcome.PASS)
 
 
+def test_a_verdict_names_twenty_failing_checks(tmp_path):
+    many = [failed(f"tests/t.py::test_{number}") for number in range(21)]
+    jobs = Jobs(tmp_path)
+    gathered(*many, status=1)(jobs)
+    assert jobs.ruled().failed == tuple(check.id for check in many[:20])
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"command": "true"}, {"environment": environment(image="")}, {"imported": {}}, None],
