@@ -84,7 +84,8 @@ class PlannedJob:
 
 def key_of(planned: dict[str, Any]) -> str:
     """Planned key of a step in `plan.json`."""
-    return f"{planned['step']['key']}-{planned['device']}"
+    key, shard = f"{planned['step']['key']}-{planned['device']}", planned.get("shard")
+    return f"{key}-{shard['number']}of{shard['of']}" if shard else key
 
 
 def job_of(planned: dict[str, Any]) -> str:

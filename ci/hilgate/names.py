@@ -41,6 +41,7 @@ NEVER_INSIDE = sys.stdlib_module_names | {"", "ci", "hilgate", "sitecustomize", 
 """First part of a path, without what follows a '.', that no `forks_may_change` reaches: hooks, declarations, and what a
 Python that starts in the checkout would find before its own library (`json/`, `argparse.py`)."""
 
+_SHARD = re.compile(r"-[0-9]+of[0-9]+$")
 _HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 _SEGMENT = re.compile(r"[A-Za-z0-9_~][A-Za-z0-9._~-]*")
 _URL = re.compile(
@@ -56,6 +57,11 @@ NODE = "HILGATE_NODE"
 def node_name() -> str:
     """The machine that this process runs on: of a pod its node, else the host name."""
     return os.environ.get(NODE) or socket.gethostname()
+
+
+def whole_key(key: str) -> str:
+    """Planned key of the step that a shard is of; that of a whole step as it is."""
+    return _SHARD.sub("", key)
 
 
 def recheck_key(key: str) -> str:

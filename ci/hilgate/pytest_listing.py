@@ -12,13 +12,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 VARIABLE = "HILGATE_LISTING"
 """Names the file to write: a JSON list of node ids."""
+
+NAME = "hilgate-listing"
+"""Of the plugin that is registered where there is a file to write."""
+
+DEALT = "dealt-"
+"""What begins the name of the file beside it, in which a shard lists the tests of all shards."""
 
 
 class Listing:
@@ -27,6 +31,7 @@ class Listing:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ids: dict[str, None] = {}
+        self.dealt: list[str] = []
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Take what there is, where nothing will begin."""
@@ -41,9 +46,18 @@ class Listing:
         """Write them, but not those of a session that was stopped early: the others are not gone."""
         if not (session.shouldstop or session.shouldfail):
             self.path.write_text(json.dumps(list(self.ids)), encoding="ascii")
+            if session.config.getoption("splits", None):
+                self.path.with_name(DEALT + self.path.name).write_text(json.dumps(self.dealt), encoding="ascii")
+
+
+@pytest.hookimpl(trylast=True)  # and so right before pytest-split, whose own hook pytest learns of later
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take what all shards together must run."""
+    if listing := config.pluginmanager.get_plugin(NAME):
+        listing.dealt = [item.nodeid for item in items]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take the variable away as well, so that no pytest which a test starts writes to the same file."""
     if path := os.environ.pop(VARIABLE, ""):
-        config.pluginmanager.register(Listing(Path(path)))
+        config.pluginmanager.register(Listing(Path(path)), NAME)

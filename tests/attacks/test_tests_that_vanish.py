@@ -17,6 +17,7 @@ from support.plans import git, hilgate, write_repository
 
 from hilgate.errors import Exit
 from hilgate.model.plan import Plan
+from hilgate.plan.jobs import lay_out
 from hilgate.run.results import with_digest
 
 if TYPE_CHECKING:
@@ -269,3 +270,106 @@ def test_only_so_many_tests_may_be_excused_from_inside_a_test_file(repository):
     assert done.returncode == Exit.NOTHING_RAN, done.stdout
     said = "4 checks did not run for lack of program:no-such-thing, and at most 1 may; the last: tests/test_held.py"
     assert said in " ".join(done.stdout.split())
+
+
+# Shards: the tests of a step in several jobs.
+
+FIRST, SECOND = "unit-cpu-1of2", "unit-cpu-2of2"
+
+
+def shards(root: Path, files: dict[str, str | None], *keys: str) -> str:
+    """Run these shards of the step over a change; what the verdict says of each, a line a shard."""
+    change(root, files)
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "change", "--allow-empty")
+    assert hilgate(root, "plan", "unit", "--base", "base", "--write", "results/plan.json").returncode == 0
+    path = root / "results/plan.json"
+    made = Plan.model_validate_json(path.read_text())
+    steps = lay_out([step.redeclared(minutes=2.0, shard_minutes=1.0) for step in made.steps])
+    path.write_text(made.model_copy(update={"profile": "pr", "steps": steps}).model_dump_json())
+    for key in keys:
+        hilgate(root, "run", key, "--plan", "results/plan.json", "--results", f"results/jobs/{key}")
+    return judged(root)
+
+
+def judged(root: Path) -> str:
+    hilgate(root, *JUDGE)
+    verdict = json.loads((root / "results/verdict.json").read_text())
+    return "\n".join(f"{one['key']}: {one['outcome']}: {one['why']}" for one in verdict["steps"])
+
+
+def test_shards_are_the_whole_step_together(repository):
+    said = shards(repository, {}, FIRST, SECOND)
+    counts = [int(number) for number in re.findall(r": pass: (\d+) passed", said)]
+    assert (len(counts), sum(counts), 0 in counts) == (2, 7, False), said
+
+
+def test_a_red_shard_is_run_again_as_a_whole_file_and_reproduced_as_its_step(repository):
+    said = shards(repository, {"lib.py": "def rounded(n):\n    return n + 15\n"}, FIRST, SECOND)
+    assert ": fail: " in said
+    (red, *_) = [
+        one
+        for one in json.loads((repository / "results/verdict.json").read_text())["steps"]
+        if one["outcome"] == "fail"
+    ]
+    assert red["reproduce"].startswith("hilgate run unit-cpu --")
+    again = (repository / f"results/jobs/{red['key']}/steps/{red['key']}/again/log.txt").read_text()
+    assert "4 failed" in again or "3 failed" in again, "with what the other shard has of the file"
+
+
+def test_a_step_without_one_of_its_shards_did_not_run(repository):
+    said = shards(repository, {}, FIRST)
+    assert f"{FIRST}: did not run: {SECOND} left no list of its tests" in said
+    assert f"{SECOND}: did not run: no record of it arrived" in said
+
+
+AS_THE_FIRST = "def pytest_configure(config):\n    config.option.group = 1\n"
+DROPS_LATE = """
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items):
+    yield
+    items[:] = [one for one in items if "strides" not in one.name]
+"""
+ANOTHER_IN_EACH = """
+def pytest_collection_modifyitems(config, items):
+    del items[config.option.group or 0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("conftest", "why"),
+    [
+        (AS_THE_FIRST, "ran in 0 shards of unit-cpu"),
+        (DROPS_LATE, f"{STRIDES} ran in 0 shards of unit-cpu"),
+        (ANOTHER_IN_EACH, f"{SECOND} found other tests to deal out than {FIRST}"),
+    ],
+    ids=["twice the same index", "dropped after the deal", "another deal"],
+)
+def test_a_test_that_no_shard_ran_is_no_pass(repository, conftest, why):
+    said = shards(repository, {"tests/conftest.py": conftest}, FIRST, SECOND)
+    assert ": pass: " not in said
+    assert why in said
+
+
+def test_records_of_one_shard_are_none_of_another(repository):
+    shards(repository, {}, FIRST)
+    (repository / "results/jobs" / SECOND).mkdir()
+    path = repository / "results/jobs" / SECOND / "results.jsonl"
+    path.write_bytes((repository / "results/jobs" / FIRST / "results.jsonl").read_bytes())
+    assert f"{SECOND}: did not run: its results cannot be believed" in judged(repository)
+    forged = path.read_text().splitlines(keepends=True)[:-1]
+    lines = [line.replace(f'"{FIRST}"', f'"{SECOND}"') for line in forged]
+    path.write_bytes(with_digest("".join(lines).encode()))
+    said = judged(repository)
+    assert ": pass: " not in said
+    assert "ran in 0 shards of unit-cpu" in said
+
+
+def test_tests_that_the_change_takes_from_all_shards_are_said_once(repository):
+    files, name = WAYS["class-renamed"]
+    said = shards(repository, files, FIRST, SECOND)
+    assert said.count(": pass: ") == 2, said
+    (one,) = json.loads((repository / "results/verdict.json").read_text())["loosened"]
+    assert (one["path"], one["tests"]) == ("tests/test_gather.py", [name])

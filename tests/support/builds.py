@@ -81,9 +81,9 @@ def began(recorded, moment):
     return dataclasses.replace(recorded, builds=(build.model_copy(update={"started": moment}),))
 
 
-def remember(path, checks, *, minute=0, flaky=(), keep=None, **changes):
-    """Add a build of step a, which began at a minute after NOW, to a history; returns its name."""
-    a_plan, recorded, decided = built((step("a", "x"), checks), **changes)
+def remember(path, checks, *, minute=0, flaky=(), keep=None, of=None, **changes):
+    """Add a build of a step, which began at a minute after NOW, to a history; returns its name."""
+    a_plan, recorded, decided = built((of or step("a", "x"), checks), **changes)
     steps = tuple(one.model_copy(update={"flaky": flaky}) for one in decided.steps)
     recorded = began(recorded, NOW + dt.timedelta(minutes=minute))
     decided = decided.model_copy(update={"steps": steps})

@@ -72,7 +72,7 @@ def plan(
     from hilgate.plan.machine import detect
     from hilgate.plan.make import PlanChoice, make_plan
     from hilgate.report import terminal
-    from hilgate.report.history import images, launches
+    from hilgate.report.history import images, launches, times
 
     root = repository(ctx)
     choice = PlanChoice(profile or "gate", base, "")
@@ -96,6 +96,7 @@ def plan(
         built=built,
         trouble=trouble,
         records=records,
+        measured=partial(times, history) if history else None,
         whole=choice.whole,
     )
     if write:

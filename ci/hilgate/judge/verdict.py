@@ -6,7 +6,7 @@ What arrived about each planned step becomes the facts that `run.rules` decides 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from hilgate.model.declaration import Quarantine
 from hilgate.model.record import EXIT_STATUS, Counts, Outcome, worst
 from hilgate.model.verdict import StepVerdict, Verdict
 from hilgate.names import RECHECK_SUFFIX
-from hilgate.run.listing import paths_to_list, vanished
+from hilgate.run.listing import paths_to_list, vanished, wrongly_dealt
 from hilgate.run.outcome import crashed, first_line, leading, other_packages
 from hilgate.run.rules import PASSED_LATE, Facts, Surroundings, decide
 from hilgate.text import count
@@ -231,6 +231,23 @@ class StepResult:
         return "its job left no list of its tests and the merge base's, and the change may have taken some away"
 
     @cached_property
+    def wrongly_dealt(self) -> str:
+        """What is wrong with all shards of its step together; empty for a whole step."""
+        if not self.step.shard:
+            return ""
+        shards = [one for one in self.plan.steps if one.whole == self.step.whole]
+        if problem := wrongly_dealt(shards, self.recorded.listings):
+            return problem
+        excused: Counter[str] = Counter()
+        for one in shards:
+            facts = facts_of(one, self.recorded.last(one.key), self.excusable)
+            excused.update(facts.lacking(check) for check in facts.cannot_run)
+        allowed = {condition: excuse.most for condition, excuse in self.step.step.may_lack.items()}
+        over = next((one for one in excused if excused[one] > allowed[one]), "")
+        many = f"{count(excused[over], 'check')} of its shards did not run for lack of {over}"
+        return f"{many}, and at most {allowed[over]} may" if over else ""
+
+    @cached_property
     def unbuilt(self) -> str:
         """Why the image that it should build is not there."""
         return self.image_problem(self.step.step.provides) if self.step.step.provides else ""
@@ -374,6 +391,7 @@ class StepResult:
             unbuilt=self.unbuilt,
             stray=self.stray,
             unlisted=self.unlisted,
+            wrongly_dealt=self.wrongly_dealt,
         )
 
     @cached_property
@@ -485,7 +503,7 @@ def reproduce_line(step: PlannedStep, failed: Check | None) -> str:
     options = step.step.matrix.options(failed.labels) if failed and step.step.matrix else ""
     selector = options or (kind_of(step).selector(failed.id) if failed else "") or step.arguments
     narrowed = f" -- {selector}" if selector and len(selector) <= LONGEST_SELECTOR else ""
-    return f"hilgate run {step.key}{narrowed}"
+    return f"hilgate run {step.whole}{narrowed}"
 
 
 def _evidence(s: StepResult) -> tuple[str, ...]:

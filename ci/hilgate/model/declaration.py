@@ -349,6 +349,8 @@ class Step(StrictModel):
     """Environment variables it is given from the agent's secrets; never in a build of a fork."""
     provides: Key | None = None
     """The image that it builds; steps on queues with that image wait for it."""
+    shard_minutes: float | None = None
+    """As `OnAgents.shard_minutes`."""
     minutes: float = Field(default=1.0, gt=0)
     """What it usually takes on 2 cores; used for ordering and, until it was measured, for the estimate in the plan."""
     columns: tuple[str, ...] = ()
@@ -429,6 +431,8 @@ class OnAgents(StrictModel):
     """Environment variables it is given from the agent's secrets; never in a build of a fork."""
     provides: Key | None = None
     """The image that it builds; steps on queues with that image wait for it."""
+    shard_minutes: float | None = Field(default=None, ge=1)
+    """Where it takes longer, pytest-split deals its tests to as many jobs as keep each below that. Only of pytest."""
 
 
 PYTEST = "python -m pytest"
@@ -518,6 +522,10 @@ class DeclaredStep(StrictModel):
             raise refused(f"step {self.key!r} leaves out tests and names none", "name the folder that holds them")
         if not self.tests and "evidence" not in self.model_fields_set:
             raise refused(f"step {self.key!r} has a command and no evidence", "write evidence: findings, or junit")
+        words = shlex.split(self.command or PYTEST)
+        if self.agents.shard_minutes and (words[:3] != shlex.split(PYTEST) or {"-n", "--splits"} & {*words}):
+            what = f"step {self.key!r} has shard_minutes, and only a run of `{PYTEST}` without -n can be split"
+            raise refused(what, "remove shard_minutes, or split it into several steps")
         return self
 
     def _evidence(self) -> Evidence:
@@ -555,6 +563,7 @@ class DeclaredStep(StrictModel):
             network=self.agents.network,
             secrets=self.agents.secrets,
             provides=self.agents.provides,
+            shard_minutes=self.agents.shard_minutes,
             minutes=self.minutes,
             columns=evidence.columns,
             together=evidence.together,

@@ -24,6 +24,13 @@ def planned_key(step: Step, device: Key) -> Key:
     return f"{step.key}-{device}"
 
 
+class Shard(StrictModel):
+    """One of the jobs that a step's tests are split over (pytest-split)."""
+
+    number: int = Field(ge=1)
+    of: int = Field(ge=2)
+
+
 class PlannedStep(StrictModel):
     """A declared step on a device, with where it runs there and the reason it was selected."""
 
@@ -45,6 +52,8 @@ class PlannedStep(StrictModel):
     """Whether it is in the report and never in the verdict."""
     arguments: str = ""
     """What a person added to its command, to run a part of it."""
+    shard: Shard | None = None
+    """Which part of its tests it runs; None for all."""
     job: Key | None = None
     """Key of the first step of the Buildkite job that it shares; None where its job runs nothing else."""
 
@@ -59,13 +68,19 @@ class PlannedStep(StrictModel):
 
     @property
     def key(self) -> Key:
-        """`<declared key>-<device>`."""
+        """`<declared key>-<device>`, of a shard `<declared key>-<device>-<number>of<shards>`."""
+        return f"{self.whole}-{self.shard.number}of{self.shard.of}" if self.shard else self.whole
+
+    @property
+    def whole(self) -> Key:
+        """Key of the step that it is a shard of; its own where it is whole."""
         return planned_key(self.step, self.device)
 
     @property
     def label(self) -> str:
         """What a person reads, with the device where there are several."""
-        return f"{self.step.label} ({self.device})" if len(self.step.devices) > 1 else self.step.label
+        label = f"{self.step.label} ({self.device})" if len(self.step.devices) > 1 else self.step.label
+        return f"{label}, {self.shard.number} of {self.shard.of}" if self.shard else label
 
     @property
     def gpus(self) -> int:
@@ -153,6 +168,8 @@ class Plan(StrictModel):
     packages: dict[str, str] = Field(default_factory=dict)
     """Import package in those folders -> where it stands below the root; no result of another copy of it counts."""
     changed_files: tuple[str, ...]
+    test_seconds: dict[Key, dict[str, float]] = Field(default_factory=dict)
+    """`PlannedStep.whole` of a step with shards -> id of a test -> what it took when the step last passed."""
     steps: tuple[PlannedStep, ...]
     omissions: tuple[Omission, ...]
 

@@ -138,7 +138,7 @@ class BuildRecord(BoundedModel):
     """First line of `results.jsonl`: which plan the following lines answer."""
 
     kind: Literal["build"] = "build"
-    schema_version: Literal[6] = 6
+    schema_version: Literal[7] = 7
     started: AwareDatetime
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
@@ -226,7 +226,10 @@ _TestIds = Annotated[tuple[_Id, ...], Field(max_length=MOST_TESTS)]
 
 
 class ListingRecord(BoundedModel):
-    """Tests of a step here and at the merge base, where a change may have taken some away (`hilgate.run.listing`)."""
+    """Tests of a step here and at the merge base, where a change may have taken some away (`hilgate.run.listing`).
+
+    Each shard has one, so that a test that none of them ran is missed.
+    """
 
     kind: Literal["listing"] = "listing"
     step: Key
@@ -234,6 +237,8 @@ class ListingRecord(BoundedModel):
     """Ids of the tests that began."""
     at_base: _TestIds
     """Ids of those that the same command collects over the merge base."""
+    dealt: _TestIds = ()
+    """Of a shard: ids of the tests that all shards together must run."""
     problem: str = Field(default="", max_length=LONGEST_ID)
     """Why pytest could not collect them; `at_base` is then empty."""
 

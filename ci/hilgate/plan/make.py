@@ -24,7 +24,7 @@ from hilgate.images.contents import contents
 from hilgate.model.plan import LOCAL, Omission, Plan, ProtectedChange, planned_key
 from hilgate.names import PROJECT_FILE, of_build
 from hilgate.plan.expand import NotWanted, Target, Wanted, expand
-from hilgate.plan.jobs import shared
+from hilgate.plan.jobs import UNMEASURED, Times, lay_out
 from hilgate.plan.launched import Launched
 from hilgate.plan.machine import Machine, detect, on_ci
 from hilgate.plan.select import Selection
@@ -133,6 +133,8 @@ class ChangeFacts:
 
 Trouble = Mapping[str, tuple[int, str]]
 """Queue -> how many of its newest jobs in a row were infrastructure failures, and when the newest of them was."""
+Measured = Callable[[Iterable[str]], Times]
+"""Looks up what steps took; that of each test for these planned keys alone."""
 Built = Callable[[Iterable[str]], Mapping[str, str]]
 """Looks up contents of images: content -> digest, where a build of the default branch has built it."""
 
@@ -178,6 +180,7 @@ def make_plan(
     built: Built | None = None,
     trouble: Trouble | None = None,
     records: Records | None = None,
+    measured: Measured | None = None,
     whole: bool = False,
 ) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
@@ -190,6 +193,8 @@ def make_plan(
     builds each of its images, so that its evidence tells how. `trouble` takes queues out for changes; a build of the
     default branch uses each queue, and so finds out when it works again. `records` knows what steps launched in earlier
     builds: where a change edits only bodies of kernels, it selects the steps that launched them (`plan.launched`).
+    `measured` knows what steps took; a plan of a night or of a release does without, so that whoever verifies it can
+    make it again.
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
@@ -251,6 +256,7 @@ def make_plan(
         graph=graph,
         launched=Launched(root, change, declarations.areas, graph, records) if graph and records else None,
         facts=facts,
+        measured=measured if profile == "pr" else None,
         absent=absent_tools(declarations),
         no_checkout=git.no_checkout(root),
         whole=whole,
@@ -343,6 +349,7 @@ def assemble(
     graph: imports.Imports | None = None,
     launched: Launched | None = None,
     facts: ChangeFacts | None = None,
+    measured: Measured | None = None,
     absent: frozenset[str] = frozenset(),
     no_checkout: str = "",
     whole: bool = False,
@@ -376,9 +383,11 @@ def assemble(
         wanted, otherwise = _overruled(selection, declarations, profile, known.digests)
         settled = _launch_nothing_changed(launched, selection, declarations, wanted, otherwise) if launched else {}
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise, settled=settled)
+    times = UNMEASURED
     if machine is None:
-        queues = declarations.agents.queues.items()
-        steps = shared(steps, {}, pods={name for name, queue in queues if queue.pods})
+        times = measured([step.whole for step in steps if step.step.shard_minutes]) if measured else times
+        pods = {name for name, queue in declarations.agents.queues.items() if queue.pods}
+        steps = lay_out(steps, times, pods)
     plan = Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
@@ -393,6 +402,7 @@ def assemble(
         loosened=known.loosened,
         python_path=declarations.project.python_path,
         changed_files=change.files or (),
+        test_seconds={step.whole: dict(times.tests.get(step.whole, {})) for step in steps if step.shard},
         steps=steps,
         omissions=(*omissions, *omitted),
     )
@@ -411,7 +421,7 @@ def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...
     steps = {model: set(by_model(declarations, (model,))) for model in models}
     for name in (*select, *models):
         own = steps.get(name, set())
-        if not any(name in (one.key, one.step.key, one.area) or one.step.key in own for one in plan.steps):
+        if not any(name in (one.whole, one.step.key, one.area) or one.step.key in own for one in plan.steps):
             named = [
                 f"{one.key}: {one.reason}"
                 for one in plan.omissions

@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import json
 import math
-import operator
 import os
 import re
 import sqlite3
@@ -27,17 +26,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from hilgate.errors import HilgateError, MisuseError, NothingSelectedError, RecordsError
-from hilgate.model.record import Outcome
+from hilgate.model.record import SEVERITY, Outcome
+from hilgate.plan.jobs import Times
 from hilgate.plan.launched import Launches
 from hilgate.run.outcome import summary
+from hilgate.run.results import Attempt
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from hilgate.model.plan import Plan
+    from hilgate.model.plan import Plan, PlannedStep
     from hilgate.model.record import Check, StepRecord
-    from hilgate.model.verdict import Verdict
+    from hilgate.model.verdict import StepVerdict, Verdict
     from hilgate.run.results import Recorded
 
 FILE: Final = "history.sqlite"
@@ -115,6 +116,15 @@ _VERSIONS = (
         "alter table steps add column kernels integer references kernel_lists",
         "create index steps_by_device on steps (step, device, build)",
         "create index steps_by_kernels on steps (kernels)",
+    ),
+    (  # for the time-outs and the shards of later plans
+        """create table test_seconds (
+            key text primary key,
+            build integer not null references builds,  -- the newest that it passed in
+            seconds blob not null  -- zlib of JSON: id -> seconds
+        ) without rowid""",
+        "create index test_seconds_by_build on test_seconds (build)",
+        "alter table steps add column job text",  # which a sick node fails as a whole
     ),
 )
 """What makes a file of each format from one of the format before, the first from an empty file."""
@@ -301,7 +311,7 @@ def _prune(connection: sqlite3.Connection, keep: int) -> None:
     for build in old:
         lists = connection.execute("select distinct tests from steps where build = ?", build).fetchall()
         kernels = connection.execute("select distinct kernels from steps where build = ?", build).fetchall()
-        for table in ("images", "checks", "numbers", "steps"):
+        for table in ("images", "checks", "numbers", "steps", "test_seconds"):
             connection.execute(f"delete from {table} where build = ?", build)  # noqa: S608 - names of ours
         unused = "delete from test_lists where id = ? and not exists (select 1 from steps where tests = ?1)"
         connection.executemany(unused, lists)
@@ -322,21 +332,21 @@ def _add_contents(connection: sqlite3.Connection, build: int, plan: Plan, record
     connection.executemany(
         "insert into images values (?, ?, ?)", [(content, build, digest) for content, digest in images.items()]
     )
-    decided = {step.key: step for step in verdict.steps}
-    of_commit = set() if plan.dirty else decided.keys() - recorded.restored.keys()
-    for step in plan.steps:
-        answer, attempts = decided[step.key], recorded.attempts.get(step.key, ())
+    for step, answer, attempts in _whole_steps(plan, recorded, verdict):
         checks = attempts[-1].checks if attempts else ()
         last = (attempts[-1].record.outcome.value, attempts[-1].record.message) if attempts else (None, None)
         connection.execute(
-            "insert into steps values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "insert into steps values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(build, step.key, step.step.key, step.device, answer.outcome.value, answer.attempts),
                 *(math.fsum(attempt.record.seconds for attempt in attempts), step.gpus),
                 *last,
                 _test_list(connection, checks) if attempts else None,
                 *(None if plan.local else step.queue, answer.ruling.value),
-                _kernel_list(connection, attempts[-1].record) if attempts and step.key in of_commit else None,
+                _kernel_list(connection, attempts[-1].record)
+                if attempts and not plan.dirty and step.key not in recorded.restored
+                else None,
+                step.job_key,
             ),
         )
         flaky = set(answer.flaky)
@@ -352,6 +362,60 @@ def _add_contents(connection: sqlite3.Connection, build: int, plan: Plan, record
             if name in _ACCURACY or _is_time(name)
         ]
         connection.executemany("insert or ignore into numbers values (?, ?, ?, ?, ?)", numbers)
+        if answer.outcome is Outcome.PASS and step.step.shard_minutes:
+            seconds = {one.id: max(LEAST_SECONDS, round(one.seconds, 3)) for one in checks}
+            packed = zlib.compress(json.dumps(seconds).encode())
+            connection.execute("insert or replace into test_seconds values (?, ?, ?)", (step.key, build, packed))
+
+
+def _whole_steps(
+    plan: Plan, recorded: Recorded, verdict: Verdict
+) -> Iterator[tuple[PlannedStep, StepVerdict, tuple[Attempt, ...]]]:
+    """Each planned step with its verdict and attempts; shards as the one step that they are together."""
+    decided = {step.key: step for step in verdict.steps}
+    shards: dict[str, list[PlannedStep]] = defaultdict(list)
+    for step in plan.steps:
+        shards[step.whole].append(step)
+    for whole, steps in shards.items():
+        answers = [decided[step.key] for step in steps]
+        attempts = [recorded.attempts.get(step.key, ()) for step in steps]
+        if len(steps) == 1:
+            yield steps[0], answers[0], attempts[0]
+            continue
+        worst = max(answers, key=_severity)
+        flaky = tuple(name for one in answers for name in one.flaky)
+        most = max(one.attempts for one in answers)
+        last = [one[-1] for one in attempts if one]
+        together: tuple[Attempt, ...] = ()
+        if last:
+            seconds = math.fsum(one.record.seconds for each in attempts for one in each)
+            worse = max((one.record for one in last), key=_severity)
+            launched = {
+                "kernels": _kernels_of_all(steps, recorded),
+                "lacked": tuple(dict.fromkeys(name for one in last for name in one.record.lacked)),
+            }
+            record = worse.model_copy(update={"key": whole, "seconds": seconds, **launched})
+            together = (Attempt(record, tuple(check for one in last for check in one.checks)),)
+        yield (
+            steps[0].model_copy(update={"shard": None}),
+            worst.model_copy(update={"key": whole, "flaky": flaky, "attempts": most}),
+            together,
+        )
+
+
+def _kernels_of_all(shards: list[PlannedStep], recorded: Recorded) -> tuple[str, ...] | None:
+    """What shards launched together; None where that is not known of each."""
+    found: dict[str, None] = {}
+    for step in shards:
+        last = recorded.last(step.key)
+        if last is None or last.record.kernels is None or step.key in recorded.restored:
+            return None
+        found |= dict.fromkeys(last.record.kernels)
+    return tuple(found)
+
+
+def _severity(one: StepVerdict | StepRecord) -> int:
+    return SEVERITY[one.outcome]
 
 
 def _test_list(connection: sqlite3.Connection, checks: Iterable[Check]) -> int:
@@ -487,9 +551,9 @@ def trouble(path: Path) -> dict[str, tuple[int, str]]:
     working: set[str] = set()
     with _reading(path) as connection:
         for queue, failed, began in connection.execute(
-            "select queue, ruling = 'infra' as failed, began from steps join builds on build = builds.id"
+            "select queue, min(ruling = 'infra') as failed, began from steps join builds on build = builds.id"
             " where queue is not null and build in (select id from builds order by began desc limit ?)"
-            " order by began desc, failed",
+            " group by build, queue, coalesce(job, key) order by began desc, failed",
             (TROUBLE_BUILDS,),
         ):
             working |= set() if failed else {queue}
@@ -514,7 +578,7 @@ def images(path: Path, contents: Iterable[str]) -> dict[str, str]:
 
 
 MOST_RECORDS = 50
-"""Jobs of a step on a device that are looked at for what it launched, the newest."""
+"""Builds that are looked at for what a step launched, the newest."""
 
 
 def launches(path: Path, step: str, device: str) -> list[Launches]:
@@ -522,29 +586,45 @@ def launches(path: Path, step: str, device: str) -> list[Launches]:
     rows = []
     with contextlib.suppress(HilgateError), _reading(path) as connection:
         rows = connection.execute(
-            "select build, commit_sha, steps.outcome, names from steps join builds on build = builds.id"
-            " left join kernel_lists on kernels = kernel_lists.id"
-            " where step = ? and device = ? order by build desc limit ?",
-            (step, device, MOST_RECORDS + 1),
+            "select commit_sha, names from steps join builds on build = builds.id"
+            " join kernel_lists on kernels = kernel_lists.id"
+            " where step = ? and device = ? and steps.outcome = 'pass' order by build desc limit ?",
+            (step, device, MOST_RECORDS),
         ).fetchall()
-    if len(rows) > MOST_RECORDS:  # the last build may have more jobs of it
-        rows = [row for row in rows if row[0] != rows[-1][0]]
-    found = []
-    for (_, commit), jobs in itertools.groupby(rows, key=operator.itemgetter(0, 1)):
-        of_all = [names if outcome == Outcome.PASS else None for _, _, outcome, names in jobs]  # several: shards
-        known = [names for names in of_all if names is not None]
-        if known:
-            found.append(_launches(commit, known, len(of_all)))
-    return found
+    return [_launches(commit, names) for commit, names in rows]
 
 
-def _launches(commit: str, known: list[bytes], jobs: int) -> Launches:
-    if len(known) < jobs:
-        return Launches(commit, problem=f"is of {len(known)} of {jobs} shards")
+def _launches(commit: str, names: bytes) -> Launches:
     try:
-        return Launches(commit, frozenset(name for one in known for name in json.loads(zlib.decompress(one))))
+        return Launches(commit, frozenset(json.loads(zlib.decompress(names))))
     except (zlib.error, ValueError, TypeError):
         return Launches(commit, problem="is cut off")
+
+
+RECENT_BUILDS, MOST_PASSES = 200, 50
+"""Builds, the newest, whose passes are times, and passes of a step."""
+
+LEAST_SECONDS = 0.001
+"""Of a test: pytest-split gives all tests that take no time to one shard."""
+
+
+def times(path: Path, keys: Iterable[str]) -> Times:
+    """What steps took when they passed at once, and each test of these; nothing where the history cannot be read."""
+    passes: dict[str, list[float]] = defaultdict(list)
+    tests: dict[str, dict[str, float]] = {}
+    with contextlib.suppress(HilgateError), _reading(path) as connection:
+        for key, seconds in connection.execute(
+            "select key, steps.seconds from steps join builds on build = builds.id"
+            " where build in (select id from builds order by began desc limit ?)"
+            " and steps.outcome = 'pass' and attempts = 1 order by began desc",
+            (RECENT_BUILDS,),
+        ):
+            if len(passes[key]) < MOST_PASSES:
+                passes[key].append(seconds / 60)
+        for key in keys:
+            found = connection.execute("select seconds from test_seconds where key = ?", (key,)).fetchone()
+            tests |= {key: json.loads(zlib.decompress(found[0]))} if found else {}
+    return Times(passes, tests)
 
 
 # What people ask: `hilgate history show`

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from hilgate.errors import HilgateError, NothingSelectedError
 from hilgate.model import JOBS_FOLDER, PLAN_FILE
-from hilgate.model.record import Outcome
+from hilgate.model.record import SEVERITY, Outcome
 from hilgate.model.verdict import Ruling
+from hilgate.names import whole_key
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import history as store
 from hilgate.report.causes import shape_of
@@ -101,13 +102,21 @@ def _words(error: HilgateError) -> str:
 
 
 def steps_of(recorded: Recorded) -> dict[str, StepThen]:
-    """What each step did by its own records: the attempt that counts."""
-    found = {}
+    """What each step did by its own records: the attempt that counts, of shards those of all together."""
+    found: dict[str, StepThen] = {}
     for key, attempts in recorded.attempts.items():
         record, checks = attempts[-1].record, attempts[-1].checks
         there = {check.id: (check.outcome, check.message) for check in reversed(checks)}  # the first of an id counts
-        found[key] = StepThen(record.outcome, record.message, there)
+        then = StepThen(record.outcome, record.message, there)
+        if other := found.get(whole_key(key)):
+            worse = max(other, then, key=_severity)
+            then = StepThen(worse.outcome, worse.message, {**other.checks, **there})
+        found[whole_key(key)] = then
     return found
+
+
+def _severity(then: StepThen) -> int:
+    return SEVERITY[then.outcome]
 
 
 def known_on_base(plan: Plan, root: Path) -> frozenset[str]:
@@ -147,11 +156,11 @@ def origin(facts: MergeBase, failure: Failure, on_base: Mapping[tuple[str, str],
     if check is None:
         return _recorded(facts, failure)
     again = on_base.get((failure.step.key, check.id))
-    times = facts.lately.flaky[failure.step.key, check.id]
+    times = facts.lately.flaky[whole_key(failure.step.key), check.id]
     if check.id in failure.step.flaky:
         found = Origin(Ownership.FLAKY, "it passed when it ran again over the same files")
     elif times:
-        builds = count(facts.lately.runs[failure.step.key], "build")
+        builds = count(facts.lately.runs[whole_key(failure.step.key)], "build")
         found = Origin(Ownership.FLAKY, f"so it was in {times} of the last {builds}")
     elif again and again.message == NO_SUCH_TEST:
         found = Origin(Ownership.NEW, "the merge base has no such test")
@@ -167,7 +176,7 @@ def origin(facts: MergeBase, failure: Failure, on_base: Mapping[tuple[str, str],
 
 def _recorded(facts: MergeBase, failure: Failure) -> Origin:
     """By the build of the merge base that is known."""
-    key, check = failure.step.key, failure.check
+    key, check = whole_key(failure.step.key), failure.check
     place = f"at {facts.commit[:12] or 'a folder without a commit'}"
     step = facts.steps.get(key)
     there = (step.outcome, step.message) if step and not check else None
@@ -263,5 +272,6 @@ def of_cause(cause: Cause, facts: MergeBase, recorded: Recorded, *, local: bool 
 
 
 def _lately(facts: MergeBase, step: str, check: str) -> str:
+    step = whole_key(step)
     runs, times = facts.lately.runs[step], facts.lately.failures[step, check]
     return f"; failed in {times or 'none'} of the last {count(runs, 'build')}" if runs else ""

@@ -22,12 +22,12 @@ from hilgate.errors import Exit
 from hilgate.evidence import LOG_FILE, PYTEST_PLUGIN, kind_of
 from hilgate.model.plan import ProtectedChange
 from hilgate.model.record import LONGEST_ID, MOST_TESTS, ListingRecord
-from hilgate.pytest_listing import VARIABLE
+from hilgate.pytest_listing import DEALT, VARIABLE
 from hilgate.run.process import LISTING_FILE, OUT_VARIABLE, Child, RunContext, emptied
 from hilgate.text import argument_list, count, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hilgate.model.plan import Plan, PlannedStep
 
@@ -64,10 +64,10 @@ def paths_to_list(step: PlannedStep, plan: Plan) -> tuple[str, ...]:
     """The tests of a step, as its command names them, if a change may have taken some away; else nothing.
 
     That is a change of a test file below these paths, of a setting of pytest, or of any other file below the same top
-    folders: what tests import there may hold their parameters.
+    folders: what tests import there may hold their parameters. The first shard does it for all.
     """
     paths = named_tests(step)
-    if not plan.merge_base or step.arguments or not paths:
+    if not plan.merge_base or step.arguments or not paths or (step.shard and step.shard.number > 1):
         return ()
     tops = {path.partition("/")[0] for path in paths}
     return paths if any(_matters(file, step, tops) for file in plan.changed_files) else ()
@@ -84,7 +84,10 @@ def _matters(file: str, step: PlannedStep, tops: set[str]) -> bool:
 
 @dataclass(frozen=True)
 class BaseListing:
-    """Pytest that collects the tests of a step over the merge base; `child` is None where it has none of its files."""
+    """Pytest that collects the tests of a step over the merge base.
+
+    `child` is None where it has none of its files, and where only the tests of a shard are asked for.
+    """
 
     step: PlannedStep
     folder: Path
@@ -100,6 +103,7 @@ class BaseListing:
         if self.child and ended is None:
             return None
         here, problem = _read(self.folder / LISTING_FILE), ""
+        dealt = _read(self.folder / (DEALT + LISTING_FILE)) if self.step.shard else ()
         there: tuple[str, ...] = ()
         if self.child and ended:
             if ended.exit_status in {Exit.PASS, kind_of(self.step).no_checks}:
@@ -107,7 +111,7 @@ class BaseListing:
             else:
                 why = ended.reason or kind_of(self.step).exit_meaning(ended.exit_status or 0)
                 problem = f"{why}; it said: {self.child.said()}"[:LONGEST_ID]
-        return ListingRecord(step=self.step.key, here=here, at_base=there, problem=problem)
+        return ListingRecord(step=self.step.key, here=here, at_base=there, dealt=dealt, problem=problem)
 
 
 def start(step: PlannedStep, folder: Path, here: Path, base: RunContext, seconds: float) -> BaseListing:
@@ -151,24 +155,47 @@ def vanished(
     steps: Iterable[PlannedStep], plan: Plan, listings: Mapping[str, ListingRecord]
 ) -> tuple[ProtectedChange, ...]:
     """The tests of the merge base that these steps have run no more, by file, and steps of which nobody knows it."""
+    steps = list(steps)
+    shards = Counter(step.whole for step in steps if step.shard)
+    ran: dict[str, set[str]] = defaultdict(set)
+    for step in steps:
+        ran[step.whole].update(listings[step.key].here if step.key in listings else ())
     unknown: list[ProtectedChange] = []
     gone: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for step in steps:
         paths, listing = paths_to_list(step, plan), listings.get(step.key)
-        if not paths or listing is None:
+        if not paths or listing is None or (step.shard and shards[step.whole] < step.shard.of):
             continue
         if listing.problem:
             what = f"pytest could not list the merge base's tests of {step.key}: {listing.problem}"
             unknown.append(ProtectedChange(path=" ".join(paths)[:LONGEST_ID], what=what))
-        here = set(listing.here)
         for name in dict.fromkeys(listing.at_base):
-            if name not in here:
+            if name not in ran[step.whole]:
                 gone[name.partition("::")[0]][name].append(step.key)
     shown = [_gone(file, tests) for file, tests in list(gone.items())[:MOST_FILES]]
     if more := list(gone.values())[MOST_FILES:]:
         what = f"{count(sum(map(len, more)), 'test')} of {count(len(more), 'more file')} are gone"
         shown.append(ProtectedChange(path="(more)", what=what))
     return (*unknown, *shown)
+
+
+def wrongly_dealt(shards: Sequence[PlannedStep], listings: Mapping[str, ListingRecord]) -> str:
+    """Why all shards of a step do not make the whole of it; empty where each test began in exactly one of them."""
+    ran: Counter[str] = Counter()
+    dealt: frozenset[str] | None = None
+    for step in shards:
+        if step.key not in listings:
+            return f"{step.key} left no list of its tests, so nobody knows whether all of them ran"
+        one = listings[step.key]
+        if dealt is not None and dealt != frozenset(one.dealt):
+            return f"{step.key} found other tests to deal out than {shards[0].key}"
+        dealt = frozenset(one.dealt)
+        ran.update(frozenset(one.here))
+    wrong = sorted((dealt or frozenset()) ^ ran.keys()) or sorted(name for name in ran if ran[name] > 1)
+    if not wrong:
+        return "" if ran else "its shards ran no test"
+    other = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return f"{shorten(wrong[0], LONGEST_NAME)}{other} ran in {count(ran[wrong[0]], 'shard')} of {shards[0].whole}"
 
 
 def _gone(file: str, tests: Mapping[str, Iterable[str]]) -> ProtectedChange:

@@ -47,6 +47,8 @@ GRACE_SECONDS = 5.0
 
 LISTING_FILE = "tests.json"
 """In the output folder of a step of pytest: ids of the tests that began."""
+DURATIONS_FILE = "durations.json"
+"""In that of a shard: seconds of its step's tests, for pytest-split."""
 OUT_VARIABLE = "HILGATE_OUT"
 PROFILE_VARIABLE = "HILGATE_PROFILE"
 """What the plan is for, given to every step: gates are stricter before a release."""
@@ -342,6 +344,12 @@ def start(
     """
     folder = emptied(folder)
     arguments = argument_list(command) + kind_of(step).arguments(command, folder)
+    if recorded and step.shard:  # what runs once more, or over the merge base, is no shard
+        durations = folder / DURATIONS_FILE
+        durations.write_text(json.dumps(context.plan.test_seconds.get(step.whole, {})), encoding="utf-8")
+        arguments += [f"--splits={step.shard.of}", f"--group={step.shard.number}", f"--durations-path={durations}"]
+        # The other algorithm can leave a group without a test.
+        arguments += ["-p", "pytest-split", "--splitting-algorithm=least_duration"]
     env = context.variables(step) | {OUT_VARIABLE: str(folder), VARIABLE: str(folder / LISTING_FILE)}
     if recorded:
         env["PYTHONPATH"] = os.pathsep.join([*record(folder, context.root), env["PYTHONPATH"]])

@@ -61,6 +61,7 @@ class Surroundings:
         unbuilt: Why the image that it should build is not there.
         stray: A test among its checks that its own command does not run and another step's does.
         unlisted: That nobody knows whether the change took tests of it away.
+        wrongly_dealt: Of a shard: which test ran in none or in several, or which other shard is missing.
     """
 
     arrived: bool = True
@@ -82,6 +83,7 @@ class Surroundings:
     unbuilt: str = ""
     stray: str = ""
     unlisted: str = ""
+    wrongly_dealt: str = ""
 
 
 ALONE = Surroundings()
@@ -388,6 +390,13 @@ RULES: tuple[Rule, ...] = (
         DID_NOT_RUN,
         Ruling.UNFINISHED,
         lambda f: f.around.unlisted,
+    ),
+    Rule(
+        "shards are not the whole step",
+        lambda f: f.around.wrongly_dealt and f.alone.outcome is PASS,
+        DID_NOT_RUN,
+        Ruling.UNFINISHED,
+        lambda f: f.around.wrongly_dealt,
     ),
     # An entry that has expired is red by itself, so that it cannot be forgotten.
     Rule(

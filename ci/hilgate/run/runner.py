@@ -28,6 +28,7 @@ from hilgate.evidence import LOG_FILE, Collected, collect_image, kind_of
 from hilgate.model.declaration import CPU
 from hilgate.model.plan import Plan, PlannedStep
 from hilgate.model.record import BuildRecord, Environment, ListingRecord, Outcome, StepRecord
+from hilgate.names import whole_key
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import listing, process, recheck, results
@@ -268,8 +269,12 @@ class Runner:
     def _list_tests(self, step: PlannedStep, used: float) -> None:
         """Have pytest list the tests of the merge base, where the change may have taken some of a step away."""
         folder = step_folder(self.results_folder, step.key)
-        if not listing.paths_to_list(step, self.plan) or not (folder / process.LISTING_FILE).exists():
+        listed = listing.paths_to_list(step, self.plan)
+        if not (listed or step.shard) or not (folder / process.LISTING_FILE).exists():
             return  # without a list of its own a step has not come to its end, and is red
+        if not listed:
+            self._listings[step.key] = listing.BaseListing(step, folder, None)
+            return
         try:
             base = replace(self._context, root=self._tree_of_base(self.plan.merge_base))
         except HilgateError as error:
@@ -314,7 +319,8 @@ class Runner:
     def _asks_base(self, key: str) -> bool:
         """Whether the failing tests of a step run over the merge base's files."""
         _, seconds = self._failed[key]
-        return bool(self.base) and key not in self.base_known and seconds <= recheck.MOST_BASE_SECONDS
+        known = whole_key(key) in self.base_known
+        return bool(self.base) and not known and seconds <= recheck.MOST_BASE_SECONDS
 
     def _meanwhile(self) -> str:
         """What is done after all steps have ended."""

@@ -113,6 +113,11 @@ def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path)
         (STEP.replace("command: python -m x", "tests: ['../x']"), "'../x' is no plain path below the root"),
         (STEP.replace("command: python -m x", "tests: ['!a.py::b']"), "leaves out a single test"),
         (STEP.replace(", evidence: junit", ""), "step 'one' has a command and no evidence"),
+        (
+            STEP.replace("[cpu]", "[cpu], agents: {shard_minutes: 5}"),
+            "has shard_minutes, and only a run of `python -m pytest` without -n can be split",
+        ),
+        (STEP.replace("[cpu]", "[cpu], agents: {shard_minutes: 0}"), "shard_minutes"),
         (STEP.replace("label: l", "label: l, gpus: 4"), "the key 'gpus' is gone; write agents: {gpus: N}"),
         (STEP.replace("evidence", "requires: ['gpu:4'], evidence"), "'gpu:4' is nothing that a machine"),
         (STEP.replace("label: l", "label: l, minutes: .nan"), "steps[0].minutes"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps share a Buildkite job."""
+"""Which steps share a Buildkite job, which are dealt to several, and when they are ended."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from support.declarations import change
 from support.pipelines import DECLARED
 from support.plans import changed, step
 
-from hilgate.plan.jobs import JOB_MINUTES, SMALL_MINUTES, shared
+from hilgate.plan.jobs import JOB_MINUTES, LEAST_PASSES, LEAST_TIMEOUT, SMALL_MINUTES, Times, lay_out
 from hilgate.plan.make import assemble
 
 
 def small(name: str, minutes: float = 1.0, **changes: object):
     values = {"key": f"{name}-gfx942", "device": "gfx942", "queue": "q", "image": "rocm"}
-    return step(name, "true", minutes=minutes, **(values | changes))
+    return step(name, str(changes.pop("command", "true")), minutes=minutes, **(values | changes))
 
 
 def jobs_of(*steps, minutes=None):
     jobs: dict[str, list[str]] = {}
-    for one in shared(steps, minutes or {}):
+    for one in lay_out(steps, Times(passes={key: [took] for key, took in (minutes or {}).items()})):
         jobs.setdefault(one.job_key, []).append(one.step.key)
     return list(jobs.values())
 
@@ -42,7 +42,6 @@ def test_measured_minutes_go_before_declared_ones():
         {"image": None},
         {"gpus": 2},
         {"secrets": ("TOKEN",)},
-        {"depends_on": ("c-gfx942",)},
         {"provides": "rocm"},
         {"report_only": True},
     ],
@@ -55,7 +54,7 @@ def test_unlike_steps_share_no_job(unlike):
 
 def test_steps_in_pods_share_nothing():
     pods = [small("a"), small("b"), small("c", queue="p"), small("d", queue="p")]
-    assert [one.job for one in shared(pods, {}, {"p"})] == ["a-gfx942", "a-gfx942", None, None]
+    assert [one.job for one in lay_out(pods, pods={"p"})] == ["a-gfx942", "a-gfx942", None, None]
 
 
 def test_steps_that_others_need_share_a_job_where_the_same_ones_need_them():
@@ -63,6 +62,55 @@ def test_steps_that_others_need_share_a_job_where_the_same_ones_need_them():
     needs = small("a"), small("b"), small("c")
     found = jobs_of(*needs, small("d", depends_on=first), small("e", depends_on=second))
     assert found == [["a", "b"], ["c"], ["d"], ["e"]]
+
+
+def test_steps_with_other_needs_share_no_job():
+    assert jobs_of(small("c", 5), small("a"), small("b", depends_on=("c-gfx942",))) == [["c"], ["a"], ["b"]]
+
+
+def long(minutes: float = 30.0, **changes: object):
+    return small("long", minutes, command="python -m pytest tests/t", evidence="junit", shard_minutes=10.0, **changes)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "times", "shards"),
+    [
+        (30.0, Times(), 3),
+        (30.1, Times(), 4),
+        (10.0, Times(), 1),
+        (5.0, Times(passes={"long-gfx942": [25.0, 20.0, 30.0]}), 3),
+        (30.0, Times(passes={"long-gfx942": [9.0]}), 1),
+        (30.0, Times(tests={"long-gfx942": {"a": 1.0, "b": 2.0}}), 2),
+        (180.0, Times(), 16),
+    ],
+)
+def test_a_long_step_is_dealt_to_jobs_by_what_it_usually_takes(minutes, times, shards):
+    steps = lay_out([long(minutes, timeout_minutes=180), small("later", depends_on=("long-gfx942",))], times)
+    keys = [f"long-gfx942-{n}of{shards}" for n in range(1, shards + 1)] if shards > 1 else ["long-gfx942"]
+    assert [one.key for one in steps] == [*keys, "later-gfx942"]
+    assert steps[-1].depends_on == tuple(keys)
+    assert all(one.whole == "long-gfx942" and one.job is None for one in steps[:-1])
+    if shards > 1:
+        assert steps[0].label.endswith(f", 1 of {shards}")
+        assert "pytest-split" in steps[0].step.packages
+
+
+@pytest.mark.parametrize(
+    ("passes", "minutes"),
+    [
+        ([1.0] * (LEAST_PASSES - 1), 60),
+        ([1.0] * LEAST_PASSES, LEAST_TIMEOUT),
+        ([4.0] * 40, 16),
+        ([4.0] * 19 + [6.0], 17),
+        ([20.0] * 40, 60),
+        ([14.9] * 40, 60),
+    ],
+    ids=["too few", "floor", "four times", "most passes", "never longer", "as declared"],
+)
+def test_a_timeout_follows_measured_times_and_is_never_longer_than_declared(passes, minutes):
+    (step,) = lay_out([small("a", timeout_minutes=60)], Times(passes={"a-gfx942": passes}))
+    assert step.step.timeout_minutes == minutes
+    assert (f"; ended after {minutes} min, as 95 % of {len(passes)} passes took up to" in step.reason) == (minutes < 60)
 
 
 def test_a_full_plan_has_a_third_of_the_jobs_that_it_has_steps():

@@ -19,6 +19,7 @@ from support.plans import COMMIT, plan, step
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
 from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
+from hilgate.plan.jobs import Times, lay_out
 from hilgate.report import history
 from hilgate.report.merge_base import steps_of
 from hilgate.run import results
@@ -77,6 +78,38 @@ def test_adding_or_judging_twice_changes_nothing(path):
     assert rows_of(path) == before
 
 
+def shards(in_second=None):
+    """A build whose step `a` ran in two shards."""
+    whole = step("a", "python -m pytest", evidence="junit", shard_minutes=10.0, minutes=20.0)
+    first, second = lay_out([whole])
+    return built((first, [passed("n", seconds=2.0)]), (second, [in_second or failed("f", "bad"), passed("m")]))
+
+
+def test_shards_are_one_step_of_the_history(path):
+    history.add(path, *shards())
+    (row,) = rows_of(path)["steps"]
+    assert row[1:3] == ("a-cpu", "a")
+    steps = history.newest_build_of(path, COMMIT)
+    assert steps["a-cpu"].outcome is Outcome.FAIL
+    assert steps["a-cpu"].checks.keys() == {"n", "f", "m"}
+    assert history.lately(path, 9).failures == {("a-cpu", "f"): 1}
+    assert steps_of(shards()[1]) == {"a-cpu": steps["a-cpu"]}
+
+
+def test_times_of_passes_and_tests_are_found_for_later_plans(path):
+    whole = step("a", "python -m pytest", evidence="junit", shard_minutes=10.0)
+    for minute, seconds in enumerate((90.0, 30.0)):
+        remember(path, [passed("n", seconds=seconds), passed("m")], minute=minute, of=whole)
+    remember(path, CHECKS, minute=3)
+    times = history.times(path, ["a-cpu", "b-cpu"])
+    assert times.passes == {"a-cpu": [1.5, 1.5]}
+    assert times.tests == {"a-cpu": {"n": 30.0, "m": history.LEAST_SECONDS}}
+    assert history.times(path, []).tests == {}
+    assert history.times(path.with_name("none"), ["a-cpu"]) == Times()
+    remember(path, [passed("n")], minute=4, keep=1)
+    assert history.times(path, ["a-cpu"]).tests == {}
+
+
 def test_builds_that_ran_the_same_tests_share_their_list(path):
     for minute in range(3):
         remember(path, CHECKS, minute=minute)
@@ -128,9 +161,9 @@ def test_failures_are_counted_over_the_newest_builds(path):
     assert found.runs == {"a-cpu": 2}
 
 
-def jobs_on(path, minute, *rulings, queue="mi300", **changes):
-    """Add a build of as many steps on a queue, with these rulings."""
-    steps = [step(f"s{number}", "x", device="gfx942", queue=queue) for number in range(len(rulings))]
+def jobs_on(path, minute, *rulings, queue="mi300", job=None, **changes):
+    """Add a build of as many steps on a queue, with these rulings; `job` is the job that they share."""
+    steps = [step(f"s{number}", "x", device="gfx942", queue=queue, job=job) for number in range(len(rulings))]
     a_plan, recorded, verdict = built(*[(one, [passed()]) for one in steps], **{"profile": "pr", **changes})
     decided = [
         one.model_copy(update={"ruling": Ruling(ruling)}) for one, ruling in zip(verdict.steps, rulings, strict=True)
@@ -152,6 +185,13 @@ def test_infrastructure_failures_in_a_row_are_counted_by_queue(path):
     }
     jobs_on(path, 5, "regression")
     assert history.trouble(path).keys() == {"far"}, "it works again"
+
+
+def test_a_shared_job_is_one_failure_of_its_queue(path):
+    jobs_on(path, 0, "infra", "infra", "infra", job="s0-gfx942")
+    assert history.trouble(path)["mi300"][0] == 1
+    jobs_on(path, 1, "pass", "infra", job="s0-gfx942")
+    assert history.trouble(path) == {}
 
 
 def test_runs_on_a_persons_machine_say_nothing_of_a_queue(path):
@@ -278,10 +318,11 @@ def as_first_format(path):
                 primary key (key, id, name, build)) without rowid;
             insert into old select key, id, name, build, value from numbers;
             drop table numbers; alter table old rename to numbers;
-            drop index steps_by_tests; drop index images_by_build;
+            drop index steps_by_tests; drop index images_by_build; drop table test_seconds;
             drop index steps_by_device; drop index steps_by_kernels;
             alter table steps drop column queue; alter table steps drop column ruling;
             alter table steps drop column kernels; drop table kernel_lists;
+            alter table steps drop column job;
             pragma user_version = 1;
         """)
 
@@ -294,7 +335,9 @@ def test_a_file_of_the_first_format_is_brought_up_to_date(path, use):
     use(path)
     after = rows_of(path)
     assert after["numbers"] == before["numbers"]
-    assert after["steps"][0] == (*before["steps"][0][:-3], None, None, None), "what was not recorded then is not known"
+    assert after["steps"][0] == (*before["steps"][0][:-4], None, None, None, None), (
+        "what was not recorded then is not known"
+    )
     assert ask(path, "kernels")[0]["last"] == 3.0
 
 
@@ -305,7 +348,8 @@ def test_the_oldest_builds_are_removed_and_nothing_of_them_stays(path):
         remember(path, checks, minute=minute, keep=2, **known)
     rows = rows_of(path)
     assert sorted(row[2] for row in rows["builds"]) == [began_at(2), began_at(3)]
-    assert {name: len(found) for name, found in rows.items()} == dict.fromkeys(rows, 2) | {"kernel_lists": 0}
+    unused = {"kernel_lists": 0, "test_seconds": 0}
+    assert {name: len(found) for name, found in rows.items()} == dict.fromkeys(rows, 2) | unused
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("pragma foreign_key_check").fetchall() == []
 
@@ -521,24 +565,31 @@ def test_a_record_that_is_cut_off_says_so(path, text):
     ]
 
 
+def noted(recorded, kernels):
+    """The same records, in which each step has launched these, by its key."""
+    attempts = {
+        key: tuple(results.Attempt(one.record.model_copy(update={"kernels": kernels[key]}), one.checks) for one in each)
+        for key, each in recorded.attempts.items()
+    }
+    return results.Recorded(recorded.builds, attempts)
+
+
 def test_the_shards_of_a_build_count_together_or_not_at_all(path):
-    launched(path, ("k.py::one",), devices=("cpu", "gfx942", "gfx950"))
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("update steps set device = 'cpu'")  # three jobs of one step on one device
-    assert [one.names for one in history.launches(path, "a", "cpu")] == [{"k.py::one"}]
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("update steps set kernels = null where key = 'a-gfx942'")
-    assert [one.problem for one in history.launches(path, "a", "cpu")] == ["is of 2 of 3 shards"]
-    launched(path, ("k.py::one",), minute=1)
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("update steps set outcome = 'fail' where key = 'a-gfx950'")
-    assert [one.problem for one in history.launches(path, "a", "cpu")] == ["", "is of 1 of 3 shards"]
+    a_plan, recorded, verdict = shards(passed("f"))
+    first, second = recorded.attempts
+    verdict = verdict.model_copy(
+        update={"steps": tuple(one.model_copy(update={"outcome": Outcome.PASS}) for one in verdict.steps)}
+    )
+    history.add(path, a_plan, noted(recorded, {first: ("k.py::one",), second: ("k.py::two",)}), verdict)
+    assert [one.names for one in history.launches(path, "a", "cpu")] == [{"k.py::one", "k.py::two"}]
+    later = began(noted(recorded, {first: ("k.py::one",), second: None}), NOW + dt.timedelta(minutes=1))
+    history.add(path, a_plan, later, verdict)
+    assert len(builds(path)) == 2
+    assert len(history.launches(path, "a", "cpu")) == 1
 
 
-def test_of_many_builds_only_the_newest_whole_ones_are_looked_at(path, monkeypatch):
-    monkeypatch.setattr(history, "MOST_RECORDS", 3)
+def test_of_many_builds_only_the_newest_are_looked_at(path, monkeypatch):
+    monkeypatch.setattr(history, "MOST_RECORDS", 2)
     for minute in range(3):
-        launched(path, (), minute=minute, devices=("cpu", "gfx942"))
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("update steps set device = 'cpu'")
-    assert [one.problem for one in history.launches(path, "a", "cpu")] == [""], "the second build would seem whole"
+        launched(path, (), minute=minute, commit=str(minute) * 40)
+    assert [one.commit[0] for one in history.launches(path, "a", "cpu")] == ["2", "1"]

@@ -112,8 +112,8 @@ DAMAGE = {
     "not-a-number": (forged(lambda found: [*found[:-1], found[-1].replace(b"60.0", b"NaN")]), "not a record"),
     "binary": (forged(lambda _: [b"\x00\xff\n"]), "not a record"),
     "another-schema": (
-        forged(lambda found: [found[0].replace(b'_version":6', b'_version":1'), *found[1:]]),
-        "not a record: schema 1, this reads 6",
+        forged(lambda found: [found[0].replace(b'_version":7', b'_version":1'), *found[1:]]),
+        "not a record: schema 1, this reads 7",
     ),
     "a-check-lost": (forged(lambda found: [found[0], *found[2:]]), "announces 2 checks and 1 are here"),
     "no-build-record": (forged(lambda found: found[1:]), "its first record is not the build's"),
