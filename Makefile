@@ -13,7 +13,7 @@ gate: setup  ## plan, run, judge, report: what changed, else the quick steps; AR
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
 
 # Tests that start no engine, drive no attention backend of vLLM and compile for no AMD GPU.
-TESTS := pages units images-units kernels-cache kernels-attention kernels-mla kernels-semantics kernels-ssd \
+TESTS := pages units images-units kernels-cache kernels-attention kernels-mla kernels-semantics kernels-gdn kernels-ssd \
 	amdgcn-oracles mamba-kernels
 
 test: setup  ## the tests that start no engine, and the ten slowest of them; ARGS names files for plain pytest

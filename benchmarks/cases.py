@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-Op = Literal["decode", "mla", "mixed", "prefill", "gather", "write", "scan"]
+Op = Literal["decode", "mla", "mixed", "prefill", "gather", "write", "scan", "gdn"]
 Yardstick = Literal["read", "copy", "matmul", "launch"]
 Scales = Literal["none", "tensor", "token"]
 
@@ -18,11 +18,12 @@ YARDSTICKS: dict[Op, Yardstick] = {
     "gather": "copy",
     "write": "copy",
     "scan": "copy",
+    "gdn": "copy",
 }
 """What bounds an operation: decode reads the cache, gather and write copy it, prefill multiplies matrices. A mixed
 batch does both and is held against the reading, which the products of its prefill come on top of. So is MLA decode with
-few heads; 128 heads multiply more than they read. A Mamba-2 prefill makes rows of the rows that it reads. The
-host's time is held against the launch of a kernel without arguments."""
+few heads; 128 heads multiply more than they read. A prefill of Mamba-2, or of a gated delta net, makes rows of the rows
+that it reads. The host's time is held against the launch of a kernel without arguments."""
 MATMUL_HEADS = 128
 """Heads at which MLA is bound by arithmetic: 2 * 128 * (576 + 512) operations on a row of 1152 bytes are 242 a byte,
 more than a GPU has for each."""
@@ -35,6 +36,9 @@ SHUFFLE_WRITE = "reshape_and_cache_shuffle_triton"
 MLA_GROUPED = "_fwd_grouped_kernel_stage1"
 SSD = "_mamba_chunk_scan_combined_fwd"
 """vLLM's five kernels of a Mamba-2 prefill, and what it does between them."""
+FLA = "chunk_gated_delta_rule"
+"""What vLLM's layer launches from the convolution's output to its own: a split with norms and gates, the gather of
+states, the seven kernels of this function, the scatter of states, and the copy of the outputs."""
 
 ELEMENT_BYTES = 2
 """Bytes of an element of queries, outputs and an unquantised cache: bf16, and fp16 where an interpreter cannot do
@@ -88,7 +92,8 @@ class BenchmarkCase:
     latent_size: int = 0
     """MLA: how many of the `head_size` channels of a cached row are the value too."""
     state_size: int = 0
-    """Scan: elements of a channel's state. The peer's chunk is `block_size`, its groups are `num_kv_heads`."""
+    """Scan: elements of a channel's state. The peer's chunk is `block_size`, its groups are `num_kv_heads`. Delta rule:
+    channels of a key; `num_kv_heads` are the key heads."""
     runs: bool = False
     """Whether a write fills blocks in runs, as a prefill does, and not slots in random order."""
     host: bool = False
@@ -122,11 +127,15 @@ class BenchmarkCase:
     def cache_bytes(self) -> int:
         """Bytes of K and V of all tokens that a query sees, and of their scales, each counted once.
 
-        In a latent cache V is part of K. Of a scan, all that it reads: x, B, C, dt and the states before it.
+        In a latent cache V is part of K. Of a scan, all that it reads: x, B, C, dt and the states before it; of a gated
+        delta rule q, k, v, two gates and the states.
         """
         tokens = sum(min(seq, (self.window or seq) + query - 1) for seq, query in self.lens)
         if self.op == "scan":
             rows = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + 1)
+            return self.states_bytes() + tokens * rows * ELEMENT_BYTES
+        if self.op == "gdn":
+            rows = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + 2)
             return self.states_bytes() + tokens * rows * ELEMENT_BYTES
         if self.op == "mla":
             return tokens * self.head_size * (ELEMENT_BYTES if self.scales == "none" else 1)
@@ -135,7 +144,7 @@ class BenchmarkCase:
         return 2 * tokens * self.num_kv_heads * row
 
     def states_bytes(self) -> int:
-        """Return the bytes of a scan's states, one for each sequence."""
+        """Return the bytes of the states of a scan or a delta rule, one for each sequence."""
         return self.num_seqs * self.num_q_heads * self.head_size * self.state_size * STATE_BYTES
 
     def bytes_moved(self) -> int:
@@ -143,19 +152,22 @@ class BenchmarkCase:
         if self.op in {"gather", "write"}:
             return 2 * self.cache_bytes()
         rows = sum(query for _, query in self.lens) * self.num_q_heads
-        if self.op == "scan":
+        if self.op in {"scan", "gdn"}:
             return self.cache_bytes() + rows * ELEMENT_BYTES * self.head_size + self.states_bytes()
         return self.cache_bytes() + rows * ELEMENT_BYTES * (self.head_size + (self.latent_size or self.head_size))
 
     def flops(self) -> int:
         """Floating-point operations of the two products over the (query, key) pairs that mask and window leave.
 
-        Of a scan those of the recurrence, which adds to the state of a token and multiplies with it.
+        Of a scan those of the recurrence, which adds to the state of a token and multiplies with it; a delta rule
+        multiplies twice.
         """
         if self.op in {"gather", "write"}:
             return 0
         if self.op == "scan":
             return 4 * self.num_seqs * self.seq_len * self.num_q_heads * self.head_size * self.state_size
+        if self.op == "gdn":
+            return 6 * self.num_seqs * self.seq_len * self.num_q_heads * self.head_size * self.state_size
         pairs = sum(
             min(seen, self.window or seen) for seq, query in self.lens for seen in range(seq - query + 1, seq + 1)
         )
@@ -211,6 +223,21 @@ def _scan(
         head_size=head_size,
         state_size=state_size,
         peer=SSD,
+    )
+
+
+def _gdn(key_heads: int, heads: int, num_seqs: int, length: int, ratio: float = 1.0) -> BenchmarkCase:
+    return BenchmarkCase(
+        f"gdn {num_seqs} x {length} {key_heads} k {heads} v heads",
+        "gdn",
+        num_seqs,
+        length,
+        length,
+        num_q_heads=heads,
+        num_kv_heads=key_heads,
+        state_size=128,
+        peer=FLA,
+        goal=Goal(ratio=ratio),
     )
 
 
@@ -327,6 +354,11 @@ CASES: tuple[BenchmarkCase, ...] = (
     _scan(48, 64, 128, num_seqs=1, length=8192),
     _scan(16, 64, 128, chunk=128, num_seqs=1, length=8192),
     _scan(24, 128, 256, num_seqs=1, length=8192),
+    # Qwen3.5 with 32, 48 and 64 heads, and a rank of 8 of the last.
+    _gdn(16, 32, 1, 8192, ratio=1.6),
+    _gdn(16, 32, 4, 2048, ratio=2.8),
+    _gdn(16, 32, 16, 512, ratio=3.0),
+    *(_gdn(*heads, *shape) for heads in ((16, 48), (16, 64), (2, 8)) for shape in ((1, 8192), (4, 2048), (16, 512))),
     BenchmarkCase("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
     BenchmarkCase(
         "gather 262k block 784",
@@ -371,7 +403,7 @@ NOT_MEASURED: tuple[tuple[str, str], ...] = (
 
 def smoke(case: BenchmarkCase) -> BenchmarkCase:
     """Return the case shrunk to what Triton's interpreter finishes in a second or two."""
-    query_len = {"prefill": 5, "scan": 37}.get(case.op, min(case.query_len, 2))
+    query_len = {"prefill": 5, "scan": 37, "gdn": 37}.get(case.op, min(case.query_len, 2))
     return dataclasses.replace(
         case,
         num_seqs=2,
@@ -379,9 +411,9 @@ def smoke(case: BenchmarkCase) -> BenchmarkCase:
         query_len=query_len,
         num_q_heads=4,
         num_kv_heads=min(case.num_kv_heads, 2),
-        head_size=48 if case.op == "mla" else 32,
+        head_size={"mla": 48, "gdn": 64}.get(case.op, 32),
         latent_size=min(case.latent_size, 32),
-        state_size=min(case.state_size, 32),
+        state_size=min(case.state_size, 64 if case.op == "gdn" else 32),
         block_size=16 if case.block_size == 16 or case.op == "scan" else 24,
         window=case.window and 9,
         prefill_tokens=min(case.prefill_tokens, 5),

@@ -12,6 +12,7 @@ import torch
 from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.write import write_kv_cache
+from pagedkv.gdn.prefill import gdn_prefill
 from pagedkv.mla.decode import mla_decode
 from pagedkv.mla.launch import MlaShape
 from pagedkv.mla.tables import allocate, fill
@@ -74,7 +75,7 @@ def side(sets: list[tuple], call: Callable, outputs: list[Tensor], error: Callab
 def prepare(case: BenchmarkCase, device: str, dtype: torch.dtype, cache_bytes: int) -> MeasuredWork:
     """Return the work of a case over as many sets of unit-normal inputs as it takes to exceed `cache_bytes`."""
     sets = max(1, -(-cache_bytes // case.cache_bytes()))
-    make = {"gather": _gather, "write": _write, "mla": _mla, "scan": _scan}.get(case.op, _attention)
+    make = {"gather": _gather, "write": _write, "mla": _mla, "scan": _scan, "gdn": _gdn}.get(case.op, _attention)
     torch.manual_seed(case.seq_len * 31 + case.num_seqs)
     return make(case, device, dtype, sets)
 
@@ -356,3 +357,50 @@ def _scan(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> Me
         return make(peers.ssd(case, starts, A=A, D=D))
 
     return MeasuredWork(make(ours, judge_states=True), peer, oracle.scan_bound(dtype), sets)
+
+
+def _gdn(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> MeasuredWork:
+    """Return the work of a gated delta net's prefill, from the convolution's output and a pool of states.
+
+    States after the sequences go to blocks of their own, so that a replay does what the one before it did.
+    """
+    tokens, count, heads = case.num_seqs * case.seq_len, case.num_seqs, case.num_q_heads
+    widths = (*[case.num_kv_heads * case.state_size] * 2, heads * case.head_size)
+    starts = torch.arange(count + 1, device=device, dtype=torch.int32) * case.seq_len
+    A_log = 3 * torch.rand(heads, device=device) - 1  # decays from nearly 1 to nearly 0 a token
+    dt_bias = torch.randn(heads, device=device)
+    sources = torch.randperm(count, device=device, dtype=torch.int32)
+    targets = sources + count
+    known = torch.ones(count, device=device, dtype=torch.bool)
+    inputs = []
+    for _ in range(sets):
+        mixed = torch.randn(tokens, sum(widths), device=device, dtype=dtype)
+        gates = torch.randn(2, tokens, heads, device=device, dtype=dtype)
+        inputs.append((mixed, *gates, torch.randn(2 * count, heads, case.head_size, case.state_size, device=device)))
+
+    def views(mixed: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = mixed.split(widths, dim=1)
+        return q.unflatten(1, (-1, case.state_size)), k.unflatten(1, (-1, case.state_size)), v.unflatten(1, (heads, -1))
+
+    def make(call: Callable[..., None]) -> MeasuredSide:
+        outs = [torch.empty(tokens, heads, case.head_size, device=device, dtype=dtype) for _ in inputs]
+        pools = [pool.clone() for *_, pool in inputs]
+        after = [pool[count:] for pool in pools]
+
+        def worst() -> float:
+            given = [(*views(mixed), a, b, pool[sources.long()]) for mixed, a, b, pool in inputs]
+            together = (torch.cat(each) for each in zip(*given, strict=True))
+            found = torch.cat([states[sources.long()] for states in after])
+            return oracle.delta_error(torch.cat(outs), *together, A_log=A_log, dt_bias=dt_bias, states=found)
+
+        sets_of = [(*given[:3], pool, out) for given, pool, out in zip(inputs, pools, outs, strict=True)]
+        return side(sets_of, call, [*outs, *after], worst)
+
+    def ours(mixed, a, b, pool, out) -> None:
+        options = {"starts": starts, "sources": sources, "targets": targets, "known": known}
+        gdn_prefill(*views(mixed), a, b, out, pool, A_log=A_log, dt_bias=dt_bias, **options)
+
+    def peer() -> MeasuredSide:
+        return make(peers.gdn(case, starts, sources.long(), known, A_log=A_log, dt_bias=dt_bias))
+
+    return MeasuredWork(make(ours), peer, oracle.delta_bound(dtype), sets)

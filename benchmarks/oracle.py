@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference results: plain torch, float64 where numbers are computed; nothing of pagedkv or of vLLM."""
+"""Reference results: plain torch, float64 where numbers are computed; of pagedkv a reference alone, nothing of vLLM."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from pagedkv.gdn import reference as delta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,6 +155,54 @@ def scan_error(
 def scan_bound(dtype: torch.dtype) -> float:
     """Return the largest accepted `scan_error`: 3 u (tests/support/tolerances.py)."""
     return 3 * UNIT_ROUNDOFF[dtype]
+
+
+def delta_error(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    initial: Tensor,
+    *,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    states: Tensor,
+) -> float:
+    """Return the largest error of a (token, head) row, or of a head's state, against the gated delta rule in float64.
+
+    Args:
+        out: `[sequences * tokens, heads, value size]`, sequences of one length.
+        q: `[sequences * tokens, key heads, key size]`.
+        k: As `q`.
+        v: As `out`.
+        a: `[sequences * tokens, heads]`.
+        b: As `a`.
+        initial: `[sequences, heads, value size, key size]`.
+        A_log: `[heads]`.
+        dt_bias: `[heads]`.
+        states: As `initial`, after the sequences.
+
+    Returns:
+        Relative as `scan_error`.
+    """
+
+    def as_heads(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (len(initial), -1)).transpose(0, 1).flatten(1, 2)
+
+    g = as_heads(delta.log_decay(a, A_log, dt_bias))
+    rows = [as_heads(each) for each in (q, k, v)]
+    golden = delta.gated_delta_rule(*rows, g, as_heads(b).double().sigmoid(), initial.flatten(0, 1))
+    worst = ((as_heads(out).double() - golden.y).norm(dim=-1) / golden.scale).max()
+    off = (states.flatten(0, 1) - golden.states[-1]).flatten(1).norm(dim=-1)
+    worst = torch.maximum((off / golden.states[-1].flatten(1).norm(dim=-1)).max(), worst)
+    return worst.item() if torch.isfinite(worst) else math.inf
+
+
+def delta_bound(dtype: torch.dtype) -> float:
+    """Return the largest accepted `delta_error`: 4 u (tests/support/tolerances.py)."""
+    return 4 * UNIT_ROUNDOFF[dtype]
 
 
 def copy_error(out: Tensor, golden: Tensor) -> float:

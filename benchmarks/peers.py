@@ -223,6 +223,43 @@ def ssd(case: BenchmarkCase, starts: Tensor, *, A: Tensor, D: Tensor) -> Callabl
     return run
 
 
+def gdn(
+    case: BenchmarkCase, starts: Tensor, sources: Tensor, known: Tensor, *, A_log: Tensor, dt_bias: Tensor
+) -> Callable[..., None]:
+    """Return a function (mixed, a, b, pool, out), as vLLM's layer calls its kernels; Triton tunes at its first call.
+
+    Chunks are listed before, as vLLM's metadata builder does once a step. States after go `case.num_seqs` blocks behind
+    those before.
+    """
+    ops = _module("vllm.third_party.flash_linear_attention.ops")
+    of_each = -(-case.seq_len // _module(f"{ops.__name__}.utils").FLA_CHUNK_SIZE)
+    pairs = [(sequence, number) for sequence in range(case.num_seqs) for number in range(of_each)]
+    as_index = functools.partial(torch.tensor, device=starts.device, dtype=torch.int32)
+    chunks = {
+        "cu_seqlens": starts,
+        "chunk_indices": as_index(pairs),
+        "chunk_offsets": as_index([of_each * sequence for sequence in range(case.num_seqs + 1)]),
+    }
+    targets = sources + case.num_seqs
+
+    def run(mixed, a, b, pool, out) -> None:
+        q, k, v, g, beta = (
+            each[None]
+            for each in ops.fused_post_conv_prep(
+                mixed, a, b, A_log, dt_bias, case.num_kv_heads, case.state_size, case.head_size
+            )
+        )
+        initial = pool[sources]
+        initial[~known, ...] = 0
+        rows, states = ops.chunk_gated_delta_rule(
+            q, k, v, g, beta, initial_state=initial, output_final_state=True, use_qk_l2norm_in_kernel=False, **chunks
+        )
+        pool[targets] = states
+        out[:] = rows[0]
+
+    return run
+
+
 @functools.cache
 def _aiter_backend() -> Any:
     _module("vllm._aiter_ops")

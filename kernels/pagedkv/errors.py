@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Kind = Literal[
     "alias",  # an output shares its memory with an input
     "block table",  # a block id names no block of the cache (checked with debug=True)
+    "decay",  # a decay overflows or is NaN (checked with debug=True)
     "device",  # the tensors do not all lie on the device that runs the kernels
     "dtype",
     "head ratio",  # the query heads are not a multiple of the KV heads

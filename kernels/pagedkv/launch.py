@@ -14,6 +14,13 @@ from pagedkv.arch import NEVER, limits, next_power_of_two
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
 
+SEGMENTS = (1, 2, 4, 8)
+"""Into how many segments the gated delta rule cuts a sequence."""
+FEWEST_CHUNKS_CUT = 16
+"""Chunks of a sequence below which it does not."""
+CROWDED, CARRIED, JOINED = 0.8, 0.65, 2.0
+"""What a chunk costs on a unit that others fill too, one that is walked without outputs, and a product of what two
+segments do to the state; as timed on an H100, relative to a chunk of a program that has a unit alone."""
 FEWEST_AT_ONCE = 8
 """Fewest partitions that a program of the reduce loads at once."""
 
@@ -240,6 +247,45 @@ class SsdLaunch:
 
 
 @dataclass(frozen=True)
+class GdnLaunch:
+    """How the gated delta rule's prefill is launched; extents are powers of two."""
+
+    chunk: int
+    """Tokens of a chunk: 16, 32 or 64."""
+    values: int
+    """Most rows of the state of one program, at least 16."""
+    chunk_waves: int
+    """Waves of a program that makes the matrices of a chunk."""
+    waves: int
+    """Waves of a program that walks."""
+    stages: int
+
+    def of(self, key_size: int, value_size: int, element_bytes: int) -> GdnLaunch:
+        """Return the launch for heads of these sizes; with elements of 4 bytes half the tokens and half the rows."""
+        shares = max(1, element_bytes // 2)
+        values = min(self.values, key_size, value_size) // shares
+        return replace(self, chunk=self.chunk // shares, values=max(16, values))
+
+    def segments(self, programs: int, tokens: int, compute_units: int) -> int:
+        """Return into how many segments sequences of about `tokens` are cut, which have `programs` all together.
+
+        Costs are counted in chunks that a lone program walks. What a segment does to the state takes twice the
+        programs, because of M, and no outputs.
+        """
+        chunks = tokens // self.chunk
+
+        def cost(count: int) -> float:
+            share = -(-chunks // count)
+            carried = CARRIED * share * crowd(2 * programs * (count - 1)) if count > 1 else 0.0
+            return carried + share * crowd(programs * count) + JOINED * count
+
+        def crowd(programs: int) -> float:
+            return max(1.0, CROWDED * programs / compute_units)
+
+        return min(SEGMENTS, key=cost) if chunks >= FEWEST_CHUNKS_CUT else 1
+
+
+@dataclass(frozen=True)
 class Tuning:
     """`tuning/<arch>.toml`."""
 
@@ -258,6 +304,7 @@ class Tuning:
     """Launch for up to 128."""
     scan_256: SsdLaunch
     """Launch for more."""
+    gdn_prefill: GdnLaunch
 
     def scan_of(self, head_size: int, state: int, element_bytes: int) -> SsdLaunch:
         """Return how a prefill of Mamba-2 is launched: at most the channels of a head, and what a program has room for.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -126,24 +125,6 @@ def keep(key: Hashable, call: Call) -> None:
         if len(_calls) >= MOST:
             del _calls[next(iter(_calls))]
         _calls[key] = call
-
-
-look = signature
-
-
-def call(key: Hashable, prepare: Callable[[], Any], *arguments: Any) -> None:
-    """Run the call that was kept under a key, else what `prepare` returns: a function and its launches."""
-    key = None if key is None else (key, compiler_settings())
-    kept = find(key)
-    if kept is None:
-        prepared = prepare()
-        if prepared is None:
-            return
-        kept = SimpleNamespace(run=prepared[0], launches=tuple(prepared[1]))
-        kept.run(*arguments)
-        keep(key, kept)
-        return
-    kept.run(*arguments)
 
 
 def first_warm_up(which: str, *given: Any, **options: Any) -> bool:

@@ -39,6 +39,7 @@ KINDS = (
     "mla 16 heads bs32 8k block 784",
     "mla 128 heads bs1 8k",
     "scan 16 x 512 128 heads d64 n128",
+    "gdn 16 x 512 16 k 32 v heads",
 )
 
 

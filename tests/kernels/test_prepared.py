@@ -17,9 +17,10 @@ from pagedkv.attention import paged
 from pagedkv.cache import write
 from pagedkv.cache.cache import PagedCache, Quantisation
 from pagedkv.errors import ArgumentError
+from pagedkv.gdn import prefill as gdn
 from pagedkv.mla import decode, tables
 from pagedkv.mla.launch import MlaShape
-from pagedkv.ssd import prefill
+from pagedkv.ssd import prefill as scan
 
 SEQS, BLOCKS, BLOCK, HEADS, KV_HEADS, SIZE = 3, 8, 16, 4, 2, 32
 
@@ -48,7 +49,8 @@ def kernels(monkeypatch) -> dict[str, Compiled]:
         write: ("_write_kernel", "packed_write_kernel"),
         decode: ("mla_decode_kernel", "mla_reduce_kernel"),
         tables: ("mla_schedule_kernel",),
-        prefill: ("ssd_prefill_kernel", "ssd_carry_kernel"),
+        scan: ("ssd_prefill_kernel", "ssd_carry_kernel"),
+        gdn: ("gdn_chunks_kernel", "gdn_carry_kernel", "gdn_join_kernel", "gdn_prefill_kernel"),
     }
     for module, names in places.items():
         monkeypatch.setattr(module, "current", lambda *_: limits("sm_90"))
@@ -103,6 +105,26 @@ def _scan(**more) -> dict:
     }
 
 
+def _delta(**more) -> dict:
+    rows = torch.zeros(20, 4, 64, dtype=torch.float16)
+    a, b = torch.zeros(2, 20, 2, dtype=torch.float16)
+    return {
+        "q": rows[:, :1],
+        "k": rows[:, 1:2],
+        "v": rows[:, 2:],
+        "a": a,
+        "b": b,
+        "out": torch.zeros(20, 2, 64, dtype=torch.float16),
+        "states": torch.zeros(3, 2, 64, 64),
+        "A_log": torch.zeros(2),
+        "dt_bias": torch.zeros(2),
+        "starts": torch.tensor([0, 16, 20], dtype=torch.int32),
+        "sources": torch.arange(2, dtype=torch.int32),
+        "targets": torch.arange(2, dtype=torch.int32),
+        **more,
+    }
+
+
 def _write(cache: PagedCache) -> dict:
     rows = torch.zeros(2, 5, KV_HEADS, SIZE, dtype=torch.float16)
     return {"key": rows[0], "value": rows[1], "cache": cache, "slot_mapping": torch.arange(5)}
@@ -117,7 +139,13 @@ CALLS = {
     ),
     "write": (write.write_kv_cache, lambda: _write(_cache()), ("_write_kernel",)),
     "mla": (decode.mla_decode, _mla, ("mla_decode_kernel", "mla_reduce_kernel")),
-    "scan": (prefill.ssd_prefill, lambda: _scan(num_segments=2), ("ssd_prefill_kernel", "ssd_carry_kernel")),
+    "scan": (scan.ssd_prefill, lambda: _scan(num_segments=2), ("ssd_prefill_kernel", "ssd_carry_kernel")),
+    "delta": (gdn.gdn_prefill, _delta, ("gdn_chunks_kernel", "gdn_prefill_kernel")),
+    "delta in segments": (
+        gdn.gdn_prefill,
+        lambda: _delta(num_segments=3),
+        ("gdn_chunks_kernel", "gdn_carry_kernel", "gdn_join_kernel", "gdn_prefill_kernel"),
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.rotary import rotate_and_write
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.configurations import CONFIGURATIONS, Configuration
+from pagedkv.gdn.prefill import gdn_prefill
 from pagedkv.layout import packing_of
 from pagedkv.mla.decode import mla_decode
 from pagedkv.ssd.prefill import ssd_prefill
@@ -37,10 +38,10 @@ MLA_LATENT, MLA_ROPE = 512, 64
 
 
 def cases() -> list[Case]:
-    """What is promised, the shapes of vLLM's cases, one cache below 2 GiB, rotated writes, MLA decode, and scans."""
+    """What is promised, the shapes of vLLM's cases, a cache below 2 GiB, rotated writes, MLA decode, scans, deltas."""
     promised = {case.name: case for case in map(_case, (*CONFIGURATIONS, *_beside_vllm()))}
     small = _case(Configuration("attention", "decode", "bfloat16", 32, 8, 128, 544, "nhd"), big=False)
-    return [*promised.values(), small, *_rotated_cases(), *_mla_cases(), *_scan_cases()]
+    return [*promised.values(), small, *_rotated_cases(), *_mla_cases(), *_scan_cases(), *_delta_cases()]
 
 
 def _case(configuration: Configuration, *, big: bool = True) -> Case:
@@ -299,3 +300,60 @@ def _scan(
     labels = {"operation": "scan", "dtype": kind, "head_size": str(head_size), "block_size": str(piece or 0)}
     kernels = ("ssd_carry_kernel", "ssd_prefill_kernel")
     return Case("ours", name, kernels, launch, labels | {"layout": f"n{state}", "cache": "small"})
+
+
+def _delta_cases() -> list[Case]:
+    """Gated delta nets: Qwen3.5 whole and on a rank of 8, in segments, in pieces, other heads, fp16."""
+    return [
+        _delta(key_heads=16, heads=32),
+        _delta(key_heads=16, heads=32, segments=2),
+        _delta(key_heads=2, heads=8, segments=8),
+        _delta(key_heads=16, heads=48, segments=2, piece=256),
+        _delta(key_heads=16, heads=32, size=64, segments=2),
+        _delta(key_heads=16, heads=32, dtype=torch.float16, segments=2),
+    ]
+
+
+def _delta(
+    *,
+    key_heads: int,
+    heads: int,
+    size: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+    segments: int = 1,
+    piece: int | None = None,
+) -> Case:
+    """A prefill of 8,192 tokens in 16 sequences, views of the convolution's output; states are a pool in fp32.
+
+    With `piece` they are asked for after so many tokens.
+    """
+    tokens, sequences = 8192, 16
+    pieces = sequences if piece is None else tokens // piece
+    mixed = torch.empty(tokens, (2 * key_heads + heads) * size, dtype=dtype)
+    q, k, v = (rows.unflatten(1, (-1, size)) for rows in mixed.split([size * key_heads] * 2 + [size * heads], dim=1))
+    ends = torch.arange(1, sequences + 1, dtype=torch.int32) * (pieces // sequences)
+    launch = partial(
+        gdn_prefill,
+        q,
+        k,
+        v,
+        torch.empty(tokens, heads, dtype=dtype),
+        torch.empty(tokens, heads, dtype=dtype),
+        torch.empty(tokens, heads, size, dtype=dtype),
+        torch.empty(2 * pieces, heads, size, size),
+        A_log=torch.empty(heads),
+        dt_bias=torch.empty(heads),
+        starts=torch.arange(pieces + 1, dtype=torch.int32) * (tokens // pieces),
+        sources=torch.arange(sequences, dtype=torch.int32),
+        targets=torch.arange(pieces, dtype=torch.int32),
+        known=torch.ones(sequences, dtype=torch.bool),
+        last_pieces=None if piece is None else ends - 1,
+        num_segments=segments,
+    )
+    kind = str(dtype).removeprefix("torch.")
+    special = "-segments" * (segments > 1) + "-pieces" * (piece is not None)
+    name = f"gdn-{kind}-k{key_heads}v{heads}-d{size}{special}"
+    labels = {"operation": "gdn", "dtype": kind, "head_size": str(size), "block_size": str(piece or 0)}
+    cut = ["gdn_carry_kernel"] * (segments > 1) + ["gdn_join_kernel"] * (segments > 2)
+    kernels = ("gdn_chunks_kernel", *cut, "gdn_prefill_kernel")
+    return Case("ours", name, kernels, launch, labels | {"layout": "pool", "cache": "small"})

@@ -65,7 +65,7 @@ def gated_delta_rule(
         q, k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
     tokens, heads = v.shape[:2]
     q, k = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (q / q.shape[-1] ** 0.5, k))
-    decay = g.exp().reshape(tokens, heads, 1, -1)
+    decay = g.exp().reshape(tokens, heads, 1, *g.shape[2:] or (1,))
     state = q.new_zeros(heads, v.shape[-1], k.shape[-1]) if state is None else state.to(v)
     y, squares, states = torch.zeros_like(v), torch.zeros_like(v), []
     for t in range(tokens):

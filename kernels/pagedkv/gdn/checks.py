@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Argument checks of the gated delta rule's prefill; `pieces`, `blocks` and `decays` read device memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagedkv import checks
+from pagedkv.errors import ArgumentError
+from pagedkv.ssd.checks import FARTHEST_TOKEN
+from pagedkv.ssd.checks import pieces as pieces  # noqa: PLC0414 - the two prefills take the same ones
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEAD_SIZES = (64, 128)
+LARGEST_LOG = 88.0
+"""Largest A_log whose exponential is finite in fp32 (e^88.7 is not)."""
+
+
+def tensors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    states: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    starts: Tensor,
+    sources: Tensor,
+    targets: Tensor,
+    known: Tensor | None,
+    last_pieces: Tensor | None,
+) -> None:
+    """Check the tensors without reading them."""
+    checks.shape("q", q, (None, None, None), "[tokens, key heads, key size]")
+    tokens, key_heads, key_size = q.shape
+    checks.shape("k", k, (tokens, key_heads, key_size), "[tokens, key heads, key size]")
+    checks.shape("v", v, (tokens, None, None), "[tokens, heads, value size]")
+    heads, value_size = v.shape[1:]
+    if not key_heads or not heads or heads % key_heads:
+        raise ArgumentError(
+            "head ratio",
+            "v",
+            got=f"{heads} heads for {key_heads} key heads",
+            expected="a multiple of the key heads",
+            remedy="Pass the heads and key heads of one rank.",
+        )
+    for name, size in {"q": key_size, "v": value_size}.items():
+        if size not in HEAD_SIZES:
+            raise ArgumentError(
+                "head size",
+                name,
+                got=f"head_size {size}",
+                expected=" or ".join(map(str, HEAD_SIZES)),
+                remedy="Use another kernel for this model.",
+            )
+    checks.shape("out", out, (tokens, heads, value_size), "[tokens, heads, value size]")
+    checks.shape("states", states, (None, heads, value_size, key_size), "[blocks, heads, value size, key size]")
+    gates = {"a": a, "b": b}
+    for name, tensor in gates.items():
+        checks.shape(name, tensor, (tokens, heads), "[tokens, heads]")
+    rates = {"A_log": A_log, "dt_bias": dt_bias}
+    for name, tensor in rates.items():
+        checks.shape(name, tensor, (heads,), "[heads]")
+    checks.shape("targets", targets, (None,), "[pieces]")
+    checks.shape("starts", starts, (len(targets) + 1,), "[pieces + 1]")
+    sequences = len(targets)
+    indices = {"starts": starts, "targets": targets, "sources": sources}
+    if last_pieces is not None:
+        checks.shape("last_pieces", last_pieces, (None,), "[sequences]")
+        indices["last_pieces"] = last_pieces
+        sequences = len(last_pieces)
+    checks.shape("sources", sources, (sequences,), "[sequences]")
+    others = {**gates, **rates, **indices, "states": states}
+    if known is not None:
+        checks.shape("known", known, (sequences,), "[sequences]")
+        checks.dtype("known", known, (torch.bool,), "Cast with .bool().")
+        others["known"] = known
+    checks.dtype("q", q, checks.DTYPES, "Cast it.")
+    rows = {"q": q, "k": k, "v": v, "out": out}
+    for name, tensor in rows.items():
+        checks.dtype(name, tensor, (q.dtype,), "Cast it to the dtype of q.")
+        if tensor.stride(0) > FARTHEST_TOKEN:
+            raise ArgumentError(
+                "stride",
+                name,
+                got=f"{tensor.stride(0)} elements between two tokens",
+                expected=f"at most {FARTHEST_TOKEN}",
+                remedy="Pass rows that lie closer together.",
+            )
+    for name, tensor in {"q": q, **gates, **rates, "states": states}.items():
+        checks.dtype(name, tensor, checks.DTYPES, "Cast it.")
+        checks.computable(name, tensor)
+    checks.indices(indices)
+    for name, tensor in {**rows, **others}.items():
+        checks.dense(name, tensor)
+    checks.device(("q", q), {**rows, **others})
+
+
+def segments(num_segments: int | None) -> None:
+    """Check into how many segments a sequence is cut."""
+    if num_segments is not None and num_segments < 1:
+        raise ArgumentError(
+            "split", "num_segments", got=num_segments, expected="None or >= 1", remedy="Pass None to let tuning decide."
+        )
+
+
+def blocks(sources: Tensor, targets: Tensor, known: Tensor | None, last_pieces: Tensor | None, num_blocks: int) -> None:
+    """Check which states are read and written (reads device memory).
+
+    Raises:
+        ArgumentError: of kind "block table": a block beyond the pool, one that two pieces write, or one that one
+            sequence reads and another writes.
+    """
+    for name, ids in {"sources": sources, "targets": targets}.items():
+        wrong = ids >= num_blocks
+        if wrong.any():
+            at = int(wrong.nonzero()[0])
+            raise ArgumentError(
+                "block table",
+                name,
+                got=f"block {int(ids[at])} at index {at}",
+                expected=f"block < {num_blocks}, or negative for no state",
+                remedy="Look for a freed block, a stale row or an id of another KV group.",
+            )
+    ends = range(1, len(sources) + 1) if last_pieces is None else [last + 1 for last in last_pieces.tolist()]
+    has = sources >= 0 if known is None else known & (sources >= 0)
+    readers = {block: reader for reader, block in enumerate(sources.tolist()) if has[reader]}
+    sequence, writers = 0, set()
+    for piece, block in enumerate(targets.tolist()):
+        sequence += piece >= ends[sequence]
+        if block >= 0 and (block in writers or readers.get(block, sequence) != sequence):
+            raise ArgumentError(
+                "block table",
+                "targets",
+                got=f"block {block} at index {piece}, which another piece writes or another sequence reads",
+                expected="blocks of its own for each piece",
+                remedy="Look for a block that two sequences share: the order of reads and writes is undefined.",
+            )
+        writers.add(block)
+
+
+def decays(A_log: Tensor, dt_bias: Tensor) -> None:
+    """Check that decays are numbers (reads device memory).
+
+    Raises:
+        ArgumentError: of kind "decay": exp(A_log) overflows, or a parameter is NaN.
+    """
+    for name, values, most in (("A_log", A_log, LARGEST_LOG), ("dt_bias", dt_bias, float("inf"))):
+        wrong = ~(values <= most)
+        if wrong.any():
+            at = int(wrong.nonzero()[0])
+            raise ArgumentError(
+                "decay",
+                name,
+                got=f"{float(values[at])} of head {at}",
+                expected=f"at most {most:g}: exp(A_log) must be finite in fp32" if name == "A_log" else "a number",
+                remedy="Look at the checkpoint: this parameter is overwritten or of another layer.",
+            )

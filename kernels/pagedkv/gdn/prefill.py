@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher of the gated delta rule's prefill: checks, and two kernels, or four where sequences are cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagedkv.arch import NEVER
+from pagedkv.device import current, on
+from pagedkv.gdn import checks
+from pagedkv.gdn.kernel import (
+    FACTORS,
+    DeltaOptions,
+    DeltaStrides,
+    gdn_carry_kernel,
+    gdn_chunks_kernel,
+    gdn_join_kernel,
+    gdn_prefill_kernel,
+)
+from pagedkv.launch import tuning
+from pagedkv.prepared import Launch, compiler_settings, find, keep, signature
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.arch import Arch
+    from pagedkv.launch import GdnLaunch
+
+JOINED_ROWS = 16
+"""Rows of the state of a program that joins segments."""
+
+
+def gdn_prefill(
+    q: Tensor,  # [tokens, key heads, key size]
+    k: Tensor,  # [tokens, key heads, key size]
+    v: Tensor,  # [tokens, heads, value size]
+    a: Tensor,  # [tokens, heads]
+    b: Tensor,  # [tokens, heads]
+    out: Tensor,  # [tokens, heads, value size]
+    states: Tensor,  # [blocks, heads, value size, key size]
+    *,
+    A_log: Tensor,  # [heads]
+    dt_bias: Tensor,  # [heads]
+    starts: Tensor,  # [pieces + 1] int32
+    sources: Tensor,  # [sequences] int32
+    targets: Tensor,  # [pieces] int32
+    known: Tensor | None = None,  # [sequences] bool
+    last_pieces: Tensor | None = None,  # [sequences] int32
+    num_segments: int | None = None,
+    debug: bool = False,
+) -> None:
+    """Outputs and states of the gated delta rule for the tokens of some sequences (Yang, Kautz and Hatamizadeh 2024).
+
+    Of each sequence and head, from its state S or zeros, with q and k divided by their norms,
+
+        S_t = exp(g_t) S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T
+        out_t = S_t q_t / sqrt(key size)
+        g_t = -exp(A_log) softplus(a_t + dt_bias),  beta_t = sigmoid(b_t)
+
+    States are carried in fp32 whatever the dtype of `states`. A NaN may reach the 63 tokens before it, and no other
+    sequence. A sequence without tokens keeps its state. The call never waits for the device, and the grid follows from
+    shapes, so it can be captured in a graph.
+
+    Args:
+        q: Queries as the convolution left them, a view of its output; fp32, fp16 or bf16, last dimension dense. So are
+            k, v and out, in the same dtype. Neighbouring heads share a key head; key and value sizes are 64 or 128.
+        k: Keys, likewise.
+        v: Values, likewise.
+        a: Gates of the decay, before bias and softplus.
+        b: Gates of the write strength, before the sigmoid.
+        out: Result.
+        states: The pool that states before are read from and states after are written to, any strides but the last.
+        A_log: Logarithm of the rate of decay; `exp(A_log)` is finite.
+        dt_bias: Added to a.
+        starts: The first token of each piece, then the end of the last. Pieces follow each other without a gap.
+        sources: The block of the state before each sequence; below 0 it is zeros.
+        targets: The block that the state after each piece goes to; below 0 it is not written. A block may be the source
+            of its own sequence, as in a chunked prefill, and of no other.
+        known: False where the state before is zeros whatever `sources` says. None: `sources` alone says it.
+        last_pieces: The last piece of each sequence, which has at least one. A piece ends where a state is asked for,
+            as at the edges of blocks that a prefix cache keeps. None: every sequence is one piece.
+        num_segments: Segments of a sequence that are walked at the same time; None lets the device decide.
+        debug: Also check indices and decays (synchronises with the device).
+
+    Raises:
+        ArgumentError: an argument is wrong (`pagedkv.errors`).
+    """
+    last = starts if last_pieces is None else last_pieces
+    tensors = (q, k, v, a, b, out, states, A_log, dt_bias, starts, last, sources, known, targets)
+    given = (last_pieces is None, num_segments)
+    key = None if debug else ("gdn", *map(signature, tensors), *given, compiler_settings())
+    call = find(key)
+    if call is not None:
+        call.run(*tensors)
+        return
+    checks.tensors(q, k, v, a, b, out, states, A_log, dt_bias, starts, sources, targets, known, last_pieces)
+    checks.segments(num_segments)
+    if debug:
+        checks.pieces(starts, last_pieces, q.shape[0])
+        checks.blocks(sources, targets, known, last_pieces, len(states))
+        checks.decays(A_log, dt_bias)
+    if not len(sources):
+        return
+    (tokens, key_heads, key_size), (heads, value_size) = q.shape, v.shape[1:]
+    arch = current(q)
+    data = tuning(arch.name).gdn_prefill.of(key_size, value_size, q.element_size())
+    programs = heads * value_size // data.values * len(sources)
+    segments = num_segments or data.segments(programs, tokens // len(sources), arch.compute_units)
+    constants = DeltaOptions(
+        HEADS=heads,
+        HEADS_OF_KEY=heads // key_heads,
+        K=key_size,
+        V=value_size,
+        CHUNK=data.chunk,
+        VALUES=data.values,
+        PIECES=last_pieces is not None,
+        KNOWN=known is not None,
+        SEGMENTED=segments > 1,
+    )
+    strides = DeltaStrides(
+        q=q.stride()[:2],
+        k=k.stride()[:2],
+        v=v.stride()[:2],
+        out=out.stride()[:2],
+        a=a.stride()[:1],
+        b=b.stride()[:1],
+        states=states.stride()[:3],
+    )
+    call = _prepare(arch, data, constants, strides, tokens, len(targets), len(sources), segments)
+    call.run(*tensors)
+    keep(key, call)
+
+
+@dataclass(frozen=True)
+class DeltaCall:
+    """Launches of the calls with one signature."""
+
+    chunks: Launch
+    carry: Launch
+    """Makes what each segment does to the state."""
+    join: Launch
+    """Makes the states between segments of that."""
+    walk: Launch
+    strides: DeltaStrides
+    pieces: int
+    segments: int
+    chunk: int
+    """Tokens of a chunk."""
+    numbers: int
+    """Numbers of chunks, a bound that follows from shapes."""
+    room: tuple[int, int, int, int, int]
+    """Extents of what is carried: sequences, segments, heads, value size + key size, key size."""
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The kernels that `run` launches."""
+        return self.chunks, self.walk, *[self.carry] * (self.segments > 1), *[self.join] * (self.segments > 2)
+
+    def run(self, *tensors: Tensor | None) -> None:
+        """Launch for the tensors of one call."""
+        q, k, v, a, b, out, states, A_log, dt_bias, starts, last, sources, known, targets = tensors
+        assert q is not None
+        heads = self.room[2]
+        where, cut = (starts, last, sources, known), (self.strides, self.segments)
+        with on(q):
+            inverses, scores = (q.new_empty(self.numbers, heads, self.chunk, self.chunk) for _ in range(2))
+            factors = carried = q.new_empty(self.numbers, heads, FACTORS.value, self.chunk, dtype=torch.float32)
+            self.chunks(q, k, a, b, A_log, dt_bias, inverses, scores, factors, starts, self.strides, self.pieces)
+            if self.segments > 1:
+                carried = q.new_empty(self.room, dtype=torch.float32)
+                self.carry(k, v, states, inverses, factors, carried, *where, *cut)
+            if self.segments > 2:
+                self.join(carried, self.segments)
+            self.walk(q, k, v, out, states, inverses, scores, factors, carried, *where, targets, *cut)
+
+
+def _prepare(
+    arch: Arch,
+    data: GdnLaunch,
+    constants: DeltaOptions,
+    strides: DeltaStrides,
+    tokens: int,
+    pieces: int,
+    sequences: int,
+    segments: int,
+) -> DeltaCall:
+    """Choose the grids and the options of the compiler."""
+    heads, keys, values = constants.HEADS, constants.K, constants.V
+    amd = {"matrix_instr_nonkdim": 16} if arch.operand_from_lds_rows == NEVER else {}
+    launch = {"num_warps": data.waves, "num_stages": data.stages, **amd}
+    numbers = tokens // data.chunk + pieces
+    # Few rows for each program that joins, because products of fp32 take three times the registers.
+    few = constants._replace(VALUES=JOINED_ROWS)
+    of_carry = heads * (values + keys) // data.values, max(1, segments - 1), sequences
+    return DeltaCall(
+        chunks=Launch(
+            gdn_chunks_kernel, (heads, numbers), OPTIONS=constants, num_warps=data.chunk_waves, num_stages=1, **amd
+        ),
+        carry=Launch(gdn_carry_kernel, of_carry, OPTIONS=constants, **launch),
+        join=Launch(gdn_join_kernel, (heads * values // JOINED_ROWS, sequences), OPTIONS=few, **launch),
+        walk=Launch(
+            gdn_prefill_kernel, (heads * values // data.values, segments, sequences), OPTIONS=constants, **launch
+        ),
+        strides=strides,
+        pieces=pieces,
+        segments=segments,
+        chunk=data.chunk,
+        numbers=numbers,
+        room=(sequences, segments, heads, values + keys, keys),
+    )
