@@ -500,6 +500,12 @@ def _in_pod(planned: PlannedJob, arguments: Arguments, checkout: Path, env: Mapp
             where=f"{pod.POD}={root}",
             remedy="give its queue an image, or name a queue of hosts",
         )
+    if (given / pod.STEP).exists():
+        raise CannotRunHereError(
+            f"{planned.key} is the second step of a pod, and each has a pod of its own",
+            where=str(given),
+            remedy="plan the build again: steps of queues with pods share no job",
+        )
     if planned.gpus:
         collect.take_one(given / pod.HEALTH, arguments.results, pod.BEFORE)
     scratch = Path(tempfile.mkdtemp(prefix=f"hilgate-job-{job_id(env)}-")).resolve()

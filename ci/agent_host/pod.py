@@ -13,6 +13,7 @@ with the status of the container, or -1 from a controller that uses the Stacks A
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -99,7 +100,11 @@ def _run(root: Path, workspace: Path, node: hooks.NodeContext, dev: Path) -> int
     """Run what is given, look at the GPUs, and return the status as a shell gives it."""
     given, out = root / GIVEN, root / OUT
     step = json.loads((given / STEP).read_bytes())
-    shutil.copytree(given / "workspace", workspace, symlinks=True, dirs_exist_ok=True)
+    for path in (given / "workspace").iterdir():  # not the folder itself: the volume's root is not this user's
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, workspace / path.name, symlinks=True)
+        else:
+            shutil.copy2(path, workspace / path.name, follow_symlinks=False)
     (out / RESULTS).mkdir()
     env = {**os.environ, **step["env"]}
     if Path(container.CACHE).is_dir():
@@ -108,8 +113,9 @@ def _run(root: Path, workspace: Path, node: hooks.NodeContext, dev: Path) -> int
         child = subprocess.run(
             step["command"], cwd=workspace, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
         )
-        if os.getpid() == 1:  # of this container: nothing else in it is not the step's
-            os.kill(-1, signal.SIGKILL)
+        if os.getpid() == 1:  # of this container: all else in it is the step's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
         if step["gpus"]:
             node = replace(node, env={**node.env, health.QUEUE: step["queue"]})
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import stat
 import subprocess
 import sys
@@ -156,6 +157,30 @@ def test_the_step_runs_beside_the_agent_and_its_status_is_the_jobs(agent, volume
     assert given["env"]["HF_TOKEN"] == SECRET  # declared, and no fork
     assert "BUILDKITE_AGENT_ACCESS_TOKEN" not in given["env"]
     assert agent.calls() == []  # no Docker
+
+
+def test_nothing_is_asked_of_the_root_of_a_volume_and_what_the_step_leaves_is_ended(
+    agent, volumes, monkeypatch
+) -> None:
+    (volumes / "workspace").chmod(0o711)  # Kubernetes makes it root's
+    killed = []
+
+    def nobody_is_left(*asked: int) -> None:
+        killed.append(asked)
+        raise ProcessLookupError
+
+    monkeypatch.setattr(pod.os, "getpid", lambda: 1)
+    monkeypatch.setattr(pod.os, "kill", nobody_is_left)
+    assert run(agent, volumes, monkeypatch, WRITES) == 0
+    assert stat.S_IMODE((volumes / "workspace").stat().st_mode) == 0o711
+    assert killed == [(-1, 9)]
+
+
+def test_a_pod_runs_one_step(agent, volumes, monkeypatch, capsys) -> None:
+    assert run(agent, volumes, monkeypatch, WRITES) == 0
+    shutil.rmtree(agent.results)
+    assert agent.run(monkeypatch) == 5
+    assert "is the second step of a pod" in capsys.readouterr().err
 
 
 def test_what_the_step_prints_is_in_the_log_of_the_job(agent, volumes, monkeypatch, capfdbinary) -> None:
