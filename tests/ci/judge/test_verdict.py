@@ -302,7 +302,7 @@ def test_an_expired_entry_is_red_even_where_its_step_is_not_planned(tmp_path):
         added=NOW.date() - dt.timedelta(days=14),
         expires=NOW.date(),
     )
-    verdict = jobs.verdict(quarantine=Quarantine(tests=(entry,)))
+    verdict = jobs.verdict(quarantine=Quarantine(tests=(entry, entry.model_copy(update={"test": "t::other"}))))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.why == f"quarantine of {TEST} expired on 2026-11-21: mend it or take it out"
     assert exit_status(verdict, jobs.plan) == Exit.FAIL

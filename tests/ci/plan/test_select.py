@@ -146,6 +146,34 @@ def test_while_the_graph_is_not_known_a_module_selects_every_step_with_imports(r
     assert set(select(IMPORTING, ["kernels/pagedkv/tuning.toml"], unknown).reasons) == {"read", "write", "whole"}
 
 
+LAYOUT, READER = "kernels/pagedkv/layout.py", "kernels/pagedkv/reader.py"
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ([LAYOUT], {"read", "gate"}),  # and not `whole`, which its area selects
+        ([LAYOUT, "kernels/pagedkv/writer.py"], {"read", "gate"}),
+        ([LAYOUT, READER], set()),  # of which more than bodies changed
+        ([LAYOUT, "evals/hileval/notes.txt"], {"read"}),
+        ([LAYOUT, "kernels/pagedkv/tuning.toml"], {"gate"}),
+        ([LAYOUT, "claimed by nobody"], set()),
+    ],
+)
+def test_steps_that_edited_bodies_alone_select_are_named(repository, changed, expected):
+    graph = build(repository, PATH)
+    assert select(IMPORTING, changed, graph, bodies=[LAYOUT]).by_bodies == expected
+    assert select(IMPORTING, changed, graph).by_bodies == set()
+    assert select(IMPORTING, changed, None, bodies=changed).by_bodies == set()
+    unknown = Imports(find(repository, PATH), problem="no graph")
+    assert select(IMPORTING, changed, unknown, bodies=changed).by_bodies == set()
+    always = [one.model_copy(update={"always": True}) for one in IMPORTING]
+    assert select(always, changed, graph, bodies=[LAYOUT]).by_bodies == set()
+    readers = [step.model_copy(update={"reads": (LAYOUT,)}) for one in IMPORTING for step in one.steps]
+    reading = [IMPORTING[0].model_copy(update={"steps": tuple(readers)})]
+    assert select(reading, [LAYOUT], graph, bodies=[LAYOUT]).by_bodies == set()
+
+
 DECLARED = load(REPOSITORY).areas
 GRAPH = build(REPOSITORY, PATH)
 TRACKED = tracked_files(REPOSITORY)
