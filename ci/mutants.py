@@ -350,6 +350,8 @@ class Draw:
         if end is not End.HUNG:
             return end
         for test in self.tests[mutant.path]:
+            if time.monotonic() > self.deadline:
+                return End.NO_TIME
             self.measure(test)
         end = self.end_of(mutant)
         if end is End.HUNG:
