@@ -18,6 +18,7 @@ from support.plans import wait_for
 
 from agent_host import collect, container, gpus, host, job
 from hilgate.errors import DeclarationError, RecordsError
+from hilgate.names import Trust
 
 
 @pytest.mark.parametrize("status", [0, 1, 4, 5, 6, 75, 137])
@@ -427,6 +428,26 @@ def test_a_container_s_user_is_the_agent_s_and_never_root(monkeypatch, tmp_path,
     assert {path for path, *_ in changed} >= (ours if uid == 0 else set())
     assert all((ids, follow) == (expected, False) for _, ids, follow in changed)
     assert bool(changed) == (uid == 0)
+
+
+@pytest.mark.parametrize(
+    ("env", "fork", "part"),
+    [
+        ({}, False, "branches"),
+        ({}, True, "main"),
+        ({"BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main", "BUILDKITE_BRANCH": "main"}, False, "main"),
+        ({"BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main", "BUILDKITE_BRANCH": "x"}, False, "branches"),
+        ({"BUILDKITE_BRANCH": "main"}, False, "branches"),
+    ],
+)
+def test_models_of_reviewed_code_lie_apart(monkeypatch, tmp_path, env, fork, part):
+    handed = []
+    monkeypatch.setattr(job, "hand_over", handed.append)
+    decided = Trust(fork=fork, why="")
+    assert job.cache(env, decided) == ""
+    for _ in range(2):
+        assert job.cache(env | {job.CACHE: str(tmp_path)}, decided) == str(tmp_path / part)
+    assert handed == [tmp_path / part]  # when it was made
 
 
 def test_a_job_s_memory_is_its_share_of_the_host(monkeypatch):
