@@ -170,7 +170,10 @@ def _in_order(
     declared = {step.key: (area, step) for area, step in declarations.steps() if step.key in places}
     rank = {key: position for position, key in enumerate(declared)}
     graph = {
-        key: {*step.needs, *(p.key for d in places[key] if (p := _provider(declarations, target, step, d)))}
+        key: {
+            *places.keys() & {*step.needs},
+            *(p.key for d in places[key] if (p := _provider(declarations, target, step, d))),
+        }
         for key, (_, step) in declared.items()
     }
     sorter = graphlib.TopologicalSorter(graph)

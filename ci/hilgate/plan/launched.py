@@ -78,8 +78,7 @@ def _split(source: bytes | None) -> tuple[object, dict[str, list[str]]] | None:
         tree, lines = ast.parse(source), source.decode().split("\n")
     except (ValueError, SyntaxError, RecursionError):
         return None
-    places = dict(_imports(tree))
-    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and _is_jitted(one, places)]
+    functions = jitted(tree)
     named = {one.name: one for one in functions}
     # Of two definitions of a name the last one counts; for Python alone does a lone carriage return end a line.
     if len(named) < len(functions) or b"\r" in source.replace(b"\r\n", b"\n"):
@@ -92,6 +91,12 @@ def _split(source: bytes | None) -> tuple[object, dict[str, list[str]]] | None:
         inside |= set(range(first, last))
         one.body = []
     return (ast.dump(tree), [text for number, text in enumerate(lines) if number not in inside]), bodies
+
+
+def jitted(tree: ast.Module) -> list[ast.FunctionDef]:
+    """The jitted functions that a module defines, but inside of others or in branches."""
+    places = dict(_imports(tree))
+    return [one for one in tree.body if isinstance(one, ast.FunctionDef) and _is_jitted(one, places)]
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
