@@ -14,6 +14,7 @@ into an agent.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -58,6 +59,8 @@ WORK = {"name": "hilgate-work", "mountPath": "/hilgate/workspace"}
 SHM = {"name": "hilgate-shm", "mountPath": "/dev/shm"}  # noqa: S108
 READ_ONLY = {"readOnly": True}
 
+NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+
 FAILS = ["false"]
 """The command of a container that only the controller can make do anything; it must have an image to be accepted."""
 
@@ -65,8 +68,11 @@ PROGRAM = ["python3", "-I", "/hilgate/given/hilgate/ci/agent_host/__main__.py", 
 """The trusted code, which `hilgate` has copied; isolated, so nothing of image or change stands before it."""
 
 
-def plugin(step: PlannedStep, queue: str, pods: Pods, digest: str, *, fork: bool) -> dict[str, Any]:
-    """The plugin of a job of this step on a queue of pods; its image is named by its `digest`."""
+def plugin(step: PlannedStep, queue: str, pods: Pods, digest: str, *, fork: bool, avoid: str = "") -> dict[str, Any]:
+    """The plugin of a job of this step on a queue of pods; its image is named by its `digest`.
+
+    It goes to another node than `avoid`, where there is one: a recheck on the same node says nothing.
+    """
     image = f"{pods.registry}/{step.image}@{digest}"
     gpus = {pods.resource: str(step.gpus)} if step.gpus else {}
     limits = {"cpu": str(pods.cpus), "memory": f"{pods.memory_gib}Gi", "ephemeral-storage": f"{pods.disk_gib}Gi"}
@@ -96,6 +102,8 @@ def plugin(step: PlannedStep, queue: str, pods: Pods, digest: str, *, fork: bool
     }
     if pods.node_selector:
         spec["nodeSelector"] = pods.node_selector
+    if NODE_NAME.fullmatch(avoid):  # a result says it, so a change may have chosen it
+        spec["affinity"] = _other_than(avoid)
     if pods.groups:
         spec["securityContext"] = {**POD["securityContext"], "supplementalGroups": list(pods.groups)}
     online = step.step.network and not (fork and step.device != CPU)
@@ -109,6 +117,12 @@ def plugin(step: PlannedStep, queue: str, pods: Pods, digest: str, *, fork: bool
             "podSpecPatch": {"containers": [agent]},
         }
     }
+
+
+def _other_than(node: str) -> dict[str, Any]:
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]}]
+    rule = {"weight": 100, "preference": {"matchFields": fields}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [rule]}}
 
 
 def _node_name() -> dict[str, Any]:
@@ -174,7 +188,7 @@ def _schema(gpus: int) -> dict[str, Any]:
     }
     return _exactly(
         metadata=_exactly(labels=_exactly(**{NETWORK: {"enum": ["open", "none"]}})),
-        podSpec=_exactly({"nodeSelector": {"type": "object"}}, **spec),
+        podSpec=_exactly({"nodeSelector": {"type": "object"}, "affinity": {"type": "object"}}, **spec),
         commandParams=_const({"extraVolumeMounts": [GIVEN, OUT | READ_ONLY]}),
         podSpecPatch=_exactly(containers=_list(agent)),
     )

@@ -211,6 +211,7 @@ def _job(
     branch: str,
     *,
     failed: int = 0,
+    failed_on: str = "",
     approved: bool = False,
 ) -> CommandStep:
     """The job of planned steps, or the one that runs the `failed` failing checks of one once more on another node.
@@ -255,7 +256,7 @@ def _job(
         concurrency_method="eager" if lock else None,
         timeout_in_minutes=minutes + MARGIN_MINUTES + (IMAGE_MINUTES if step.image else 0),
         artifact_paths=[f"{folder}/**/*" for folder in folders],  # the hooks' notes go to the first
-        plugins=_plugins(step, step.queue, plan, declarations),
+        plugins=_plugins(step, step.queue, plan, declarations, failed_on),
         secrets=None if plan.fork else list(step.step.secrets) or None,
         retry=RECHECK_RETRY if failed else RETRY_BY_HAND if plan.manual_retry else RETRY,
     )
@@ -270,7 +271,7 @@ def _label(steps: Sequence[PlannedStep]) -> str:
 
 
 def _plugins(
-    step: PlannedStep, queue: str, plan: Plan, declarations: Declarations
+    step: PlannedStep, queue: str, plan: Plan, declarations: Declarations, avoid: str = ""
 ) -> list[str | dict[str, Any]] | None:
     """The pod of a job whose queue has pods; None on hosts.
 
@@ -288,7 +289,7 @@ def _plugins(
             where=f"queues.{queue} of ci/agents.yaml",
             remedy="see the step that builds the image; what builds images itself needs a queue of hosts",
         )
-    return [pods.plugin(step, queue, declared.pods, digest, fork=plan.fork)]
+    return [pods.plugin(step, queue, declared.pods, digest, fork=plan.fork, avoid=avoid)]
 
 
 def emit(
@@ -335,11 +336,16 @@ PODS_KEY = "pods"
 
 
 def recheck_yaml(
-    plan: Plan, pending: Mapping[str, Sequence[str]], declarations: Declarations, *, branch: str = ""
+    plan: Plan,
+    pending: Mapping[str, Sequence[str]],
+    declarations: Declarations,
+    *,
+    nodes: Mapping[str, str] | None = None,
+    branch: str = "",
 ) -> str:
     """The steps that run failing checks once more, each on another node of the same queue; empty when nothing failed.
 
-    `pending` has the ids of its checks that need it by planned key.
+    `pending` has the ids of its checks that need it by planned key, `nodes` where they failed.
 
     Raises:
         InvalidPipelineError: A key is not in the plan, or what it leads to breaks an invariant.
@@ -350,7 +356,9 @@ def recheck_yaml(
             f"step {unknown[0]!r} is not in the plan", where="what failed", remedy="give the plan that was run"
         )
     rechecks = [
-        _job([steps[key]], plan, declarations, branch, failed=len(ids)) for key, ids in sorted(pending.items()) if ids
+        _job([steps[key]], plan, declarations, branch, failed=len(ids), failed_on=(nodes or {}).get(key, ""))
+        for key, ids in sorted(pending.items())
+        if ids
     ]
     return emit(rechecks, secrets=not plan.fork, suffix=RECHECK_KEY_SUFFIX) if rechecks else ""
 

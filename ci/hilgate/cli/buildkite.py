@@ -132,7 +132,8 @@ def _recheck(plan: Plan, jobs: Path, declarations: Declarations, branch: str) ->
     for key, ids in pending.items():
         sys.stderr.write(f"{key}: {len(ids)} to run again on another node\n")
     plan = plan.model_copy(update={"digests": recorded.digests(plan)})  # a pod names its image by digest
-    return recheck_yaml(plan, pending, declarations, branch=branch)
+    nodes = {key: attempts[-1].record.environment.host for key, attempts in recorded.attempts.items()}
+    return recheck_yaml(plan, pending, declarations, nodes=nodes, branch=branch)
 
 
 def _pods(plan: Plan, jobs: Path, declarations: Declarations, branch: str) -> str:

@@ -79,6 +79,15 @@ def test_reruns_are_pods_as_well():
     assert plugin_of(approved_yaml(pod_plan(), WITH_PODS), "models-gfx942-approved") == pod
 
 
+def test_a_recheck_in_a_pod_asks_for_another_node():
+    def affinity(node):
+        text = recheck_yaml(pod_plan(), {"models-gfx942": ("one",)}, WITH_PODS, nodes={"models-gfx942": node})
+        return plugin_of(text, "models-gfx942-recheck")["podSpec"].get("affinity")
+
+    assert "'metadata.name', 'operator': 'NotIn', 'values': ['mi300-node7']" in str(affinity("mi300-node7"))
+    assert affinity("") is affinity("$HOME") is affinity("a\nb") is None  # no node, and what a result may say instead
+
+
 def test_a_pod_without_gpus_has_nothing_to_judge():
     step = plans.step("units", "python -m pytest", key="units-cpu", queue="amd-cpu-pods", image="cpu", network=True)
     plan = plans.plan(step, profile="pr", images={"cpu": "d" * 64}, digests={"cpu": "sha256:" + "ab" * 32})
