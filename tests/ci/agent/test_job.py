@@ -275,7 +275,9 @@ def test_a_step_without_an_image_runs_on_the_host_with_named_variables_only(agen
     assert seen.startswith(f"-I {own} run {CPU} --plan {agent.checkout}/results/plan.json --results ")
     # A link that it leaves would make the agent upload a file of the host.
     assert [path.name for path in (agent.checkout / "results/jobs" / CPU).iterdir()] == ["results.jsonl"]
-    assert "left behind: log.txt: a link" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "left behind: log.txt: a link" in said
+    assert f"{CPU}: trusted: " in said
     assert f"HF_TOKEN={SECRET}" in seen
     assert "ACCESS_TOKEN" not in seen
     assert agent.calls() == []
@@ -296,7 +298,9 @@ def test_a_fork_runs_on_a_host_only_where_the_machine_is_thrown_away(agent, monk
     monkeypatch.setattr(job.sys, "executable", str(agent.bin / "python"))
     agent.plan(fork=True)
     assert agent.run(monkeypatch, CPU) == 5
-    assert "does not run on this host itself" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "does not run on this host itself" in said
+    assert f"{CPU}: fork: the plan says so\n" in said
     agent.env["HILGATE_DISPOSABLE"] = "1"
     assert agent.run(monkeypatch, CPU) == 6
     seen = (agent.bin / "seen").read_text()
@@ -524,6 +528,7 @@ def test_a_job_is_told_its_plan_and_where_its_results_go(words, capsys):
         ((0, 1, 0), 1),
         ((6, 1), 1),
         ((0, 6), 6),
+        ((6, 4), 6),
         ((4, 0), 4),
         ((0, 75), 75),
         ((0, 5), 5),
