@@ -653,8 +653,9 @@ def test_the_lines_show_memory_and_what_was_left_running():
         ({}, "quick", False),
         ({"queue": None}, "pr", False),
         ({"device": "cpu"}, "pr", False),
+        ({"device": "a100"}, "pr", True),
     ],
-    ids=["pr", "nightly", "local", "quick", "no-queue", "cpu"],
+    ids=["pr", "nightly", "local", "quick", "no-queue", "cpu", "another-gpu"],
 )
 def test_where_it_is_demanded(changes, profile, demanded):
     assert nodes.is_demanded(GATHER.model_copy(update=changes), plan(profile=profile)) is demanded
