@@ -119,7 +119,8 @@ def test_jobs_of_agents_ran_over_their_own_checkouts(tmp_path, root, local):
 
 def test_a_job_decides_on_its_own_step_and_leaves_node_image_and_approval_to_the_build(tmp_path):
     loosened = (ProtectedChange(path="evals/gates.yaml", what="deleted"),)
-    a_plan = agents_plan(GATHER, gpu_step("scan"), loosened=loosened)
+    only_reported = GATHER.model_copy(update={"report_only": True})
+    a_plan = agents_plan(only_reported, gpu_step("scan"), loosened=loosened)
     folder = tmp_path / "results"
     results.write(folder, opening(a_plan), finished(GATHER, passed()))
     found = judged(folder, a_plan, only=frozenset({GATHER.key}), job=GATHER.key)

@@ -145,7 +145,8 @@ OUT = Omission(key="c-gfx942", area="samples", label="c", cause="queue out", rea
 
 
 def test_a_queue_that_is_out_leaves_no_pass_and_hides_no_failure():
-    held = {"profile": "pr", "omissions": (OUT,)}
+    later = OUT.model_copy(update={"key": "d-gfx942", "reason": "queue y is out"})
+    held = {"profile": "pr", "omissions": (OUT, later)}
     for steps, attempts, outcome in [
         ((A,), [record(A)], Outcome.INCONCLUSIVE),
         ((), [], Outcome.INCONCLUSIVE),
@@ -155,7 +156,7 @@ def test_a_queue_that_is_out_leaves_no_pass_and_hides_no_failure():
     ]:
         verdict = verdict_of(plan(*steps, **held), *attempts)
         assert verdict.outcome is outcome
-        why = f"queue x is out; 1 step not started, {OUT.key} first"
+        why = f"queue x is out; 2 steps not started, {OUT.key} first"
         assert (outcome is Outcome.INCONCLUSIVE) is (verdict.why == why)
         assert BACK in verdict.notes
     own_job = verdict_of(plan(A, **held), record(A), approvals=False)
