@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 from typing import Any
 
 import cel
@@ -15,6 +17,7 @@ from support.pods import DOCUMENTS, OPEN, ROOT, VALUES, made, open_a_pod
 
 from hilgate.buildkite import pods
 from hilgate.buildkite.steps import pipeline_yaml
+from hilgate.model.declaration import Queue
 
 PLUGIN = steps_of(pipeline_yaml(pod_plan(), WITH_PODS))["models-gfx942"]["plugins"][0]["kubernetes"]
 POLICY = next(one["spec"] for one in DOCUMENTS if one["kind"] == "ValidatingAdmissionPolicy")
@@ -127,6 +130,10 @@ def test_the_page_shows_the_container_of_a_step_as_it_is_emitted():
     page = (ROOT / "docs/how-to/hosts-or-pods.md").read_text(encoding="utf-8")
     shown = page.partition("```yaml\n")[2].partition("```")[0]
     assert yaml.safe_load(shown) == PLUGIN["podSpec"]["initContainers"][-1]
+    queues = re.findall(r"^( +)(amd_\w+):\n((?:\1  .*\n)+)", page, re.MULTILINE)
+    assert [name for _, name, _ in queues] == ["amd_mi300_1_pods", "amd_mi300_cpx_1"]
+    for _, _, said in queues:
+        assert Queue.model_validate_json(json.dumps(yaml.safe_load(said)), strict=True).pods
 
 
 def test_a_pod_of_something_else_is_none_of_the_policys():
