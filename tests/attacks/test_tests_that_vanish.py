@@ -277,7 +277,7 @@ def test_only_so_many_tests_may_be_excused_from_inside_a_test_file(repository):
 FIRST, SECOND = "unit-cpu-1of2", "unit-cpu-2of2"
 
 
-def shards(root: Path, files: dict[str, str | None], *keys: str) -> str:
+def shards(root: Path, files: dict[str, str | None], *keys: str, seconds: dict[str, float] | None = None) -> str:
     """Run these shards of the step over a change; what the verdict says of each, a line a shard."""
     change(root, files)
     git(root, "add", "-A")
@@ -286,7 +286,8 @@ def shards(root: Path, files: dict[str, str | None], *keys: str) -> str:
     path = root / "results/plan.json"
     made = Plan.model_validate_json(path.read_text())
     steps = lay_out([step.redeclared(minutes=2.0, shard_minutes=1.0) for step in made.steps])
-    path.write_text(made.model_copy(update={"profile": "pr", "steps": steps}).model_dump_json())
+    took = {"unit-cpu": seconds or {}}
+    path.write_text(made.model_copy(update={"profile": "pr", "steps": steps, "test_seconds": took}).model_dump_json())
     for key in keys:
         hilgate(root, "run", key, "--plan", "results/plan.json", "--results", f"results/jobs/{key}")
     return judged(root)
@@ -302,6 +303,16 @@ def test_shards_are_the_whole_step_together(repository):
     said = shards(repository, {}, FIRST, SECOND)
     counts = [int(number) for number in re.findall(r": pass: (\d+) passed", said)]
     assert (len(counts), sum(counts), 0 in counts) == (2, 7, False), said
+
+
+def test_tests_are_dealt_by_what_they_took(repository):
+    ids = [
+        *(f"{GATHER}[{size}]" for size in (16, 48, 528)),
+        *(f"tests/test_held.py::test_held[{n}]" for n in (1, 2, 3)),
+    ]
+    said = shards(repository, {}, FIRST, SECOND, seconds={**dict.fromkeys(ids, 1.0), STRIDES: 9.0})
+    assert f"{FIRST}: pass: 1 passed, 6 deselected" in said, said
+    assert f"{SECOND}: pass: 6 passed, 1 deselected" in said, said
 
 
 def test_a_red_shard_is_run_again_as_a_whole_file_and_reproduced_as_its_step(repository):

@@ -107,7 +107,8 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
     gpu = f", {size.gpu_minutes:.3g} GPU-minutes" if size.gpu_minutes else ""
     known = f"measured for {len(size.measured)} of {len(plan.steps)}" if size.measured else "as declared"
     about = f"{text.rounded(60 * size.minutes)} on {count(size.cores, 'core')}" if here else _about(size.minutes)
-    console.print(f"\n{count(len(plan.steps), 'step')}, about {about}{gpu} ({known})")
+    jobs = "" if here else f" in {count(len(plan.jobs()), 'job')}"
+    console.print(f"\n{count(len(plan.steps), 'step')}{jobs}, about {about}{gpu} ({known})")
     reasons: dict[str, list[Key]] = {}
     for omission in plan.omissions:
         reasons.setdefault(omission.reason, []).append(omission.key)

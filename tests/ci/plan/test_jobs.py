@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from support.declarations import change
 from support.pipelines import DECLARED
-from support.plans import changed, step
+from support.plans import changed, plan, step
 
+from agent_host import job
 from hilgate.plan.jobs import JOB_MINUTES, LEAST_PASSES, LEAST_TIMEOUT, SMALL_MINUTES, Times, lay_out
 from hilgate.plan.make import assemble
 
@@ -93,6 +96,13 @@ def test_a_long_step_is_dealt_to_jobs_by_what_it_usually_takes(minutes, times, s
     if shards > 1:
         assert steps[0].label.endswith(f", 1 of {shards}")
         assert "pytest-split" in steps[0].step.packages
+
+
+def test_hosts_find_the_keys_and_jobs_of_steps_as_the_plan_has_them():
+    steps = lay_out([long(timeout_minutes=180), small("a"), small("b")])
+    read = json.loads(plan(*steps, profile="pr", images={"rocm": "d" * 64}).model_dump_json())["steps"]
+    assert [job.key_of(one) for one in read] == [one.key for one in steps]
+    assert [job.job_of(one) for one in read] == [one.job_key for one in steps]
 
 
 @pytest.mark.parametrize(
