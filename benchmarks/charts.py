@@ -44,6 +44,7 @@ COLOURS: dict[Op, str] = {
     "mla": "#3f9ac2",
     "mixed": "#5b7083",
     "scan": "#8a6fb0",
+    "gdn": "#a0527d",
     "prefill": "#8a5aa8",
     "gather": "#2a8c7c",
     "write": "#c9852b",

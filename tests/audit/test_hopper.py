@@ -26,6 +26,12 @@ PROGRAMS = {
     "scan 16 x 512 128 heads d64 n128": {"ssd_prefill_kernel": 2, "ssd_carry_kernel": 3},
     "scan 16 x 512 24 heads d128 n256": {"ssd_prefill_kernel": 1, "ssd_carry_kernel": 1},
     "prefill 16 x 512": {"attention_kernel": 2},
+    "gdn 1 x 8192 2 k 8 v heads": {
+        "gdn_chunks_kernel": 4,
+        "gdn_carry_kernel": 2,
+        "gdn_join_kernel": 2,
+        "gdn_prefill_kernel": 2,
+    },
 }
 """By case of the benchmarks, with fewer sequences, and by kernel that it launches. Fewer are slower; more may be
 better, and are written here once they have been timed."""

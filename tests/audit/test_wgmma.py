@@ -22,6 +22,8 @@ CASES = {
     "scan 16 x 512 64 heads d64 n64": "ssd_prefill_kernel",
     "scan 16 x 512 128 heads d64 n128": "ssd_prefill_kernel",
     "scan 16 x 512 24 heads d128 n256": "ssd_prefill_kernel",
+    "gdn 1 x 8192 2 k 8 v heads": "gdn_prefill_kernel",
+    "gdn 16 x 512 16 k 32 v heads": "gdn_prefill_kernel",
 }
 """By case of the benchmarks, a kernel of it that multiplies what it has in registers: weights, or decayed scores."""
 
