@@ -168,7 +168,7 @@ class EvidenceKind(abc.ABC):
 
     def cannot_run_here(self, status: int | None) -> bool:
         """Whether an exit status says that this environment cannot run the step."""
-        return status == Exit.CANNOT_RUN_HERE and self.exits.get(status) == EXIT_MEANINGS[Exit.CANNOT_RUN_HERE]
+        return status is not None and self.exits.get(status) == EXIT_MEANINGS[Exit.CANNOT_RUN_HERE]
 
     def failing_ids(self, checks: Iterable[Check]) -> tuple[str, ...]:  # noqa: ARG002
         """Ids of failing checks that `narrow` can be given; empty when there are too many for flakes, or no way."""

@@ -145,8 +145,10 @@ def run(agent: Agent, root: Path, monkeypatch, code: str, *more: str) -> int:
 
 @pytest.mark.parametrize("status", [0, 1, 6, 75])
 def test_the_step_runs_beside_the_agent_and_its_status_is_the_jobs(agent, volumes, monkeypatch, status) -> None:
-    code = WRITES + f"(out / 'results/env.json').write_text(json.dumps(dict(os.environ)))\nsys.exit({status})"
+    (volumes / "given/health/health-before.json").write_text("of no GPU")
+    code = WRITES + f"(out / 'health-after.json').write_text('of no GPU')\nsys.exit({status})"
     assert run(agent, volumes, monkeypatch, code) == status
+    assert [path.name for path in agent.results.iterdir()] == ["results.jsonl"]
     assert (agent.results / "results.jsonl").read_text() == "records\n"
     given = json.loads((volumes / "given/step.json").read_text())
     assert given["command"] == ["python3", "-m", "hilgate", "run", KEY, "--plan", f"{volumes}/given/plan.json",
@@ -231,6 +233,26 @@ def test_health_before_comes_from_the_init_container_alone(agent, volumes, monke
     )
     assert run(agent, volumes, monkeypatch, WRITES + forged) == 0
     assert (agent.results / "health-before.json").read_text() == "fit"
+    assert "mine" not in (agent.results / "health-after.json").read_text()
+
+
+@pytest.mark.parametrize(("gpus", "offline"), [(1, "1"), (0, None)])
+def test_a_forks_step_has_a_network_only_without_a_gpu(agent, volumes, monkeypatch, gpus, offline) -> None:
+    kernels = {"key": KEY, "image": "rocm", "timeout_minutes": 1, "gpus": gpus, "network": True}
+    agent.plan(fork=True, steps=[kernels], digests={"rocm": DIGEST})
+    assert run(agent, volumes, monkeypatch, WRITES) == 0
+    assert json.loads((volumes / "given/step.json").read_text())["env"].get("HF_HUB_OFFLINE") == offline
+
+
+def test_a_recheck_in_a_pod_reads_what_the_job_left(agent, volumes, monkeypatch) -> None:
+    earlier = agent.bin / f"artifacts/results/jobs/{KEY}/results.jsonl"
+    earlier.parent.mkdir()
+    earlier.write_text("earlier\n")
+    assert run(agent, volumes, monkeypatch, WRITES, "--recheck") == 0
+    assert (volumes / f"given/jobs/{KEY}/results.jsonl").read_text() == "earlier\n"
+    words = json.loads((volumes / "given/step.json").read_text())["command"]
+    assert words[3:5] == ["recheck", KEY]
+    assert words[words.index("--jobs") + 1] == f"{volumes}/given/jobs"
 
 
 def test_links_that_the_step_leaves_lead_nowhere(agent, volumes, monkeypatch, tmp_path) -> None:
