@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from hilgate.plan.select import select
 from hilgate.pytest_recorder import ELSEWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from hilgate.declare.imports import Imports
@@ -49,6 +49,12 @@ class Launches:
             # A copy of it somewhere else has its name.
             if {f"{file}::{name}", f"{ELSEWHERE}::{name}"} & self.names or file in texts or file.startswith(folders)
         ]
+
+    def placed(self, files: Collection[str]) -> Launches:
+        """The same, where functions of other files than these are elsewhere: in an environment of the checkout, say."""
+        pairs = [(name, *name.partition("::")) for name in self.names]
+        names = {name if file in files or not colons else f"{ELSEWHERE}::{end}" for name, file, colons, end in pairs}
+        return replace(self, names=frozenset(names))
 
 
 Records = Callable[[str, str], Sequence[Launches]]
@@ -167,6 +173,10 @@ class Launched:
         """File of the change -> the jitted functions in it whose bodies are all that it changes there."""
         return self._edited(self.change.merge_base, self.change.files or ())
 
+    @cached_property
+    def _files(self) -> Mapping[str, str]:
+        return git.tree(self.root, self.change.merge_base)
+
     def _edited(self, commit: str, files: Iterable[str]) -> dict[str, frozenset[str]]:
         names = [name for name in files if name.endswith(".py") and (self.root / name).is_file()]
         before = git.files_at(self.root, commit, names) if names else {}
@@ -180,15 +190,19 @@ class Launched:
 
     def _answer(self, key: Key, device: Key) -> Answer | None:
         why = ""
-        for record in self.records(key, device):
+        for recorded in self.records(key, device):
+            record = recorded.placed(self._files)
             where = f"the build of {record.commit[:12]}"
-            if problem := record.problem or self._outdated(key, record):
+            outdated = "" if record.problem else self._outdated(key, record)
+            if problem := record.problem or outdated:
                 why = why or f"its record of {where} {problem}"
+                if outdated and self._selected_since(record.commit):
+                    break  # and so are older ones
             elif launched := record.among(self.bodies):
                 more = f" and {len(launched) - 1} more" if len(launched) > 1 else ""
                 return Answer(runs=True, reason=f"{launched[0]}{more} changed, launched in {where}")
             else:
-                return Answer(runs=False, reason=f"not affected: launched no changed kernel in {where}")
+                return Answer(runs=False, reason=f"not affected: it passed and launched no changed kernel in {where}")
         return Answer(runs=True, reason=why, counts=False) if why else None
 
     def _outdated(self, key: Key, record: Launches) -> str:
@@ -208,9 +222,8 @@ class Launched:
         """What all that differs from a commit selects; None for one of another line."""
         if commit not in self._since:
             self._since[commit] = None
-            base = self.change.merge_base
-            if git.is_ancestor(self.root, commit, base):
-                then, now = git.tree(self.root, commit), git.tree(self.root, base)
+            if git.is_ancestor(self.root, commit, self.change.merge_base):
+                then, now = git.tree(self.root, commit), self._files
                 differing = {name for name in then.keys() | now.keys() if then.get(name) != now.get(name)}
                 files = differing | {*(self.change.files or ())}
                 bodies = self._edited(commit, sorted(files))

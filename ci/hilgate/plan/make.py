@@ -381,7 +381,7 @@ def assemble(
         bodies = launched.bodies if launched else ()
         selection = select_steps(declarations.areas, None if whole else change.files, graph, change.appeared, bodies)
         wanted, otherwise = _overruled(selection, declarations, profile, known.digests)
-        settled = _launch_nothing_changed(launched, selection, declarations, wanted, otherwise) if launched else {}
+        settled = _settled(launched, selection, declarations, wanted, otherwise) if launched else {}
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise, settled=settled)
     times = UNMEASURED
     if machine is None:
@@ -460,22 +460,29 @@ def _overruled(
     return wanted, otherwise
 
 
-def _launch_nothing_changed(
+def _settled(
     launched: Launched,
     selection: Selection,
     declarations: Declarations,
     wanted: dict[Key, Wanted],
     otherwise: dict[Key, NotWanted],
 ) -> dict[Key, dict[Key, str]]:
-    """Take out of `wanted` what launches no changed kernel; returns declared key -> device -> why."""
-    asked = [step for _, step in declarations.steps() if step.key in selection.by_bodies and step.key in wanted]
+    """Take out of `wanted` what launches no changed kernel; returns declared key -> device -> why.
+
+    What the change does not select and wanted steps need is asked too: it may have passed, and nothing changed since.
+    """
+    steps = {step.key: step for _, step in declarations.steps()}
+    needed = {need for key in wanted for need in steps[key].needs} - selection.reasons.keys()
+    asked = [step for step in steps.values() if step.key in needed or step.key in selection.by_bodies & wanted.keys()]
     settled: dict[Key, dict[Key, str]] = {}
     for step, answers in zip(asked, launched.answers(asked), strict=True):
-        reason = selection.reasons[step.key]
         silent = {device: one.reason for device, one in answers.items() if not one.runs}
-        said = {d: one.reason if one.counts else f"{reason}; {one.reason}" for d, one in answers.items() if one.runs}
         if silent:
             settled[step.key] = silent
+        if step.key in needed:
+            continue
+        reason = selection.reasons[step.key]
+        said = {d: one.reason if one.counts else f"{reason}; {one.reason}" for d, one in answers.items() if one.runs}
         if rest := frozenset(step.devices) - silent.keys():
             wanted[step.key] = Wanted(reason, rest if silent else None, said)
         else:

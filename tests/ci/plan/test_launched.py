@@ -188,7 +188,7 @@ def test_a_record_selects_what_launched_and_omits_what_did_not(checkout):
         "whole-cpu": f"{KERNEL} changed",
         "whole-gfx942": f"{KERNEL} changed",
     }
-    assert reasons(plan)["one-cpu"] == f"not affected: launched no changed kernel in {where}"
+    assert reasons(plan)["one-cpu"] == f"not affected: it passed and launched no changed kernel in {where}"
     assert next(one.cause for one in plan.omissions if one.key == "one-cpu") == "not affected"
     needs = {one.key: one.depends_on for one in plan.steps}
     assert needs["two-cpu"] == (), "it passed, and nothing of it has changed"
@@ -202,7 +202,7 @@ def test_a_step_that_launches_nothing_changed_anywhere_is_omitted_once(checkout)
     keys = [(key, device) for key in ("one", "two") for device in ("cpu", "gfx942")]
     plan = checkout.plan(dict.fromkeys(keys, silent))
     assert {one.step.key for one in plan.steps} == {"whole"}
-    silence = f"not affected: launched no changed kernel in the build of {commit[:12]}"
+    silence = f"not affected: it passed and launched no changed kernel in the build of {commit[:12]}"
     assert {key: text for key, text in reasons(plan).items() if "launched" in text} == {"one": silence, "two": silence}
 
 
@@ -218,8 +218,16 @@ def test_a_step_waits_for_none_that_launches_nothing_changed(checkout):
 
 @pytest.mark.parametrize(
     "names",
-    [{HELPER}, {"*::helper"}, {KERNEL}, {"kernels/"}, {"./"}, {HELPER, OTHER}],
-    ids=["launched", "a copy of it", "its source is read", "its folder is read", "everything is read", "among others"],
+    [{HELPER}, {"*::helper"}, {".venv/pagedkv/kernel.py::helper"}, {KERNEL}, {"kernels/"}, {"./"}, {HELPER, OTHER}],
+    ids=[
+        "launched",
+        "a copy of it",
+        "an installed copy",
+        "its source is read",
+        "its folder is read",
+        "everything is read",
+        "among others",
+    ],
 )
 def test_each_kind_of_note_selects(checkout, names):
     commit = git(checkout.root, "rev-parse", "HEAD")
@@ -297,3 +305,20 @@ def test_records_that_do_not_count_say_why_and_an_older_one_may(checkout):
         assert why(plan)["one-cpu"].startswith(f"{IMPORTS.format('one')}; its record of the build of")
         assert why(plan)["one-cpu"].endswith(says)
     assert "one-cpu" in reasons(checkout.plan({("one", "cpu"): [cut, Launches(commit)]}))
+
+
+def test_what_a_step_needs_is_not_planned_where_it_passed_and_nothing_of_it_changed(checkout):
+    commit = git(checkout.root, "rev-parse", "HEAD")
+    both = ("cpu", "gfx942")
+    beside = step("beside", both, imports=("tests/kernels/test_two.py",))
+    needy = step("needy", both, imports=("tests/kernels/test_one.py",), needs=("beside",))
+    checkout.declarations = declare(kernels=[beside, needy], tests=[step("lint")])
+    checkout.edit("import", "import  ", "tests/kernels/test_one.py")
+    assert {"beside-cpu", "beside-gfx942"} < why(checkout.plan({})).keys()
+    plan = checkout.plan({("beside", "cpu"): [Launches(commit, frozenset({HELPER}))]})
+    assert {one.key: one.depends_on for one in plan.steps if one.step.key != "lint"} == {
+        "needy-cpu": (),
+        "beside-gfx942": (),
+        "needy-gfx942": ("beside-gfx942",),
+    }
+    assert reasons(plan)["beside-cpu"].startswith("not affected: it passed and launched no changed kernel in the build")

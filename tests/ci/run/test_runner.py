@@ -105,6 +105,14 @@ def test_stale_evidence_is_never_read(tmp_path):
     assert recorded.last("sample-cpu").record.message == "it left no findings.jsonl"
 
 
+def test_a_step_records_what_it_launched_unless_a_process_noted_nothing(tmp_path):
+    alone = "import subprocess, sys; subprocess.run([sys.executable, '-I', '-c', ''])"
+    commands = {"all": writes_findings(passing()), "not-all": writes_findings(passing(), then=alone), "none": "true"}
+    recorded = results_of(plan(*[step(name, command) for name, command in commands.items()]), tmp_path)
+    kernels = {name: recorded.last(f"{name}-cpu").record.kernels for name in commands}
+    assert kernels == {"all": (), "not-all": None, "none": None}
+
+
 def test_a_process_left_behind_is_killed(tmp_path):
     code = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
     command = writes_findings(passing(), then=code + "print(p.pid)")
