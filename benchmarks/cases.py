@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-Op = Literal["decode", "mla", "mixed", "prefill", "gather", "write", "scan", "gdn"]
+Op = Literal["decode", "mla", "mixed", "prefill", "gather", "write", "scan", "gdn", "gdn decode"]
 Yardstick = Literal["read", "copy", "matmul", "launch"]
 Scales = Literal["none", "tensor", "token"]
 
@@ -19,11 +19,13 @@ YARDSTICKS: dict[Op, Yardstick] = {
     "write": "copy",
     "scan": "copy",
     "gdn": "copy",
+    "gdn decode": "read",
 }
 """What bounds an operation: decode reads the cache, gather and write copy it, prefill multiplies matrices. A mixed
 batch does both and is held against the reading, which the products of its prefill come on top of. So is MLA decode with
 few heads; 128 heads multiply more than they read. A prefill of Mamba-2, or of a gated delta net, makes rows of the rows
-that it reads. The host's time is held against the launch of a kernel without arguments."""
+that it reads. Decode of the gated delta rule writes as much as it reads, and is held against the reading all the same.
+The host's time is held against the launch of a kernel without arguments."""
 MATMUL_HEADS = 128
 """Heads at which MLA is bound by arithmetic: 2 * 128 * (576 + 512) operations on a row of 1152 bytes are 242 a byte,
 more than a GPU has for each."""
@@ -39,6 +41,9 @@ SSD = "_mamba_chunk_scan_combined_fwd"
 FLA = "chunk_gated_delta_rule"
 """What vLLM's layer launches from the convolution's output to its own: a split with norms and gates, the gather of
 states, the seven kernels of this function, the scatter of states, and the copy of the outputs."""
+GDN_DECODE = "fused_recurrent_gated_delta_rule_packed_decode_kernel"
+GDN_VERIFY = "fused_sigmoid_gating_delta_rule_update_kernel"
+"""vLLM's where sequences have drafts. It writes the state after each token."""
 
 ELEMENT_BYTES = 2
 """Bytes of an element of queries, outputs and an unquantised cache: bf16, and fp16 where an interpreter cannot do
@@ -127,10 +132,13 @@ class BenchmarkCase:
     def cache_bytes(self) -> int:
         """Bytes of K and V of all tokens that a query sees, and of their scales, each counted once.
 
-        In a latent cache V is part of K. Of a scan, all that it reads: x, B, C, dt and the states before it; of a gated
-        delta rule q, k, v, two gates and the states.
+        In a latent cache V is part of K. Of a scan, all that it reads: x, B, C, dt and the states before it. Of decode
+        of the gated delta rule likewise: q, k, v, gates, states, and what was kept of drafts, which are all accepted.
         """
         tokens = sum(min(seq, (self.window or seq) + query - 1) for seq, query in self.lens)
+        if self.op == "gdn decode":
+            row = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + 2)
+            return self.states_bytes() + self.drafts_bytes() + tokens * row * ELEMENT_BYTES
         if self.op == "scan":
             rows = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + 1)
             return self.states_bytes() + tokens * rows * ELEMENT_BYTES
@@ -147,11 +155,21 @@ class BenchmarkCase:
         """Return the bytes of the states of a scan or a delta rule, one for each sequence."""
         return self.num_seqs * self.num_q_heads * self.head_size * self.state_size * STATE_BYTES
 
+    def drafts_bytes(self) -> int:
+        """Return the bytes of what a step of the gated delta rule keeps of its drafts."""
+        kept = (
+            self.num_kv_heads * self.state_size * ELEMENT_BYTES + self.num_q_heads * (self.head_size + 1) * STATE_BYTES
+        )
+        return self.num_seqs * (self.query_len - 1) * kept
+
     def bytes_moved(self) -> int:
         """Fewest bytes the operation moves: each input read once, each output written once; indices are not counted."""
         if self.op in {"gather", "write"}:
             return 2 * self.cache_bytes()
         rows = sum(query for _, query in self.lens) * self.num_q_heads
+        if self.op == "gdn decode":
+            written = self.states_bytes() + self.drafts_bytes()
+            return self.cache_bytes() + rows * ELEMENT_BYTES * self.head_size + written
         if self.op in {"scan", "gdn"}:
             return self.cache_bytes() + rows * ELEMENT_BYTES * self.head_size + self.states_bytes()
         return self.cache_bytes() + rows * ELEMENT_BYTES * (self.head_size + (self.latent_size or self.head_size))
@@ -162,7 +180,7 @@ class BenchmarkCase:
         Of a scan those of the recurrence, which adds to the state of a token and multiplies with it; a delta rule
         multiplies twice.
         """
-        if self.op in {"gather", "write"}:
+        if self.op in {"gather", "write", "gdn decode"}:
             return 0
         if self.op == "scan":
             return 4 * self.num_seqs * self.seq_len * self.num_q_heads * self.head_size * self.state_size
@@ -241,6 +259,21 @@ def _gdn(key_heads: int, heads: int, num_seqs: int, length: int, ratio: float = 
     )
 
 
+def _gdn_decode(num_seqs: int, heads: int, key_heads: int = 16, drafts: int = 0) -> BenchmarkCase:
+    return BenchmarkCase(
+        f"gdn decode bs{num_seqs} {heads} heads" + f" {drafts} drafts" * bool(drafts),
+        "gdn decode",
+        num_seqs,
+        1 + drafts,
+        1 + drafts,
+        num_q_heads=heads,
+        num_kv_heads=key_heads,
+        state_size=128,
+        peer=GDN_VERIFY if drafts else GDN_DECODE,
+        goal=Goal(fraction=0.85 if num_seqs >= 64 and heads >= 32 and not drafts else None),
+    )
+
+
 def _write(name: str, layout: str = "nhd", peer: str = WRITE, **more: object) -> BenchmarkCase:
     return BenchmarkCase(
         f"write 262k {name}", "write", 32, 8192, layout=layout, peer=peer, goal=Goal(fraction=0.85), **more
@@ -257,6 +290,8 @@ D256 = {"num_q_heads": 16, "num_kv_heads": 2, "head_size": 256}
 """Head size 256, as in Qwen3-Next and Qwen3.5."""
 TP2 = {"num_q_heads": 8, "num_kv_heads": 1, "head_size": 256}
 HEADS_24 = {"num_q_heads": 24, "num_kv_heads": 4}
+GDN_HEADS = ((32, 16), (48, 16), (64, 16), (8, 2))
+"""Heads and key heads of Qwen3-Next and of larger ones, and of a rank of 8."""
 BLOCKS_784 = {"block_size": 784, "layout": "interleaved"}
 """Blocks as large as a hybrid's states make them."""
 
@@ -359,6 +394,8 @@ CASES: tuple[BenchmarkCase, ...] = (
     _gdn(16, 32, 4, 2048, ratio=2.8),
     _gdn(16, 32, 16, 512, ratio=3.0),
     *(_gdn(*heads, *shape) for heads in ((16, 48), (16, 64), (2, 8)) for shape in ((1, 8192), (4, 2048), (16, 512))),
+    *(_gdn_decode(num_seqs, *heads) for heads in GDN_HEADS for num_seqs in (1, 8, 64, 256)),
+    *(_gdn_decode(num_seqs, *heads, drafts=3) for heads in GDN_HEADS for num_seqs in (8, 64)),
     BenchmarkCase("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
     BenchmarkCase(
         "gather 262k block 784",
@@ -403,17 +440,19 @@ NOT_MEASURED: tuple[tuple[str, str], ...] = (
 
 def smoke(case: BenchmarkCase) -> BenchmarkCase:
     """Return the case shrunk to what Triton's interpreter finishes in a second or two."""
-    query_len = {"prefill": 5, "scan": 37, "gdn": 37}.get(case.op, min(case.query_len, 2))
+    gdn = case.op in {"gdn", "gdn decode"}
+    lengths = {"prefill": 5, "scan": 37, "gdn": 37, "gdn decode": case.query_len}
+    query_len = lengths.get(case.op, min(case.query_len, 2))
     return dataclasses.replace(
         case,
         num_seqs=2,
-        seq_len=37,
+        seq_len=query_len if gdn else 37,
         query_len=query_len,
         num_q_heads=4,
         num_kv_heads=min(case.num_kv_heads, 2),
-        head_size={"mla": 48, "gdn": 64}.get(case.op, 32),
+        head_size=64 if gdn else 48 if case.op == "mla" else 32,
         latent_size=min(case.latent_size, 32),
-        state_size=min(case.state_size, 64 if case.op == "gdn" else 32),
+        state_size=64 if gdn else min(case.state_size, 32),
         block_size=16 if case.block_size == 16 or case.op == "scan" else 24,
         window=case.window and 9,
         prefill_tokens=min(case.prefill_tokens, 5),

@@ -45,6 +45,7 @@ COLOURS: dict[Op, str] = {
     "mixed": "#5b7083",
     "scan": "#8a6fb0",
     "gdn": "#a0527d",
+    "gdn decode": "#b0577f",
     "prefill": "#8a5aa8",
     "gather": "#2a8c7c",
     "write": "#c9852b",

@@ -12,6 +12,7 @@ import torch
 from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.write import write_kv_cache
+from pagedkv.gdn.decode import Drafts, allocate_drafts, gdn_decode
 from pagedkv.gdn.prefill import gdn_prefill
 from pagedkv.mla.decode import mla_decode
 from pagedkv.mla.launch import MlaShape
@@ -75,7 +76,8 @@ def side(sets: list[tuple], call: Callable, outputs: list[Tensor], error: Callab
 def prepare(case: BenchmarkCase, device: str, dtype: torch.dtype, cache_bytes: int) -> MeasuredWork:
     """Return the work of a case over as many sets of unit-normal inputs as it takes to exceed `cache_bytes`."""
     sets = max(1, -(-cache_bytes // case.cache_bytes()))
-    make = {"gather": _gather, "write": _write, "mla": _mla, "scan": _scan, "gdn": _gdn}.get(case.op, _attention)
+    kinds = {"gather": _gather, "write": _write, "mla": _mla, "scan": _scan, "gdn": _gdn, "gdn decode": _gdn_decode}
+    make = kinds.get(case.op, _attention)
     torch.manual_seed(case.seq_len * 31 + case.num_seqs)
     return make(case, device, dtype, sets)
 
@@ -404,3 +406,127 @@ def _gdn(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> Mea
         return make(peers.gdn(case, starts, sources.long(), known, A_log=A_log, dt_bias=dt_bias))
 
     return MeasuredWork(make(ours), peer, oracle.delta_bound(dtype), sets)
+
+
+@dataclasses.dataclass
+class GdnStep:
+    """A step of the gated delta rule: what a layer has after its convolution."""
+
+    mixed: Tensor
+    """[tokens, channels]."""
+    rows: list[Tensor]
+    """q, k and v: views of `mixed`."""
+    dense: list[Tensor]
+    """The same with tokens next to each other."""
+    a: Tensor
+    b: Tensor
+    starts: Tensor
+    accepted: Tensor
+    """Tokens of the step before that count."""
+    lens: Tensor
+
+
+@dataclasses.dataclass
+class GdnLayer:
+    """A layer of the gated delta rule with states and drafts of one side."""
+
+    steps: list[GdnStep]
+    """The last one is measured."""
+    initial: Tensor
+    """[sequences, heads, values, keys], before the first step."""
+    pool: Tensor
+    indices: Tensor
+    """[sequences, states of a sequence] int32; block 0 is nobody's, as in vLLM."""
+    drafts: Drafts | None
+    out: Tensor
+
+    @classmethod
+    def of(cls, steps: list[GdnStep], initial: Tensor, states: int) -> GdnLayer:
+        """Return a layer with room for so many states of a sequence."""
+        sequences, device, (_, k, v) = len(initial), initial.device, steps[-1].rows
+        order = torch.randperm(sequences, device=device, dtype=torch.int32)[:, None]
+        indices = 1 + order * states + torch.arange(states, device=device, dtype=torch.int32)
+        pool = initial.new_empty(1 + sequences * states, *initial.shape[1:])
+        most = len(k) // sequences - 1
+        drafts = allocate_drafts(k, pool, len(pool), most) if most else None
+        return cls(steps, initial, pool, indices, drafts, torch.empty_like(v, memory_format=torch.contiguous_format))
+
+    def tokens(self) -> list[Tensor]:
+        """Return q, k, v, a and b of all steps, sequence by sequence, and the states before them."""
+        sequences = len(self.initial)
+        steps = zip(*((*step.rows, step.a, step.b) for step in self.steps), strict=True)
+        whole = [torch.cat([each.unflatten(0, (sequences, -1)) for each in parts], dim=1) for parts in steps]
+        return [*(each.flatten(0, 1) for each in whole), self.initial]
+
+
+def _gdn_steps(case: BenchmarkCase, device: str, dtype: torch.dtype) -> list[GdnStep]:
+    """Return the step that is measured, and where it has drafts one before it, whose drafts are all accepted."""
+    heads, key_heads, tokens = case.num_q_heads, case.num_kv_heads, case.num_seqs * case.query_len
+    sizes = (case.state_size, case.state_size, case.head_size)
+    widths = [count * size for count, size in zip((key_heads, key_heads, heads), sizes, strict=True)]
+    starts = torch.arange(case.num_seqs + 1, device=device, dtype=torch.int32) * case.query_len
+    index = torch.ones(case.num_seqs, device=device, dtype=torch.int32)
+    steps = []
+    for number in range(min(case.query_len, 2)):
+        mixed = torch.randn(tokens, sum(widths), device=device, dtype=dtype)
+        rows = [each.unflatten(1, (-1, size)) for each, size in zip(mixed.split(widths, dim=1), sizes, strict=True)]
+        a, b = torch.randn(2, tokens, heads, device=device, dtype=dtype)
+        before = number * case.query_len
+        dense = [row.contiguous() for row in rows]
+        accepted, lens = index * max(1, before), index * (before + case.query_len)
+        steps.append(GdnStep(mixed, rows, dense, a, b, starts, accepted, lens))
+    return steps
+
+
+def _gdn_decode(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> MeasuredWork:
+    """Return the work of a step of the gated delta rule, with all of the last step's drafts accepted.
+
+    A step changes its states, so that each replay has other ones. So a side is judged by a step from the first states,
+    after it was looked whether the replays wrote every output.
+    """
+    shape = (case.num_seqs, case.num_q_heads, case.head_size, case.state_size)
+    parameters = {"A_log": torch.rand(shape[1], device=device).log(), "dt_bias": torch.randn(shape[1], device=device)}
+    works = [(_gdn_steps(case, device, dtype), torch.randn(shape, device=device)) for _ in range(sets)]
+
+    def ours(step: GdnStep, layer: GdnLayer, out: Tensor) -> None:
+        verify: dict = {}
+        if layer.drafts is not None:
+            verify = {"drafts": layer.drafts, "seq_lens": step.lens, "query_start_loc": step.starts}
+            verify |= {"num_accepted_tokens": step.accepted, "max_query_len": case.query_len}
+        given = {"state_indices": layer.indices[:, 0], "pad_index": 0, **parameters}
+        gdn_decode(*step.rows, step.a, step.b, out, layer.pool, **given, **verify)
+
+    def peer() -> MeasuredSide:
+        return _gdn_side(peers.gdn_decode(case, **parameters), works, case.query_len, parameters)
+
+    return MeasuredWork(_gdn_side(ours, works, 1, parameters), peer, oracle.delta_bound(dtype, step=True), sets)
+
+
+def _gdn_side(call: Callable, works: list[tuple], states: int, parameters: dict[str, Tensor]) -> MeasuredSide:
+    """Return the side that calls `call(step, layer, out)`, whose sequences have so many states each."""
+    layers = [GdnLayer.of(*work, states) for work in works]
+
+    def begin() -> None:
+        for layer in layers:
+            layer.pool[layer.indices[:, 0].long()] = layer.initial
+            for step in layer.steps[:-1]:
+                call(step, layer, torch.empty_like(layer.out))
+
+    def measured(layer: GdnLayer) -> None:
+        call(layer.steps[-1], layer, layer.out)
+
+    # One recurrence for all layers: its steps are many and small.
+    outs = [layer.out for layer in layers]
+    run = side([(layer,) for layer in layers], measured, outs, list)
+
+    def worst() -> float:
+        if any(out.isnan().any() for out in outs):
+            return float("inf")
+        begin()
+        run.poison()
+        run.run()
+        given = (torch.cat(each) for each in zip(*(layer.tokens() for layer in layers), strict=True))
+        return oracle.delta_error(torch.cat(outs), *given, **parameters)
+
+    begin()
+    return dataclasses.replace(run, error=worst)

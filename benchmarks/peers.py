@@ -260,6 +260,43 @@ def gdn(
     return run
 
 
+def gdn_decode(case: BenchmarkCase, *, A_log: Tensor, dt_bias: Tensor) -> Callable[..., None]:
+    """Return a function (step, layer, out) of `GdnStep` and `GdnLayer`; with drafts a sequence has a state a token."""
+    ops = "vllm.third_party.flash_linear_attention.ops"
+    decoding, verifying = _module(f"{ops}.fused_recurrent"), _module(f"{ops}.fused_sigmoid_gating")
+
+    def decode(step, layer, out) -> None:
+        decoding.fused_recurrent_gated_delta_rule_packed_decode(
+            step.mixed,
+            step.a,
+            step.b,
+            A_log,
+            dt_bias,
+            case.state_size**-0.5,
+            layer.pool,
+            out[:, None],
+            layer.indices[:, 0],
+            use_qk_l2norm_in_kernel=True,
+        )
+
+    def verify(step, layer, out) -> None:
+        found, _ = verifying.fused_sigmoid_gating_delta_rule_update(
+            A_log,
+            step.a[None],
+            step.b[None],
+            dt_bias,
+            *(each[None] for each in step.dense),
+            initial_state=layer.pool,
+            cu_seqlens=step.starts,
+            ssm_state_indices=layer.indices,
+            num_accepted_tokens=step.accepted,
+            use_qk_l2norm_in_kernel=True,
+        )
+        out.set_(found[0])  # it returns a tensor of its own: no copy is timed
+
+    return decode if case.query_len == 1 else verify
+
+
 @functools.cache
 def _aiter_backend() -> Any:
     _module("vllm._aiter_ops")

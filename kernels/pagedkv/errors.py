@@ -15,6 +15,7 @@ Kind = Literal[
     "block table",  # a block id names no block of the cache (checked with debug=True)
     "decay",  # a decay overflows or is NaN (checked with debug=True)
     "device",  # the tensors do not all lie on the device that runs the kernels
+    "drafts",  # more drafts than there is room for, or no room at all
     "dtype",
     "head ratio",  # the query heads are not a multiple of the KV heads
     "head size",

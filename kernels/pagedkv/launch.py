@@ -286,6 +286,17 @@ class GdnLaunch:
 
 
 @dataclass(frozen=True)
+class GdnDecode:
+    """How decode of the gated delta rule is launched; extents are powers of two."""
+
+    rows: int
+    """Most values of one program, whose state it keeps in registers."""
+    part: int
+    """Most keys that lie next to each other in registers (`gdn.decode_kernel`)."""
+    waves: int
+
+
+@dataclass(frozen=True)
 class Tuning:
     """`tuning/<arch>.toml`."""
 
@@ -305,6 +316,9 @@ class Tuning:
     scan_256: SsdLaunch
     """Launch for more."""
     gdn_prefill: GdnLaunch
+    gdn_decode: GdnDecode
+    gdn_verify: GdnDecode
+    """Launch for steps with drafts."""
 
     def scan_of(self, head_size: int, state: int, element_bytes: int) -> SsdLaunch:
         """Return how a prefill of Mamba-2 is launched: at most the channels of a head, and what a program has room for.

@@ -40,6 +40,8 @@ KINDS = (
     "mla 128 heads bs1 8k",
     "scan 16 x 512 128 heads d64 n128",
     "gdn 16 x 512 16 k 32 v heads",
+    "gdn decode bs8 48 heads",
+    "gdn decode bs8 48 heads 3 drafts",
 )
 
 

@@ -15,6 +15,7 @@ def functions():
 
 before = functions()
 import pagedkv.attention.paged, pagedkv.cache.rotary, pagedkv.interpreter, pagedkv.mla.decode, pagedkv.ssd.prefill
+import pagedkv.gdn.decode
 {call}
 print(sum(each is not before.get(key) for key, each in functions().items()))
 """

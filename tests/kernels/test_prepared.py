@@ -17,6 +17,7 @@ from pagedkv.attention import paged
 from pagedkv.cache import write
 from pagedkv.cache.cache import PagedCache, Quantisation
 from pagedkv.errors import ArgumentError
+from pagedkv.gdn import decode as gdn_step
 from pagedkv.gdn import prefill as gdn
 from pagedkv.mla import decode, tables
 from pagedkv.mla.launch import MlaShape
@@ -51,6 +52,7 @@ def kernels(monkeypatch) -> dict[str, Compiled]:
         tables: ("mla_schedule_kernel",),
         scan: ("ssd_prefill_kernel", "ssd_carry_kernel"),
         gdn: ("gdn_chunks_kernel", "gdn_carry_kernel", "gdn_join_kernel", "gdn_prefill_kernel"),
+        gdn_step: ("gdn_decode_kernel",),
     }
     for module, names in places.items():
         monkeypatch.setattr(module, "current", lambda *_: limits("sm_90"))
@@ -125,6 +127,23 @@ def _delta(**more) -> dict:
     }
 
 
+def _gdn(**more) -> dict:
+    f16 = torch.float16
+    return {
+        "q": torch.zeros(SEQS, 1, 64, dtype=f16),
+        "k": torch.zeros(SEQS, 1, 64, dtype=f16),
+        "v": torch.zeros(SEQS, 2, 64, dtype=f16),
+        "a": torch.zeros(SEQS, 2, dtype=f16),
+        "b": torch.zeros(SEQS, 2, dtype=f16),
+        "out": torch.zeros(SEQS, 2, 64, dtype=f16),
+        "states": torch.zeros(SEQS, 2, 64, 64),
+        "A_log": torch.zeros(2),
+        "dt_bias": torch.zeros(2),
+        "state_indices": torch.arange(SEQS, dtype=torch.int32),
+        **more,
+    }
+
+
 def _write(cache: PagedCache) -> dict:
     rows = torch.zeros(2, 5, KV_HEADS, SIZE, dtype=torch.float16)
     return {"key": rows[0], "value": rows[1], "cache": cache, "slot_mapping": torch.arange(5)}
@@ -146,6 +165,7 @@ CALLS = {
         lambda: _delta(num_segments=3),
         ("gdn_chunks_kernel", "gdn_carry_kernel", "gdn_join_kernel", "gdn_prefill_kernel"),
     ),
+    "delta step": (gdn_step.gdn_decode, _gdn, ("gdn_decode_kernel",)),
 }
 
 

@@ -27,6 +27,7 @@ OUTPUTS = {
     "mla_decode_kernel": ("out", "lse", "partial", "partial_lse"),
     "mla_reduce_kernel": ("out", "lse"),
     "mla_schedule_kernel": ("works", "work_indptr", "reduce_indptr"),
+    "gdn_decode_kernel": ("out", "states", "keys", "updates", "decays"),
     "ssd_carry_kernel": ("carried", "falls"),
     "ssd_prefill_kernel": ("out", "states"),
     # vLLM's
@@ -50,6 +51,7 @@ DECLARED: dict[tuple[str, str, str], str] = {
 """(arch, Triton, regular expression found in a test's id) -> why the machine code is known to be wrong."""
 NOT_RUN = {
     "tests/kernels/attention/test_paged.py::test_paged_attention_in_a_captured_graph": "needs a CUDA graph",
+    "tests/kernels/gdn/test_decode.py::test_verify_in_a_captured_graph": "needs a CUDA graph",
     "tests/kernels/mla/test_decode.py::test_mla_decode_in_a_captured_graph": "needs a CUDA graph",
     "tests/vllm_kernels/test_write.py::test_write_to_a_quantised_cache": "sets a mode of FP8 conversions",
     "tests/vllm_kernels/test_unified_attention.py::test_settings[bs16-q8kv2-d64-segments-window": "has v_max3_i32",

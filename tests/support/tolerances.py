@@ -53,7 +53,8 @@ the keys, and of the result; rows of a state relative to their norm.
   4 u. The errors of earlier tokens do not add up: I - beta k k^T shrinks them, and so does the decay.
 * fp32 (the interpreter alone: vLLM refuses it): exponents as of the scan, and sums over 128 keys. Bound 70 u.
 * A step token by token is computed in fp32 whatever the dtype: the decay errs by 3 u, a sum over 128 keys by 3 u twice;
-  root sum of squares 5 u, times 2. Bound 10 u; in fp16 and bf16 only the result is rounded, bound 1.5 u.
+  root sum of squares 5 u, times 2. Bound 10 u; in fp16 and bf16 only the result is rounded, bound 1.5 u. Errors of n
+  tokens of which no state is judged in between add up as squares do: root n times 10 u.
 
 The gated norm: the sum of squares is a mean of up to 512 positive terms, the gate one exponential and one division.
 fp32: 3 u from the sum and the root, 2 u from the exponential, 3 u from the rest. Bound 8 u. fp16, bf16: only the result

@@ -14,6 +14,7 @@ from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.rotary import rotate_and_write
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.configurations import CONFIGURATIONS, Configuration
+from pagedkv.gdn.decode import allocate_drafts, gdn_decode
 from pagedkv.gdn.prefill import gdn_prefill
 from pagedkv.layout import packing_of
 from pagedkv.mla.decode import mla_decode
@@ -41,7 +42,15 @@ def cases() -> list[Case]:
     """What is promised, the shapes of vLLM's cases, a cache below 2 GiB, rotated writes, MLA decode, scans, deltas."""
     promised = {case.name: case for case in map(_case, (*CONFIGURATIONS, *_beside_vllm()))}
     small = _case(Configuration("attention", "decode", "bfloat16", 32, 8, 128, 544, "nhd"), big=False)
-    return [*promised.values(), small, *_rotated_cases(), *_mla_cases(), *_scan_cases(), *_delta_cases()]
+    return [
+        *promised.values(),
+        small,
+        *_rotated_cases(),
+        *_mla_cases(),
+        *_scan_cases(),
+        *_delta_cases(),
+        *_gdn_decode_cases(),
+    ]
 
 
 def _case(configuration: Configuration, *, big: bool = True) -> Case:
@@ -357,3 +366,62 @@ def _delta(
     cut = ["gdn_carry_kernel"] * (segments > 1) + ["gdn_join_kernel"] * (segments > 2)
     kernels = ("gdn_chunks_kernel", *cut, "gdn_prefill_kernel")
     return Case("ours", name, kernels, launch, labels | {"layout": "pool", "cache": "small"})
+
+
+def _gdn_decode_cases() -> list[Case]:
+    """Decode of the gated delta rule: Qwen3-Next, a rank of TP 8, a state in bf16, drafts; Kimi Linear with drafts."""
+    return [
+        _gdn_decode(),
+        _gdn_decode(key_heads=2, heads=4, size=64),
+        _gdn_decode(stored=torch.bfloat16),
+        _gdn_decode(drafts=3),
+        _gdn_decode(drafts=3, dtype=torch.float16, stored=torch.float16),
+        _gdn_decode(drafts=3, key_heads=32, by_key=True),
+        _gdn_decode(dtype=torch.float32, by_key=True),
+    ]
+
+
+def _gdn_decode(
+    *,
+    key_heads: int = 16,
+    heads: int = 32,
+    size: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+    stored: torch.dtype = torch.float32,
+    drafts: int = 0,
+    by_key: bool = False,
+) -> Case:
+    """A step of 64 sequences, from the convolution's output and a pool of states."""
+    sequences = 64
+    tokens = sequences * (1 + drafts)
+    widths = [key_heads * size, key_heads * size, heads * size]
+    q, k, v = (each.unflatten(1, (-1, size)) for each in torch.empty(tokens, sum(widths), dtype=dtype).split(widths, 1))
+    states = torch.empty(2 * sequences, heads, size, size, dtype=stored)
+    size_of_decay = (size,) if by_key else ()
+    index = torch.arange(sequences, dtype=torch.int32)
+    verify = {
+        "drafts": allocate_drafts(k, states, len(states), drafts, by_key=by_key),
+        "seq_lens": index,
+        "query_start_loc": torch.arange(sequences + 1, dtype=torch.int32) * (1 + drafts),
+        "num_accepted_tokens": index,
+        "max_query_len": 1 + drafts,
+    }
+    launch = partial(
+        gdn_decode,
+        q,
+        k,
+        v,
+        torch.empty(tokens, heads, *size_of_decay, dtype=dtype),
+        torch.empty(tokens, heads, dtype=dtype),
+        torch.empty_like(v),
+        states,
+        A_log=torch.empty(heads),
+        dt_bias=torch.empty(heads, *size_of_decay),
+        state_indices=index,
+        **(verify if drafts else {}),
+    )
+    kind, kept = (str(each).removeprefix("torch.") for each in (dtype, stored))
+    special = "-drafts" * bool(drafts) + "-by-key" * by_key
+    name = f"gdn-decode-{kind}-k{key_heads}h{heads}-d{size}-{kept}{special}"
+    labels = {"operation": "gdn-decode", "dtype": kind, "head_size": str(size), "block_size": "0"}
+    return Case("ours", name, ("gdn_decode_kernel",), launch, labels | {"layout": "states", "cache": "small"})

@@ -18,7 +18,7 @@ from pagedkv.attention import launch
 from pagedkv.attention.launch import reading_waves, tile_tokens
 from pagedkv.configurations import CONFIGURATIONS
 from pagedkv.errors import InvalidFileError
-from pagedkv.launch import parse, tuning
+from pagedkv.launch import Tuning, parse, tuning
 
 GPUS = [name for name in ARCHES if name != "interpreter"]
 
@@ -351,8 +351,7 @@ def test_an_arch_without_data():
         tuning("gfx1100")
 
 
-REST = "gather reduce decode prefill mla mla_narrow mla_reduce scan_64 scan_128 scan_256"
-TABLES = "".join(f"[{table}]\n" for table in REST.split())
+TABLES = "".join(f"[{field.name}]\n" for field in dataclasses.fields(Tuning) if field.name != "write")
 
 
 @pytest.mark.parametrize(

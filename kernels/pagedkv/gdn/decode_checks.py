@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Argument checks of decode of the gated delta rule; `slots` and `steps` read device memory."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagedkv import checks
+from pagedkv.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.gdn.decode import Drafts
+
+SIZES = (64, 128)
+"""Keys or values of a head."""
+
+
+def tensors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    states: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_indices: Tensor,
+) -> None:
+    """Check the tensors of every step without reading them."""
+    checks.shape("k", k, (None, None, None), "[tokens, key heads, keys]")
+    tokens, key_heads, keys = k.shape
+    checks.shape("v", v, (tokens, None, None), "[tokens, heads, values]")
+    heads, values = v.shape[1:]
+    if not key_heads or not heads or heads % key_heads:
+        raise ArgumentError(
+            "head ratio",
+            "k",
+            got=f"{key_heads} key heads for {heads} heads",
+            expected="key heads that divide the heads",
+            remedy="Pass the heads of one rank.",
+        )
+    for name, size, what in (("k", keys, "keys"), ("v", values, "values")):
+        if size not in SIZES:
+            raise ArgumentError(
+                "head size",
+                name,
+                got=f"{size} {what} a head",
+                expected=" or ".join(map(str, SIZES)),
+                remedy="Leave this model to vLLM's kernels.",
+            )
+    checks.shape("q", q, (tokens, key_heads, keys), "[tokens, key heads, keys]")
+    checks.shape("out", out, (tokens, heads, values), "[tokens, heads, values]")
+    checks.shape("states", states, (None, heads, values, keys), "[slots, heads, values, keys]")
+    by_key = (keys,) if a.dim() == 3 else ()
+    checks.shape("a", a, (tokens, heads, *by_key), "[tokens, heads] or [tokens, heads, keys]")
+    checks.shape("dt_bias", dt_bias, (heads, *by_key), "[heads] or [heads, keys], as a has")
+    checks.shape("b", b, (tokens, heads), "[tokens, heads]")
+    checks.shape("A_log", A_log, (heads,), "[heads]")
+    checks.shape("state_indices", state_indices, (None,), "[sequences]")
+    checks.dtype("state_indices", state_indices, (torch.int32,), "Cast with .to(torch.int32).")
+    checks.dtype("k", k, checks.DTYPES, "Cast it.")
+    for name, tensor in {"q": q, "v": v, "out": out}.items():
+        checks.dtype(name, tensor, (k.dtype,), "Cast it to the dtype of k.")
+    given = {"q": q, "v": v, "a": a, "b": b, "out": out, "states": states, "A_log": A_log, "dt_bias": dt_bias}
+    for name, tensor in {"k": k, **given}.items():
+        checks.dtype(name, tensor, checks.DTYPES, "Cast it.")
+        checks.computable(name, tensor)
+        checks.dense(name, tensor)
+    if not dt_bias.is_contiguous():
+        raise ArgumentError(
+            "stride",
+            "dt_bias",
+            got=f"strides {dt_bias.stride()}",
+            expected="contiguous",
+            remedy="Call .contiguous() when the model is loaded.",
+        )
+    checks.device(("k", k), given | {"state_indices": state_indices})
+
+
+def options(scale: float | None, lower_bound: float | None) -> None:
+    """Check what is no tensor."""
+    if scale is not None and not 0 < scale < math.inf:
+        raise ArgumentError(
+            "option", "scale", got=scale, expected="finite and > 0", remedy="Pass None for 1 / sqrt(keys)."
+        )
+    if lower_bound is not None and not -math.inf < lower_bound < 0:
+        raise ArgumentError(
+            "option", "lower_bound", got=lower_bound, expected="finite and < 0", remedy="Pass None for no bound."
+        )
+
+
+def drafts(
+    k: Tensor,
+    a: Tensor,
+    states: Tensor,
+    state_indices: Tensor,
+    room: Drafts | None,
+    draft_indices: Tensor | None,
+    at: dict[str, Tensor | None],
+    max_query_len: int,
+) -> None:
+    """Check the room for drafts, and what says which tokens are whose, without reading them."""
+    given = {name: tensor for name, tensor in at.items() if tensor is not None}
+    if room is None:
+        if given or draft_indices is not None or max_query_len != 1:
+            raise ArgumentError(
+                "drafts",
+                "drafts",
+                got="None, and sequences of several tokens",
+                expected="room for what a step keeps of its drafts",
+                remedy="Pass what allocate_drafts returns, or only q, k, v, a and b of one token a sequence.",
+            )
+        sequences = len(state_indices)
+        checks.shape("state_indices", state_indices, (len(k),), "[sequences] of one token each")
+        return
+    for name in sorted(at.keys() - given.keys()):
+        raise ArgumentError(
+            "drafts", name, got=None, expected="a tensor, because drafts are verified", remedy="Pass it."
+        )
+    heads, values, keys = states.shape[1:]
+    sequences = len(state_indices)
+    checks.shape("drafts.keys", room.keys, (None, None, k.shape[1], keys), "[slots, ring, key heads, keys]")
+    ring = room.keys.shape[:2]
+    by_key = (keys,) if a.dim() == 3 else ()
+    checks.shape("drafts.updates", room.updates, (*ring, heads, values), "[slots, ring, heads, values]")
+    checks.shape("drafts.decays", room.decays, (*ring, heads, *by_key), "[slots, ring, heads], and keys as a has")
+    checks.dtype("drafts.keys", room.keys, (k.dtype,), "Cast it to the dtype of k.")
+    single = {"drafts.updates": room.updates, "drafts.decays": room.decays}
+    for name, tensor in single.items():
+        checks.dtype(name, tensor, (torch.float32,), "Allocate it in fp32.")
+    for name, tensor in {"drafts.keys": room.keys, **single}.items():
+        checks.dense(name, tensor)
+        given[name] = tensor
+    if not 1 <= max_query_len <= room.most + 1:
+        raise ArgumentError(
+            "drafts",
+            "max_query_len",
+            got=f"{max_query_len} tokens of a sequence",
+            expected=f"1 .. {room.most + 1}: drafts has a ring of {ring[1]} places",
+            remedy="Allocate drafts for as many as the server proposes.",
+        )
+    checks.shape("seq_lens", given["seq_lens"], (sequences,), "[sequences]")
+    checks.shape("num_accepted_tokens", given["num_accepted_tokens"], (sequences,), "[sequences]")
+    checks.shape("query_start_loc", given["query_start_loc"], (sequences + 1,), "[sequences + 1]")
+    checks.indices({name: given[name] for name in at})
+    if draft_indices is not None:
+        checks.shape("draft_indices", draft_indices, (sequences,), "[sequences]")
+        checks.dtype("draft_indices", draft_indices, (torch.int32,), "Cast with .to(torch.int32).")
+        given["draft_indices"] = draft_indices
+    checks.device(("k", k), given)
+
+
+def slots(name: str, indices: Tensor, pad_index: int, count: int) -> None:
+    """Check that each sequence has a slot of its own (reads device memory).
+
+    Raises:
+        ArgumentError: of kind "slot".
+    """
+    used = indices[indices > pad_index]
+    beyond = used[(used < 0) | (used >= count)]
+    if len(beyond):
+        raise ArgumentError(
+            "slot",
+            name,
+            got=f"slot {int(beyond[0])} ({len(beyond)} in all)",
+            expected=f"0 <= slot < {count}, or at most pad_index = {pad_index}",
+            remedy="Look for a freed block, a stale row or an index of another KV group.",
+        )
+    unique, times = used.unique(return_counts=True)
+    if (times > 1).any():
+        slot = int(unique[times > 1][0])
+        raise ArgumentError(
+            "slot",
+            name,
+            got=f"slot {slot} for sequences {(indices == slot).nonzero().flatten().tolist()}",
+            expected="each slot at most once",
+            remedy="Look for a slot shared between two sequences: two writers race.",
+        )
+
+
+def steps(
+    state_indices: Tensor,
+    draft_indices: Tensor | None,
+    pad_index: int,
+    room: Drafts,
+    at: dict[str, Tensor | None],
+    tokens: int,
+    max_query_len: int,
+) -> None:
+    """Check which tokens are whose and how many count (reads device memory).
+
+    Raises:
+        ArgumentError: of kind "slot" or "length".
+    """
+    used = state_indices > pad_index
+    places = state_indices if draft_indices is None else draft_indices
+    slots("state_indices" if draft_indices is None else "draft_indices", places[used], -1, len(room.keys))
+    starts, lens, accepted = at["query_start_loc"], at["seq_lens"], at["num_accepted_tokens"]
+    assert starts is not None
+    assert lens is not None
+    assert accepted is not None
+    query_lens = starts.diff()
+    checks.within("query_start_loc", starts, tokens + 1, "tokens + 1")
+    checks.within("query_start_loc (its differences)", query_lens, max_query_len + 1, "max_query_len + 1")
+    used &= query_lens > 0
+    checks.within("num_accepted_tokens", accepted[used], room.most + 2, "the drafts that there is room for, + 2")
+    before = (lens - query_lens - (accepted - 1).clamp(min=0))[used]
+    checks.within(
+        "seq_lens (less the tokens of this step and the accepted drafts)", before, (1 << 31) - 1, "any length"
+    )
