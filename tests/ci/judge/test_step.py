@@ -33,8 +33,9 @@ from support.plans import plan
 from hilgate.judge import health as nodes
 from hilgate.judge.verdict import facts_of
 from hilgate.model.declaration import Excuse, Quarantine, Quarantined
-from hilgate.model.record import Outcome
+from hilgate.model.record import ListingRecord, Outcome
 from hilgate.model.verdict import Ruling
+from hilgate.plan.jobs import lay_out
 from hilgate.run import results
 from hilgate.run.rules import RULES, decide
 
@@ -369,6 +370,32 @@ def test_a_pass_that_holds_a_test_of_another_step_does_not_count(tmp_path):
         ruled = jobs.ruled()
         assert ruled.ruling is ruling, name
         assert (f"it holds {name}::test_a, a test of scan-gfx942" in ruled.why) == (ruling is not Ruling.PASS)
+
+
+def test_all_shards_together_may_excuse_no_more_than_their_step(tmp_path):
+    lacking = "device:gfx950"
+    whole = gpu_step("split", minutes=2.0, shard_minutes=1.0, timeout_minutes=9)
+    whole = whole.redeclared(may_lack={lacking: Excuse(why="it needs gfx950", most=1)})
+    shards = lay_out([whole])
+    jobs = Jobs(tmp_path, agents_plan(GATHER, *shards))
+    ids = [(f"tests/t.py::test_{shard.key}_ran", f"tests/t.py::test_{shard.key}_not") for shard in shards]
+    everything = tuple(name for each in ids for name in each)
+
+    def leave(shard, excused):
+        ran, not_run = ids[shards.index(shard)]
+        other = skipped(not_run).model_copy(update={"labels": {"needs": lacking}}) if excused else passed(not_run)
+        listing = ListingRecord(step=shard.key, here=(ran, not_run), at_base=(), dealt=everything)
+        jobs.job(shard.key, *finished(shard, passed(ran), other, lacked=(lacking,)), listing)
+        jobs.healthy(shard.key)
+
+    leave(shards[0], excused=True)
+    leave(shards[1], excused=False)
+    assert jobs.ruled(shards[0].key).outcome is Outcome.PASS
+    leave(shards[1], excused=True)
+    for shard in shards:
+        ruled = jobs.ruled(shard.key)
+        assert ruled.outcome is Outcome.DID_NOT_RUN
+        assert ruled.why == f"2 checks of its shards did not run for lack of {lacking}, and at most 1 may"
 
 
 SCATTER = gpu_step("scatter", job=GATHER.key)
