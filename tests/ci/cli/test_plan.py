@@ -21,6 +21,7 @@ from hilgate.cli.app import program
 from hilgate.errors import EXIT_MEANINGS, Exit
 from hilgate.model.plan import Plan
 from hilgate.model.verdict import Ruling
+from hilgate.plan.jobs import LEAST_PASSES
 from hilgate.report import history
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -206,6 +207,18 @@ def test_a_change_waits_for_no_queue_that_is_out_and_the_default_branch_probes_i
     assert "- not started: a-cpu: queue amd-cpu is out" in (branch / "results/annotation.md").read_text()
     shown = plans.hilgate(branch, *words[:3], *words[4:], "--base", "HEAD^", COLUMNS="300").stdout
     assert "not started: 1 step: queue amd-cpu is out" in shown
+
+
+@pytest.mark.parametrize(("profile", "minutes"), [("pr", 10), ("nightly", 30)])
+def test_timeouts_of_changes_follow_the_history_and_others_can_be_planned_again(branch, tmp_path, profile, minutes):
+    path = tmp_path / "history.sqlite"
+    for minute in range(LEAST_PASSES):
+        builds.remember(path, [jobs.passed()], minute=minute)
+    words = ("plan", "--profile", profile, "--base", "HEAD^", "--json", "--history", str(path))
+    (step,) = json.loads(plans.hilgate(branch, *words).stdout)["steps"]
+    assert step["step"]["timeout_minutes"] == minutes
+    why = "; ended after 10 min, as 95 % of 10 passes took up to 1.5"
+    assert step["reason"].endswith(why) == (profile == "pr")
 
 
 @pytest.mark.parametrize(
