@@ -413,6 +413,7 @@ def job_id(env: Mapping[str, str]) -> str:
 
 
 def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], decided: Trust) -> int:
+    # mutant ReplaceComparisonOperator_NotEq_IsNot: CPython has a text of one character once
     if decided.fork and env.get(DISPOSABLE) != "1":
         raise CannotRunHereError(
             f"{planned.key} has no image, and a fork's code ({decided.why}) does not run on this host itself",
