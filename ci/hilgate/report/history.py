@@ -577,7 +577,7 @@ def images(path: Path, contents: Iterable[str]) -> dict[str, str]:
     return found
 
 
-MOST_RECORDS = 50
+MOST_RECORDS = 10
 """Builds that are looked at for what a step launched, the newest."""
 
 
