@@ -6,6 +6,8 @@ from __future__ import annotations
 from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBackend
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum, register_mla_prefill_backend
 
+from pagedkv.vllm_plugin.inspect import WorkerReport
+
 
 class PlainPrefill(CPUSDPAMLAPrefillBackend):
     """vLLM's own for CPUs, which knows nothing of CPUs."""
@@ -23,3 +25,10 @@ class PlainPrefill(CPUSDPAMLAPrefillBackend):
 def register() -> None:
     """Let engines choose it as `mla_prefill_backend` CUSTOM."""
     register_mla_prefill_backend(MLAPrefillBackendEnum.CUSTOM, f"{__name__}.{PlainPrefill.__name__}")
+
+
+class PlainPrefillReport(WorkerReport):
+    """The workers' report, for workers in processes of their own: they register the prefill when they import it."""
+
+
+register()

@@ -18,10 +18,11 @@ import torch
 from vllm import envs
 from vllm.platforms import current_platform
 
-from families import mla_prefill
+from families import mla_prefill, stand_ins
 from families.engine import COMMON, answer_of, as_vllm, clean, end_with_parent, register, sampling, shut_down, start
-from pagedkv.vllm_plugin.errors import NotServedError
-from pagedkv.vllm_plugin.inspect import require_served, served_layers
+from families.probe import EngineProbe
+from pagedkv.vllm_plugin.errors import CompiledLateError, NotServedError
+from pagedkv.vllm_plugin.inspect import require_served, require_warm, served_layers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +38,7 @@ WORKERS = "vllm.v1.executor.multiproc_executor.get_mp_context"
 def main(spec_file: Path, result_file: Path) -> None:
     """Do what the spec says; the result is written once, at the end, so that half a run is no result."""
     end_with_parent()
+    stand_ins.supply()
     mla_prefill.register()
     engines = torch.load(spec_file, weights_only=False)
     torch.save({name: serve(**spec) for name, spec in engines.items()}, result_file)
@@ -57,27 +59,36 @@ def serve(
     os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
     if layout is not None:
         os.environ["VLLM_KV_CACHE_LAYOUT"] = layout
-    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
+    in_process = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
+    if in_process:
         register(json.loads((model / "config.json").read_text())["architectures"][0])
     # On the CPU vLLM's workers would each import everything anew; what a fork of this process has loaded is the same.
     forks = patch(WORKERS, lambda: multiprocessing.get_context("fork")) if current_platform.is_cpu() else nullcontext()
     with forks:
         llm = start(model, ours=ours, **COMMON | arguments)
-    result: dict[str, Any] = {"batches": {}, "refusal": ""}
-    if ours:
+    result: dict[str, Any] = {"batches": {}, "refusal": "", "late": ""}
+    config = llm.llm_engine.vllm_config
+    if ours and not config.cache_config.enable_prefix_caching:
         result["poisoned_bytes"] = llm.collective_rpc("pagedkv_poison")
+    probe = EngineProbe(llm) if in_process and "speculative_config" in arguments else None
+    llm.collective_rpc("pagedkv_watch_compiler")
     for name, schedule in batches.items():
-        llm.collective_rpc("pagedkv_reset")
+        if config.model_config.enforce_eager:  # the replay of a graph counts no calls
+            llm.collective_rpc("pagedkv_reset")
         result["batches"][name] = {
             "answers": answers(llm, schedule, rows=rows, prompt_rows=prompt_rows),
             "layers": served_layers(llm),
             "scans": llm.collective_rpc("pagedkv_scans"),
         }
-    result["block_size"] = llm.llm_engine.vllm_config.cache_config.block_size
+    result["block_size"] = config.cache_config.block_size
+    result["drafted"] = probe.counts.drafted if probe else None
     try:
         require_served(served_layers(llm))
+        require_warm(llm)
     except NotServedError as error:
         result["refusal"] = str(error)
+    except CompiledLateError as error:
+        result["late"] = str(error)
     shut_down(llm)
     del llm
     clean()

@@ -20,6 +20,7 @@ import vllm.plugins
 from vllm.config import SpeculativeConfig
 from vllm.config.attention import AttentionConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backend import subclass_attention_backend_with_overrides
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
@@ -227,6 +228,16 @@ def test_engine_on_a_gpu_selects_both_of_our_backends(monkeypatch, asked):
     assert (arguments["model"], arguments["seed"], arguments["attention_backend"]) == ("model", 3, "CUSTOM")
     config = AttentionConfig(**arguments.get("attention_config", {}))
     assert config.backend_per_kind == ({"mla_attention": AttentionBackendEnum.TRITON_MLA} if asked else {})
+
+
+@pytest.mark.parametrize("named", [{}, {"worker_extension_cls": "families.mla_prefill.PlainPrefillReport"}])
+def test_workers_report_by_our_class_or_a_named_subclass(monkeypatch, named):
+    started = []
+    monkeypatch.setattr(inspect, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    monkeypatch.setattr("vllm.LLM", lambda **arguments: started.append(arguments))
+    inspect.build_llm("model", **named)
+    report = resolve_obj_by_qualname(started[0]["worker_extension_cls"])  # as a worker does
+    assert issubclass(report, inspect.WorkerReport)
 
 
 @pytest.mark.parametrize(

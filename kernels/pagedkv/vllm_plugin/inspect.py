@@ -155,9 +155,10 @@ def build_llm(model: str, **arguments: Any) -> LLM:
 
     Args:
         model: What vLLM's `LLM` takes as model.
-        **arguments: Further arguments of `LLM`; `worker_extension_cls` and the attention backend are set here. An
-            `attention_config` is a mapping, and keeps what else it says; so is a `speculative_config`, whose drafter
-            is served by ours too unless it names another `attention_backend` ("auto" is vLLM's choice).
+        **arguments: Further arguments of `LLM`; the attention backend is set here, and `worker_extension_cls` unless it
+            names a subclass of `WorkerReport`. An `attention_config` is a mapping, and keeps what else it says; so is a
+            `speculative_config`, whose drafter is served by ours too unless it names another `attention_backend`
+            ("auto" is vLLM's choice).
 
     Returns:
         The engine. Whether our backend serves it is what `require_served` checks after a request.
@@ -184,7 +185,7 @@ def build_llm(model: str, **arguments: Any) -> LLM:
         raise NotInterpretedError
     from vllm import LLM
 
-    return LLM(model=model, worker_extension_cls=WORKER_EXTENSION, **arguments)
+    return LLM(model=model, **{"worker_extension_cls": WORKER_EXTENSION} | arguments)
 
 
 def served_layers(llm: LLM) -> list[ServedLayer]:

@@ -299,6 +299,12 @@ def test_every_declared_backend_has_a_step_on_the_queues_of_its_devices():
     } == {name for name in document["backends"] if name != "pagedkv"}
 
 
+def test_steps_of_ranks_ask_for_a_gpu_each_and_excuse_no_lack_of_them():
+    ranks = [step for area in DECLARED for step in area.steps if "MODELS_RANKS" in step.env]
+    assert {step.env["MODELS_RANKS"]: step.gpus for step in ranks} == {"2": 2, "4": 4, "8": 8}
+    assert not [condition for step in ranks for condition in step.may_lack if condition.startswith("gpus:")]
+
+
 TURNS_RED = {
     "README.md": "pages",
     "SECURITY.md": "pages",
