@@ -228,8 +228,8 @@ def gdn(
 ) -> Callable[..., None]:
     """Return a function (mixed, a, b, pool, out), as vLLM's layer calls its kernels; Triton tunes at its first call.
 
-    Chunks are listed before, as vLLM's metadata builder does once a step. States after go `case.num_seqs` blocks behind
-    those before.
+    Chunks are listed before, as vLLM's metadata builder does once a step. The states after lie `case.num_seqs` blocks
+    farther than those before.
     """
     ops = _module("vllm.third_party.flash_linear_attention.ops")
     of_each = -(-case.seq_len // _module(f"{ops.__name__}.utils").FLA_CHUNK_SIZE)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
+FARTHEST_TOKEN = 1 << 24
+"""Greatest stride of a token: those of a tile are addressed with 32 bits."""
+
 
 def shape(name: str, tensor: torch.Tensor, expected: tuple[int | None, ...], axes: str) -> None:
     """Check rank and extents; None leaves an extent free.
@@ -271,4 +274,32 @@ def within(name: str, values: torch.Tensor, end: int, what: str) -> None:
             got=f"{int(values[at])} at index {at}",
             expected=f"0 <= value < {end} ({what})",
             remedy="Look for stale or uninitialised metadata.",
+        )
+
+
+def near(name: str, tensor: torch.Tensor) -> None:
+    """Check that the tokens of a tile can be addressed with 32 bits.
+
+    Raises:
+        ArgumentError: if two tokens lie farther apart than FARTHEST_TOKEN.
+    """
+    if tensor.stride(0) > FARTHEST_TOKEN:
+        raise ArgumentError(
+            "stride",
+            name,
+            got=f"{tensor.stride(0)} elements between two tokens",
+            expected=f"at most {FARTHEST_TOKEN}",
+            remedy="Pass rows that lie closer together.",
+        )
+
+
+def segments(num_segments: int | None) -> None:
+    """Check into how many segments a sequence is cut.
+
+    Raises:
+        ArgumentError: if it is less than one.
+    """
+    if num_segments is not None and num_segments < 1:
+        raise ArgumentError(
+            "split", "num_segments", got=num_segments, expected="None or >= 1", remedy="Pass None to let tuning decide."
         )

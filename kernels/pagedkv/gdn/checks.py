@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks of the gated delta rule's prefill; `pieces`, `blocks` and `decays` read device memory."""
+"""Argument checks of the gated delta rule's prefill; `blocks` and `decays` read device memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import torch
 
 from pagedkv import checks
 from pagedkv.errors import ArgumentError
-from pagedkv.ssd.checks import FARTHEST_TOKEN
-from pagedkv.ssd.checks import pieces as pieces  # noqa: PLC0414 - the two prefills take the same ones
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,14 +83,7 @@ def tensors(
     rows = {"q": q, "k": k, "v": v, "out": out}
     for name, tensor in rows.items():
         checks.dtype(name, tensor, (q.dtype,), "Cast it to the dtype of q.")
-        if tensor.stride(0) > FARTHEST_TOKEN:
-            raise ArgumentError(
-                "stride",
-                name,
-                got=f"{tensor.stride(0)} elements between two tokens",
-                expected=f"at most {FARTHEST_TOKEN}",
-                remedy="Pass rows that lie closer together.",
-            )
+        checks.near(name, tensor)
     for name, tensor in {"q": q, **gates, **rates, "states": states}.items():
         checks.dtype(name, tensor, checks.DTYPES, "Cast it.")
         checks.computable(name, tensor)
@@ -100,14 +91,6 @@ def tensors(
     for name, tensor in {**rows, **others}.items():
         checks.dense(name, tensor)
     checks.device(("q", q), {**rows, **others})
-
-
-def segments(num_segments: int | None) -> None:
-    """Check into how many segments a sequence is cut."""
-    if num_segments is not None and num_segments < 1:
-        raise ArgumentError(
-            "split", "num_segments", got=num_segments, expected="None or >= 1", remedy="Pass None to let tuning decide."
-        )
 
 
 def blocks(sources: Tensor, targets: Tensor, known: Tensor | None, last_pieces: Tensor | None, num_blocks: int) -> None:

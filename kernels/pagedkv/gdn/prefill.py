@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagedkv.arch import NEVER
+from pagedkv.checks import segments as check_segments
 from pagedkv.device import current, on
 from pagedkv.gdn import checks
 from pagedkv.gdn.kernel import (
@@ -22,6 +23,7 @@ from pagedkv.gdn.kernel import (
 )
 from pagedkv.launch import tuning
 from pagedkv.prepared import Launch, compiler_settings, find, keep, signature
+from pagedkv.ssd.checks import pieces as check_pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,9 +99,9 @@ def gdn_prefill(
         call.run(*tensors)
         return
     checks.tensors(q, k, v, a, b, out, states, A_log, dt_bias, starts, sources, targets, known, last_pieces)
-    checks.segments(num_segments)
+    check_segments(num_segments)
     if debug:
-        checks.pieces(starts, last_pieces, q.shape[0])
+        check_pieces(starts, last_pieces, q.shape[0])
         checks.blocks(sources, targets, known, last_pieces, len(states))
         checks.decays(A_log, dt_bias)
     if not len(sources):

@@ -11,9 +11,6 @@ from pagedkv.errors import ArgumentError
 if TYPE_CHECKING:
     from torch import Tensor
 
-FARTHEST_TOKEN = 1 << 24
-"""Greatest stride of a token: those of a tile are addressed with 32 bits."""
-
 
 def tensors(
     x: Tensor,
@@ -82,14 +79,7 @@ def tensors(
         if tensor.dim() > 1 or name in {"A", "dt_bias", "D"}:
             checks.dense(name, tensor)
     for name, tensor in {"x": x, "B": B, **per_token}.items():
-        if tensor.stride(0) > FARTHEST_TOKEN:
-            raise ArgumentError(
-                "stride",
-                name,
-                got=f"{tensor.stride(0)} elements between two tokens",
-                expected=f"at most {FARTHEST_TOKEN}",
-                remedy="Pass rows that lie closer together.",
-            )
+        checks.near(name, tensor)
     checks.device(("x", x), given)
 
 
@@ -104,10 +94,7 @@ def options(dt_limit: tuple[float, float], num_segments: int | None) -> None:
             expected="0 <= lower <= upper",
             remedy="Pass (0, inf) for no bounds.",
         )
-    if num_segments is not None and num_segments < 1:
-        raise ArgumentError(
-            "split", "num_segments", got=num_segments, expected="None or >= 1", remedy="Pass None to let tuning decide."
-        )
+    checks.segments(num_segments)
 
 
 def pieces(starts: Tensor, last_pieces: Tensor | None, tokens: int) -> None:
