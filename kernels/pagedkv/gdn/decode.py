@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagedkv.device import current, on
-from pagedkv.gdn import decode_checks
+from pagedkv.gdn import checks, decode_checks
 from pagedkv.gdn.decode_kernel import DecodeOptions, DecodeStrides, gdn_decode_kernel
 from pagedkv.launch import tuning
 from pagedkv.prepared import Launch, compiler_settings, find, keep, signature
@@ -94,7 +94,7 @@ def gdn_decode(
         b: Gate of what is written.
         out: Result; 0 of sequences that are padding.
         states: Pool of states, changed in place.
-        A_log: Logarithm of the rate of decay.
+        A_log: Logarithm of the rate of decay; `exp(A_log)` is finite.
         dt_bias: Added to `a`.
         state_indices: The slot of each sequence, of which no other sequence has the same.
         scale: Of q; None for 1 / sqrt(keys).
@@ -106,7 +106,7 @@ def gdn_decode(
         query_start_loc: First token of each sequence, and the number of tokens.
         num_accepted_tokens: Tokens of the sequence's last step that count, at least its first one: 1 + accepted drafts.
         max_query_len: Upper bound of the tokens of a sequence in this step.
-        debug: Also check what index tensors hold (synchronises with the device).
+        debug: Also check indices and decays (synchronises with the device).
 
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).
@@ -125,6 +125,7 @@ def gdn_decode(
     decode_checks.options(scale, lower_bound)
     decode_checks.drafts(k, a, states, state_indices, drafts, draft_indices, at, max_query_len)
     if debug:
+        checks.decays(A_log, dt_bias if dt_bias.dim() == 1 else dt_bias.amax(dim=1))
         decode_checks.slots("state_indices", state_indices, pad_index, len(states))
         if drafts is not None:
             decode_checks.steps(state_indices, draft_indices, pad_index, drafts, at, len(q), max_query_len)

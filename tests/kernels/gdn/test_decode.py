@@ -347,6 +347,8 @@ WRONG = [
     ({"state_indices": lambda t: t + 90}, "slot", r"state_indices: got slot \d+ \(2 in all\)"),
     ({"state_indices": lambda t: t * 0 + 1}, "slot", r"slot 1 for sequences \[0, 1\]"),
     ({"A_log": lambda t: t.to("meta")}, "device", "A_log: got meta"),
+    ({"A_log": lambda t: t + 100}, "decay", "A_log: got"),
+    ({"dt_bias": lambda t: t * NAN}, "decay", "dt_bias: got nan of head 0"),
     ({"scale": lambda _: 0.0}, "option", "scale: got 0.0"),
     ({"lower_bound": lambda _: 1.0}, "option", "lower_bound: got 1.0"),
     ({"drafts": lambda _: None}, "drafts", "drafts: got None"),
