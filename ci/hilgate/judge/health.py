@@ -51,6 +51,7 @@ def trouble(health: Sequence[Health], host: str, gpus: int) -> tuple[str, ...]:
             found.append(f"GPU {bdf}: {new} new uncorrectable memory errors")
     # What the kernel said before the step began counts only where the hook found the node unfit for it.
     # mutant ReplaceComparisonOperator_Eq_LtE: the only other moment is `before`
+    # mutant ReplaceComparisonOperator_Eq_Is: pydantic gives the text of the literal itself
     log = [line for one in health if one.moment == "after" or not one.healthy for line in one.dmesg]
     return (*found, *(f"kernel log: {line}" for line in log[:SHOWN_LINES]))
 
