@@ -76,6 +76,7 @@ def test_a_machine_that_vanished_is_named_and_blocks_nothing(tmp_path: Path, sta
     tries = [LostTry(step=GATHER.key, job=f"0190-{number}", exit_status=status) for number in (1, 2)]
     (line,) = judged(tmp_path, Earlier(tries=tuple(tries)))
     assert line.startswith(f"{GATHER.key}: 2 lost tries before the one that counts: job 0190-1 ended with {status}")
+    assert ("(the agent was lost)" in line) is (status == -1)
 
 
 TRY = LostTry(step=GATHER.key, job="0190-1", exit_status=1)
@@ -87,7 +88,8 @@ def test_an_answer_is_not_replaced_by_a_try_by_hand(tmp_path: Path, step: str, s
     earlier = Earlier(tries=(TRY.model_copy(update={"step": step, "exit_status": status}),))
     verdict = verdict_of(tmp_path, earlier, manual_retry=True).verdict
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert verdict.why.startswith(f"{step} was tried again by hand after an answer (job 0190-1 ended with ")
+    ended = "no exit status" if status is None else status
+    assert verdict.why.startswith(f"{step} was tried again by hand after an answer (job 0190-1 ended with {ended})")
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,7 @@ def test_a_build_that_was_cancelled_is_named_and_builds_of_other_files_are_not(t
 def test_what_nobody_knows_is_not_none(tmp_path: Path, earlier: str | None) -> None:
     (line,) = judged(tmp_path, earlier)
     assert line.startswith("not known: whether jobs were tried more than once")
+    assert ("(Buildkite was not asked" if earlier is None else "(earlier.json is ") in line
 
 
 def test_a_build_with_nothing_before_it_says_nothing(tmp_path: Path) -> None:
