@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from hilgate.cli.planted_bugs import Bug
+    from hilgate.declare.imports import Imports
     from hilgate.model.plan import Plan
 
 WAYS = ("imports", "records", "twins")
@@ -50,15 +51,18 @@ class Figures:
         self._facts = ChangeFacts(images=images, digests=dict.fromkeys(images, f"sha256:{'0' * 64}"))
         self.all = assemble(self._declarations, git.inspect(clone, None), None, profile="pr", facts=self._facts)
 
-    def plan(self, way: str) -> Plan:
-        """The plan of the clone's working tree."""
+    def graph(self) -> Imports:
+        """The import graph of the clone's working tree."""
+        return build(self.clone, self._declarations.project.python_path)
+
+    def plan(self, way: str, graph: Imports) -> Plan:
+        """The plan of the clone's working tree, which has this import graph."""
 
         def recorded(step: str, device: str) -> list[Launches]:
             names = self.records.get(f"{step}-{CPU if way == 'twins' else device}")
             return [] if names is None else [Launches(self.head, names)]
 
         change = git.inspect(self.clone, self.head)
-        graph = build(self.clone, self._declarations.project.python_path)
         launched = None if way == "imports" else Launched(self.clone, change, self._declarations.areas, graph, recorded)
         return assemble(
             self._declarations, change, None, profile="pr", graph=graph, launched=launched, facts=self._facts
@@ -69,15 +73,18 @@ class Figures:
         path = self.clone / name
         before = path.read_text(encoding="utf-8")
         planned: dict[tuple[str, frozenset[str]], Plan] = {}
+        if "jit" not in before:
+            return {}
+        graph = self.graph()
         found: dict[str, tuple[int, float]] = {}
-        for function, edited in bodies(before) if "jit" in before else ():
+        for function, edited in bodies(before):
             calls = {
                 key for key, names in self.records.items() if Launches("", names).among({name: frozenset({function})})
             }
             path.write_text(edited, encoding="utf-8")
             for way in WAYS:
                 asked = way, frozenset(calls if way != "imports" else ())
-                plan = planned.get(asked) or planned.setdefault(asked, self.plan(way))
+                plan = planned.get(asked) or planned.setdefault(asked, self.plan(way, graph))
                 most = found.get(way, (0, 0.0))
                 found[way] = max(most[0], len(plan.steps)), max(most[1], gpu_minutes(plan))
         self.restore()
@@ -161,7 +168,8 @@ def print_bugs(figures: Figures) -> bool:
             _say(f"{bug.id:32} does not apply: {error.stderr.splitlines()[0]}")
             good = False
             continue
-        plans = [figures.plan(way) for way in WAYS]
+        graph = figures.graph()
+        plans = [figures.plan(way, graph) for way in WAYS]
         figures.restore()
         caught = all(any(one.step.key == bug.turns_red for one in plan.steps) for plan in plans)
         good &= caught
