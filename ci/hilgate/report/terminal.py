@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hilgate.declare.load import Declarations
     from hilgate.model import Key
     from hilgate.model.declaration import Area, Step
-    from hilgate.model.plan import Plan
+    from hilgate.model.plan import Plan, PlannedStep
     from hilgate.model.record import Check
     from hilgate.model.verdict import Verdict
     from hilgate.plan.estimate import Estimate
@@ -78,7 +78,7 @@ def table_of(names: Sequence[str], rows: Iterable[Sequence[object]], *, header: 
 
 
 def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = False) -> None:
-    """Steps with place, minutes and reason, what is omitted and why, and the size of it all.
+    """Steps by reason, with minutes and place, what is omitted and why, and the size of it all.
 
     With `omitted` every omission is listed with its reason; else they are counted by cause.
     """
@@ -92,18 +92,7 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
     console.print(cell(f"Plan of {commit}, {against}, {where}"))
     if plan.fork:
         console.print("From a fork: no secrets are given and no caches are written")
-    rows = [
-        (
-            step.key,
-            step.device if here else step.queue,
-            f"{size.each[step.key]:.2g}",
-            step.reason + ("; only reported" if step.report_only else ""),
-        )
-        for step in plan.steps
-    ]
-    table = table_of(("step", "device" if here else "queue", "min", "because"), rows)
-    table.columns[0].no_wrap, table.columns[2].justify = True, "right"  # a key is there to be copied
-    console.print(table)
+    _print_planned(console, plan, size)
     gpu = f", {size.gpu_minutes:.3g} GPU-minutes" if size.gpu_minutes else ""
     known = f"measured for {len(size.measured)} of {len(plan.steps)}" if size.measured else "as declared"
     about = f"{text.rounded(60 * size.minutes)} on {count(size.cores, 'core')}" if here else _about(size.minutes)
@@ -121,6 +110,25 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
         causes = Counter(omission.cause for omission in plan.omissions)
         words = ", ".join(f"{number} {cause}" for cause, number in causes.items())
         say(console, f"{count(len(plan.omissions), 'step')} omitted: {words} (hilgate plan --omitted)", "dim")
+
+
+def _print_planned(console: Console, plan: Plan, size: Estimate) -> None:
+    """A line for each step, below the reason that it shares with others: minutes, device or queue, key."""
+    by_reason: dict[str, list[PlannedStep]] = {}
+    for step in plan.steps:
+        by_reason.setdefault(step.reason, []).append(step)
+    place = {step.key: (step.device if plan.local else step.queue) or "" for step in plan.steps}
+    width = max(map(len, place.values()), default=0)
+    for reason, steps in by_reason.items():
+        console.print()
+        console.print(cell(reason, "bold"))
+        for step in steps:
+            where = cell(place[step.key])
+            where.align("left", width)
+            note = "  (only reported)" if step.report_only else ""
+            # A key is there to be copied, so it is never broken.
+            line = Text.assemble(f"{size.each[step.key]:4.2g} ", where, " ", cell(step.key), note)
+            console.print(line, soft_wrap=True)
 
 
 def print_time(console: Console, seconds: float, size: Estimate) -> None:
