@@ -170,7 +170,7 @@ def _pods_step(plan: Plan, declarations: Declarations) -> CommandStep:
         raise InvalidPipelineError(
             f"step {missing[0].key!r} runs in a pod of the image {missing[0].image!r}, which nobody has built",
             where=f"queues.{missing[0].queue} of ci/agents.yaml",
-            remedy="a pod names its image by digest: build it on the default branch, or plan the step that provides it",
+            remedy="build it on the default branch, or plan the step that provides it: a pod names its image by digest",
         )
     return CommandStep(
         key=PODS_KEY,
