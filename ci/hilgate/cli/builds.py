@@ -107,10 +107,7 @@ def show(
     if not chosen:
         remedy = text.suggest(metric, store.METRICS)
         raise MisuseError(f"no metric is called {metric!r}", where="--metric", remedy=remedy)
-    if history and not history.exists():
-        remedy = "name a history of builds, or add one: `hilgate history add`"
-        raise MisuseError("there is no such file", where=f"--history {history}", remedy=remedy)
-    answers = store.ask(history or store.path_of(repository(ctx)), chosen, step=step, since=since)
+    answers = store.ask(_named(history) or store.path_of(repository(ctx)), chosen, step=step, since=since)
     if as_json:
         sys.stdout.write(json.dumps(answers, indent=1, default=dt.datetime.isoformat) + "\n")
         return
@@ -131,7 +128,7 @@ def promote(ctx: typer.Context, since: Since = None, as_json: Json = False, hist
     root = repository(ctx)
     reported = load(root).report_only()
     rows, others = [], 0
-    for step in store.steadiness(history or store.path_of(root), since=since):
+    for step in store.steadiness(_named(history) or store.path_of(root), since=since):
         advice = _advice(step, reported=step.key in reported)
         others += not advice
         if advice:
@@ -149,6 +146,18 @@ def promote(ctx: typer.Context, since: Since = None, as_json: Json = False, hist
     if cells:
         out.print(table_of(("step", "flaky", "95 %", f"against {store.STEADY:.1%}"), cells))
     say(out, f"{text.count(others, 'step')} more, which count and are not known to exceed {store.STEADY:.1%}", "dim")
+
+
+def _named(history: Path | None) -> Path | None:
+    """The history that was named, if one was.
+
+    Raises:
+        MisuseError: It is not there.
+    """
+    if history and not history.exists():
+        remedy = "name a history of builds, or add one: `hilgate history add`"
+        raise MisuseError("there is no such file", where=f"--history {history}", remedy=remedy)
+    return history
 
 
 def _advice(step: Steadiness, *, reported: bool) -> str:

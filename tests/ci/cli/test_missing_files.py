@@ -35,6 +35,7 @@ READ = {
     "wheels of verify_bundle": "verify-bundle results/empty --wheel @",
     "results of add": "history add --results @",
     "history of show": "history show --history @",
+    "history of promote": "history promote --history @",
 }
 """Parameter and command -> words with the name of something that must be there."""
 
@@ -42,6 +43,7 @@ FOLDERS = {
     "jobs of judge": "judge --jobs @",
     "jobs of pipeline": "pipeline --recheck --plan results/plan.json --jobs @",
     "jobs of add": "history add --jobs @",
+    "built of pipeline": "pipeline --plan results/plan.json --built @",
 }
 """Options that name a folder which may be missing, because no job left anything."""
 
