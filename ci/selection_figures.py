@@ -117,6 +117,8 @@ def read_records(folders: Iterable[Path]) -> dict[str, frozenset[str]]:
     """Planned key -> what was noted of it, where that is whole."""
     found = {}
     for path in (path for folder in folders for path in sorted(folder.rglob("kernels.txt"))):
+        if any((above / path.name).is_file() for above in path.parent.parents):
+            continue  # of a gate that a step ran, over a planted bug say
         lines = path.read_text(encoding="utf-8").splitlines()
         if not lines or not lines[0].startswith("not whole: "):
             found[path.parent.name] = frozenset(lines)

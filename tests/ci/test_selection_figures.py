@@ -26,7 +26,8 @@ def test_every_body_of_a_kernel_file_is_edited_in_turn():
 
 
 def test_a_record_that_is_not_whole_is_none(tmp_path):
-    for key, text in {"a-cpu": "k.py::f\n", "b-cpu": "not whole: lost\nk.py::f\n", "c-cpu": ""}.items():
+    texts = {"a-cpu": "k.py::f\n", "b-cpu": "not whole: lost\nk.py::f\n", "c-cpu": "", "b-cpu/steps/a-cpu": "other"}
+    for key, text in texts.items():
         (tmp_path / "steps" / key).mkdir(parents=True)
         (tmp_path / "steps" / key / "kernels.txt").write_text(text)
     assert selection_figures.read_records([tmp_path]) == {"a-cpu": {"k.py::f"}, "c-cpu": set()}

@@ -122,6 +122,8 @@ def test_reasons_and_omissions_say_what_imports_what(repository):
     assert selection.omitted == {"write": NOT_IMPORTED}
     both = select(IMPORTING, ["kernels/pagedkv/reader.py", "kernels/pagedkv/layout.py"], build(repository, PATH))
     assert both.reasons["gate"] == "kernels/pagedkv/layout.py and 1 more changed, imported by hileval"
+    claimed = select(IMPORTING, ["kernels/pagedkv/layout.py", "kernels/pagedkv/tuning.toml"], build(repository, PATH))
+    assert claimed.reasons["read"] == "kernels/pagedkv/tuning.toml and 1 more changed"
     own = select(IMPORTING, ["tests/kernels/test_write.py"], build(repository, PATH))
     assert own.reasons["write"] == "tests/kernels/test_write.py changed"
     assert select(IMPORTING, ["kernels/pagedkv/writer.py"], build(repository, PATH)).omitted["gate"] == NOT_AFFECTED
