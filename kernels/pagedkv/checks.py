@@ -207,15 +207,37 @@ def slots_exist(slot_mapping: torch.Tensor, num_slots: int) -> None:
             expected=f"slot < {num_slots} = num_blocks * block_size, or negative for a token that is not written",
             remedy="Look for a block id of another pool or a wrong block_size.",
         )
-    unique, counts = written.unique(return_counts=True)
+    once(
+        "slot_mapping",
+        slot_mapping,
+        written,
+        "tokens",
+        "Look for a block shared between two sequences: two writers race.",
+    )
+
+
+def once(name: str, slots: torch.Tensor, used: torch.Tensor, owners: str, remedy: str) -> None:
+    """Check that no slot is named twice (reads device memory).
+
+    Args:
+        name: Argument of the caller.
+        slots: Slot of each token or sequence.
+        used: Those of `slots` that are written.
+        owners: What has a slot: tokens, sequences.
+        remedy: What to do.
+
+    Raises:
+        ArgumentError: of kind "slot".
+    """
+    unique, counts = used.unique(return_counts=True)
     if (counts > 1).any():
         slot = int(unique[counts > 1][0])
         raise ArgumentError(
             "slot",
-            "slot_mapping",
-            got=f"slot {slot} for tokens {(slot_mapping == slot).nonzero().flatten().tolist()}",
+            name,
+            got=f"slot {slot} for {owners} {(slots == slot).nonzero().flatten().tolist()}",
             expected="each slot at most once",
-            remedy="Look for a block shared between two sequences: two writers race.",
+            remedy=remedy,
         )
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEAD_SIZES = (64, 128)
+"""Keys or values of a head."""
 LARGEST_LOG = 88.0
 """Largest A_log whose exponential is finite in fp32 (e^88.7 is not)."""
 

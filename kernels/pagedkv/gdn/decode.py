@@ -80,7 +80,7 @@ def gdn_decode(
         out_t = S_t q_t scale
 
     Without `drafts` a sequence has one token and its state is replaced. With them its first token is one that counts,
-    the others are drafts, and the state in the pool becomes that behind the first token: the drafts that the next step
+    the others are drafts, and the state in the pool becomes that after the first token: the drafts that the next step
     accepts are replayed there. A prefill or a step without `drafts` finds, and leaves, nothing to replay, so the next
     step must accept one token. States are computed in fp32 whatever their dtype. The call never waits for the device,
     and the grid follows from shapes, so it can be captured in a graph.
@@ -131,6 +131,46 @@ def gdn_decode(
             decode_checks.steps(state_indices, draft_indices, pad_index, drafts, at, len(q), max_query_len)
     if len(state_indices) == 0:
         return
+    call = _prepare(q, k, v, a, b, out, states, state_indices, places, drafts, scale, lower_bound, pad_index)
+    call.run(*tensors)
+    keep(key, call)
+
+
+@dataclass(frozen=True)
+class DecodeCall:
+    """Launch of the calls with one signature."""
+
+    walk: Launch
+    numbers: tuple[Any, ...]
+    """Last arguments of the kernel."""
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The kernels that `run` launches."""
+        return (self.walk,)
+
+    def run(self, q: Tensor, *others: Tensor | None) -> None:
+        """Launch for the tensors of one call."""
+        with on(q):
+            self.walk(q, *others, *self.numbers)
+
+
+def _prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    states: Tensor,
+    state_indices: Tensor,
+    draft_indices: Tensor,
+    drafts: Drafts | None,
+    scale: float | None,
+    lower_bound: float | None,
+    pad_index: int,
+) -> DecodeCall:
+    """Choose the launch of a call that was checked."""
     heads, values, keys = states.shape[1:]
     arch = current(q)
     data = tuning(arch.name).gdn_decode if drafts is None else tuning(arch.name).gdn_verify
@@ -158,7 +198,7 @@ def gdn_decode(
         updates=(0, 0, 0) if drafts is None else drafts.updates.stride()[:3],
         decays=(0, 0, 0) if drafts is None else drafts.decays.stride()[:3],
         state_indices=state_indices.stride(),
-        draft_indices=places.stride(),
+        draft_indices=draft_indices.stride(),
     )
     grid = (heads * (values // constants.ROWS), len(state_indices))
     launch: dict[str, Any] = {"OPTIONS": constants, "num_warps": data.waves, "num_stages": 1}
@@ -167,25 +207,4 @@ def gdn_decode(
     walk = Launch(gdn_decode_kernel, grid, **launch)
     ring = 1 if drafts is None else drafts.keys.shape[1]
     factor = keys**-0.5 if scale is None else float(scale)
-    call = DecodeCall(walk, (strides, factor, float(lower_bound or 0.0), ring, pad_index))
-    call.run(*tensors)
-    keep(key, call)
-
-
-@dataclass(frozen=True)
-class DecodeCall:
-    """Launch of the calls with one signature."""
-
-    walk: Launch
-    numbers: tuple[Any, ...]
-    """Last arguments of the kernel."""
-
-    @property
-    def launches(self) -> tuple[Launch, ...]:
-        """The kernels that `run` launches."""
-        return (self.walk,)
-
-    def run(self, q: Tensor, *others: Tensor | None) -> None:
-        """Launch for the tensors of one call."""
-        with on(q):
-            self.walk(q, *others, *self.numbers)
+    return DecodeCall(walk, (strides, factor, float(lower_bound or 0.0), ring, pad_index))

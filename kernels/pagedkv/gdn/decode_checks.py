@@ -10,14 +10,12 @@ import torch
 
 from pagedkv import checks
 from pagedkv.errors import ArgumentError
+from pagedkv.gdn.checks import HEAD_SIZES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pagedkv.gdn.decode import Drafts
-
-SIZES = (64, 128)
-"""Keys or values of a head."""
 
 
 def tensors(
@@ -46,12 +44,12 @@ def tensors(
             remedy="Pass the heads of one rank.",
         )
     for name, size, what in (("k", keys, "keys"), ("v", values, "values")):
-        if size not in SIZES:
+        if size not in HEAD_SIZES:
             raise ArgumentError(
                 "head size",
                 name,
                 got=f"{size} {what} a head",
-                expected=" or ".join(map(str, SIZES)),
+                expected=" or ".join(map(str, HEAD_SIZES)),
                 remedy="Leave this model to vLLM's kernels.",
             )
     checks.shape("q", q, (tokens, key_heads, keys), "[tokens, key heads, keys]")
@@ -172,16 +170,8 @@ def slots(name: str, indices: Tensor, pad_index: int, count: int) -> None:
             expected=f"0 <= slot < {count}, or at most pad_index = {pad_index}",
             remedy="Look for a freed block, a stale row or an index of another KV group.",
         )
-    unique, times = used.unique(return_counts=True)
-    if (times > 1).any():
-        slot = int(unique[times > 1][0])
-        raise ArgumentError(
-            "slot",
-            name,
-            got=f"slot {slot} for sequences {(indices == slot).nonzero().flatten().tolist()}",
-            expected="each slot at most once",
-            remedy="Look for a slot shared between two sequences: two writers race.",
-        )
+    remedy = "Look for a slot shared between two sequences: two writers race."
+    checks.once(name, indices, used, "sequences", remedy)
 
 
 def steps(
