@@ -278,7 +278,8 @@ def _git(root: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=root, check=False, capture_output=True, text=True).stdout.strip()
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An argument that is a number from 1 on."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return int(text)
@@ -418,9 +419,9 @@ def judged(ends: Counter[End], seed: int) -> Check:
 def main() -> int:
     """Draw mutants and run them; the exit status is 0, 1 (too few were killed) or 4 (not all of them could run)."""
     parser = argparse.ArgumentParser(description="Count how many mutants of the core its tests kill.")
-    parser.add_argument("--number", type=_positive, default=DRAWN, help=f"how many are drawn ({DRAWN})")
+    parser.add_argument("--number", type=positive, default=DRAWN, help=f"how many are drawn ({DRAWN})")
     parser.add_argument("--seed", type=int, help="of the draw; printed, so that it can be repeated")
-    parser.add_argument("--processes", type=_positive, default=os.cpu_count(), help="how many run at once (one a core)")
+    parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="how many run at once (one a core)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"to start mutants in ({MINUTES:g})")
     parser.add_argument("--only", default="", metavar="TEXT", help="files of the core whose path holds this")
     given = parser.parse_args()

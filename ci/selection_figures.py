@@ -97,7 +97,7 @@ class Figures:
             CalledProcessError: Its patch does not apply.
         """
         patch = self.root / ZOO / bug.id / "bug.patch"
-        _git(self.clone, "apply", str(patch.resolve()))
+        git_says(self.clone, "apply", str(patch.resolve()))
         files = re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(encoding="utf-8"), re.MULTILINE)
         before = git.files_at(self.clone, self.head, files)
         edited = {name: edited_bodies(before[name], (self.clone / name).read_bytes()) for name in files}
@@ -105,7 +105,7 @@ class Figures:
 
     def restore(self) -> None:
         """Take back every edit."""
-        _git(self.clone, "checkout", "--quiet", "--", ".")
+        git_says(self.clone, "checkout", "--quiet", "--", ".")
 
 
 def gpu_minutes(plan: Plan) -> float:
@@ -147,7 +147,7 @@ def print_files(figures: Figures) -> None:
     for name in git.tracked_files(figures.root):
         worst = figures.worst(name) if name.startswith("kernels/") and name.endswith(".py") else {}
         if worst:
-            commits = len(_git(figures.root, "log", "--format=%h", "--", name).split())
+            commits = len(git_says(figures.root, "log", "--format=%h", "--", name).split())
             weights += commits
             for way, (_, spent) in worst.items():
                 totals[way] += commits * spent
@@ -186,7 +186,8 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _git(root: Path, *arguments: str) -> str:
+def git_says(root: Path, *arguments: str) -> str:
+    """What a command of git prints."""
     return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
 
 

@@ -21,7 +21,6 @@ import itertools
 import math
 import random
 import statistics
-import subprocess
 import sys
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
@@ -29,7 +28,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from selection_figures import read_records
+from mutants import positive
+from selection_figures import git_says, read_records
 
 from hilgate import git
 from hilgate.declare.imports import build
@@ -97,8 +97,8 @@ class Commit:
 
 def commits(root: Path, number: int) -> list[Commit]:
     """The last commits with one parent that changed any file."""
-    words = ["git", "log", "--no-merges", "--no-renames", "--name-only", "--format=%x00%H %P", "-n", str(number)]
-    text = subprocess.run(words, cwd=root, check=True, capture_output=True, text=True).stdout
+    words = ("log", "--no-merges", "--no-renames", "--name-only", "--format=%x00%H %P", "-n", str(number))
+    text = git_says(root, *words)
     found = []
     for one in text.split("\0")[1:]:
         line, *files = one.split("\n")
@@ -124,8 +124,7 @@ def kernel_edits(root: Path) -> list[Commit]:
     for name in git.tracked_files(root):
         if name.startswith("kernels/") and name.endswith(".py"):
             functions = [one.name for one in jitted(ast.parse((root / name).read_text(encoding="utf-8")))]
-            words = ["git", "log", "--format=%h", "--", name]
-            touched = len(subprocess.run(words, cwd=root, check=True, capture_output=True, text=True).stdout.split())
+            touched = len(git_says(root, "log", "--format=%h", "--", name).split())
             edits = [Commit(head, head, (name,), {name: frozenset({function})}) for function in functions]
             found += edits * max(1, round(touched / max(1, len(edits))))
     return found
@@ -315,12 +314,6 @@ def _row(name: str, day: Day) -> str:
     )
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
-
-
 def _table(
     name: str,
     planner: Planner,
@@ -363,9 +356,9 @@ def _table(
 def main() -> int:
     """Simulate, and print one row for each way to run the same builds."""
     parser = argparse.ArgumentParser(description="Simulate a day of a fleet.")
-    parser.add_argument("--builds", type=_positive, default=1000, help="builds a day (1000)")
-    parser.add_argument("--agents", type=_positive, default=100, help="agents beside those of the gate (100)")
-    parser.add_argument("--commits", type=_positive, default=300, help="last commits that changes are drawn from (300)")
+    parser.add_argument("--builds", type=positive, default=1000, help="builds a day (1000)")
+    parser.add_argument("--agents", type=positive, default=100, help="agents beside those of the gate (100)")
+    parser.add_argument("--commits", type=positive, default=300, help="last commits that changes are drawn from (300)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--records", type=Path, nargs="*", help="folders with the kernels.txt of steps")
     given = parser.parse_args()

@@ -178,8 +178,9 @@ def _lend_sensors(entries: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
             continue
         for section in ("ecc", "temperature"):
             said = entries["metric"].get(index, {})
-            if said.get(section) == "N/A" and isinstance(lent := whole.get(f"{address}.0", {}).get(section), dict):
-                said[section] = lent
+            of_first = whole.get(f"{address}.0", {}).get(section)
+            if said.get(section) == "N/A" and isinstance(of_first, dict):
+                said[section] = of_first
 
 
 def _section(entry: dict[str, Any], name: str) -> dict[str, Any]:

@@ -37,13 +37,13 @@ POD = "HILGATE_POD"
 
 GIVEN, OUT = "given", "out"
 PLAN, JOBS, STEP, HEALTH = "plan.json", "jobs", "step.json", "health"
-"""In `given`, beside the workspace."""
+"""Names in `given`, beside the workspace."""
 
 REPOSITORY = "repository"
-"""In `given`, where another repository is served than hilgate's own: its default branch, out of the agent's image."""
+"""Folder in `given` with the default branch of a repository that is not hilgate's own, out of the agent's image."""
 
 RESULTS, STATUS, STARTED, LOG = "results", "status", "started", "log"
-"""In `out`."""
+"""Names in `out`."""
 
 BEFORE, AFTER = "health-before.json", "health-after.json"
 

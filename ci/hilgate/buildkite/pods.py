@@ -30,7 +30,7 @@ AGENT = "container-0"
 """What the controller calls the container of a job's command, where a pod names none."""
 
 USER = 1000
-"""Of all containers but the two in which the controller prepares workspace and checkout as root."""
+"""User of all containers but the two in which the controller prepares workspace and checkout as root."""
 
 CLOSED: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True}
 """The security context of every container that the pipeline says something of."""
@@ -48,7 +48,7 @@ POD: dict[str, Any] = {
 """What every pod has."""
 
 SHM_GIB = 16
-"""As `agent_host.container.SHM_GIB`: RCCL and vLLM's workers share buffers in /dev/shm."""
+"""Size of /dev/shm, where RCCL and vLLM's workers share buffers, as `agent_host.container.SHM_GIB`."""
 
 NETWORK = "hilgate/network"
 """Label of a pod: `open` where its step declares a network, `none` elsewhere; network policies select by it."""

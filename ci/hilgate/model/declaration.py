@@ -340,7 +340,7 @@ class Step(StrictModel):
     profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
     """Plans that it belongs to."""
     report_only: bool = False
-    """As `DeclaredStep.report_only`."""
+    """Whether it is in the report and never in the verdict (`DeclaredStep.report_only`)."""
     gpus: int = Field(default=1, ge=1, le=8)
     """GPUs it needs where its device is a GPU."""
     network: bool = False
@@ -350,7 +350,7 @@ class Step(StrictModel):
     provides: Key | None = None
     """The image that it builds; steps on queues with that image wait for it."""
     shard_minutes: float | None = None
-    """As `OnAgents.shard_minutes`."""
+    """Minutes of tests that one job takes of it (`OnAgents.shard_minutes`)."""
     minutes: float = Field(default=1.0, gt=0)
     """What it usually takes on 2 cores; used for ordering and, until it was measured, for the estimate in the plan."""
     columns: tuple[str, ...] = ()

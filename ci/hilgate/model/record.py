@@ -238,7 +238,7 @@ class ListingRecord(BoundedModel):
     at_base: _TestIds
     """Ids of those that the same command collects over the merge base."""
     dealt: _TestIds = ()
-    """Of a shard: ids of the tests that all shards together must run."""
+    """Ids of the tests that all shards of a step together must run; empty where it is whole."""
     problem: str = Field(default="", max_length=LONGEST_ID)
     """Why pytest could not collect them; `at_base` is then empty."""
 
