@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from hileval import statistics
+from hileval import compare, statistics
 from hileval.ask.evaluation import read_evaluation
 from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, questions_of
 from hileval.ask.recording import BESIDE_FILE, JOURNALS, fingerprint, read_beside, recorded_path
 from hileval.command import stderr
+from hileval.compare import side_by_side
 from hileval.engines import EngineError
-from hileval.gates.compare import compare
+from hileval.errors import RunsError
 from hileval.gates.declare import EngineName, Occasion, load_gates, occasion
 from hileval.gates.drift import judge_sides, run_drift
-from hileval.gates.judge import FLIPPED, check_backend, diff_answers, judge, side_by_side
+from hileval.gates.judge import FLIPPED, check_backend, diff_answers, judge
 from hileval.gates.resolve import ResolvedDrift, find_gate, resolve
 from hileval.gates.steps import areas_of
 from hileval.records.baseline import Baseline, make_baseline
-from hileval.records.records import Filter  # noqa: TC001 - typer evaluates the annotations
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.model.record import EXIT_STATUS, Check, Outcome, worst
 
@@ -174,27 +174,10 @@ def run_answers(gate: ResolvedGate, limit: int | None, out: Path) -> list[Check]
     return checks
 
 
-@app.command("compare")
-def compare_runs(
-    before: Annotated[
-        Path,
-        typer.Argument(
-            help="Stored answers of the trusted run: samples.jsonl of a gate, or samples_*.jsonl of lm-eval."
-        ),
-    ],
-    after: Annotated[Path, typer.Argument(help="Stored answers of the run to judge, in the same format.")],
-    which: Annotated[Filter, typer.Option("--filter", help="Score to compare.")] = "flexible",
-    margin: Annotated[
-        float, typer.Option(min=0.001, max=0.5, help="Largest drop that may pass, as a share of the questions.")
-    ] = 0.02,
-    alpha: Annotated[float, typer.Option(min=1e-6, max=0.2, help="Probability that two equal runs fail.")] = 0.01,
-) -> None:
-    """Judge two stored runs of the same questions. Shows both answers of each question whose result changed."""
-    check, flips = compare(before, after, which, alpha=alpha, margin=margin)
-    typer.echo(f"{check.outcome.value:<12} {check.message}")
-    if flips:
-        typer.echo(side_by_side(flips, 10**6))
-    raise typer.Exit(exit_status([check]))
+@app.command("compare", context_settings={"ignore_unknown_options": True, "help_option_names": []})
+def compare_runs(arguments: Annotated[list[str], typer.Argument(metavar="BEFORE AFTER")]) -> None:
+    """Judge two stored runs of the same questions, of lm-eval or of a gate."""
+    raise typer.Exit(compare.main(arguments))
 
 
 @contextlib.contextmanager
@@ -204,7 +187,7 @@ def findings(name: str, out: Path) -> Iterator[None]:
         (out / stale).unlink(missing_ok=True)
     try:
         yield
-    except HilgateError as error:
+    except (HilgateError, RunsError) as error:
         stopped = did_not_run(name, error)
         Check.write_all(out, [stopped])
         raise
@@ -227,7 +210,7 @@ class ProgressPrinter:
         stderr.print(f"run {run + 1}: {done}/{most} asked, {right} right, {spent:.0f} s{left}", highlight=False)
 
 
-def did_not_run(name: str, error: HilgateError) -> Check:
+def did_not_run(name: str, error: HilgateError | RunsError) -> Check:
     """The finding of a gate that was stopped by an error: it says so instead of being absent."""
     message = "; ".join(str(error).splitlines())
     return Check(

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
-from hilgate.errors import Exit, HilgateError, RunInterruptedError, bug, drop_what_cannot_be_written, of_system
+from hileval.errors import RunsError
+from hilgate.errors import (
+    Exit,
+    HilgateError,
+    RunInterruptedError,
+    bug,
+    drop_what_cannot_be_written,
+    of_system,
+)
 
 if TYPE_CHECKING:
     import typer
@@ -36,7 +44,7 @@ def run(command: typer.Typer) -> NoReturn:
                 raise KeyboardInterrupt from None
             sys.stdout.flush()  # what does not arrive must not end as a pass
             raise
-    except HilgateError as error:
+    except (HilgateError, RunsError) as error:
         _end(error)
     except KeyboardInterrupt:
         what = "give the same command again: it goes on from the answers so far"
@@ -49,7 +57,7 @@ def run(command: typer.Typer) -> NoReturn:
     sys.exit(Exit.PASS)
 
 
-def _end(error: HilgateError) -> NoReturn:
+def _end(error: HilgateError | RunsError) -> NoReturn:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"error: {error}\n")
     sys.exit(error.exit_status)

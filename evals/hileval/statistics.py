@@ -35,16 +35,13 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import stdtr
 from scipy.stats import binom, binomtest, hypergeom, norm
-from statsmodels.stats.proportion import proportion_confint
 
-from hilgate.errors import MisuseError, RecordsError
+from hileval.errors import RunsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
-
-    from hilgate.model import Number
 
     Outcomes = NDArray[np.bool_]
     Pmf = NDArray[np.floating]
@@ -54,16 +51,16 @@ def outcomes(runs: ArrayLike, *, what: str) -> Outcomes:
     """Outcomes as an array [runs, questions]; one run may be given as a plain list.
 
     Raises:
-        RecordsError: There is no run, no question, or something that is neither 0 nor 1 (NaN, a score of 0.5).
+        RunsError: There is no run, no question, or something that is neither 0 nor 1 (NaN, a score of 0.5).
     """
     array = np.atleast_2d(np.asarray(runs))
     if array.ndim != 2 or not array.size:
-        raise RecordsError(f"{what}: no outcomes", remedy="record at least one run of at least one question")
+        raise RunsError(f"{what}: no outcomes", remedy="record at least one run of at least one question")
     if array.dtype != np.bool_:
         numbers = array.astype(np.float64)
         if not np.isin(numbers, (0.0, 1.0)).all():
             wrong = numbers[~np.isin(numbers, (0.0, 1.0))][0]
-            raise RecordsError(
+            raise RunsError(
                 f"{what}: {wrong:g} is no outcome", remedy="give 1 for each right answer and 0 for each wrong one"
             )
         array = numbers.astype(np.bool_)
@@ -74,11 +71,11 @@ def paired(base: ArrayLike, new: ArrayLike) -> tuple[Outcomes, Outcomes]:
     """Both sides as `[runs, questions]` over the same questions.
 
     Raises:
-        RecordsError: A side is empty or not binary, or they hold different numbers of questions.
+        RunsError: A side is empty or not binary, or they hold different numbers of questions.
     """
     before, after = outcomes(base, what="baseline"), outcomes(new, what="new run")
     if before.shape[1] != after.shape[1]:
-        raise RecordsError(
+        raise RunsError(
             f"{before.shape[1]} questions before and {after.shape[1]} after cannot be paired",
             remedy="compare runs of the same questions",
         )
@@ -122,7 +119,7 @@ def drop_p(base: ArrayLike, new: ArrayLike) -> float:
         new: M new runs, [M, n].
 
     Raises:
-        RecordsError: See `paired`.
+        RunsError: See `paired`.
     """
     before, after = paired(base, new)
     counts = strata(before, after)
@@ -142,18 +139,18 @@ def discordance(base: ArrayLike) -> float:
     The mean of 2 p (1 - p) over questions, unbiased over K runs (factor K / (K - 1)).
 
     Raises:
-        RecordsError: Fewer than two runs: one run says nothing about the next.
+        RunsError: Fewer than two runs: one run says nothing about the next.
     """
     runs = outcomes(base, what="baseline")
     if len(runs) < 2:
-        raise RecordsError("d needs at least two runs of the baseline", remedy="record K >= 5 runs")
+        raise RunsError("d needs at least two runs of the baseline", remedy="record K >= 5 runs")
     p = runs.mean(axis=0)
     return float(np.mean(2 * p * (1 - p)) * len(runs) / (len(runs) - 1))
 
 
 def interval(correct: int, n: int, alpha: float) -> tuple[float, float]:
-    """Two-sided Wilson interval (level 1 - alpha) of a share (Wilson 1927; statsmodels)."""
-    low, high = proportion_confint(correct, n, alpha=alpha, method="wilson")
+    """Two-sided Wilson interval (level 1 - alpha) of a share (Wilson 1927)."""
+    low, high = binomtest(correct, n).proportion_ci(1 - alpha, method="wilson")
     return float(low), float(high)
 
 
@@ -170,7 +167,7 @@ class Share:
         return f"{self.correct}/{self.n} = {self.value:.1%} [{self.low:.1%}, {self.high:.1%}] at {self.confidence}"
 
     @property
-    def numbers(self) -> dict[str, Number]:
+    def numbers(self) -> dict[str, int | float]:
         """As a check has them."""
         return {"n": self.n, "exact_match": self.value, "ci_low": self.low, "ci_high": self.high}
 
@@ -219,10 +216,10 @@ def sequential_looks(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: 
         alpha: Joint level of all looks of the plan.
 
     Raises:
-        MisuseError: The plan does not ascend.
+        RunsError: The plan does not ascend.
     """
     if not plan or plan[0] < 1 or any(b <= a for a, b in itertools.pairwise(plan)):
-        raise MisuseError(f"looks at {list(plan)} questions", remedy="name ascending numbers, e.g. 50, 100, 250")
+        raise RunsError(f"looks at {list(plan)} questions", remedy="name ascending numbers, e.g. 50, 100, 250")
     found: list[Look] = []
     open_pmf: Pmf = np.ones(1)
     spent, begin = 0.0, 0

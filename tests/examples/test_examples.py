@@ -18,35 +18,17 @@ ROOT = Path(__file__).parents[2]
 ENV = os.environ | {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])), "COLUMNS": "100"}
 
 
-def lm_eval_run(path: Path, wrong: range) -> Path:
-    """A file as `lm_eval --log_samples` writes it: 400 questions, these answered wrongly."""
-    rows = [
-        {
-            "doc_id": number,
-            "doc": {"question": f"what is {number} + 1?"},
-            "target": str(number + 1),
-            "resps": [["0" if number in wrong else f"#### {number + 1}"]],
-            "filter": "strict-match",
-            "exact_match": float(number not in wrong),
-            "doc_hash": f"d{number}",
-            "prompt_hash": f"p{number}",
-        }
-        for number in range(400)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("wrong", "status", "said"),
-    [(range(10, 14), 0, "pass"), (range(80), 1, "fail"), (range(10, 22), 1, "inconclusive")],
-    ids=["four others", "a drop", "too few to say"],
-)
-def test_two_stored_runs_are_judged(tmp_path, wrong, status, said):
-    before, after = lm_eval_run(tmp_path / "before", range(4)), lm_eval_run(tmp_path / "after", wrong)
-    command = [sys.executable, str(ROOT / "examples/compare_runs.py"), str(before), str(after)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.partition(":")[0]) == (status, said), done.stdout + done.stderr
+def test_lm_eval_writes_what_the_page_compares(tmp_path):
+    """The page is docs/how-to/compare-two-runs.md."""
+    page = (ROOT / "docs/how-to/compare-two-runs.md").read_text(encoding="utf-8")
+    command = [sys.executable, str(ROOT / "examples/lm_eval_runs.py"), str(tmp_path)]
+    subprocess.run(
+        command, check=True, capture_output=True, env=ENV | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    )
+    files = [*tmp_path.glob("before/samples_*.jsonl"), *tmp_path.glob("after/samples_*.jsonl")]
+    done = subprocess.run(["hileval", "compare", *files], capture_output=True, text=True, check=False, env=ENV)
+    assert done.returncode == 1
+    assert done.stdout.partition("\nquestion 27")[0] in page
 
 
 def test_another_repository_is_red_by_a_planted_bug(tmp_path):

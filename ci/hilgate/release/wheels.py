@@ -157,7 +157,8 @@ def _problem(wheel: Path, folder: Path) -> str:
     if not wheel.name.startswith(f"{name}-{version}-"):
         return f"it says that it is {name} {version}"
     packages = sorted(one.partition("/")[0] for one in names if one.count("/") == 1 and one.endswith("/__init__.py"))
-    required = [REQUIRED.split(one, maxsplit=1)[0] for one in metadata.get_all("Requires-Dist") or ()]
+    needed = [one for one in metadata.get_all("Requires-Dist") or () if "extra ==" not in one]
+    required = [REQUIRED.split(one, maxsplit=1)[0] for one in needed]
     others = [one for one in wheel.parent.glob("*.whl") if one.name.partition("-")[0] in required]
     return _unusable([wheel, *others], folder, name, version, packages)
 

@@ -12,15 +12,13 @@ engine's own attention. So the worker is asked after the run.
 
 from __future__ import annotations
 
-import itertools
 import math
-import textwrap
 from collections import defaultdict
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from hileval import statistics
+from hileval.compare import Flip, side_by_side
 from hileval.gates.rule import RuleState, outcomes_of
 from hilgate.model.record import Check, Outcome
 
@@ -293,32 +291,6 @@ def _floor(check_id: str, floor: float, share: statistics.Share, baseline: Basel
 
 FLIPPED = 0.5
 """A question has flipped when the share of its right answers moved by at least this much."""
-WIDTH = 56
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """One question that is answered differently now.
-
-    Attributes:
-        before: Share of the stored runs that were right.
-        now: Share of the new runs that are right.
-        stored_text: What the first stored run wrote.
-        new_text: What the first new run wrote.
-    """
-
-    doc_id: int
-    question: str
-    target: str
-    before: float
-    now: float
-    stored_text: str
-    new_text: str
-
-    @property
-    def lost(self) -> bool:
-        """Whether it was right before and is wrong now."""
-        return self.now < self.before
 
 
 def diff_answers(asked: Evaluation, baseline: Baseline, which: Filter) -> tuple[Flip, ...]:
@@ -336,25 +308,6 @@ def diff_answers(asked: Evaluation, baseline: Baseline, which: Filter) -> tuple[
         if abs(now - before) >= FLIPPED:
             flips.append(Flip(first.doc_id, first.question, first.target, before, now, question.text, first.text))
     return tuple(sorted(flips, key=lambda flip: not flip.lost))
-
-
-def side_by_side(flips: Sequence[Flip], most: int) -> str:
-    """Questions with the stored and the new answer in two columns; says how many are left out."""
-    parts = []
-    for flip in flips[:most]:
-        shares = f"right in {flip.before:.0%} of stored runs, {flip.now:.0%} now"
-        head = f"question {flip.doc_id}, answer {textwrap.shorten(flip.target, 2 * WIDTH)}: {shares}"
-        columns = ["stored", *_wrapped(flip.stored_text)], ["now", *_wrapped(flip.new_text)]
-        rows = (f"  {a:<{WIDTH}} | {b}".rstrip() for a, b in itertools.zip_longest(*columns, fillvalue=""))
-        parts.append("\n".join([head, *rows]))
-    if len(flips) > most:
-        parts.append(f"and {len(flips) - most} more flipped questions in flips.md")
-    return "\n".join(parts)
-
-
-def _wrapped(text: str) -> list[str]:
-    lines = [line for part in text.strip().splitlines() for line in textwrap.wrap(part, WIDTH) or [""]]
-    return lines or ["(nothing)"]
 
 
 PACKING, MLA = "PAGEDKV_PACKING", "PAGEDKV_MLA"

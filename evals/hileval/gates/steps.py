@@ -24,7 +24,7 @@ HEAD = "# Made from evals/gates.yaml by `python -m hileval steps --write`. Chang
 DEVICES = (CPU, "gfx90a", "gfx942", "gfx950", "cuda")
 """Devices of a gate that names no `arch`."""
 ALWAYS = ("torch", "triton", "vllm")
-JUDGING = ("scipy", "statsmodels")
+JUDGING = ("scipy",)
 OF_ANSWERS = (
     *("check", "n", "runs", "correct", "exact_match", "ci_low", "ci_high", "baseline_exact_match", "d", "lost"),
     *("gained", "churned", "p_value", "p_difference", "level", "drop_upper", "margin"),

@@ -11,8 +11,8 @@ from scipy.stats import beta, binom, binomtest, norm, ttest_1samp
 from statsmodels.stats.contingency_tables import mcnemar
 
 from hileval import statistics
+from hileval.errors import RunsError
 from hileval.statistics import churn, difference_levels, difference_p, drop_interval, excludes, sequential_looks
-from hilgate.errors import MisuseError, RecordsError
 
 RUNS = st.integers(1, 5)
 
@@ -92,7 +92,7 @@ def test_discordance_is_unbiased():
 
 
 def test_discordance_of_one_run_is_refused():
-    with pytest.raises(RecordsError, match="at least two runs"):
+    with pytest.raises(RunsError, match="at least two runs"):
         statistics.discordance([1, 0, 1])
 
 
@@ -108,7 +108,7 @@ def test_discordance_of_one_run_is_refused():
     ids=["no baseline", "no new run", "other questions", "NaN", "half an answer"],
 )
 def test_refuses_what_is_no_outcome(base, new, message):
-    with pytest.raises(RecordsError, match=message):
+    with pytest.raises(RunsError, match=message):
         statistics.drop_p(base, new)
 
 
@@ -172,7 +172,7 @@ def test_spends_no_more_than_allowed_and_stops_at_the_end():
 
 @pytest.mark.parametrize("plan", [(), (0, 5), (50, 50), (100, 50)], ids=["none", "zero", "twice", "descending"])
 def test_refuses_a_plan_that_does_not_ascend(plan):
-    with pytest.raises(MisuseError, match="looks at"):
+    with pytest.raises(RunsError, match="looks at"):
         sequential_looks(np.ones((2, 100), dtype=bool), np.ones((1, 100), dtype=bool), plan, 0.01)
 
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from hileval import cli
-from hileval.command import run
-from hileval.gates.compare import compare, read_answers
-from hilgate.errors import Exit, RecordsError
-from hilgate.model.record import Outcome
+from hileval.__main__ import main
+from hileval.compare import compare, read_answers
+from hileval.errors import RunsError
+from hilgate.errors import Exit
 
 N = 400
 GOOD = [i % 10 > 0 for i in range(N)]
@@ -48,20 +47,22 @@ def stored(plant, tmp_path):
 def test_a_drop_fails_and_each_flip_has_both_answers(stored, harness):
     worse = [right and not 100 <= i < 120 for i, right in enumerate(GOOD)]
     worse[0] = True
-    check, flips = compare(stored("a", GOOD), stored("b", worse, harness), "flexible", **LEVELS)
+    made = compare(stored("a", GOOD), stored("b", worse, harness), "flexible", **LEVELS)
+    flips = made.flips
     lost = sum(np.array(GOOD) & ~np.array(worse))
-    assert check.outcome is Outcome.FAIL
-    assert (check.numbers["lost"], check.numbers["gained"]) == (lost, 1)
-    assert check.numbers["p_value"] >= binomtest(lost, lost + 1, alternative="greater").pvalue
+    assert made.outcome == "fail"
+    assert made.lost == lost
+    assert f"changed  {lost} lost, 1 gained" in str(made)
+    assert made.p_value >= binomtest(lost, lost + 1, alternative="greater").pvalue
     assert [flip.lost for flip in flips] == [True] * lost + [False]
     assert (flips[0].stored_text[-2:], flips[0].new_text[-2:]) == ("16", "15")
 
 
 def test_the_same_passes_and_churn_is_not_decided(stored):
-    assert compare(stored("a", GOOD), stored("b", GOOD, True), "flexible", **LEVELS)[0].outcome is Outcome.PASS
+    assert compare(stored("a", GOOD), stored("b", GOOD, True), "flexible", **LEVELS).outcome == "pass"
     other = [right != (i in range(100, 130)) for i, right in enumerate(GOOD)]
     other = [not right if i in range(0, 300, 10) else right for i, right in enumerate(other)]
-    assert compare(stored("a", GOOD), stored("c", other), "flexible", **LEVELS)[0].outcome is Outcome.INCONCLUSIVE
+    assert compare(stored("a", GOOD), stored("c", other), "flexible", **LEVELS).outcome == "inconclusive"
 
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
@@ -78,7 +79,7 @@ def test_recorded_runs_get_the_verdict_that_is_right_for_them(stored, monkeypatc
         files[1] = stored("again", [one == "1" for one in VECTORS[after]["right"]])
     monkeypatch.setattr(sys, "argv", ["hileval", "compare", *map(str, files)])
     with pytest.raises(SystemExit) as exited:
-        run(cli.app)
+        main()
     really = VECTORS[before]["really"] - VECTORS[after]["really"]
     assert not 0.01 < really < 0.04, "every pair is a clear case"
     right = {Exit.FAIL} if really > 0.04 else {Exit.PASS} if really <= 0 else {Exit.PASS, Exit.INCONCLUSIVE}
@@ -91,19 +92,23 @@ def test_recorded_runs_get_the_verdict_that_is_right_for_them(stored, monkeypatc
         (lambda lines: lines[:-1], "400 and 399 questions"),
         (lambda lines: [*lines, lines[0]], "question 0 occurs twice"),
         (lambda lines: [line.replace('"flexible_correct": true', '"flexible_correct": 0.5') for line in lines], "0.5"),
-        (lambda lines: [*lines[:6], lines[6][:40]], "JSONDecodeError.*\n.*b:7"),
-        (lambda _: [], "no answer of filter"),
-        (lambda _: ["{}"], "KeyError"),
+        (lambda lines: [*lines[:6], lines[6][:40]], "no JSON.*\n.*b:7"),
+        (lambda _: [], "no answers"),
+        (lambda _: ["{}"], "nothing of exact_match"),
+        (lambda _: ["[]"], "no object of keys"),
         (
             lambda lines: [line.replace('"doc_hash"', '"no"') for line in lines],
-            "KeyError: .doc_hash, which lm-eval writes from",
+            "nothing of doc_hash, which lm-eval writes from",
         ),
         (lambda lines: [line.replace('"prompt_hash": "', '"prompt_hash": "0') for line in lines], "another prompt"),
         (
             lambda _: ['{"filter": "strict_match", "exact_match": 1, "doc_hash": "a"}'],
-            r"(?s)no answer of filter flexible-extract.*name answers of strict-match or flexible-extract; .*strict_",
+            r"(?s)no answer of filter flexible-extract.*use --filter with one of: strict_match",
         ),
-        (lambda _: ['{"filter": "strict-match", "exact_match": 1}'], r"(?s)no answer.*use --filter strict"),
+        (
+            lambda _: ['{"filter": "strict-match", "exact_match": 1}'],
+            r"(?s)no answer.*use --filter with one of: strict-match",
+        ),
     ],
     ids=[
         "one less",
@@ -112,6 +117,7 @@ def test_recorded_runs_get_the_verdict_that_is_right_for_them(stored, monkeypatc
         "cut",
         "empty",
         "something else",
+        "a list",
         "an old lm-eval",
         "other prompts",
         "another task",
@@ -121,7 +127,7 @@ def test_recorded_runs_get_the_verdict_that_is_right_for_them(stored, monkeypatc
 def test_what_cannot_be_paired_is_refused(stored, change, why):
     good, other = stored("a", GOOD), stored("b", GOOD)
     other.write_text("\n".join(change(other.read_text().splitlines())))
-    with pytest.raises(RecordsError, match=why):
+    with pytest.raises(RunsError, match=why):
         compare(good, other, "flexible", **LEVELS)
 
 
@@ -151,6 +157,17 @@ def as_lm_eval_writes(path, right, *, answers=None, **changes):
 
 def asked_with(**arguments):
     return {"arguments": {"gen_args_0": {"arg_0": "prompt", "arg_1": GREEDY | arguments}}}
+
+
+def test_a_task_of_choices_is_judged_by_its_accuracy(tmp_path):
+    both = {"filter": "none", "exact_match": None, "metrics": ["acc", "acc_norm"], "acc": 1.0, "acc_norm": 0.0}
+    path = as_lm_eval_writes(tmp_path / "a", GOOD, resps=[[["-1.5", "True"]], [["-3.5", "False"]]], **both)
+    assert (read_answers(path).filter, read_answers(path).metric) == ("none", "acc")
+    assert str(compare(path, path, **LEVELS)).startswith("pass: a drop of 2.0% is excluded\n  before   400 of 400")
+    none_right = compare(path, path, metric="acc_norm", **LEVELS)
+    assert (none_right.outcome, "could show" in none_right.verdict) == ("inconclusive", True)
+    with pytest.raises(RunsError, match="says nothing of f1"):
+        read_answers(path, metric="f1")
 
 
 ANSWERS = [None, "\ud83d", "half \udc00 of it", 12, ["a", "b"], "", "\x00", "\u2028"]
@@ -190,7 +207,7 @@ def test_any_answer_of_a_flipped_question_is_shown(encoding, tmp_path):
 )
 def test_runs_that_were_asked_otherwise_are_refused(changes, why, tmp_path):
     files = as_lm_eval_writes(tmp_path / "a", GOOD), as_lm_eval_writes(tmp_path / "b", GOOD, **changes)
-    with pytest.raises(RecordsError, match=why):
+    with pytest.raises(RunsError, match=why):
         compare(*files, "flexible", **LEVELS)
 
 
@@ -199,13 +216,13 @@ def test_what_one_file_does_not_say_is_no_plain_pass(name, tmp_path):
     word = {"arguments": "generation arguments", "prompt_hash": "prompt", "target_hash": "hash of the target"}[name]
     whole, trimmed = as_lm_eval_writes(tmp_path / "a", GOOD), as_lm_eval_writes(tmp_path / "b", GOOD, **{name: None})
     for files in (whole, trimmed), (trimmed, whole):
-        check, _ = compare(*files, "flexible", **LEVELS)
-        assert check.outcome is Outcome.INCONCLUSIVE
-        assert f"only one of the files says the {word}" in check.message
-    assert compare(whole, whole, "flexible", **LEVELS)[0].labels == {}
-    check, _ = compare(trimmed, trimmed, "flexible", **LEVELS)
-    assert (check.outcome, check.labels) == (Outcome.PASS, {"passed_but": f"neither file says the {word}"})
-    assert check.message.endswith(f"; neither file says the {word}")
+        made = compare(*files, "flexible", **LEVELS)
+        assert made.outcome == "inconclusive"
+        assert f"only one of the files says the {word}" in made.verdict
+    assert compare(whole, whole, "flexible", **LEVELS).caveat == ""
+    made = compare(trimmed, trimmed, "flexible", **LEVELS)
+    assert (made.outcome, made.caveat) == ("pass", f"neither file says the {word}")
+    assert str(made).endswith(f"caveat   neither file says the {word}")
 
 
 def test_a_gate_and_lm_eval_agree_on_how_they_were_asked(plant, tmp_path):
@@ -223,14 +240,14 @@ def test_a_gate_and_lm_eval_agree_on_how_they_were_asked(plant, tmp_path):
     ]
     ours = tmp_path / "ours"
     ours.write_text("".join(f"{one.model_dump_json()}\n" for one in samples), "utf-8")
-    check, _ = compare(ours, theirs, "flexible", **LEVELS)
-    assert (check.outcome, check.labels) == (Outcome.PASS, {})
+    made = compare(ours, theirs, "flexible", **LEVELS)
+    assert (made.outcome, made.caveat) == ("pass", "")
 
 
 def test_json_of_any_depth_is_refused(tmp_path):
     deep = tmp_path / "deep"
     deep.write_text("[" * 200_000)
-    with pytest.raises(RecordsError, match="RecursionError"):
+    with pytest.raises(RunsError, match="a thousand levels"):
         read_answers(deep, "flexible")
 
 
@@ -241,5 +258,5 @@ def test_an_answer_may_hold_what_ends_a_line_of_text(stored, plant, tmp_path, en
     run = plant.run(GOOD, texts={3: text})
     path.write_text("".join(f"{sample.model_dump_json()}\n" for sample in run.samples) + "\n", encoding="utf-8")
     assert end in path.read_text(encoding="utf-8")
-    assert read_answers(path, "flexible")[run.samples[3].doc_hash].text == text
-    assert compare(path, stored("a", GOOD), "flexible", **LEVELS)[0].outcome is Outcome.PASS
+    assert read_answers(path, "flexible").answers[run.samples[3].doc_hash].text == text
+    assert compare(path, stored("a", GOOD), "flexible", **LEVELS).outcome == "pass"
