@@ -74,6 +74,7 @@ LINTERS = (
     ),
     Linter("shellcheck", "shellcheck", SCRIPTS),
     Linter("hadolint", "hadolint", ("Dockerfile",)),
+    Linter("reference", "python docs/reference.py", ("docs/reference.py",), takes_files=False),
     Linter("site", "python -m mkdocs build --strict", ("mkdocs.yml",), takes_files=False),
 )
 
@@ -98,6 +99,11 @@ FORBIDDEN = {
 }
 """Check id -> what no line of any file may hold, and why."""
 
+MOST_COLUMNS = 88
+"""Of a code block in a page."""
+
+_LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)")
+_BLOCK = re.compile(r"^```[^\n]*\n(.*?)^```$|^    ([^\n]*)$", re.MULTILINE | re.DOTALL)
 _CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
 
 
@@ -136,6 +142,30 @@ def pipelines(texts: Mapping[str, str]) -> list[str]:
     paths = {name: f".buildkite/{name}" for name in FLOWS}
     found = {name: texts[path] for name, path in paths.items() if path in texts}
     return lint_files(found, load(find_root(Path.cwd()))) if found else []
+
+
+def links(texts: Mapping[str, str]) -> list[str]:
+    """Links of pages to files that are not in git. MkDocs checks docs/ alone, and there anchors too."""
+    known = {str(folder) for name in texts for folder in (PurePosixPath(name), *PurePosixPath(name).parents)}
+    return [
+        f"{name}: links to {target}, which is not in git"
+        for name, text in texts.items()
+        if name.endswith(".md")
+        for target in _LINK.findall(_BLOCK.sub("", text))
+        if os.path.normpath(PurePosixPath(name).parent / target) not in known
+    ]
+
+
+def wide_blocks(texts: Mapping[str, str]) -> list[str]:
+    """Lines of code blocks that a page of usual width cuts off."""
+    return [
+        f"{name}: {len(line)} columns in a code block, at most {MOST_COLUMNS}: {line.strip()[:40]}..."
+        for name, text in texts.items()
+        if name.endswith(".md") and not name.startswith("benchmarks/results/")
+        for fenced, indented in _BLOCK.findall(text)
+        for line in (*fenced.splitlines(), indented)
+        if len(line) > MOST_COLUMNS
+    ]
 
 
 def forbidden(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:
@@ -180,6 +210,8 @@ RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
     "no-folder-package": folder_packages,
     "class-names": class_names,
     "licenses": licenses,
+    "links": links,
+    "wide-blocks": wide_blocks,
     "pipelines": pipelines,
     "no-local-hooks": local_hooks,
     "no-unread-code": unread,

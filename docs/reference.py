@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that are made when the site is built: command line, YAML keys and exit statuses.
+"""Write the pages that are made from the code, before the site is built: `python docs/reference.py`.
 
-Each raises UndocumentedError for a command, an option or a key without a sentence of its own.
+Command line, YAML keys and exit statuses lie in `docs/reference/` and git ignores them; each raises UndocumentedError
+for a command, an option or a key without a sentence of its own. Of docs/concepts/what-runs.md it writes the table.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 import typing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer.main
 
 from hileval.gates.declare import DriftGate, Gate, GateStep
 from hilgate.cli.app import program
+from hilgate.declare import imports
+from hilgate.declare.load import load
 from hilgate.declare.protected import Protected, ProtectedList
 from hilgate.errors import EXIT_MEANINGS
+from hilgate.git import Changes
+from hilgate.images.contents import contents
 from hilgate.model import StrictModel, declaration
+from hilgate.plan.estimate import estimate
+from hilgate.plan.make import ChangeFacts, assemble
 
 if TYPE_CHECKING:
     import click
@@ -41,6 +50,17 @@ FILES = {
 
 PLAIN = {str: "text", int: "integer", float: "number", bool: "true / false"}
 """Type -> its word."""
+
+ROOT = Path(__file__).resolve().parents[1]
+WHAT_RUNS = ROOT / "docs/concepts/what-runs.md"
+CHANGES = {
+    "a page": "docs/tutorial.md",
+    "a test of one kernel": "tests/kernels/cache/test_gather.py",
+    "the attention kernel": "kernels/pagedkv/attention/kernel.py",
+    "the judge": "ci/hilgate/judge/verdict.py",
+    "the pin of vLLM or aiter": "docker/pins.toml",
+}
+"""Kind of change -> the file that stands for it."""
 
 NOTE = "This page is made from the code when the site is built.\n"
 
@@ -150,6 +170,43 @@ def exit_statuses() -> str:
     return "\n".join(lines) + "\n"
 
 
+def what_runs() -> list[tuple[str, str, int, int, float, float, float]]:
+    """Of each kind of change: the file, steps, jobs, their minutes, those of the longest job, and GPU-minutes.
+
+    Planned for a pull request by imports alone, with images that are built already, from declared minutes.
+    """
+    declarations, images = load(ROOT), contents(ROOT)
+    graph = imports.build(ROOT, declarations.project.python_path)
+    facts = ChangeFacts(images=images, digests=dict.fromkeys(images, f"sha256:{'0' * 64}"))
+    found = []
+    for kind_of_change, name in CHANGES.items():
+        change = Changes(commit="0" * 40, dirty=True, base="main", files=(name,))
+        plan = assemble(declarations, change, None, profile="pr", graph=graph, facts=facts)
+        size, jobs = estimate(plan), plan.jobs()
+        longest = max(sum(size.each[step.key] for step in steps) for steps in jobs.values())
+        found.append((kind_of_change, name, len(plan.steps), len(jobs), size.minutes, longest, size.gpu_minutes))
+    return found
+
+
+def table_of_changes() -> str:
+    """`what_runs` as a Markdown table."""
+    rows = [
+        f"| {change} | `{name}` | {steps} | {jobs} | {minutes:.0f} | {longest:.0f} | {gpu:.0f} |"
+        for change, name, steps, jobs, minutes, longest, gpu in what_runs()
+    ]
+    head = "| change | for example | steps | jobs | minutes of all | longest job, minutes | GPU-minutes |"
+    return "\n".join([head, "|---|---|---:|---:|---:|---:|---:|", *rows]) + "\n"
+
+
+def main() -> None:
+    """Write all of them."""
+    for name, text in pages().items():
+        (ROOT / name).write_text(text, encoding="utf-8")
+    if sys.argv[1:] == ["--what-runs"]:
+        page = WHAT_RUNS.read_text(encoding="utf-8")
+        WHAT_RUNS.write_text(re.sub(r"^\|(?:.*\n\|)*.*\n", table_of_changes(), page, count=1, flags=re.MULTILINE))
+
+
 def said(text: str | None, name: str) -> str:
     """A text that is there.
 
@@ -164,3 +221,7 @@ def said(text: str | None, name: str) -> str:
 def cell(text: str) -> str:
     """A text as a cell of a Markdown table."""
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").strip()
+
+
+if __name__ == "__main__":
+    main()

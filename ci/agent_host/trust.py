@@ -7,8 +7,8 @@
 A build of a fork runs code that nobody here has read. It gets no secrets, writes no cache, pushes nothing, and its
 kernel steps have no network. Whatever cannot be decided counts as a fork. The agent's own post-checkout hook runs
 before anything of the checkout does, so a fork that passes the guard has the planner, the hooks and the container's
-command line of the default branch. Which code decides this is said in SECURITY.md: on agents that build forks it is a
-copy outside of the checkout.
+command line of the default branch. Which code decides this is said in docs/SECURITY.md; on agents that build forks
+it is a copy outside of the checkout.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_the_wheel_has_code_and_data_and_needs_no_package(wheel):
 
 
 def test_the_page_says_how_large_it_is(wheel):
-    page = (ROOT / "kernels" / "README.md").read_text()
+    page = (ROOT / "docs/reference/kernels.md").read_text()
     (said,) = re.findall(r"pip wheel --no-deps \./kernels makes it: (\d+) KiB", page)
     assert abs(wheel.stat().st_size / 1024 - int(said)) < 0.1 * int(said)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 
@@ -87,8 +88,23 @@ def test_the_readme_installs_what_is_asked_for(prerequisites):
     assert sorted(named["dnf"]) == sorted({one.fedora for one in prerequisites} - {"python3"})
 
 
+def test_the_planner_still_says_what_the_page_says_runs():
+    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "docs/reference.py")
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    said = [
+        row.split(" | ")
+        for row in re.findall(r"^\| (.+ \| [\d |]+) \|$", text_of("docs/concepts/what-runs.md"), re.MULTILINE)
+    ]
+    planned = reference.what_runs()
+    assert [row[:2] for row in said] == [[kind, f"`{name}`"] for kind, name, *_ in planned]
+    for row, (_, _, *figures) in zip(said, planned, strict=True):
+        # A quarter: a new step alone makes no page wrong. `python docs/reference.py --what-runs` writes it anew.
+        assert [int(one) for one in row[2:]] == pytest.approx(figures, rel=0.25, abs=3), row[0]
+
+
 def test_every_attack_is_listed_with_what_happens():
-    rows = re.findall(r"^\| (.+) \| (.+) \| `(test_\w+\.py)` \|$", text_of("SECURITY.md"), re.MULTILINE)
+    rows = re.findall(r"^\| (.+) \| (.+) \| `(test_\w+\.py)` \|$", text_of("docs/SECURITY.md"), re.MULTILINE)
     files = sorted((ROOT / "tests/attacks").glob("test_*.py"))
     assert sorted({name for _, _, name in rows}) == [path.name for path in files]
     for path in files:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the commands that a page shows, and compare what they print with what the page says.
 
-    ```console              each line that begins with `$ ` is run; what follows it must be printed, in this order
+    ```console              each line that begins with `$ ` is run, with those that a `\\` joins to it; what follows
+                            must be printed, in this order
     $ hilgate plan
     exit 1                  the status, where it is not 0
     ```
@@ -48,7 +49,7 @@ def commands(page: str) -> Iterator[Command]:
     """The commands of a page, in their order."""
     for block in BLOCK.finditer(page):
         for part in re.split(r"^\$ ", block["text"], flags=re.MULTILINE)[1:]:
-            line, *prints = part.splitlines()
+            line, *prints = part.replace("\\\n", "").splitlines()
             status = int(prints.pop().removeprefix("exit ")) if prints and prints[-1].startswith("exit ") else 0
             yield Command(line, tuple(one for one in prints if one.strip(" .")), status, block["mark"].strip())
 

@@ -163,7 +163,7 @@ def _scan(kind: Kind, state: State | None, deployment: Deployment) -> Choice | N
     why = (
         f"with PAGEDKV_SSD=1 ({data.channels} channels a program, tiles of {data.tile} tokens, {data.waves} waves): "
         "one walk, or two where heads are few, in the place of vLLM's five kernels"
-        + ("; 0.97 to 2.93 times as fast as vLLM's on an H200 (benchmarks/README.md)" if measured else "")
+        + ("; 0.97 to 2.93 times as fast as vLLM's on an H200 (benchmarks/results/h200.md)" if measured else "")
         + ". It compiles where vLLM's do not: "
         "Triton 3.6.0 for AMD, once a sequence goes on from a state. Unset, or where vLLM's takes other arguments than "
         "those of 0.32, it stays vLLM's."

@@ -64,7 +64,7 @@ class BackendTakenError(PluginError):
 
 
 TESTED = ("0.32", "0.33")
-"""Versions of vLLM in which names are claimed: those that the tests were run with, as the README says."""
+"""Versions of vLLM in which names are claimed: those that the tests were run with, as the page of the plugin says."""
 
 
 class VersionError(PluginError):

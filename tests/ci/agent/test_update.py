@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""update.sh: newer, back again, and what it does when the environment cannot be made."""
+"""update.sh and set-up.sh of a host, and the pages about hosts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.nodes import ROOT
 from support.plans import git
+from support.shown import not_printed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,18 +81,62 @@ def test_where_the_environment_cannot_be_made_the_host_keeps_what_it_had_and_not
     assert clone.update() == (1, [f"make -C {clone.clone} setup"] * 2, clone.first)
 
 
-def test_pages_name_every_file_and_number_the_questions() -> None:
-    page = (ROOT / "ci/agent/README.md").read_text()
-    answers = (ROOT / "docs/how-to/set-up-agents.md").read_text()
-    files = {path.name + "/" * path.is_dir() for path in (ROOT / "ci/agent").iterdir()} - {"README.md"}
-    assert {name for name in files if f"`{name}`" not in page} == set()
-    numbers = re.findall(r"^(\d+)\. \*\*", answers, re.MULTILINE)
-    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
-    assert len(numbers) > 9
+PAGE = (ROOT / "docs/how-to/set-up-agents.md").read_text()
+LAST = "systemctl daemon-reload && systemctl enable --now hilgate-reap.timer buildkite-agent@{}"
+
+
+def set_up(*answers: str) -> subprocess.CompletedProcess[str]:
+    script, env = ROOT / "ci/agent/set-up.sh", os.environ | {"BUILDKITE_AGENT_TOKEN": "secret"}
+    typed = "".join(f"{answer}\n" for answer in answers)
+    return subprocess.run([script, "--dry-run"], input=typed, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_page_shows_what_the_script_asks_and_does() -> None:
+    block = PAGE.partition("```text\n")[2].partition("```")[0].replace("/opt/hilgate", str(ROOT))
+    asked = [re.fullmatch(r"(.+ \[.*\]:) ?(.*)", line) for line in block.splitlines()]
+    done = set_up(*(found[2] for found in asked if found))
+    assert done.returncode == 0, done.stderr
+    lines = zip(block.splitlines(), asked, strict=True)
+    assert not_printed(tuple(found[1] if found else line for line, found in lines), done.stdout) == ""
+
+
+@pytest.mark.parametrize(
+    ("queue", "answers", "command"),
+    [
+        ("amd_mi355_1", ["", ""], LAST.format("amd_mi355_1")),
+        ("amd-cpu", ["", ""], 'install -m 600 /dev/stdin /etc/buildkite-agent/token <<< "$TOKEN"'),
+        ("amd-gate", ["", ""], f"make -C {ROOT} setup"),
+        ("amd-image", [""], "install -d /etc/systemd/system/buildkite-agent@amd-image.service.d"),
+        (
+            "amd-release",
+            ["", "/keys/release"],
+            "echo 'HILGATE_RELEASE_KEY=/keys/release' >> /etc/buildkite-agent/host.env",
+        ),
+    ],
+)
+def test_each_kind_of_host_gets_what_it_needs(queue: str, answers: list[str], command: str) -> None:
+    done = set_up("", queue, *answers)
+    assert command in done.stdout, done.stderr
+    assert "secret" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "words"),
+    [
+        (("", "amd_mi999_1"), 3, "no queue amd_mi999_1"),
+        (("/nowhere", "amd-cpu"), 5, "cannot read the queues of /nowhere"),
+        (("", "amd-cpu", "a'; rm -r b"), 2, "a quote, backslash or dollar"),
+        (("",), 2, "no answer to: queue"),
+    ],
+)
+def test_an_answer_that_cannot_be_is_refused(answers: tuple[str, ...], status: int, words: str) -> None:
+    done = set_up(*answers)
+    assert done.returncode == status
+    assert words in done.stderr
 
 
 def test_each_runbook_has_ten_lines() -> None:
-    text = (ROOT / "ci/agent/RUNBOOKS.md").read_text()
+    text = (ROOT / "docs/how-to/answer-an-alarm.md").read_text()
     for book in text.split("\n## ")[1:]:
         assert re.findall(r"^(\d+)\. ", book, re.MULTILINE) == [str(number) for number in range(1, 11)], book[:40]
     assert text.count("\n## ") == 5

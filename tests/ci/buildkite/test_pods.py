@@ -126,10 +126,8 @@ def test_each_rule_of_the_policy_refuses_one_of_these():
     assert [rule for rule in POLICY["validations"] if not any(rule["message"].startswith(one) for one in said)] == []
 
 
-def test_the_page_shows_the_container_of_a_step_as_it_is_emitted():
+def test_the_page_shows_queues_that_are_valid():
     page = (ROOT / "docs/how-to/hosts-or-pods.md").read_text(encoding="utf-8")
-    shown = page.partition("```yaml\n")[2].partition("```")[0]
-    assert yaml.safe_load(shown) == PLUGIN["podSpec"]["initContainers"][-1]
     queues = re.findall(r"^( +)(amd_\w+):\n((?:\1  .*\n)+)", page, re.MULTILINE)
     assert [name for _, name, _ in queues] == ["amd_mi300_1_pods", "amd_mi300_cpx_1"]
     for _, _, said in queues:

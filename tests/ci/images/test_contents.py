@@ -37,7 +37,7 @@ FILES = {
         *("docker/scripts/wheel-aiter.sh", "docker/scripts/wheel.sh", "docker/scripts/commit.sh"),
     ),
     (): (
-        *("README.md", "docker/README.md", "docker/build.in", "kernels/pagedkv/routing/README.md", "evals/gates.yaml"),
+        *("README.md", "docs/tutorial.md", "docker/build.in", "docs/reference/images.md", "evals/gates.yaml"),
         *(
             "kernels/pagedkv/layout.py",
             "kernels/pagedkv/new.py",
