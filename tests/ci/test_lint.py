@@ -40,6 +40,9 @@ FAULTS = {
     "a path of a machine": (f"see `{HOME}/notes`", "docs.md", "no-machine-path"),
     "a package index": (f"pip install -i {INDEX} x", "Makefile", "no-package-index"),
     "one package index more": ("pip install --extra-index" + "-url http://x/ y", "Makefile", "no-package-index"),
+    "a link to what git does not have": ("[the command line](reference/cli.md)", "docs/index.md", "links"),
+    "a wide line in a block": (f"```text\n{'x' * 89}\n```\n", "docs/index.md", "wide-blocks"),
+    "a wide indented line": (f"    {'x' * 89}\n", "docs/index.md", "wide-blocks"),
 }
 """What a file says, the file, and the rule that names it."""
 
@@ -59,6 +62,7 @@ def test_planted_mistake_is_found_by_its_rule_alone(fault):
         ("ci/hilgate/__init__.py", ""),
         ("README.md", "https://github.com/home/someone and ~/work/x and results/work/x and ${ROOT}/work/x"),
         ("data.json", "1\n" * 5000),
+        ("docs/index.md", f"# A [link](index.md#a)\n\n{'x' * 99}\n\n    {'x' * 88}\n\n```text\n[a](gone.md)\n```\n"),
     ],
 )
 def test_what_is_allowed_is_not_found(name, text):
