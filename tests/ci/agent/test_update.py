@@ -135,8 +135,10 @@ def test_an_answer_that_cannot_be_is_refused(answers: tuple[str, ...], status: i
     assert words in done.stderr
 
 
-def test_each_runbook_has_ten_lines() -> None:
+def test_each_runbook_is_numbered_and_short() -> None:
     text = (ROOT / "docs/how-to/answer-an-alarm.md").read_text()
     for book in text.split("\n## ")[1:]:
-        assert re.findall(r"^(\d+)\. ", book, re.MULTILINE) == [str(number) for number in range(1, 11)], book[:40]
+        numbers = re.findall(r"^(\d+)\. ", book, re.MULTILINE)
+        assert numbers == [str(number) for number in range(1, len(numbers) + 1)], book[:40]
+        assert 5 < len(numbers) <= 10, book[:40]
     assert text.count("\n## ") == 5
