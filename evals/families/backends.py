@@ -62,7 +62,7 @@ class Backend:
         return (family.attention or "none") in self.attention
 
     def fitted(self, family: Family) -> Family:
-        """A family with a tiny config of sizes that the backend takes, and vLLM's own scan beside vLLM's attention."""
+        """A family with a tiny config of sizes that the backend takes, and vLLM's own kernels for states."""
         if self.ours:
             return family
         config = dict(family.config)
@@ -70,7 +70,7 @@ class Backend:
             config |= _heads_of(family, self.head_size)
         if self.kv_lora_rank and family.attention == "latent":
             config["kv_lora_rank"] = self.kv_lora_rank
-        return replace(family, config=config, ssd="")
+        return replace(family, config=config, ssd="", gdn="")
 
 
 def _heads_of(family: Family, channels: int) -> dict[str, int]:

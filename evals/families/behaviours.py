@@ -324,7 +324,7 @@ def state_dtype(bench: Bench) -> Numbers:
     request = bench.request(bench.chunk - 5, 8)  # one step, so that states are rounded where the oracle rounds them
     answers = bench.engine.ask((request,))
     tokens = [*request.prompt, *answers[0].tokens[:-1]]
-    own = {stand_ins.UPDATE, stand_ins.DELTA}.isdisjoint(stand_ins.used())  # what stands in rounds everywhere
+    own = stand_ins.UPDATE not in stand_ins.used()  # what stands in rounds everywhere
     cut = "ssm" in bench.family.states and own and stand_ins.states_are_cut()
     slack = bench.oracle.state_rounding(tokens, len(request.prompt), asked, cut=cut)
     return judge.compare((request,), answers, bench.oracle, slack=slack).numbers

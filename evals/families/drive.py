@@ -39,9 +39,9 @@ from families.schedule import CompanyError
 from families.scripted import DRAFTS
 from pagedkv import prepared
 from pagedkv.errors import ArgumentError
-from pagedkv.vllm_plugin import scan
+from pagedkv.vllm_plugin import delta, scan
 from pagedkv.vllm_plugin.errors import CompiledLateError, NotServedError, PluginError
-from pagedkv.vllm_plugin.inspect import require_scans, require_served
+from pagedkv.vllm_plugin.inspect import require_deltas, require_scans, require_served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -146,9 +146,9 @@ def tiny_plans(family: Family, platform: str, sizes: Sequence[int] = ()) -> tupl
 def state_dtype(family: Family, platform: str) -> str:
     """Of states, where a cell asks for another one than the model's.
 
-    Not bfloat16 on CPUs where our scan serves: Triton's interpreter computes it wrongly, and the scan refuses it there.
+    Not bfloat16 on CPUs where a kernel of ours has them: Triton's interpreter computes it wrongly, so ours refuse it.
     """
-    return "float16" if family.ssd and platform == "cpu" else "bfloat16"
+    return "float16" if (family.ssd or family.gdn) and platform == "cpu" else "bfloat16"
 
 
 def published_plans(family: Family, platform: str, block: int) -> tuple[EnginePlan, ...]:
@@ -433,7 +433,7 @@ class ModelRun:
         if (reason := not_here(platform, model.family, chosen[0])) is not None:
             return dict.fromkeys(chosen, FamilyCell("did not run", reason, needs=another_platform(platform)))
         started = time.monotonic()
-        with scan.claimed() if model.family.ssd else nullcontext(), compiling(wanted=plan.compiled):
+        with our_kernels(model.family), compiling(wanted=plan.compiled):
             try:
                 if plan.compiled:
                     prepared.clear()  # what earlier engines compiled is no merit of this one's warm-up
@@ -460,6 +460,13 @@ class ModelRun:
         if failed.outcome == "did not run":
             self._hopeless = failed  # of every engine of the family
         return failed
+
+
+@contextmanager
+def our_kernels(family: Family) -> Iterator[None]:
+    """Kernels of ours for the states of a family, where it declares them."""
+    with scan.claimed() if family.ssd else nullcontext(), delta.claimed() if family.gdn else nullcontext():
+        yield
 
 
 @contextmanager
@@ -495,6 +502,8 @@ def run_cell(name: str, bench: Bench, labels: dict[str, str], backend: Backend =
             require_codes(bench.family, engine.layers())
         if bench.family.ssd:
             numbers["scans"] = require_scans(engine.llm)
+        if bench.family.gdn:
+            numbers["deltas"] = require_deltas(engine.llm)
         reason, ours = "", False
     except (NotHereError, OtherBackendError) as error:
         return FamilyCell("did not run", str(error), time.monotonic() - started)
@@ -541,6 +550,8 @@ def _labels(bench: Bench) -> dict[str, str]:
         found |= {key: kernel for key, kernel in (layer["route"] or {}).items() if kernel is not None}
     if bench.family.ssd:
         found["ssd"] = f"{bench.family.ssd}.ssd_prefill"
+    if bench.family.gdn:
+        found["gdn"] = f"{bench.family.gdn}.gdn_prefill, gdn_decode"
     if used := stand_ins.used():
         found["stand_in"] = ", ".join(used)
     return found

@@ -98,6 +98,8 @@ class Family:
     """Arguments of vLLM's `LLM` on every platform."""
     ssd: str = ""
     """Whose kernels make the prefill of Mamba-2: "pagedkv" for ours, empty for vLLM's."""
+    gdn: str = ""
+    """Whose kernels make the gated delta rule, likewise."""
     engine_cpu: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments on the CPU platform."""
     engine_gpu: Mapping[str, Any] = field(default_factory=dict)
@@ -212,7 +214,8 @@ def _family(name: str, declared: Any, where: str) -> Family:
     made = Family(name=name, **with_tuples(declared))
     _require_of((made.attention,), ATTENTION, f"{where}.attention")
     _require_of(made.states, STATES, f"{where}.states")
-    _require_of((made.ssd,), ("", "pagedkv"), f"{where}.ssd")
+    for key in ("ssd", "gdn"):
+        _require_of((getattr(made, key),), ("", "pagedkv"), f"{where}.{key}")
     _require_of(made.cannot, PLATFORMS, f"{where}.cannot")
     for platform, limit in made.cannot.items():
         limits = limit if isinstance(limit, dict) else {"": limit}

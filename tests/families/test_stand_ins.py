@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from mamba import oracle
 
-from families import delta_rule, selective_scan, stand_ins
+from families import selective_scan, stand_ins
 from families.oracle import _round_states
 
 CHANNELS, GROUPS, STATES = 6, 2, 3
@@ -144,95 +143,6 @@ def test_update_refuses_drafts():
         selective_scan.state_update(
             A[None], some, some, A, some, some, None, None, None, True, None, None, NULL, some, torch.ones(1), None
         )
-
-
-def test_delta_rule():
-    """Two key heads serve four value heads; the state goes on from what it was."""
-    tokens, key_heads, heads, wide, channels = 6, 2, 4, 3, 5
-    q, k = (drawn(tokens, key_heads, channels, seed=s) for s in (1, 2))
-    v, beta = drawn(tokens, heads, wide, seed=3), drawn(tokens, heads, seed=4).sigmoid()
-    decay = -drawn(tokens, heads, seed=5).exp()
-    state = drawn(heads, wide, channels, seed=6)
-    want, (S, Q, K, V) = np.zeros((tokens, heads, wide)), (x.double().numpy().copy() for x in (state, q, k, v))
-    out = delta_rule.delta_rule(q, k, v, decay, beta, state)
-    for t in range(tokens):
-        for h in range(heads):
-            key, query = (x[t, h // 2] / math.sqrt((x[t, h // 2] ** 2).sum() + 1e-6) for x in (K, Q))
-            for i in range(wide):
-                S[h, i] *= math.exp(float(decay[t, h]))
-                recalled = sum(S[h, i, j] * key[j] for j in range(channels))
-                for j in range(channels):
-                    S[h, i, j] += float(beta[t, h]) * (V[t, h, i] - recalled) * key[j]
-                want[t, h, i] = sum(S[h, i, j] * query[j] for j in range(channels)) / math.sqrt(channels)
-    close(out, torch.from_numpy(want))
-    close(state, torch.from_numpy(S))
-
-
-class DeltaLayer:
-    """As much of vLLM's gated-delta-net layer as the stand-in asks for: one key head, two value heads, four taps."""
-
-    num_k_heads, num_v_heads, tp_size, head_k_dim, head_v_dim, activation = 1, 2, 1, 4, 4, "silu"
-
-    def __init__(self, drafts):
-        channels = 4 + 4 + 8
-        self.conv1d = SimpleNamespace(weight=drawn(channels, 1, 4, seed=1), bias=drawn(channels, seed=2))
-        self.A_log, self.dt_bias = drawn(2, seed=3), drawn(2, seed=4)
-        self.kv_cache = torch.full((9, 3 + drafts, channels), UNUSED), torch.full((9, 2, 4, 4), UNUSED)
-
-
-def delta_step(layer, inputs, parts):
-    """Run one step; each part is (tokens, first slot, accepted before), where None for the last is no draft.
-
-    Returns:
-        [tokens, 2, 4] of the step, in the order of `inputs`.
-    """
-    drafted = [part for part in parts if part[2] is not None]
-    others = [part for part in parts if part[2] is None]
-
-    def starts(chosen):
-        return torch.tensor([0, *(len(tokens) for tokens, _, _ in chosen)]).cumsum(0)
-
-    def rows(chosen):
-        return torch.cat([torch.tensor(tokens) for tokens, _, _ in chosen] or [torch.empty(0)]).int()
-
-    metadata = SimpleNamespace(
-        spec_sequence_masks=torch.ones(1, dtype=torch.bool) if drafted else None,
-        num_decodes=0,
-        num_prefills=len(others),
-        has_initial_state=torch.zeros(len(others), dtype=torch.bool),
-        non_spec_query_start_loc=starts(others),
-        non_spec_token_indx=rows(others),
-        non_spec_state_indices_tensor=torch.tensor([slot for _, slot, _ in others]),
-        num_spec_decodes=len(drafted),
-        spec_query_start_loc=starts(drafted),
-        spec_token_indx=rows(drafted),
-        spec_state_indices_tensor=torch.tensor([[slot, slot + 1, slot + 2] for _, slot, _ in drafted]),
-        num_accepted_tokens=torch.tensor([accepted for _, _, accepted in drafted]),
-    )
-    out = torch.full((len(inputs[0]), 2, 4), UNUSED)
-    delta_rule.run(layer, metadata, *inputs, out)
-    return out
-
-
-def test_delta_rule_goes_on_behind_the_last_draft_that_was_taken():
-    """A text in steps of three tokens, of which none, one or both drafts are right, beside the prompt of another."""
-    pytest.importorskip("vllm", reason="needs package:vllm")
-    kinds = ((16, 5), (2, 6), (2, 7))
-    texts = [tuple(drawn(20, width, seed=seed + text) for width, seed in kinds) for text in (0, 10)]
-    want = [delta_step(DeltaLayer(0), text, [(range(20), 1, None)]) for text in texts]
-    layer = DeltaLayer(2)
-    out = delta_step(layer, [side[:5] for side in texts[0]], [(range(5), 1, None)])
-    torch.testing.assert_close(out, want[0][:5], rtol=1e-5, atol=1e-5)
-    place, before = 5, 1
-    for taken in (0, 1, 2, 0, 2, 1):
-        right = [side[place : place + taken + 1] for side in texts[0]]
-        wrong = [drawn(2 - taken, side.shape[1], seed=place) for side in texts[0]]
-        other = [side[:4] for side in texts[1]]
-        inputs = [torch.cat(parts) for parts in zip(right, wrong, other, strict=True)]
-        out = delta_step(layer, inputs, [(range(3), 1, before), (range(3, 7), 4, None)])
-        torch.testing.assert_close(out[: taken + 1], want[0][place : place + taken + 1], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(out[3:], want[1][:4], rtol=1e-5, atol=1e-5)
-        place, before = place + taken + 1, taken + 1
 
 
 def test_how_vllm_rounds_states_is_asked_of_its_operator():

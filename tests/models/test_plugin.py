@@ -31,6 +31,7 @@ from pagedkv.vllm_plugin import (
     GPU_MLA_BACKEND,
     backend,
     compiling,
+    delta,
     errors,
     inspect,
     metadata,
@@ -147,10 +148,36 @@ def test_the_mamba_2_prefill_is_ours_where_asked(monkeypatch, registry, said, lo
     assert registry.CUSTOM.is_overridden(), "attention stays ours"
 
 
+def test_gated_delta_nets_are_ours_where_asked(monkeypatch, registry, said, load):
+    layer = import_module(delta.LAYERS).QwenGatedDeltaNetAttention
+    builder = import_module(delta.BUILDERS).GDNAttentionMetadataBuilder
+    names = [(layer, name) for name in ("_forward_core", "_can_use_fused_gdn_mtp_decode", "forward_cpu", "forward_hip")]
+    names += [(builder, name) for name in ("build", "update_block_table")]
+    theirs = [getattr(owner, name) for owner, name in names]
+    for (owner, name), method in zip(names, theirs, strict=True):
+        monkeypatch.setattr(owner, name, method)  # put back after this test
+    load()
+    assert [getattr(owner, name) for owner, name in names] == theirs
+    with delta.claimed():
+        assert layer._forward_core is delta._forward_core
+        assert layer.forward_cpu is layer.forward_hip is layer.forward_cuda
+    assert [getattr(owner, name) for owner, name in names] == theirs
+    load(PAGEDKV_GDN="1")
+    load(PAGEDKV_GDN="1")
+    assert delta._theirs["build"] is theirs[-2], "ours must not call itself"
+    monkeypatch.setattr(layer, "_forward_core", stranger := lambda x, mask: (x, mask))
+    monkeypatch.setattr(builder, "build", theirs[-2])
+    load(PAGEDKV_GDN="1")
+    assert "_forward_core takes (x, mask), not (self, mixed_qkv, b, a, core_attn_out)" in said.text
+    assert (layer._forward_core, builder.build) == (stranger, theirs[-2]), "all or nothing"
+    assert registry.CUSTOM.is_overridden(), "attention stays ours"
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [
         ("PAGEDKV_MLA", "yes", "one of 0, 1"),
+        ("PAGEDKV_GDN", "2", "one of 0, 1"),
         ("PAGEDKV_SSD", "2", "one of 0, 1"),
         ("PAGEDKV_PACKING", "foo", "one of rows, native, shuffle"),
         ("PAGEDKV_VLLM", "new", "the first two numbers of a version, such as 0.34"),
@@ -180,7 +207,10 @@ def test_settings_without_effect_are_told(monkeypatch, registry, said, load):
     monkeypatch.setattr("vllm.__version__", "0.32.0")
     load(PAGEDKV_VLLM="0.31", PAGEDKV_PACKNG="native")
     assert "PAGEDKV_VLLM=0.31 changes nothing, because this is vLLM 0.32.0" in said.text
-    assert "PAGEDKV_PACKNG is no setting of it; they are PAGEDKV_PACKING, PAGEDKV_MLA, PAGEDKV_SSD" in said.text
+    assert (
+        "PAGEDKV_PACKNG is no setting of it; they are PAGEDKV_PACKING, PAGEDKV_MLA, PAGEDKV_SSD, PAGEDKV_GDN"
+        in said.text
+    )
     assert registry.CUSTOM.get_class() is backend.PagedKVBackend
 
 

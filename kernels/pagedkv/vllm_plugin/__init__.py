@@ -44,6 +44,8 @@ log = logging.getLogger("vllm.pagedkv")
 """A child of vLLM's logger, so that vLLM's handlers print it. The front end loads plugins before it has any, and shows
 warnings only; the backend therefore speaks up once more when it is built."""
 
+WORTH_SAYING = 0.5
+"""A warm-up of more seconds gets a line in the log; later layers of a kind find everything compiled."""
 
 _refused: dict[str, PluginError] = {}
 """Member of vLLM's enum -> why a user who asked for our backend there cannot get it."""
@@ -55,7 +57,8 @@ def register() -> None:
     The CPU platform ignores every selection but CPU_ATTN, so there the name is overridden, and only when Triton runs
     interpreted (`TRITON_INTERPRET=1`): without it the kernels could not run. On ROCm and CUDA nothing changes until
     `--attention-backend CUSTOM` asks for it; TRITON_MLA is ours only with PAGEDKV_MLA=1, and on every platform
-    the prefill of Mamba-2 only with PAGEDKV_SSD=1. Calling it again changes nothing.
+    the prefill of Mamba-2 only with PAGEDKV_SSD=1, and gated delta nets with PAGEDKV_GDN=1. Calling it again changes
+    nothing.
 
     Raises nothing: vLLM also calls it for users who have not asked for us, and an error would end their engine. What
     goes wrong is a warning in the log; CUSTOM then stays unregistered, and vLLM refuses to select it. Whoever has set
@@ -87,7 +90,7 @@ def _register() -> None:
         )
     if version not in (*TESTED, tried):
         raise VersionError.of_this_vllm("not tested")
-    mla, ssd = settings.mla(), settings.ssd()
+    mla, ssd, gdn = settings.mla(), settings.ssd(), settings.gdn()
     _claim(BACKEND, NAME, asked=settings.PACKING_VARIABLE in os.environ)
     if not current_platform.is_cpu():
         if mla:
@@ -107,6 +110,11 @@ def _register() -> None:
 
         scan.claim()
         log.info("pagedkv: Mamba-2's prefill is now pagedkv.ssd_prefill")
+    if gdn:
+        from pagedkv.vllm_plugin import delta
+
+        delta.claim()
+        log.info("pagedkv: gated delta nets are now pagedkv.gdn_prefill and gdn_decode")
 
 
 def _claim(path: str, *names: str, asked: bool = False) -> None:

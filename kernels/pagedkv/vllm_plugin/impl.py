@@ -15,7 +15,7 @@ from pagedkv.cache.rotary import rotate_and_write
 from pagedkv.cache.warm_up import warm_up as warm_up_rotation
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.device import INTERPRETED
-from pagedkv.vllm_plugin import log, routes
+from pagedkv.vllm_plugin import WORTH_SAYING, log, routes
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError, refuse
 from pagedkv.vllm_plugin.pages import Page, refuse_scales, sides
 from pagedkv.vllm_plugin.settings import packing
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from pagedkv.cache.cache import PagedCache
     from pagedkv.routing import Route
     from pagedkv.vllm_plugin.batch import PagedKVMetadata, Part
-
-
-WORTH_SAYING = 0.5
-"""A warm-up of more seconds gets a line in the log; later layers of a kind find everything compiled."""
 
 
 class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):

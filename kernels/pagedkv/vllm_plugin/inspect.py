@@ -29,7 +29,17 @@ from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from pagedkv.vllm_plugin import BACKEND, CPU_MLA_BACKEND, GPU_MLA_BACKEND, GPU_MLA_NAME, NAME, compiling, routes, scan
+from pagedkv.vllm_plugin import (
+    BACKEND,
+    CPU_MLA_BACKEND,
+    GPU_MLA_BACKEND,
+    GPU_MLA_NAME,
+    NAME,
+    compiling,
+    delta,
+    routes,
+    scan,
+)
 from pagedkv.vllm_plugin.errors import (
     BackendTakenError,
     CompiledLateError,
@@ -37,7 +47,7 @@ from pagedkv.vllm_plugin.errors import (
     NotServedError,
     PoisonUnsafeError,
 )
-from pagedkv.vllm_plugin.settings import mla, packing
+from pagedkv.vllm_plugin.settings import GDN_VARIABLE, SSD_VARIABLE, mla, packing
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -100,6 +110,10 @@ class WorkerReport:
         """Calls of our ssd_prefill in this worker since it started or `pagedkv_reset`."""
         return scan.calls
 
+    def pagedkv_deltas(self) -> int:
+        """Steps of gated delta nets that ours computed in this worker, likewise; not those that graphs replay."""
+        return delta.calls
+
     def pagedkv_watch_compiler(self) -> None:
         """Count what Triton compiles in this worker from here on."""
         compiling.begin()
@@ -109,8 +123,8 @@ class WorkerReport:
         return dict(compiling.names)
 
     def pagedkv_reset(self) -> None:
-        """Set the counts of all layers of ours to 0, and that of the scans."""
-        scan.calls = 0
+        """Set the counts of all layers of ours to 0, and those of scans and delta nets."""
+        scan.calls = delta.calls = 0
         for layer in _attention_layers(self).values():
             if hasattr(layer.impl, "attentions"):
                 layer.impl.writes = layer.impl.attentions = 0
@@ -219,9 +233,22 @@ def require_scans(llm: LLM) -> int:
     Raises:
         NotServedError: A worker never did.
     """
-    calls = llm.collective_rpc("pagedkv_scans")
+    return _require_calls(llm, "pagedkv_scans", "prefill of Mamba-2", SSD_VARIABLE)
+
+
+def require_deltas(llm: LLM) -> int:
+    """Return how many steps of gated delta nets ours computed in the workers, likewise.
+
+    Raises:
+        NotServedError: A worker never did.
+    """
+    return _require_calls(llm, "pagedkv_deltas", "gated delta nets", GDN_VARIABLE)
+
+
+def _require_calls(llm: LLM, method: str, what: str, variable: str) -> int:
+    calls = llm.collective_rpc(method)
     if not all(calls):
-        raise NotServedError(f"  prefill of Mamba-2: calls by worker {calls}; PAGEDKV_SSD=1 puts ours in its place")
+        raise NotServedError(f"  {what}: calls by worker {calls}; {variable}=1 puts ours in its place")
     return sum(calls)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the plugin from the environment: PAGEDKV_PACKING, _MLA, _SSD, _INTERPRETER and _VLLM.
+"""Settings of the plugin from the environment: PAGEDKV_PACKING, _MLA, _SSD, _GDN, _INTERPRETER and _VLLM.
 
 The standard library only: `register` reads them too.
 """
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PACKING_VARIABLE = "PAGEDKV_PACKING"
 MLA_VARIABLE = "PAGEDKV_MLA"
 SSD_VARIABLE = "PAGEDKV_SSD"
+GDN_VARIABLE = "PAGEDKV_GDN"
 INTERPRETER_VARIABLE = "PAGEDKV_INTERPRETER"
 VLLM_VARIABLE = "PAGEDKV_VLLM"
 
@@ -54,6 +55,15 @@ def ssd() -> bool:
     return _read(SSD_VARIABLE, ("0", "1"), "0") == "1"
 
 
+def gdn() -> bool:
+    """Whether gated delta nets shall be ours: the environment variable PAGEDKV_GDN, 0 where it is not set.
+
+    Raises:
+        SettingError: The variable is neither 0 nor 1.
+    """
+    return _read(GDN_VARIABLE, ("0", "1"), "0") == "1"
+
+
 def fast_interpreter() -> bool:
     """Whether functions of Triton's interpreter shall be replaced by faster ones: PAGEDKV_INTERPRETER, else `plain`.
 
@@ -79,6 +89,7 @@ SETTINGS: dict[str, Callable[[], object]] = {
     PACKING_VARIABLE: lambda: _read(PACKING_VARIABLE, PACKINGS, "rows"),  # `packing` keeps what it has read
     MLA_VARIABLE: mla,
     SSD_VARIABLE: ssd,
+    GDN_VARIABLE: gdn,
     INTERPRETER_VARIABLE: fast_interpreter,
     VLLM_VARIABLE: tried,
 }
