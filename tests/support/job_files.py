@@ -17,7 +17,7 @@ from hilgate.evidence import kind_of
 from hilgate.model.declaration import Excuse
 from hilgate.model.record import Check, CheckRecord, Outcome, StepRecord
 from hilgate.run import results
-from hilgate.run.rules import Facts, decide
+from hilgate.run.rules import StepFacts, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +111,7 @@ def attempt(job: Job, folder: Path, ended: tuple[Any, ...], *, last: bool) -> li
     # Whoever forges an excuse believes it, so that the record says what he would have it say.
     believed = dict.fromkeys(job.lacked, Excuse(why="forged", most=99)) | declared.may_lack
     lacked = frozenset(job.lacked)
-    facts = Facts(reader, declared.minimum, status, found.checks, stopped, found.problem, "", believed, lacked)
+    facts = StepFacts(reader, declared.minimum, status, found.checks, stopped, found.problem, "", believed, lacked)
     decision, claims = decide(facts), job.claims if last else None
     values = {
         "key": job.step.key,

@@ -23,7 +23,7 @@ from hilgate.model.record import (
 )
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
-from hilgate.run.rules import Facts, decide
+from hilgate.run.rules import StepFacts, decide
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +105,7 @@ def finished(a_step: PlannedStep, *checks: Check, status: int | None = 0, **chan
     problem = changes.pop("problem", "")
     lacked = changes.get("lacked", ())
     may_lack = a_step.step.may_lack
-    facts = Facts(
+    facts = StepFacts(
         kind_of(a_step), a_step.step.minimum, status, checks, stopped, problem, "", may_lack, frozenset(lacked)
     )
     decision = decide(facts)

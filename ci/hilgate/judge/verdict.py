@@ -22,7 +22,7 @@ from hilgate.model.verdict import StepVerdict, Verdict
 from hilgate.names import RECHECK_SUFFIX
 from hilgate.run.listing import paths_to_list, vanished, wrongly_dealt
 from hilgate.run.outcome import crashed, first_line, leading, other_packages
-from hilgate.run.rules import PASSED_LATE, Facts, Surroundings, decide
+from hilgate.run.rules import PASSED_LATE, StepFacts, decide
 from hilgate.text import count
 
 if TYPE_CHECKING:
@@ -362,16 +362,12 @@ class StepResult:
         )
 
     @cached_property
-    def facts(self) -> Facts:
+    def facts(self) -> StepFacts:
         """All that the rules ask; failures that are excused are left out, and a flaky one is inconclusive."""
         flaky = frozenset() if self.regressed else frozenset(check.id for check in self.flaky)
         facts = facts_of(self.step, self.attempt, self.excusable, flaky)
-        return replace(facts, around=self.around)
-
-    @property
-    def around(self) -> Surroundings:
-        """What is known of it besides its own evidence."""
-        return Surroundings(
+        return replace(
+            facts,
             arrived=self.attempt is not None,
             damaged=self.damaged,
             of_a_fork=self.of_a_fork,
@@ -386,8 +382,8 @@ class StepResult:
             flaky=self.flaky,
             excused=self.excused,
             expired=self.expired[0] if self.expired else "",
-            failed_earlier=self.had(FAIL) or any(crashed(one.record) for one in self.earlier),
-            open_earlier=self.had(INCONCLUSIVE),
+            had_failed=self.had(FAIL) or any(crashed(one.record) for one in self.earlier),
+            was_open=self.had(INCONCLUSIVE),
             unbuilt=self.unbuilt,
             stray=self.stray,
             unlisted=self.unlisted,
@@ -458,16 +454,16 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
 
 def facts_of(
     step: PlannedStep, attempt: Attempt | None, excused: frozenset[str], flaky: frozenset[str] = frozenset()
-) -> Facts:
+) -> StepFacts:
     """Return the facts of an attempt (None: nothing arrived), without the failures that are excused.
 
     An excused failure counts for no minimum either, and a flaky one is inconclusive. Exit status 1 only says that
     checks failed, so it goes with them; any other status stays.
     """
     if attempt is None:
-        return Facts(kind_of(step), step.step.minimum, None, ())
+        return StepFacts(kind_of(step), step.step.minimum, None, ())
     record = attempt.record
-    facts = Facts(
+    facts = StepFacts(
         kind_of(step),
         step.step.minimum,
         record.exit_status,

@@ -9,7 +9,7 @@ than its checks, with one exception that has an owner and a date: failures that 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -34,65 +34,12 @@ if TYPE_CHECKING:
     from hilgate.evidence import EvidenceKind
     from hilgate.model.declaration import Excuse
 
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What is known of a step besides its own evidence. A runner knows nothing of it, and the judge fills it in.
-
-    Texts say what stands against the step; they are empty where nothing does.
-
-    Attributes:
-        arrived: Whether an attempt of it was recorded.
-        damaged: Why its results cannot be believed.
-        of_a_fork: Why agents do not start it.
-        not_taken: That no agent of its queue noted that it began, and what to do.
-        other_command: The command that was run in place of the planned one.
-        other_image: Why the image that it ran in is not the planned one.
-        other_packages: Which package of the tree under test it imported from elsewhere.
-        watched: Whether the hooks of its job recorded the health of its node.
-        node_in_doubt: The first thing that stands against its node.
-        without_health: Which health record is demanded and not there.
-        confirmed: Whether a check of it failed on another node too, whose health says nothing against that.
-        flaky: Checks that failed and passed when run again.
-        excused: Ids of checks that failed in quarantine; they are not among the checks of the facts.
-        expired: A sentence for the first entry of its quarantine that has expired.
-        failed_earlier: Whether an earlier attempt failed, crashed or hung.
-        open_earlier: Whether an earlier attempt was inconclusive.
-        unbuilt: Why the image that it should build is not there.
-        stray: A test among its checks that its own command does not run and another step's does.
-        unlisted: That nobody knows whether the change took tests of it away.
-        wrongly_dealt: Of a shard: which test ran in none or in several, or which other shard is missing.
-    """
-
-    arrived: bool = True
-    damaged: str = ""
-    of_a_fork: str = ""
-    not_taken: str = ""
-    other_command: str = ""
-    other_image: str = ""
-    other_packages: str = ""
-    watched: bool = False
-    node_in_doubt: str = ""
-    without_health: str = ""
-    confirmed: bool = False
-    flaky: tuple[Check, ...] = ()
-    excused: tuple[str, ...] = ()
-    expired: str = ""
-    failed_earlier: bool = False
-    open_earlier: bool = False
-    unbuilt: str = ""
-    stray: str = ""
-    unlisted: str = ""
-    wrongly_dealt: str = ""
-
-
-ALONE = Surroundings()
-"""Nothing but the step's own evidence."""
+FAIL, DID_NOT_RUN, INCONCLUSIVE, PASS = Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.INCONCLUSIVE, Outcome.PASS
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Everything that is known of one step.
+class OwnFacts:
+    """What a runner knows of a step: its own evidence.
 
     Attributes:
         exit_status: None when the step was not started or was ended by us; then `stopped` says why.
@@ -104,7 +51,6 @@ class Facts:
         reads: What it read that does not select it; known where it ran, and later by what was recorded.
         remark: The same, of a step that is not refused for it (`run.reads`).
         recorded: The outcome that its runner recorded, with `stopped` as the reason; None while it is decided there.
-        around: What is known besides.
     """
 
     evidence: EvidenceKind
@@ -120,7 +66,6 @@ class Facts:
     reads: str = ""
     remark: str = ""
     recorded: Outcome | None = None
-    around: Surroundings = ALONE
 
     @cached_property
     def counts(self) -> Counts:
@@ -168,19 +113,6 @@ class Facts:
         ran = {Outcome.PASS, Outcome.INCONCLUSIVE}
         return tuple(check for check in self.checks if check.outcome in ran and self.lacking(check))
 
-    @cached_property
-    def alone(self) -> Decision:
-        """What the table says of the step without its surroundings."""
-        return decide(replace(self, around=ALONE))
-
-    @cached_property
-    def worse(self) -> Outcome | None:
-        """The recorded outcome where it is worse than the evidence; a step is never better than its own record."""
-        if self.recorded is None:
-            return None
-        shown = decide(replace(self, around=ALONE, recorded=None)).outcome
-        return self.recorded if SEVERITY[self.recorded] > SEVERITY[shown] else None
-
     def reason(self, outcome: Outcome) -> str:
         """What the first check with this outcome says; empty where there is none."""
         check = first(self.checks, outcome)
@@ -200,6 +132,70 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class StepFacts(OwnFacts):
+    """Everything that is known of one step: what the judge adds to the step's own evidence.
+
+    Texts say what stands against the step; they are empty where nothing does.
+
+    Attributes:
+        arrived: Whether an attempt of it was recorded.
+        damaged: Why its results cannot be believed.
+        of_a_fork: Why agents do not start it.
+        not_taken: That no agent of its queue noted that it began, and what to do.
+        other_command: The command that was run in place of the planned one.
+        other_image: Why the image that it ran in is not the planned one.
+        other_packages: Which package of the tree under test it imported from elsewhere.
+        watched: Whether the hooks of its job recorded the health of its node.
+        node_in_doubt: The first thing that stands against its node.
+        without_health: Which health record is demanded and not there.
+        confirmed: Whether a check of it failed on another node too, whose health says nothing against that.
+        flaky: Checks that failed and passed when run again.
+        excused: Ids of checks that failed in quarantine; they are not among the checks of the facts.
+        expired: A sentence for the first entry of its quarantine that has expired.
+        had_failed: Whether an earlier attempt failed, crashed or hung.
+        was_open: Whether an earlier attempt was inconclusive.
+        unbuilt: Why the image that it should build is not there.
+        stray: A test among its checks that its own command does not run and another step's does.
+        unlisted: That nobody knows whether the change took tests of it away.
+        wrongly_dealt: Of a shard: which test ran in none or in several, or which other shard is missing.
+    """
+
+    arrived: bool = True
+    damaged: str = ""
+    of_a_fork: str = ""
+    not_taken: str = ""
+    other_command: str = ""
+    other_image: str = ""
+    other_packages: str = ""
+    watched: bool = False
+    node_in_doubt: str = ""
+    without_health: str = ""
+    confirmed: bool = False
+    flaky: tuple[Check, ...] = ()
+    excused: tuple[str, ...] = ()
+    expired: str = ""
+    had_failed: bool = False
+    was_open: bool = False
+    unbuilt: str = ""
+    stray: str = ""
+    unlisted: str = ""
+    wrongly_dealt: str = ""
+
+    @cached_property
+    def alone(self) -> Decision:
+        """What the step's own evidence and record say."""
+        return decide(StepFacts(**{own.name: getattr(self, own.name) for own in fields(OwnFacts)}))
+
+    @cached_property
+    def worse(self) -> Outcome | None:
+        """The recorded outcome where it is worse than the evidence; a step is never better than its own record."""
+        if self.recorded is None:
+            return None
+        shown = replace(self, recorded=None).alone.outcome
+        return self.recorded if SEVERITY[self.recorded] > SEVERITY[shown] else None
+
+
+@dataclass(frozen=True)
 class Decision:
     """An outcome, what it is called, the first thing that explains it, and the rule that decided."""
 
@@ -209,345 +205,350 @@ class Decision:
     rule: str
 
 
-def _why_pass(facts: Facts) -> str:
-    deselected = f", {facts.deselected} deselected" if facts.deselected else ""
-    if not facts.cannot_run:
-        return _joined(f"{facts.counts.passed} passed{deselected}", facts.remark)
-    return _joined(f"{count(facts.counts.passed, 'check')} passed{deselected}, {_cannot_run(facts)}", facts.remark)
+# A rule's function returns why the step is what the table says, or nothing if the rule does not hold.
 
 
-def _cannot_run(facts: Facts) -> str:
-    """`2 cannot run here: the prefix cache of MLA needs AMX`; how many of each, where there are several sentences."""
-    said = Counter(facts.may_lack[facts.lacking(check)].why for check in facts.cannot_run)
-    (why, _), *others = said.most_common()
-    each = "; ".join(f"{number}: {what}" for what, number in said.most_common()) if others else why
-    return f"{said.total()} cannot run here: {each}"
+def damaged(step: StepFacts) -> str:
+    """Its results cannot be believed."""
+    return _joined(f"its results cannot be believed: {step.damaged}", step.node_in_doubt) if step.damaged else ""
 
 
-def _why_missing(facts: Facts) -> str:
-    check, *others = facts.missing
+def no_record(step: StepFacts) -> str:
+    """Nothing of it arrived."""
+    if step.arrived:
+        return ""
+    return _joined("no record of it arrived", step.node_in_doubt, step.of_a_fork or step.not_taken)
+
+
+def another_command(step: StepFacts) -> str:
+    """It ran something else than the plan says."""
+    return f"another command was run: {step.other_command}" if step.other_command else ""
+
+
+def another_image(step: StepFacts) -> str:
+    """It ran in an image that the plan does not name."""
+    if not step.other_image:
+        return ""
+    return _joined(step.other_image, f"{step.first_failure.id} failed there" if step.first_failure else "")
+
+
+def packages_of_another_tree(step: StepFacts) -> str:
+    """It imported a package under test from elsewhere."""
+    return step.other_packages
+
+
+def failed_on_a_node_in_doubt(step: StepFacts) -> str:
+    """The failure may be the node's doing; one that another, sound node confirmed is not."""
+    if not step.counts.failed or not step.node_in_doubt or step.confirmed:
+        return ""
+    return f"{step.alone.why}; but {step.node_in_doubt}: it may be the node's doing"
+
+
+def a_check_failed(step: StepFacts) -> str:
+    """A failure stays a failure, whatever the exit status says and whatever happened afterwards."""
+    return step.finding(FAIL) if step.counts.failed else ""
+
+
+def node_in_doubt(step: StepFacts) -> str:
+    """Its node is not known to be sound."""
+    doubt = step.node_in_doubt or step.without_health
+    return f"{doubt}; the step itself: {step.alone.why}" if doubt else ""
+
+
+def flaky(step: StepFacts) -> str:
+    """A check failed, and passed when run again."""
+    if not step.flaky or step.alone.outcome is not INCONCLUSIVE:
+        return ""
+    return f"{step.flaky[0].id} failed and passed when run again: {first_line(step.flaky[0].message)}"
+
+
+def failed_earlier(step: StepFacts) -> str:
+    """It passes after an attempt that failed."""
+    return _against_a_pass(step, step.alone.why) if step.had_failed else ""
+
+
+def open_earlier(step: StepFacts) -> str:
+    """It passes after an attempt that was inconclusive."""
+    return _against_a_pass(step, step.alone.why) if step.was_open else ""
+
+
+def image_not_built(step: StepFacts) -> str:
+    """It passes, and the image that it should build is not there."""
+    return _against_a_pass(step, step.unbuilt)
+
+
+def tests_of_another_step(step: StepFacts) -> str:
+    """It passes with a check that belongs to another step."""
+    return _against_a_pass(step, step.stray)
+
+
+def tests_not_listed(step: StepFacts) -> str:
+    """It passes, and nobody knows which tests the change took away."""
+    return _against_a_pass(step, step.unlisted)
+
+
+def shards_are_not_the_whole_step(step: StepFacts) -> str:
+    """It passes, and a test ran in no shard or in several."""
+    return _against_a_pass(step, step.wrongly_dealt)
+
+
+def quarantine_expired(step: StepFacts) -> str:
+    """It passes. An entry that has expired is red by itself, so that it cannot be forgotten."""
+    return _against_a_pass(step, step.expired)
+
+
+def failed_in_quarantine(step: StepFacts) -> str:
+    """Only checks in quarantine failed."""
+    if not step.excused or step.exit_status != Exit.PASS:
+        return ""
+    return f"{step.alone.why}; {len(step.excused)} failed in quarantine"
+
+
+def recorded_as_failed(step: StepFacts) -> str:
+    """Its own record is worse than its evidence."""
+    return "it says that it failed" if step.worse is FAIL else ""
+
+
+def recorded_as_not_run(step: StepFacts) -> str:
+    """Its own record is worse than its evidence."""
+    return "it says that it did not run" if step.worse is DID_NOT_RUN else ""
+
+
+def recorded_as_inconclusive(step: StepFacts) -> str:
+    """Its own record is worse than its evidence."""
+    return "it says that it is inconclusive" if step.worse is INCONCLUSIVE else ""
+
+
+def exit_1_without_a_failing_check(step: StepFacts) -> str:
+    """It says that checks failed, and names none."""
+    return step.exit_in_words("exit 1 and no failing check") if step.exit_status == Exit.FAIL else ""
+
+
+def hung(step: StepFacts) -> str:
+    """It was ended at its timeout."""
+    return step.stopped if step.timed_out else ""
+
+
+def not_started(step: StepFacts) -> str:
+    """What it needs did not pass."""
+    return step.stopped if step.exit_status is None and step.stopped.startswith(NOT_STARTED) else ""
+
+
+def ended_or_never_started(step: StepFacts) -> str:
+    """It has no exit status, for any other reason."""
+    return (step.stopped or "it has no exit status") if step.exit_status is None else ""
+
+
+def crashed(step: StepFacts) -> str:
+    """A crash on a node that was watched and is sound is the step's own, as a hang is."""
+    # mutant NumberReplacer: neither 0 nor 1 is the signal of a crash
+    return step.exit_in_words() if step.watched and -(step.exit_status or 0) in OWN_SIGNALS else ""
+
+
+def killed(step: StepFacts) -> str:
+    """A signal ended it."""
+    return step.exit_in_words() if (step.exit_status or 0) < 0 else ""
+
+
+def cannot_run_there(step: StepFacts) -> str:
+    """It says that this environment or node cannot run it."""
+    cannot = step.evidence.cannot_run_here(step.exit_status) or step.exit_status == Exit.SICK_NODE
+    return step.exit_in_words() if cannot else ""
+
+
+def any_other_status(step: StepFacts) -> str:
+    """The status is neither a finding nor any of those above."""
+    return step.exit_in_words() if step.exit_status not in {Exit.PASS, Exit.INCONCLUSIVE} else ""
+
+
+def evidence_unreadable(step: StepFacts) -> str:
+    """The evidence is missing or corrupt."""
+    return step.problem
+
+
+def evidence_without_a_check(step: StepFacts) -> str:
+    """Nothing was checked."""
+    return "" if step.checks else "it recorded no checks"
+
+
+def nothing_but_skips(step: StepFacts) -> str:
+    """No check reached a result."""
+    if step.done != 0:  # mutant ReplaceComparisonOperator_NotEq_Gt: a number of checks
+        return ""
+    return f"none of its {len(step.checks)} checks ran; the first: {step.reason(DID_NOT_RUN)}"
+
+
+def a_check_ran_without_what_it_needs(step: StepFacts) -> str:
+    """Its declaration is wrong: the check does not need that."""
+    if not step.contradicted:
+        return ""
+    check = step.contradicted[0]
+    return f"{check.id} ran without {step.lacking(check)}, so drop that condition"
+
+
+def a_check_did_not_run(step: StepFacts) -> str:
+    """A check did not run, and nothing that it is declared to need was lacking."""
+    if not step.missing:
+        return ""
+    check, *others = step.missing
     needed = needs_of(check)
-    declared = [one for one in needed if one in facts.may_lack]
+    declared = [one for one in needed if one in step.may_lack]
     if declared:
         why = f"it needs {declared[0]}, which is here"
     elif needed:
         why = f"it needs {needed[0]}, which the step does not declare (may_lack)"
     else:
         why = "it names no condition that the step may lack (may_lack)"
-    many = f"{len(facts.missing)} checks that must run did not; the first: " if others else ""
+    many = f"{len(step.missing)} checks that must run did not; the first: " if others else ""
     return f"{many}{check.id} did not run, and {why}: {first_line(check.message)}"
 
 
-def _why_too_many_excuses(facts: Facts) -> str:
-    condition = facts.over_the_number
-    excused = [check.id for check in facts.cannot_run if facts.lacking(check) == condition]
+def too_many_checks_excused(step: StepFacts) -> str:
+    """More checks lacked a condition than the step allows."""
+    condition = step.over_the_number
+    if not condition:
+        return ""
+    excused = [check.id for check in step.cannot_run if step.lacking(check) == condition]
     lacking = f"{count(len(excused), 'check')} did not run for lack of {condition}"
-    return f"{lacking}, and at most {facts.may_lack[condition].most} may; the last: {excused[-1]}"
+    return f"{lacking}, and at most {step.may_lack[condition].most} may; the last: {excused[-1]}"
 
 
-def _why_contradicted(facts: Facts) -> str:
-    check = facts.contradicted[0]
-    lacking = facts.lacking(check)
-    return f"{check.id} ran, and it is declared to need {lacking}, which is not here: remove the declaration"
+def fewer_checks_than_promised(step: StepFacts) -> str:
+    """It did less than its declaration demands."""
+    if step.done >= step.minimum:
+        return ""
+    cannot = f", {_cannot_run(step)}" if step.cannot_run else ""
+    return f"{count(step.done, 'check')} ran{cannot}; at least {step.minimum} must"
 
 
-def _why_too_few(facts: Facts) -> str:
-    cannot = f", {_cannot_run(facts)}" if facts.cannot_run else ""
-    return f"{count(facts.done, 'check')} ran{cannot}; at least {facts.minimum} must"
+def read_what_does_not_select_it(step: StepFacts) -> str:
+    """A change to a file that it read would not run it."""
+    return step.reads
+
+
+def inconclusive(step: StepFacts) -> str:
+    """A check is inconclusive, or its exit status says so."""
+    # mutant ReplaceComparisonOperator_Eq_GtE: any other status but 0 has been decided
+    if step.exit_status == Exit.INCONCLUSIVE or step.counts.inconclusive:
+        return step.finding(INCONCLUSIVE) or "exit 6 (inconclusive) and no check that says why"
+    return ""
+
+
+def passed(step: StepFacts) -> str:
+    """It ended with 0, with good evidence."""
+    # mutant ReplaceComparisonOperator_NotEq_Gt, ReplaceComparisonOperator_NotEq_Lt: any other status has been decided
+    if step.exit_status != Exit.PASS:
+        return ""
+    deselected = f", {step.deselected} deselected" if step.deselected else ""
+    if not step.cannot_run:
+        return _joined(f"{step.counts.passed} passed{deselected}", step.remark)
+    return _joined(f"{count(step.counts.passed, 'check')} passed{deselected}, {_cannot_run(step)}", step.remark)
+
+
+def _cannot_run(step: StepFacts) -> str:
+    """`2 cannot run here: the prefix cache of MLA needs AMX`; how many of each, where there are several sentences."""
+    said = Counter(step.may_lack[step.lacking(check)].why for check in step.cannot_run)
+    (why, _), *others = said.most_common()
+    each = "; ".join(f"{number}: {what}" for what, number in said.most_common()) if others else why
+    return f"{said.total()} cannot run here: {each}"
+
+
+def _against_a_pass(step: StepFacts, why: str) -> str:
+    return why if why and step.alone.outcome is PASS else ""
 
 
 def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _alone(facts: Facts) -> str:
-    return facts.alone.why
-
-
 @dataclass(frozen=True)
 class Rule:
-    """If `when` holds, this is what a step is, and `why` says it. Without an outcome: what the step is alone."""
+    """If `why` says something, a step is this.
 
-    name: str
-    when: Callable[[Facts], object]
+    Attributes:
+        why: Why the rule holds for a step; empty where it does not.
+        outcome: None for what the step is without its surroundings.
+        ruling: What the outcome is called.
+        own: Whether the rule asks the step's own evidence alone; its record then explains it, where both say the same.
+    """
+
+    why: Callable[[StepFacts], str]
     outcome: Outcome | None
     ruling: Ruling
-    why: Callable[[Facts], str]
+    own: bool = False
 
+    @property
+    def name(self) -> str:
+        """The name of its function, in words."""
+        return self.why.__name__.replace("_", " ")
 
-def _own(
-    name: str, when: Callable[[Facts], object], outcome: Outcome, ruling: Ruling, why: Callable[[Facts], str]
-) -> Rule:
-    """A rule about the step's own evidence. Its record explains it, where both say the same."""
-
-    def explained(facts: Facts) -> str:
-        if facts.recorded is None:
-            return why(facts)
-        if facts.recorded is outcome:  # mutant ReplaceComparisonOperator_Is_Eq: members of an enum
-            return facts.stopped or why(facts)
-        return f"{why(facts)} (recorded as {facts.recorded.value})"
-
-    return Rule(name, when, outcome, ruling, explained)
-
-
-FAIL, DID_NOT_RUN, INCONCLUSIVE, PASS = Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.INCONCLUSIVE, Outcome.PASS
 
 PASSED_LATE = "failed earlier"
 
 RULES: tuple[Rule, ...] = (
     # Nothing to go by.
-    Rule(
-        "damaged",
-        lambda f: f.around.damaged,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda f: _joined(f"its results cannot be believed: {f.around.damaged}", f.around.node_in_doubt),
-    ),
-    Rule(
-        "no record",
-        lambda f: not f.around.arrived,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda f: _joined("no record of it arrived", f.around.node_in_doubt, f.around.of_a_fork or f.around.not_taken),
-    ),
+    Rule(damaged, DID_NOT_RUN, Ruling.INFRA),
+    Rule(no_record, DID_NOT_RUN, Ruling.INFRA),
     # Evidence of something else.
-    Rule(
-        "another command",
-        lambda f: f.around.other_command,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda f: f"another command was run: {f.around.other_command}",
-    ),
-    Rule(
-        "another image",
-        lambda f: f.around.other_image,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda f: _joined(f.around.other_image, f"{f.first_failure.id} failed there" if f.first_failure else ""),
-    ),
-    Rule(
-        "another tree's packages",
-        lambda f: f.around.other_packages,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda f: f.around.other_packages,
-    ),
-    # A failure that was seen stays a failure, whatever the exit status says and whatever happened afterwards.
-    Rule(
-        "failed, node in doubt",
-        lambda f: f.counts.failed and f.around.node_in_doubt and not f.around.confirmed,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda f: f"{f.alone.why}; but {f.around.node_in_doubt}: it may be the node's doing",
-    ),
-    _own("a check failed", lambda f: f.counts.failed, FAIL, Ruling.REGRESSION, lambda f: f.finding(FAIL)),
-    Rule(
-        "node in doubt",
-        lambda f: f.around.node_in_doubt or f.around.without_health,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda f: f"{f.around.node_in_doubt or f.around.without_health}; the step itself: {f.alone.why}",
-    ),
-    Rule(
-        "flaky",
-        lambda f: f.around.flaky and f.alone.outcome is INCONCLUSIVE,
-        INCONCLUSIVE,
-        Ruling.FLAKY,
-        lambda f: f"{f.around.flaky[0].id} failed and passed when run again: {first_line(f.around.flaky[0].message)}",
-    ),
+    Rule(another_command, DID_NOT_RUN, Ruling.UNFINISHED),
+    Rule(another_image, DID_NOT_RUN, Ruling.INFRA),
+    Rule(packages_of_another_tree, DID_NOT_RUN, Ruling.INFRA),
+    # A failure that was seen stays a failure.
+    Rule(failed_on_a_node_in_doubt, DID_NOT_RUN, Ruling.INFRA),
+    Rule(a_check_failed, FAIL, Ruling.REGRESSION, own=True),
+    Rule(node_in_doubt, DID_NOT_RUN, Ruling.INFRA),
+    Rule(flaky, INCONCLUSIVE, Ruling.FLAKY),
     # A pass, and what is against it.
-    Rule(
-        PASSED_LATE,
-        lambda f: f.around.failed_earlier and f.alone.outcome is PASS,
-        INCONCLUSIVE,
-        Ruling.FLAKY,
-        _alone,
-    ),
-    Rule(
-        "open earlier",
-        lambda f: f.around.open_earlier and f.alone.outcome is PASS,
-        INCONCLUSIVE,
-        Ruling.INCONCLUSIVE,
-        _alone,
-    ),
-    Rule(
-        "image not built",
-        lambda f: f.around.unbuilt and f.alone.outcome is PASS,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda f: f.around.unbuilt,
-    ),
-    Rule(
-        "another step's tests",
-        lambda f: f.around.stray and f.alone.outcome is PASS,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda f: f.around.stray,
-    ),
-    Rule(
-        "tests not listed",
-        lambda f: f.around.unlisted and f.alone.outcome is PASS,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda f: f.around.unlisted,
-    ),
-    Rule(
-        "shards are not the whole step",
-        lambda f: f.around.wrongly_dealt and f.alone.outcome is PASS,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda f: f.around.wrongly_dealt,
-    ),
-    # An entry that has expired is red by itself, so that it cannot be forgotten.
-    Rule(
-        "quarantine expired",
-        lambda f: f.around.expired and f.alone.outcome is PASS,
-        FAIL,
-        Ruling.QUARANTINED,
-        lambda f: f.around.expired,
-    ),
-    Rule(
-        "failed in quarantine",
-        lambda f: f.around.excused and f.exit_status == Exit.PASS,
-        None,
-        Ruling.QUARANTINED,
-        lambda f: f"{f.alone.why}; {len(f.around.excused)} failed in quarantine",
-    ),
+    Rule(failed_earlier, INCONCLUSIVE, Ruling.FLAKY),
+    Rule(open_earlier, INCONCLUSIVE, Ruling.INCONCLUSIVE),
+    Rule(image_not_built, DID_NOT_RUN, Ruling.UNFINISHED),
+    Rule(tests_of_another_step, DID_NOT_RUN, Ruling.UNFINISHED),
+    Rule(tests_not_listed, DID_NOT_RUN, Ruling.UNFINISHED),
+    Rule(shards_are_not_the_whole_step, DID_NOT_RUN, Ruling.UNFINISHED),
+    Rule(quarantine_expired, FAIL, Ruling.QUARANTINED),
+    Rule(failed_in_quarantine, None, Ruling.QUARANTINED),
     # The step alone: its record, its exit status, its checks.
-    _own("recorded as failed", lambda f: f.worse is FAIL, FAIL, Ruling.REGRESSION, lambda _: "it says that it failed"),
-    _own(
-        "recorded as not run",
-        lambda f: f.worse is DID_NOT_RUN,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda _: "it says that it did not run",
-    ),
-    _own(
-        "recorded as inconclusive",
-        lambda f: f.worse is INCONCLUSIVE,
-        INCONCLUSIVE,
-        Ruling.INCONCLUSIVE,
-        lambda _: "it says that it is inconclusive",
-    ),
-    _own(
-        "exit 1 without a failing check",
-        lambda f: f.exit_status == Exit.FAIL,
-        FAIL,
-        Ruling.REGRESSION,
-        lambda f: f.exit_in_words("exit 1 and no failing check"),
-    ),
+    Rule(recorded_as_failed, FAIL, Ruling.REGRESSION, own=True),
+    Rule(recorded_as_not_run, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
+    Rule(recorded_as_inconclusive, INCONCLUSIVE, Ruling.INCONCLUSIVE, own=True),
+    Rule(exit_1_without_a_failing_check, FAIL, Ruling.REGRESSION, own=True),
     # No exit status: ended by hilgate, or never started. Whose doing that is.
-    _own("hung", lambda f: f.timed_out, DID_NOT_RUN, Ruling.UNFINISHED, lambda f: f.stopped),
-    _own(
-        "not started",
-        lambda f: f.exit_status is None and f.stopped.startswith(NOT_STARTED),
-        DID_NOT_RUN,
-        Ruling.NOT_STARTED,
-        lambda f: f.stopped,
-    ),
-    _own(
-        "ended, or never started",
-        lambda f: f.exit_status is None,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda f: f.stopped or "it has no exit status",
-    ),
+    Rule(hung, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
+    Rule(not_started, DID_NOT_RUN, Ruling.NOT_STARTED, own=True),
+    Rule(ended_or_never_started, DID_NOT_RUN, Ruling.INFRA, own=True),
     # Any status that is not a finding: signals, this environment, misuse, no tests.
-    # A crash on a node that was watched and is sound is the step's own, as a hang is.
-    _own(
-        "crashed",
-        # mutant NumberReplacer: neither 0 nor 1 is the signal of a crash
-        lambda f: f.around.watched and -(f.exit_status or 0) in OWN_SIGNALS,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda f: f.exit_in_words(),
-    ),
-    _own("killed", lambda f: (f.exit_status or 0) < 0, DID_NOT_RUN, Ruling.INFRA, lambda f: f.exit_in_words()),
-    _own(
-        "cannot run there",
-        lambda f: f.evidence.cannot_run_here(f.exit_status) or f.exit_status == Exit.SICK_NODE,
-        DID_NOT_RUN,
-        Ruling.INFRA,
-        lambda f: f.exit_in_words(),
-    ),
-    _own(
-        "any other status",
-        lambda f: f.exit_status not in {Exit.PASS, Exit.INCONCLUSIVE},
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda f: f.exit_in_words(),
-    ),
+    Rule(crashed, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
+    Rule(killed, DID_NOT_RUN, Ruling.INFRA, own=True),
+    Rule(cannot_run_there, DID_NOT_RUN, Ruling.INFRA, own=True),
+    Rule(any_other_status, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
     # The status says that it did its work. What its evidence says of that.
-    _own(
-        "evidence missing or unreadable",
-        lambda f: f.problem,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda f: f.problem,
-    ),
-    _own(
-        "evidence without a check",
-        lambda f: not f.checks,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda _: "it recorded no checks",
-    ),
-    _own(
-        "nothing but skips",
-        lambda f: f.done == 0,  # mutant ReplaceComparisonOperator_Eq_LtE: a number of checks
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        lambda f: f"none of its {len(f.checks)} checks ran; the first: {f.reason(DID_NOT_RUN)}",
-    ),
-    _own(
-        "a check ran without what it is declared to need",
-        lambda f: f.contradicted,
-        FAIL,
-        Ruling.REGRESSION,
-        _why_contradicted,
-    ),
-    _own(
-        "a check did not run, without a true excuse",
-        lambda f: f.missing,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        _why_missing,
-    ),
-    _own(
-        "more checks are excused than the step allows",
-        lambda f: f.over_the_number,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        _why_too_many_excuses,
-    ),
-    _own(
-        "fewer checks than the step promises",
-        lambda f: f.done < f.minimum,
-        DID_NOT_RUN,
-        Ruling.UNFINISHED,
-        _why_too_few,
-    ),
-    _own("it read what does not select it", lambda f: f.reads, DID_NOT_RUN, Ruling.UNFINISHED, lambda f: f.reads),
-    _own(
-        "an inconclusive check, or exit 6",
-        # mutant ReplaceComparisonOperator_Eq_GtE: any other status but 0 has been decided
-        lambda f: f.exit_status == Exit.INCONCLUSIVE or f.counts.inconclusive,
-        INCONCLUSIVE,
-        Ruling.INCONCLUSIVE,
-        lambda f: f.finding(INCONCLUSIVE) or "exit 6 (inconclusive) and no check that says why",
-    ),
-    # mutant ReplaceComparisonOperator_Eq_LtE, ReplaceComparisonOperator_Eq_GtE: any other status has been decided
-    _own("exit 0 and good evidence", lambda f: f.exit_status == Exit.PASS, PASS, Ruling.PASS, _why_pass),
+    Rule(evidence_unreadable, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
+    Rule(evidence_without_a_check, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
+    Rule(nothing_but_skips, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
+    Rule(a_check_ran_without_what_it_needs, FAIL, Ruling.REGRESSION, own=True),
+    Rule(a_check_did_not_run, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
+    Rule(too_many_checks_excused, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
+    Rule(fewer_checks_than_promised, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
+    Rule(read_what_does_not_select_it, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
+    Rule(inconclusive, INCONCLUSIVE, Ruling.INCONCLUSIVE, own=True),
+    Rule(passed, PASS, Ruling.PASS, own=True),
 )
 """Read from the top; the first that holds decides. The rules of an exit status cover every status."""
 
 
-def decide(facts: Facts) -> Decision:
+def decide(step: StepFacts) -> Decision:
     """What a step is: the first rule that holds decides.
 
     The runner asks what its dependants may rest on, and the judge what the author of a change reads.
     """
     for rule in RULES:
-        if rule.when(facts):
-            return Decision(rule.outcome or facts.alone.outcome, rule.ruling, rule.why(facts), rule.name)
-    raise AssertionError(f"no rule for {facts}")
+        why = rule.why(step)
+        if not why:
+            continue
+        if rule.own and step.recorded is not None:
+            if step.recorded is rule.outcome:  # mutant ReplaceComparisonOperator_Is_Eq: members of an enum
+                why = step.stopped or why
+            else:
+                why = f"{why} (recorded as {step.recorded.value})"
+        return Decision(rule.outcome or step.alone.outcome, rule.ruling, why, rule.name)
+    raise AssertionError(f"no rule for {step}")

@@ -38,7 +38,7 @@ from hilgate.run.process import SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.reads import Selecting, collect
 from hilgate.run.results import Recorded, step_folder
-from hilgate.run.rules import Facts, Surroundings, decide
+from hilgate.run.rules import StepFacts, decide
 from hilgate.run.schedule import fits, in_order
 from hilgate.text import count
 
@@ -367,7 +367,7 @@ class Runner:
         lacked = self._lacked(step) if child else ()
         image, problem = collect_image(step, self.plan, folder)
         decision = decide(
-            Facts(
+            StepFacts(
                 evidence=kind_of(step),
                 minimum=step.step.minimum,
                 exit_status=end.exit_status,
@@ -380,7 +380,7 @@ class Runner:
                 deselected=found.deselected,
                 reads=reads if held else "",
                 remark="" if held else reads,
-                around=Surroundings(unbuilt=problem),
+                unbuilt=problem,
             )
         )
         record = StepRecord(

@@ -216,7 +216,7 @@ raise SystemExit('"fail"' in found)
 """
     root = write_repository(tmp_path, {"a": python(code)})
     with monkeypatch.context() as patch:
-        patch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 1 if name == "a timeout" else 60)
+        patch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 0.2 if name == "a timeout" else 60)
         patch.setattr("hilgate.run.recheck.start", lambda *_, **__: None)  # a rerun would be the second attempt
         assert hilgate(root, "gate").returncode == first
     again = hilgate(root, "gate", "--resume")

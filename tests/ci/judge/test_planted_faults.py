@@ -236,29 +236,29 @@ FAULTS: dict[str, tuple[tuple[object, str, object], str]] = {
 RULES_THAT_DECIDE = {
     "another command": "another command",
     "another image": "another image",
-    "another tree's packages": "packages of another tree",
+    "packages of another tree": "packages of another tree",
     "a check failed": "a test is in the evidence twice",
     "node in doubt": "the node is sick by the end",
     "failed earlier": "an earlier attempt failed",
     "open earlier": "an earlier attempt failed",
     "image not built": "the image is not recorded",
-    "another step's tests": "it holds a test of another step",
+    "tests of another step": "it holds a test of another step",
     "tests not listed": "nobody listed the merge base's tests",
     "recorded as failed": "a record claims less than it shows",
     "recorded as not run": "a record claims less than it shows",
     "recorded as inconclusive": "a record claims less than it shows",
-    "evidence missing or unreadable": "a test ended the session",
-    "a check ran without what it is declared to need": "a test ran without what it needs",
-    "a check did not run, without a true excuse": "a test is skipped without a true excuse",
-    "more checks are excused than the step allows": "more tests are excused than may be",
-    "fewer checks than the step promises": "fewer checks than promised",
-    "an inconclusive check, or exit 6": "a test is undecided",
+    "evidence unreadable": "a test ended the session",
+    "a check ran without what it needs": "a test ran without what it needs",
+    "a check did not run": "a test is skipped without a true excuse",
+    "too many checks excused": "more tests are excused than may be",
+    "fewer checks than promised": "fewer checks than promised",
+    "inconclusive": "a test is undecided",
 }
 """Rules without which a build passes that must not, and the kind; without another one a later rule says so too."""
 FAULTS |= {f"without the rule: {name}": (without_rule(name), kind) for name, kind in RULES_THAT_DECIDE.items()}
 OTHERWISE_WRONG = {
     "every step is on a GPU": ((verdict, "is_demanded", always), "no health of a node without GPUs", BLOCKED),
-    "nothing is ever lacking": ((rules.Facts, "lacking", nothing), "its machine cannot run a test", BLOCKED),
+    "nothing is ever lacking": ((rules.StepFacts, "lacking", nothing), "its machine cannot run a test", BLOCKED),
     "an excused failure is not listed": ((StepResult, "excused", ()), "a quarantined test fails", LOST),
 }
 

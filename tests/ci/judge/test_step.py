@@ -735,4 +735,4 @@ def test_a_record_of_a_check_that_ran_without_what_it_needs_is_red():
     attempt = results.Attempt(record, tuple(line.check for line in lines))
     decision = decide(facts_of(a_step, attempt, frozenset()))
     assert decision.outcome is F
-    assert "remove the declaration" in decision.why
+    assert "drop that condition" in decision.why

@@ -21,7 +21,7 @@ from hilgate.model.plan import Omission, ProtectedChange
 from hilgate.model.record import SEVERITY, BuildRecord, Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
-from hilgate.run.rules import Facts, decide
+from hilgate.run.rules import StepFacts, decide
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 PASS = Check(id="p", outcome=Outcome.PASS)
@@ -33,7 +33,7 @@ OPEN = Check(id="o", outcome=Outcome.INCONCLUSIVE, message="n=50")
 def record(a_step, checks=(PASS,), *, claims=None, **changes):
     """An attempt at a step; `claims` is the outcome it records for itself."""
     status = changes.pop("exit_status", 0)
-    own = decide(Facts(kind_of(a_step), a_step.step.minimum, status, tuple(checks), "stopped"))
+    own = decide(StepFacts(kind_of(a_step), a_step.step.minimum, status, tuple(checks), "stopped"))
     values = {
         "key": a_step.key,
         "started": NOW,
