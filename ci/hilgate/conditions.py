@@ -142,13 +142,37 @@ def _package(value: str, _: Where) -> bool:
     return _has(name) and (not version or version_of(name).partition("+")[0] != version)
 
 
+def _cpu(value: str, here: Where) -> bool:
+    return (value.lstrip("!") in cpu_flags(here.cpuinfo)) is not value.startswith("!")
+
+
+def _program(value: str, here: Where) -> bool:
+    return shutil.which(value, path=here.env.get("PATH", os.defpath)) is not None
+
+
+def _variable(value: str, here: Where) -> bool:
+    return bool(here.env.get(value))
+
+
+def _is_user(value: str, _: Where) -> bool:
+    return _user() == value
+
+
+def _device(value: str, here: Where) -> bool:
+    return not {here.device, platform_of(here.device)}.isdisjoint(value.split(","))
+
+
+def _gpus(value: str, here: Where) -> bool:
+    return here.gpus >= int(value)
+
+
 _ASKED: Mapping[str, Callable[[str, Where], bool]] = {
-    "cpu": lambda value, here: (value.lstrip("!") in cpu_flags(here.cpuinfo)) is not value.startswith("!"),
+    "cpu": _cpu,
     "package": _package,
-    "program": lambda value, here: shutil.which(value, path=here.env.get("PATH", os.defpath)) is not None,
-    "variable": lambda value, here: bool(here.env.get(value)),
-    "user": lambda value, _: _user() == value,
-    "device": lambda value, here: not {here.device, platform_of(here.device)}.isdisjoint(value.split(",")),
-    "gpus": lambda value, here: here.gpus >= int(value),
+    "program": _program,
+    "variable": _variable,
+    "user": _is_user,
+    "device": _device,
+    "gpus": _gpus,
 }
 """Kind of condition -> how it is asked."""

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from hilgate.errors import EXIT_MEANINGS, Exit, RecordsError
 from hilgate.model import FINDINGS_FILE, Number, first_problem
 from hilgate.model.declaration import EVIDENCE_KINDS
-from hilgate.model.record import SEVERITY, Check, ImageRecord, Outcome
+from hilgate.model.record import Check, ImageRecord, Outcome, severity
 from hilgate.text import pytest_word
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class JunitEvidence(EvidenceKind):
                     continue
                 # A test that fails and then fails in its teardown is written as two cases: the worse one counts.
                 seen = checks.get(check.id, check)
-                checks[check.id] = max(seen, check, key=lambda c: SEVERITY[c.outcome])
+                checks[check.id] = max(seen, check, key=severity)
         if not checks and not refused:
             return Collected((), f"its {path.name} holds no tests")
         contradictions = _contradictions(root_element, counted=bool(collected))
@@ -326,7 +326,7 @@ class FindingsEvidence(EvidenceKind):
                 problems.append(f"{path.name}:{number}: the key {twice!r} appears twice")
             if check.id in checks:
                 problems.append(f"{path.name}:{number}: the check {check.id!r} appears twice")
-                check = max(checks[check.id], check, key=lambda c: SEVERITY[c.outcome])
+                check = max(checks[check.id], check, key=severity)
             checks[check.id] = check
         if not problems:
             return Collected(tuple(checks.values()))

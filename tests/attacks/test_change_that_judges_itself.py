@@ -62,7 +62,7 @@ def test_nothing_of_the_change_runs_and_what_it_loosens_is_reported(change: Proj
     done = run(change, "plan", "--profile", "pr", "--write", "results/plan.json", **variables)
     assert done.returncode == 0, done.stderr
     plan = json.loads((change.theirs / "results/plan.json").read_text())
-    reported = {one["path"] for one in plan["loosened"]}
+    reported = {one["path"] for one in plan["protected_changes"]}
     assert {
         "src/limits.toml",
         "ci/protected.yaml",
@@ -136,7 +136,7 @@ def test_a_step_that_counts_at_the_merge_base_is_not_only_reported(tmp_path: Pat
     change = project(tmp_path, **{"ci/agents.yaml": QUEUES % ""})
     change.write(name, text)
     plan = planned(change)
-    assert name in {one["path"] for one in plan["loosened"]}, "a person sees it"
+    assert name in {one["path"] for one in plan["protected_changes"]}, "a person sees it"
     assert [one["report_only"] for one in plan["steps"]] == [False]
     judged = run(change, "judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
     assert judged.returncode == 4, "it did not run, and that counts"

@@ -143,7 +143,7 @@ def test_locally_it_is_named_and_needs_a_person(kernels: Project, name: str, com
         kernels.commit()
     made = hilgate(kernels.theirs, "plan", "--profile", "gate", "--base", "main", "--json")
     assert made.returncode == 0, made.stderr
-    assert name in [one["path"] for one in json.loads(made.stdout)["loosened"]]
+    assert name in [one["path"] for one in json.loads(made.stdout)["protected_changes"]]
 
 
 @pytest.mark.parametrize("name", [*UNREADABLE, *SAME_NAME.values()])

@@ -83,7 +83,7 @@ def test_what_decides_asks_a_repository_that_nothing_else_writes_to(change: Proj
         assert not mark.exists(), words
     plan = json.loads((change.theirs / "results/plan.json").read_text())
     assert plan["merge_base"] == git(change.ours, "rev-parse", "main")
-    assert [one["path"] for one in plan["loosened"]] == ["src/limits.toml"]
+    assert [one["path"] for one in plan["protected_changes"]] == ["src/limits.toml"]
 
 
 def test_the_guard_does_not_either(change: Project, mark: Path) -> None:

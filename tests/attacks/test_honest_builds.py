@@ -33,7 +33,7 @@ def test_a_pull_request_that_changes_what_is_tested_is_green_without_a_step_on_a
     assert found.statuses == dict.fromkeys(main.statuses.keys() - {"image-cpu"}, 0), found.log()
     assert found.posted == 0
     plan = json.loads(found.artifact("plan", "results/plan.json"))
-    assert (plan["fork"], plan["digests"], plan["loosened"]) == (kind == "fork", {"cpu": DIGEST}, [])
+    assert (plan["fork"], plan["digests"], plan["protected_changes"]) == (kind == "fork", {"cpu": DIGEST}, [])
     assert [DIGEST in line for line in found.containers] == [True]
 
 

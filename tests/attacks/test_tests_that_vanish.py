@@ -137,7 +137,7 @@ def test_a_test_that_is_gone_needs_a_named_approval(repository, way):
     else:
         assert (done.returncode, verdict["outcome"]) == (Exit.INCONCLUSIVE, "inconclusive"), done.stdout + done.stderr
         assert verdict["why"].startswith("needs a named approval: tests/")
-    assert name in [test for one in verdict["loosened"] for test in one["tests"]]
+    assert name in [test for one in verdict["protected_changes"] for test in one["tests"]]
     shown = name.partition("::")[2]
     for said in (done.stdout, *((repository / "results" / file).read_text() for file in REPORTS)):
         assert shown in re.sub(r"\\|\n *", "", said)
@@ -238,7 +238,7 @@ def test_on_agents_the_verdict_asks_for_the_name_and_the_job_is_green(repository
     files, name = WAYS["class-renamed"]
     assert job(repository, files) == Exit.PASS, "its dependants may start"
     assert hilgate(repository, *JUDGE).returncode == Exit.INCONCLUSIVE
-    (one,) = json.loads((repository / "results/verdict.json").read_text())["loosened"]
+    (one,) = json.loads((repository / "results/verdict.json").read_text())["protected_changes"]
     assert (one["path"], one["tests"]) == ("tests/test_gather.py", [name])
     assert one["what"] == "1 test is gone: TestWrite::test_strides (unit-cpu)"
     assert hilgate(repository, *JUDGE, "--approved-by", "A. Owner").returncode == Exit.PASS
@@ -382,5 +382,5 @@ def test_tests_that_the_change_takes_from_all_shards_are_said_once(repository):
     files, name = WAYS["class-renamed"]
     said = shards(repository, files, FIRST, SECOND)
     assert said.count(": pass: ") == 2, said
-    (one,) = json.loads((repository / "results/verdict.json").read_text())["loosened"]
+    (one,) = json.loads((repository / "results/verdict.json").read_text())["protected_changes"]
     assert (one["path"], one["tests"]) == ("tests/test_gather.py", [name])

@@ -27,7 +27,9 @@ STEPS = {
 PULL_REQUEST = {"BUILDKITE_PULL_REQUEST": "7", "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main"}
 
 JUDGE = """[ "$1" = judge ] || exit 0
-echo '{{"loosened": {loosened}, "images": {{"rocm": "sha256:00"}}, "tree": "t", "steps": []}}' > results/verdict.json
+cat > results/verdict.json <<'END'
+{{"protected_changes": {protected_changes}, "images": {{"rocm": "sha256:00"}}, "tree": "t", "steps": []}}
+END
 echo "the verdict" > results/annotation.md
 exit {status}"""
 """A judge that leaves a verdict and ends with `status`."""

@@ -441,7 +441,11 @@ def shortfall(required: Plan, plan: Plan) -> tuple[str, ...]:
     ]
     if required.profile != "pr":
         found.append(f"a plan of profile {required.profile} is not what a merge needs")
-    if plan.loosened or required.loosened or any(path.startswith(GATE) for path in required.changed_files):
+    if (
+        plan.protected_changes
+        or required.protected_changes
+        or any(path.startswith(GATE) for path in required.changed_files)
+    ):
         found.append("the change edits its own gate, which needs an approval")
     want, have = ({step.key: step.model_copy(update={"reason": ""}) for step in one.steps} for one in (required, plan))
     found += [f"{key} is missing" for key in want if key not in have]

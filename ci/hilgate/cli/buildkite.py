@@ -107,9 +107,9 @@ def pipeline(
         sys.stdout.write(judged_within_limits(lambda: _pods(plan, built, load(root), branch), built))
     elif approved:
         from hilgate.buildkite.steps import approved_yaml
-        from hilgate.declare.protected import to_put_back
+        from hilgate.declare.protected import files_to_restore
 
-        sys.stdout.write(approved_yaml(plan, load(root), branch=branch) if to_put_back(root, plan) else "")
+        sys.stdout.write(approved_yaml(plan, load(root), branch=branch) if files_to_restore(root, plan) else "")
     elif required:
         from hilgate.buildkite.api import shortfall
         from hilgate.buildkite.steps import required_yaml

@@ -453,7 +453,6 @@ def run_plan(
     """
     from hilgate import git
     from hilgate.declare.load import load_project
-    from hilgate.declare.protected import to_put_back
     from hilgate.plan import prerequisites
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
@@ -461,7 +460,7 @@ def run_plan(
     from hilgate.report.merge_base import known_on_base
     from hilgate.run import bytecode, progress
     from hilgate.run.process import not_passed_on
-    from hilgate.run.results import Recorded, put_back
+    from hilgate.run.results import Recorded, restored_files
     from hilgate.run.runner import Runner
     from hilgate.run.surroundings import surroundings
 
@@ -472,35 +471,17 @@ def run_plan(
     if names := not_passed_on(chosen, plan, root):
         what = f"steps do not get this shell's {', '.join(names)}: each has what its own `env` declares"
         terminal.say(terminal.stderr(), what, whole=True)
-    # Protected changes that nobody approved: an agent takes these files from the merge base, a local run keeps its own.
-    foreign = () if plan.local or approved_by else to_put_back(root, plan)
-    for name in foreign:
-        terminal.say(terminal.stderr(), f"as at the merge base, because its change is not approved: {name}", whole=True)
-    with put_back(root, plan.merge_base, foreign, folder):
+    foreign = _unapproved_files(plan, root, approved_by)
+    with restored_files(root, plan.merge_base, foreign, folder):
         fingerprint = git.fingerprint(root)
         if plan.commit:  # without git nobody knows which files are the tree's
             bytecode.remove_stale(root, git.tracked_files(root))
-        builds = recorded.builds if recorded else ()
-        if any(build.tree != fingerprint or not fingerprint for build in builds):
-            raise RecordsError(
-                "the files under test changed since these results were recorded"
-                if fingerprint
-                else f"nobody can tell whether files changed since then: {git.no_checkout(root)}",
-                where=str(folder),
-                remedy="check out the plan's commit, without other changes"
-                if only_ids
-                else "start afresh without --resume; the old results go to previous/",
-            )
-        earlier = recorded if recorded and not only_ids else Recorded((), {})
         machine = detect()
         resumable = plan.local and fingerprint and os.environ.get("BUILDKITE") != "true" and not only_ids
         around = surroundings(root, machine) if resumable else ""
-        if not only_ids and any(build.surroundings != around for build in builds):
-            raise RecordsError(
-                "the environment changed since these results were recorded: packages, variables, limits or the machine",
-                where=str(folder),
-                remedy="start afresh without --resume; the old results go to previous/",
-            )
+        if recorded:
+            _require_same_state(recorded, root, folder, fingerprint, None if only_ids else around)
+        earlier = recorded if recorded and not only_ids else Recorded((), {})
         keys = frozenset(step.key for step in chosen)
         cores = cores or machine.cores
         same = plan.merge_base == plan.commit and not plan.dirty
@@ -529,6 +510,38 @@ def run_plan(
                 ended=ended,
             ).run()
     return size
+
+
+def _unapproved_files(plan: Plan, root: Path, approved_by: str) -> tuple[str, ...]:
+    """The files that an agent takes from the merge base, as nobody approved their change; a local run keeps its own."""
+    from hilgate.declare.protected import files_to_restore
+    from hilgate.report import terminal
+
+    files = () if plan.local or approved_by else files_to_restore(root, plan)
+    for name in files:
+        terminal.say(terminal.stderr(), f"as at the merge base, because its change is not approved: {name}", whole=True)
+    return files
+
+
+def _require_same_state(recorded: Recorded, root: Path, folder: Path, tree: str, around: str | None) -> None:
+    """Refuse results of other files, or of other surroundings; None where another machine may have made them."""
+    from hilgate import git
+
+    afresh = "start afresh without --resume; the old results go to previous/"
+    if any(build.tree != tree or not tree for build in recorded.builds):
+        raise RecordsError(
+            "the files under test changed since these results were recorded"
+            if tree
+            else f"nobody can tell whether files changed since then: {git.no_checkout(root)}",
+            where=str(folder),
+            remedy="check out the plan's commit, without other changes" if around is None else afresh,
+        )
+    if around is not None and any(build.surroundings != around for build in recorded.builds):
+        raise RecordsError(
+            "the environment changed since these results were recorded: packages, variables, limits or the machine",
+            where=str(folder),
+            remedy=afresh,
+        )
 
 
 def require_commit(plan: Plan, root: Path) -> None:

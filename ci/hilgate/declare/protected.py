@@ -251,14 +251,14 @@ def _shown(path: str, what: str, hunk: str) -> ProtectedChange:
     return ProtectedChange(path=path, what=what, hunk="\n".join(lines[:HUNK_LINES]))
 
 
-def to_put_back(root: Path, plan: Plan) -> tuple[str, ...]:
+def files_to_restore(root: Path, plan: Plan) -> tuple[str, ...]:
     """The files of which steps must see the merge base's version while nobody approved the change to them.
 
     Raises:
         CannotRunHereError: The plan names no merge base, or one that is not in this checkout.
         InvalidDeclarationsError: The protected list is invalid.
     """
-    paths = sorted({one.path for one in plan.loosened})
+    paths = sorted({one.path for one in plan.protected_changes})
     if not paths:
         return ()
     if not plan.merge_base:

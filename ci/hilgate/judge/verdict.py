@@ -74,10 +74,10 @@ def judge(
     if (expired := entries.expired()) and outcome is not Outcome.FAIL:
         outcome, why = Outcome.FAIL, expired[0]
     believed = [step for step in plan.steps if StepResult(step, plan, recorded, entries).believed]
-    loosened = (*plan.loosened, *vanished(believed, plan, recorded.listings)) if approvals else ()
-    if loosened and not approved_by and outcome is Outcome.PASS:
+    protected_changes = (*plan.protected_changes, *vanished(believed, plan, recorded.listings)) if approvals else ()
+    if protected_changes and not approved_by and outcome is Outcome.PASS:
         outcome = Outcome.INCONCLUSIVE
-        first, *others = loosened
+        first, *others = protected_changes
         more = f" (and {len(others)} more)" if others else ""
         why = f"needs a named approval: {first.path}: {first.what}{more}"
     if doubts and outcome is Outcome.PASS:
@@ -92,8 +92,8 @@ def judge(
         outcome=outcome,
         why=why,
         images=recorded.digests(plan),
-        loosened=loosened,
-        approved_by=approved_by if loosened else "",
+        protected_changes=protected_changes,
+        approved_by=approved_by if protected_changes else "",
         notes=(*uncompared, *((BACK,) if approvals and plan.held_up else ()), *_only_reported(steps)),
         before=before,
         tree=trees.pop() if len(trees) == 1 else "",

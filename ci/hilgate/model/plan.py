@@ -142,7 +142,7 @@ class ProtectedChange(StrictModel):
 class Plan(StrictModel):
     """`plan.json`: what will run and why, fixed before anything runs."""
 
-    schema_version: Literal[8] = 8
+    schema_version: Literal[9] = 9
     created: dt.datetime
     commit: str
     """Full sha of HEAD; empty outside a git checkout."""
@@ -161,7 +161,7 @@ class Plan(StrictModel):
     """Image -> sha256 of everything it is built from (`docker/`); its digest is known once it is built."""
     digests: dict[Key, ImageDigest] = Field(default_factory=dict)
     """Image -> digest, where a build of the default branch has built the same contents: no step of this one does."""
-    loosened: tuple[ProtectedChange, ...] = ()
+    protected_changes: tuple[ProtectedChange, ...] = ()
     """What the change alters in its own gate; needs a named approval."""
     python_path: tuple[str, ...] = (".",)
     """Folders below the root that every step imports from before anything else, as the project declares them."""

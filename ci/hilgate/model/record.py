@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import datetime as dt
 import enum
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
 
@@ -28,6 +28,14 @@ class Outcome(enum.StrEnum):
     DID_NOT_RUN = "did not run"
 
 
+class HasOutcome(Protocol):
+    """A record, a verdict or a check."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+
+
 SEVERITY: dict[Outcome, int] = {
     Outcome.PASS: 0,
     Outcome.INCONCLUSIVE: 1,
@@ -35,6 +43,12 @@ SEVERITY: dict[Outcome, int] = {
     Outcome.FAIL: 3,
 }
 """The order in which outcomes win: fail over did not run over inconclusive over pass."""
+
+
+def severity(one: HasOutcome) -> int:
+    """The severity of a record's outcome, to sort by."""
+    return SEVERITY[one.outcome]
+
 
 EXIT_STATUS: dict[Outcome, Exit] = {
     Outcome.PASS: Exit.PASS,

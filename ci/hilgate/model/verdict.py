@@ -72,7 +72,7 @@ class StepVerdict(StrictModel):
 class Verdict(StrictModel):
     """`verdict.json`: the one answer, and the answer for each planned step."""
 
-    schema_version: Literal[7] = 7
+    schema_version: Literal[8] = 8
     decided: dt.datetime
     profile: PlanProfile | None
     """Of its plan; null where there was none. What a quick run says is no answer about a change."""
@@ -82,7 +82,7 @@ class Verdict(StrictModel):
     why: str
     images: dict[Key, str] = Field(default_factory=dict)
     """Image -> digest, as built."""
-    loosened: tuple[ProtectedChange, ...] = ()
+    protected_changes: tuple[ProtectedChange, ...] = ()
     """The protected changes of the plan."""
     approved_by: str = ""
     """Who approved the protected changes; empty when there are none or nobody has."""

@@ -123,7 +123,7 @@ class ChangeFacts:
     """Image -> sha256 of everything it is built from; images that no planned step uses or builds are left out."""
     digests: Mapping[Key, str] = field(default_factory=dict)
     """Image -> digest of those that are built already."""
-    loosened: tuple[ProtectedChange, ...] = ()
+    protected_changes: tuple[ProtectedChange, ...] = ()
     fork: bool = False
     report_only: frozenset[Key] | None = None
     """Planned keys of the steps that no verdict of the merge base counts; None where nothing is compared."""
@@ -164,7 +164,9 @@ def gather_facts(root: Path, change: Changes, built: Built | None = None) -> Cha
     return ChangeFacts(
         images=images,
         digests={name: known[content] for name, content in images.items() if content in known},
-        loosened=protected_changes(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
+        protected_changes=protected_changes(
+            root, change.merge_base, change.files or (), "" if change.dirty else change.commit
+        ),
         fork=of_build(os.environ).fork,
     )
 
@@ -229,9 +231,9 @@ def make_plan(
         )
     facts = gather_facts(root, change, built if profile not in {*LOCAL, "release"} else None)
     if unread:  # a half-done move or an extension built in place is no mistake locally, and no pass without a name
-        changes = {one.path: one for one in facts.loosened}
+        changes = {one.path: one for one in facts.protected_changes}
         changes |= {path: ProtectedChange(path=path, what=why) for path, why in unread.items()}
-        facts = replace(facts, loosened=tuple(changes[path] for path in sorted(changes)))
+        facts = replace(facts, protected_changes=tuple(changes[path] for path in sorted(changes)))
     known: frozenset[str] | None = None
     if facts.fork and change.merge_base:
         declarations, known = as_permitted(declarations, root, change.merge_base)
@@ -399,7 +401,7 @@ def assemble(
         manual_retry=declarations.project.manual_retry and not known.fork and profile not in {*LOCAL, "release"},
         images=(images := _images(steps, facts) if facts else {}),
         digests={name: digest for name, digest in known.digests.items() if name in images},
-        loosened=known.loosened,
+        protected_changes=known.protected_changes,
         python_path=declarations.project.python_path,
         changed_files=change.files or (),
         test_seconds={step.whole: dict(times.tests.get(step.whole, {})) for step in steps if step.shard},

@@ -106,7 +106,7 @@ def _loosened(view: ReportView, detail: Detail) -> list[str]:
     changes = [
         f"{markdown(one.path)}: {markdown(one.what)}"
         + (f"\n\n{fenced(shorten(one.hunk, detail.message_characters))}" if one.hunk else "")
-        for one in view.verdict.loosened
+        for one in view.verdict.protected_changes
     ]
     return [f"**Changes its own gate: {markdown(approved)}**", *at_most(changes, NAMED_IDS)]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from hilgate.errors import HilgateError, MisuseError, NothingSelectedError, RecordsError
-from hilgate.model.record import SEVERITY, Outcome
+from hilgate.model.record import Outcome, severity
 from hilgate.plan.jobs import Times
 from hilgate.plan.launched import Launches
 from hilgate.run.outcome import summary
@@ -382,14 +382,14 @@ def _whole_steps(
         if len(steps) == 1:
             yield steps[0], answers[0], attempts[0]
             continue
-        worst = max(answers, key=_severity)
+        worst = max(answers, key=severity)
         flaky = tuple(name for one in answers for name in one.flaky)
         most = max(one.attempts for one in answers)
         last = [one[-1] for one in attempts if one]
         together: tuple[Attempt, ...] = ()
         if last:
             seconds = math.fsum(one.record.seconds for each in attempts for one in each)
-            worse = max((one.record for one in last), key=_severity)
+            worse = max((one.record for one in last), key=severity)
             launched = {
                 "kernels": _kernels_of_all(steps, recorded),
                 "lacked": tuple(dict.fromkeys(name for one in last for name in one.record.lacked)),
@@ -412,10 +412,6 @@ def _kernels_of_all(shards: list[PlannedStep], recorded: Recorded) -> tuple[str,
             return None
         found |= dict.fromkeys(last.record.kernels)
     return tuple(found)
-
-
-def _severity(one: StepVerdict | StepRecord) -> int:
-    return SEVERITY[one.outcome]
 
 
 def _test_list(connection: sqlite3.Connection, checks: Iterable[Check]) -> int:

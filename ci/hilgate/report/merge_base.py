@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.errors import HilgateError, NothingSelectedError
 from hilgate.model import JOBS_FOLDER, PLAN_FILE
-from hilgate.model.record import SEVERITY, Outcome
+from hilgate.model.record import Outcome, severity
 from hilgate.model.verdict import Ruling
 from hilgate.names import whole_key
 from hilgate.plan.make import plan_digest, read_plan
@@ -109,14 +109,10 @@ def steps_of(recorded: Recorded) -> dict[str, StepThen]:
         there = {check.id: (check.outcome, check.message) for check in reversed(checks)}  # the first of an id counts
         then = StepThen(record.outcome, record.message, there)
         if other := found.get(whole_key(key)):
-            worse = max(other, then, key=_severity)
+            worse = max(other, then, key=severity)
             then = StepThen(worse.outcome, worse.message, {**other.checks, **there})
         found[whole_key(key)] = then
     return found
-
-
-def _severity(then: StepThen) -> int:
-    return SEVERITY[then.outcome]
 
 
 def known_on_base(plan: Plan, root: Path) -> frozenset[str]:

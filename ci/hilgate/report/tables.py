@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.errors import Exit
 from hilgate.evidence import EVIDENCE_CHECK, kind_of
-from hilgate.model.record import SEVERITY, Counts, Outcome
+from hilgate.model.record import SEVERITY, Counts, Outcome, severity
 from hilgate.model.table import TableCheck, TableFile, TableStep, tables_in
 from hilgate.run.outcome import first, first_line
 
@@ -183,7 +183,7 @@ def _valued(steps: list[tuple[PlannedStep, StepVerdict]], recorded: Recorded) ->
 
 def _worst_of(verdicts: Iterable[StepVerdict]) -> StepVerdict:
     """The verdict that a table of several steps shows: the worst of theirs."""
-    return max(verdicts, key=lambda verdict: SEVERITY[verdict.outcome])
+    return max(verdicts, key=severity)
 
 
 def _named(step: PlannedStep, key: str, label: str) -> PlannedStep:
@@ -247,7 +247,7 @@ def _merged(cells: list[Cell]) -> Cell:
     """One cell of several checks: the worst decides (the first of equals), and the reason names them all."""
     if len(cells) == 1:
         return cells[0]
-    worst = max(cells, key=lambda cell: SEVERITY[cell.outcome])
+    worst = max(cells, key=severity)
     each = "; ".join(f"{one.checks[0]}: {one.outcome}{f', {one.reason}' if one.reason else ''}" for one in cells)
     return Cell(
         worst.outcome,
@@ -260,7 +260,7 @@ def _merged(cells: list[Cell]) -> Cell:
 
 def _worst(cells: list[Cell]) -> Cell:
     """One cell of the many checks of a step in a row: how many are like the worst, and why the first of those is."""
-    worst = max(cells, key=lambda cell: SEVERITY[cell.outcome])
+    worst = max(cells, key=severity)
     alike = sum(cell.outcome is worst.outcome for cell in cells)
     reason = "" if worst.outcome is Outcome.PASS else f"{alike} of {len(cells)} checks, the first: {worst.reason}"
     checks = tuple(name for cell in cells for name in cell.checks)

@@ -211,9 +211,9 @@ def print_verdict(
         say(console, f"changes its own gate: {view.approval}", "bold")
     say(console, f"report: {short(report.path)}", "dim", whole=True)
     _print_tables(console, view, report.path, every=every)
-    for loosened in verdict.loosened:
-        say(console, f"changes its own gate: {loosened.path}: {loosened.what}")
-        for row in loosened.hunk.splitlines():
+    for change in verdict.protected_changes:
+        say(console, f"changes its own gate: {change.path}: {change.what}")
+        for row in change.hunk.splitlines():
             console.print(Text(f"  {text.visible(row)}"), soft_wrap=True)
 
 

@@ -295,7 +295,7 @@ def more(problem: StepProblem) -> str:
 
 def approval(verdict: Verdict) -> str:
     """Who must approve, or has approved, what the change makes of its own gate; empty when it leaves it alone."""
-    if not verdict.loosened:
+    if not verdict.protected_changes:
         return ""
     if verdict.approved_by:
         return f"approved by {verdict.approved_by}"

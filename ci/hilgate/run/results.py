@@ -383,7 +383,7 @@ def read_restored(folder: Path) -> tuple[tuple[str, ...], str]:
 
 
 @contextmanager
-def put_back(root: Path, merge_base: str, files: tuple[str, ...], folder: Path) -> Iterator[None]:
+def restored_files(root: Path, merge_base: str, files: tuple[str, ...], folder: Path) -> Iterator[None]:
     """Have `files` as they are at the merge base while the context lasts, and note it in `folder`.
 
     Raises:

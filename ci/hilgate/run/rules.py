@@ -543,12 +543,16 @@ def decide(step: StepFacts) -> Decision:
     """
     for rule in RULES:
         why = rule.why(step)
-        if not why:
-            continue
-        if rule.own and step.recorded is not None:
-            if step.recorded is rule.outcome:  # mutant ReplaceComparisonOperator_Is_Eq: members of an enum
-                why = step.stopped or why
-            else:
-                why = f"{why} (recorded as {step.recorded.value})"
-        return Decision(rule.outcome or step.alone.outcome, rule.ruling, why, rule.name)
+        if why:
+            explained = _as_recorded(step, rule, why) if rule.own else why
+            return Decision(rule.outcome or step.alone.outcome, rule.ruling, explained, rule.name)
     raise AssertionError(f"no rule for {step}")
+
+
+def _as_recorded(step: StepFacts, rule: Rule, why: str) -> str:
+    """The reason that the step's record gives where it has the same outcome; else ours, and what it says instead."""
+    if step.recorded is None:
+        return why
+    if step.recorded is rule.outcome:  # mutant ReplaceComparisonOperator_Is_Eq: members of an enum
+        return step.stopped or why
+    return f"{why} (recorded as {step.recorded.value})"

@@ -294,10 +294,10 @@ ITSELF = "the change edits its own gate, which needs an approval"
     [
         ({"changed_files": ("README.md", "ci/hilgate/judge/verdict.py")}, ITSELF),
         ({"changed_files": (".buildkite/approve.yml",)}, ITSELF),
-        ({"loosened": (ProtectedChange(path="evals/gates.yaml", what="margin: 1 -> 2"),)}, ITSELF),
+        ({"protected_changes": (ProtectedChange(path="evals/gates.yaml", what="margin: 1 -> 2"),)}, ITSELF),
         ({"profile": "nightly"}, "a plan of profile nightly is not what a merge needs"),
     ],
-    ids=["gate", "flow", "loosened", "profile"],
+    ids=["gate", "flow", "protected_changes", "profile"],
 )
 def test_change_that_no_rerun_answers_for(changes, expected):
     both = plan("a", **changes)

@@ -34,7 +34,7 @@ JUDGE = ("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--re
 
 
 @pytest.fixture
-def loosened(tmp_path):
+def changed(tmp_path):
     """A change that raises its own tolerance until its failing test passes, planned for agents."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "ci").mkdir()
@@ -55,7 +55,7 @@ def plan(root, base):
     path = root / "results" / "plan.json"
     made = Plan.model_validate_json(path.read_text())
     found = protected.protected_changes(root, base, ["tests/tolerances.py"])
-    changes = {"profile": "pr", "base": "main", "merge_base": base, "loosened": found}
+    changes = {"profile": "pr", "base": "main", "merge_base": base, "protected_changes": found}
     path.write_text(made.model_copy(update=changes).model_dump_json())
 
 
@@ -93,14 +93,14 @@ def test_a_red_run_says_its_causes_before_it_asks_the_merge_base(tmp_path):
     assert cause not in after
 
 
-def test_a_change_that_loosens_its_tolerance_is_measured_with_the_old_one_and_is_red(loosened):
-    done = hilgate(loosened, *RUN)
+def test_a_change_that_loosens_its_tolerance_is_measured_with_the_old_one_and_is_red(changed):
+    done = hilgate(changed, *RUN)
     assert done.returncode == Exit.FAIL, done.stderr
     assert "as at the merge base, because its change is not approved: tests/tolerances.py" in done.stderr
-    assert (loosened / "results" / "allowed").read_text() == "0.001"
-    assert "0.1" in (loosened / "tests" / "tolerances.py").read_text()  # the change's own is back
-    assert git(loosened, "status", "--porcelain") == ""
-    judged = hilgate(loosened, *JUDGE)
+    assert (changed / "results" / "allowed").read_text() == "0.001"
+    assert "0.1" in (changed / "tests" / "tolerances.py").read_text()  # the change's own is back
+    assert git(changed, "status", "--porcelain") == ""
+    judged = hilgate(changed, *JUDGE)
     assert judged.returncode == Exit.FAIL
     assert "with these files of the merge base: tests/tolerances.py" in judged.stdout
     assert "changes its own gate: tests/tolerances.py: changed: 1 lines added, 1 removed" in judged.stdout
@@ -108,42 +108,42 @@ def test_a_change_that_loosens_its_tolerance_is_measured_with_the_old_one_and_is
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["a job", "steps of a plan, run here"])
-def test_an_approval_over_results_of_the_old_tolerance_is_no_verdict_about_the_new_one(loosened, several):
+def test_an_approval_over_results_of_the_old_tolerance_is_no_verdict_about_the_new_one(changed, several):
     folder, jobs = ("results", ()) if several else ("results/jobs/measure-cpu", ("--jobs", "results/jobs"))
-    (loosened / "tests" / "test_error.py").write_text("def test_error():\n    pass\n")  # it passes with either
-    assert hilgate(loosened, *RUN[:-1], folder).returncode == Exit.PASS
+    (changed / "tests" / "test_error.py").write_text("def test_error():\n    pass\n")  # it passes with either
+    assert hilgate(changed, *RUN[:-1], folder).returncode == Exit.PASS
     if several:  # as one command for more than one step leaves it
-        (loosened / "results/steps/measure-cpu").mkdir(parents=True, exist_ok=True)
-        (loosened / "results/results.jsonl").rename(loosened / "results/steps/measure-cpu/results.jsonl")
+        (changed / "results/steps/measure-cpu").mkdir(parents=True, exist_ok=True)
+        (changed / "results/results.jsonl").rename(changed / "results/steps/measure-cpu/results.jsonl")
     judge = ("judge", "--plan", "results/plan.json", *jobs, "--results", "results")
-    assert hilgate(loosened, *judge).returncode == Exit.INCONCLUSIVE
-    approved = hilgate(loosened, *judge, "--approved-by", "A. Owner")
+    assert hilgate(changed, *judge).returncode == Exit.INCONCLUSIVE
+    approved = hilgate(changed, *judge, "--approved-by", "A. Owner")
     assert approved.returncode == Exit.NOTHING_RAN, approved.stdout
     assert "it ran with files of the merge base, not with those that were approved" in approved.stdout
-    assert hilgate(loosened, *RUN[:-1], folder, "--approved-by", "A. Owner").returncode == Exit.PASS
+    assert hilgate(changed, *RUN[:-1], folder, "--approved-by", "A. Owner").returncode == Exit.PASS
 
 
-def test_with_an_approval_its_own_tolerance_counts_and_the_verdict_names_who_approved(loosened):
-    done = hilgate(loosened, *RUN, HILGATE_APPROVED_BY="A. Owner")
+def test_with_an_approval_its_own_tolerance_counts_and_the_verdict_names_who_approved(changed):
+    done = hilgate(changed, *RUN, HILGATE_APPROVED_BY="A. Owner")
     assert done.returncode == Exit.PASS, done.stdout
-    without = hilgate(loosened, *JUDGE)
+    without = hilgate(changed, *JUDGE)
     assert without.returncode == Exit.INCONCLUSIVE
     assert "changes its own gate: tests/tolerances.py" in without.stdout
-    approved = hilgate(loosened, *JUDGE, "--approved-by", "A. Owner <a@example.invalid>")
+    approved = hilgate(changed, *JUDGE, "--approved-by", "A. Owner <a@example.invalid>")
     assert approved.returncode == Exit.PASS
-    assert json.loads((loosened / "results" / "verdict.json").read_text())["approved_by"].startswith("A. Owner")
+    assert json.loads((changed / "results" / "verdict.json").read_text())["approved_by"].startswith("A. Owner")
 
 
-def test_a_merge_base_that_is_not_here_stops_the_job(loosened):
-    path = loosened / "results" / "plan.json"
+def test_a_merge_base_that_is_not_here_stops_the_job(changed):
+    path = changed / "results" / "plan.json"
     path.write_text(path.read_text().replace(json.loads(path.read_text())["merge_base"], "0" * 40))
-    done = hilgate(loosened, *RUN)
+    done = hilgate(changed, *RUN)
     assert done.returncode == Exit.CANNOT_RUN_HERE
     assert "is not in this checkout" in done.stderr
 
 
-def test_a_failing_test_is_run_again_on_another_node_and_not_on_its_own(loosened, monkeypatch):
-    hilgate(loosened, *RUN)
+def test_a_failing_test_is_run_again_on_another_node_and_not_on_its_own(changed, monkeypatch):
+    hilgate(changed, *RUN)
     elsewhere = (
         "recheck",
         "measure-cpu",
@@ -154,23 +154,23 @@ def test_a_failing_test_is_run_again_on_another_node_and_not_on_its_own(loosened
         "--results",
         "results/jobs/measure-cpu.recheck",
     )
-    refused = hilgate(loosened, *elsewhere)
+    refused = hilgate(changed, *elsewhere)
     assert refused.returncode == Exit.SICK_NODE
     assert "another must run them" in refused.stderr
     real = machine.environment
     monkeypatch.setattr(machine, "environment", lambda machine: real(machine).model_copy(update={"host": "mi300-9"}))
-    done = hilgate(loosened, *elsewhere)
+    done = hilgate(changed, *elsewhere)
     assert done.returncode == Exit.FAIL, done.stderr
     assert done.stdout == "fail: tests/test_error.py::test_error\n"
-    judged = hilgate(loosened, *JUDGE)
+    judged = hilgate(changed, *JUDGE)
     assert judged.returncode == Exit.FAIL
     assert "again elsewhere, mi300-9: tests/test_error.py::test_error: fail" in judged.stdout
-    again = hilgate(loosened, *elsewhere)
+    again = hilgate(changed, *elsewhere)
     assert again.returncode == Exit.NOTHING_RAN
     assert "has to be run again elsewhere" in again.stderr
-    (loosened / "results" / "jobs" / "measure-cpu.recheck" / "results.jsonl").unlink()
-    (loosened / "extra.py").write_text("")
-    assert "the files under test changed" in hilgate(loosened, *elsewhere).stderr
+    (changed / "results" / "jobs" / "measure-cpu.recheck" / "results.jsonl").unlink()
+    (changed / "extra.py").write_text("")
+    assert "the files under test changed" in hilgate(changed, *elsewhere).stderr
 
 
 LOST = {

@@ -221,11 +221,11 @@ def test_only_data_is_put_back(checkout):
     root, sha = checkout
     names = (AT, "evals/gates.yaml", "ci/hilgate/x.py", "ci/areas/k.yaml", "tests/bugs/x/bug.yaml")
     found = tuple(ProtectedChange(path=path, what="changed") for path in names)
-    a_plan = plan(merge_base=sha, loosened=found, profile="pr")
-    assert protected.to_put_back(root, a_plan) == ("evals/gates.yaml", "tests/bugs/x/bug.yaml", AT)
-    assert protected.to_put_back(root, plan(merge_base=sha)) == ()
+    a_plan = plan(merge_base=sha, protected_changes=found, profile="pr")
+    assert protected.files_to_restore(root, a_plan) == ("evals/gates.yaml", "tests/bugs/x/bug.yaml", AT)
+    assert protected.files_to_restore(root, plan(merge_base=sha)) == ()
     with pytest.raises(CannotRunHereError, match="names no merge base"):
-        protected.to_put_back(root, plan(loosened=found))
+        protected.files_to_restore(root, plan(protected_changes=found))
 
 
 def test_code_owners_approve_what_is_protected_and_no_line_of_theirs_is_about_nothing():

@@ -185,7 +185,7 @@ def easier_plan(path: Path) -> None:
 def protected(site: Site, _job: Job) -> None:
     """A protected file changes."""
     change = ProtectedChange(path="tests/support/tolerances.py", what="fp16: 1e-3 -> 1e-1")
-    site.plan = site.plan.model_copy(update={"loosened": (change,)})
+    site.plan = site.plan.model_copy(update={"protected_changes": (change,)})
 
 
 def doubtful(site: Site, _job: Job) -> None:

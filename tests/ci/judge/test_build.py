@@ -118,22 +118,22 @@ def test_jobs_of_agents_ran_over_their_own_checkouts(tmp_path, root, local):
 
 
 def test_a_job_decides_on_its_own_step_and_leaves_node_image_and_approval_to_the_build(tmp_path):
-    loosened = (ProtectedChange(path="evals/gates.yaml", what="deleted"),)
+    protected_changes = (ProtectedChange(path="evals/gates.yaml", what="deleted"),)
     only_reported = GATHER.model_copy(update={"report_only": True})
-    a_plan = agents_plan(only_reported, gpu_step("scan"), loosened=loosened)
+    a_plan = agents_plan(only_reported, gpu_step("scan"), protected_changes=protected_changes)
     folder = tmp_path / "results"
     results.write(folder, opening(a_plan), finished(GATHER, passed()))
     found = judged(folder, a_plan, only=frozenset({GATHER.key}), job=GATHER.key)
     assert [one.key for one in found.plan.steps] == [GATHER.key]
-    assert (found.verdict.outcome, found.verdict.loosened, found.exit_status) == (Outcome.PASS, (), Exit.PASS)
+    assert (found.verdict.outcome, found.verdict.protected_changes, found.exit_status) == (Outcome.PASS, (), Exit.PASS)
 
 
 def test_a_desk_that_decides_on_a_part_still_asks_for_the_approval(tmp_path):
-    a_plan = plan(A, B, loosened=(ProtectedChange(path="evals/gates.yaml", what="deleted"),), profile="quick")
+    a_plan = plan(A, B, protected_changes=(ProtectedChange(path="evals/gates.yaml", what="deleted"),), profile="quick")
     folder = tmp_path / "results"
     recorded(folder, a_plan, *finished(A, passed()))
     found = judged(folder, a_plan, only=frozenset({A.key}))
-    assert (found.verdict.outcome, found.verdict.loosened) == (Outcome.INCONCLUSIVE, a_plan.loosened)
+    assert (found.verdict.outcome, found.verdict.protected_changes) == (Outcome.INCONCLUSIVE, a_plan.protected_changes)
     assert (found.verdict.profile, len(found.verdict.steps)) == ("quick", 1)
 
 

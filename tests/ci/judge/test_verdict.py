@@ -326,7 +326,7 @@ MORE = ProtectedChange(path="evals/gates.yaml", what="deleted")
 
 
 @pytest.mark.parametrize(
-    ("loosened", "approved_by", "outcome", "named"),
+    ("protected_changes", "approved_by", "outcome", "named"),
     [
         ((LOOSER, MORE), "", Outcome.INCONCLUSIVE, ""),
         ((LOOSER,), "", Outcome.INCONCLUSIVE, ""),
@@ -335,27 +335,27 @@ MORE = ProtectedChange(path="evals/gates.yaml", what="deleted")
     ],
     ids=["not-approved", "one-not-approved", "approved", "nothing-to-approve"],
 )
-def test_what_is_loosened_needs_a_name(tmp_path, loosened, approved_by, outcome, named):
-    jobs = Jobs(tmp_path, agents_plan(loosened=loosened))
+def test_what_is_loosened_needs_a_name(tmp_path, protected_changes, approved_by, outcome, named):
+    jobs = Jobs(tmp_path, agents_plan(protected_changes=protected_changes))
     verdict = jobs.verdict(approved_by=approved_by)
-    assert (verdict.outcome, verdict.approved_by, verdict.loosened) == (outcome, named, loosened)
+    assert (verdict.outcome, verdict.approved_by, verdict.protected_changes) == (outcome, named, protected_changes)
     if outcome is Outcome.INCONCLUSIVE:
-        more = " (and 1 more)" if MORE in loosened else ""
+        more = " (and 1 more)" if MORE in protected_changes else ""
         assert verdict.why == f"needs a named approval: tests/support/tolerances.py: fp16: 0.001 -> 0.1{more}"
         assert exit_status(verdict, jobs.plan) == Exit.INCONCLUSIVE
 
 
 def test_an_approval_excuses_no_failure(tmp_path):
-    jobs = Jobs(tmp_path, agents_plan(loosened=(LOOSER,)))
+    jobs = Jobs(tmp_path, agents_plan(protected_changes=(LOOSER,)))
     jobs.job(GATHER.key, *finished(GATHER, failed(), status=1))
     assert jobs.verdict(approved_by="A. Owner").outcome is Outcome.FAIL
     assert jobs.verdict().outcome is Outcome.FAIL
 
 
-def decides(folder, name="pipeline.yml", key="verdict", *, status=0, loosened="[]", annotates=0, **more):
+def decides(folder, name="pipeline.yml", key="verdict", *, status=0, protected_changes="[]", annotates=0, **more):
     """Run a step of the static pipelines that decides, with a judge that ends with `status`."""
     values = {
-        "hilgate": JUDGE.format(loosened=loosened, status=status),
+        "hilgate": JUDGE.format(protected_changes=protected_changes, status=status),
         "buildkite_agent": ANNOTATES.format(status=annotates),
     }
     return run(folder, STEPS[name, key], **(values | more))
@@ -376,7 +376,7 @@ def test_verdict_ends_as_the_judge_and_posts_its_annotation(tmp_path, name, stat
 def test_verdict_without_plan_or_results_still_judges(tmp_path, name):
     """Planning failed: nothing can be downloaded, the judge says so with 3, and the annotation is the judge's."""
     agent = '[ "$1" = artifact ] && exit 1; ' + ANNOTATES.format(status=0)
-    hilgate = '[ "$1" = fetch ] && exit 4\n' + JUDGE.format(loosened="[]", status=3)
+    hilgate = '[ "$1" = fetch ] && exit 4\n' + JUDGE.format(protected_changes="[]", status=3)
     ended = decides(tmp_path, name, status=3, buildkite_agent=agent, hilgate=hilgate)
     assert ended.status == 3
     assert "there is no plan" in ended.output
@@ -401,11 +401,15 @@ def test_annotation_has_the_colour_of_the_verdict_and_changes_none(tmp_path, sta
 
 
 @pytest.mark.parametrize(
-    ("judged", "loosened", "asks"), [(0, "[]", False), (6, "[]", False), (6, "[1]", True), (1, "[1]", False)]
+    ("judged", "protected_changes", "asks"), [(0, "[]", False), (6, "[]", False), (6, "[1]", True), (1, "[1]", False)]
 )
 @pytest.mark.parametrize("form", ["echo 'steps: []'", "exit 5"])
-def test_change_to_its_own_gate_asks_for_a_name_with_the_form_of_the_merge_base(tmp_path, judged, loosened, asks, form):
-    hilgate = f'[ "$1 $2" = "flow approve" ] && {{ {form}; exit; }}\n' + JUDGE.format(loosened=loosened, status=judged)
+def test_change_to_its_own_gate_asks_for_a_name_with_the_form_of_the_merge_base(
+    tmp_path, judged, protected_changes, asks, form
+):
+    hilgate = f'[ "$1 $2" = "flow approve" ] && {{ {form}; exit; }}\n' + JUDGE.format(
+        protected_changes=protected_changes, status=judged
+    )
     ended = decides(tmp_path, status=judged, hilgate=hilgate)
     broken = asks and form == "exit 5"
     assert ended.status == (5 if broken else judged)
@@ -414,7 +418,7 @@ def test_change_to_its_own_gate_asks_for_a_name_with_the_form_of_the_merge_base(
 
 def test_a_verdict_that_is_retried_finds_its_form_uploaded_and_keeps_its_status(tmp_path):
     refusing = '[ "$1" = pipeline ] && exit 1; ' + ANNOTATES.format(status=0)
-    ended = decides(tmp_path, status=6, loosened="[1]", buildkite_agent=refusing)
+    ended = decides(tmp_path, status=6, protected_changes="[1]", buildkite_agent=refusing)
     assert ended.status == 6
     assert "no new form" in ended.output
 
@@ -427,7 +431,7 @@ def test_images_are_left_for_reruns(tmp_path):
 def test_failing_checks_are_left_for_later_builds_of_the_same_files(tmp_path):
     steps = '[{"key": "a-cpu", "failed": ["t::a"]}, {"key": "b-cpu", "failed": []}]'
     agent = '[ "$*" = "meta-data set hilgate-failed" ] && echo "left $(cat)" >> "$CALLS"; exit 0'
-    hilgate = JUDGE.format(loosened="[]", status=1).replace('"steps": []', f'"steps": {steps}')
+    hilgate = JUDGE.format(protected_changes="[]", status=1).replace('"steps": []', f'"steps": {steps}')
     ended = decides(tmp_path, hilgate=hilgate, buildkite_agent=agent)
     assert 'left {"tree": "t", "failed": {"a-cpu": ["t::a"]}}' in ended.calls
 
@@ -439,7 +443,7 @@ def test_what_came_before_is_asked_with_a_token_of_its_own_and_never_for_a_fork(
 [ "$1 $2" = "secret get" ] && {{ [ "$3" = HILGATE_READ_TOKEN ] && echo secret || exit 1; }}; exit 0"""
     hilgate = 'echo "token for $1: ${BUILDKITE_API_TOKEN:-none}" >> "$CALLS"\n' + APPROVED.format(name="A", status=0)
     key = "required" if name == "approve.yml" else "verdict"
-    judged = JUDGE.format(loosened="[]", status=0)
+    judged = JUDGE.format(protected_changes="[]", status=0)
     ended = decides(tmp_path, name, key, hilgate=hilgate + judged, buildkite_agent=agent)
     assert ended.status == 0
     assert ("token for earlier: secret" in ended.calls) is asks
@@ -450,7 +454,9 @@ APPROVED = '[ "$1" = approver ] && {{ echo "{name}"; exit {status}; }}\n'
 
 
 def test_approval_judges_again_with_the_name(tmp_path):
-    hilgate = APPROVED.format(name="Ada <ada@example.invalid>", status=0) + JUDGE.format(loosened="[1]", status=1)
+    hilgate = APPROVED.format(name="Ada <ada@example.invalid>", status=0) + JUDGE.format(
+        protected_changes="[1]", status=1
+    )
     ended = decides(tmp_path, "approve.yml", "required", hilgate=hilgate, buildkite_agent="")
     assert ended.status == 1
     assert any(call.endswith("--approved-by Ada <ada@example.invalid>") for call in ended.calls)
@@ -459,7 +465,7 @@ def test_approval_judges_again_with_the_name(tmp_path):
 
 @pytest.mark.parametrize("key", ["approved", "required"])
 def test_approval_without_another_name_is_none(tmp_path, key):
-    hilgate = APPROVED.format(name="", status=2) + JUDGE.format(loosened="[1]", status=1)
+    hilgate = APPROVED.format(name="", status=2) + JUDGE.format(protected_changes="[1]", status=1)
     ended = decides(tmp_path, "approve.yml", key, hilgate=hilgate, buildkite_agent="")
     assert ended.status == 2
     assert [call for call in ended.calls if call.startswith("hilgate")] == ["hilgate approver"]
@@ -475,7 +481,7 @@ def test_approval_judges_what_ran_as_approved(tmp_path, again):
     ran = decides(tmp_path / "a", "approve.yml", "approved", hilgate=hilgate, buildkite_agent="")
     assert ran.status == 0
     assert ran.uploads == (["results/approved.yml"] if again else [])
-    judged = JUDGE.format(loosened="[1]", status=0)
+    judged = JUDGE.format(protected_changes="[1]", status=0)
     ended = decides(tmp_path / "b", "approve.yml", "required", hilgate=hilgate + judged, buildkite_agent="")
     assert ended.status == 0
     fetched = [call for call in ended.calls if call.startswith("hilgate fetch")]

@@ -371,10 +371,12 @@ def test_fork_gets_no_secrets_and_the_plan_says_so():
 
 
 def test_plan_records_what_is_loosened_and_the_merge_base():
-    loosened = (ProtectedChange(path="tests/support/tolerances.py", what="1e-3 -> 1e-1"),)
+    protected_changes = (ProtectedChange(path="tests/support/tolerances.py", what="1e-3 -> 1e-1"),)
     at = replace(change("a/x"), merge_base="b" * 40)
-    plan = assemble(declare(a=[step("s")]), at, LAPTOP, profile="gate", facts=ChangeFacts(loosened=loosened))
-    assert (plan.loosened, plan.merge_base) == (loosened, "b" * 40)
+    plan = assemble(
+        declare(a=[step("s")]), at, LAPTOP, profile="gate", facts=ChangeFacts(protected_changes=protected_changes)
+    )
+    assert (plan.protected_changes, plan.merge_base) == (protected_changes, "b" * 40)
 
 
 @pytest.mark.parametrize(
@@ -426,10 +428,10 @@ def test_plan_survives_its_file(tmp_path):
         (lambda text: text[:100], "not a plan"),
         (lambda text: text.replace('"profile"', '"profil"'), "not a plan"),
         (
-            lambda text: text.replace('"schema_version": 8', '"schema_version": 2'),
-            "not a plan: schema 2, this reads 8",
+            lambda text: text.replace('"schema_version": 9', '"schema_version": 2'),
+            "not a plan: schema 2, this reads 9",
         ),
-        (lambda text: text.replace('"schema_version": 8,', ""), "it has no schema_version"),
+        (lambda text: text.replace('"schema_version": 9,', ""), "it has no schema_version"),
         (lambda text: json.dumps({**json.loads(text), "steps": json.loads(text)["steps"] * 2}), "stands twice"),
         (lambda text: text.replace('"depends_on": []', '"depends_on": ["gone"]'), "depends on gone"),
     ],

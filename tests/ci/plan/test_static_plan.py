@@ -99,7 +99,7 @@ def test_rerun_plans_the_models_and_the_whole(tmp_path, env, chosen, arguments):
 @pytest.mark.parametrize("status", [0, 1])
 def test_rerun_posts_only_when_it_is_complete(tmp_path, complete, status):
     hilgate = f'[ "$1" = pipeline ] && {{ {"echo steps" if complete else "true"}; exit; }}\n' + JUDGE.format(
-        loosened="[]", status=status
+        protected_changes="[]", status=status
     )
     agent = '[ "$1 $2" = "artifact download" ] && echo {} > results/required.json; exit 0'
     ended = run(tmp_path, STEPS["rerun.yml", "verdict"], hilgate=hilgate, buildkite_agent=agent)

@@ -124,8 +124,12 @@ def test_a_pass_that_does_not_prove_all_it_is_for_is_listed(capsys):
     ids=["nobody yet", "somebody"],
 )
 def test_a_loosened_gate_is_said_before_what_broke(show, approved, words):
-    loosened = (ProtectedChange(path="tests/support/tolerances.py", what="changed", hunk="-A = 2 * U\n+A = 4 * U"),)
-    text = below_the_headline(show(*red(loosened=loosened, approved_by=approved)).replace("&gt;", ">"))
+    protected_changes = (
+        ProtectedChange(path="tests/support/tolerances.py", what="changed", hunk="-A = 2 * U\n+A = 4 * U"),
+    )
+    text = below_the_headline(
+        show(*red(protected_changes=protected_changes, approved_by=approved)).replace("&gt;", ">")
+    )
     assert text.index(words) < text.index("tests/support/tolerances.py") < text.index("bad-gfx942")
     assert "+A = 4 * U" in text
 
@@ -160,7 +164,7 @@ def test_the_line_of_the_image_follows_the_step(image, planned, missing, present
 
 
 def test_the_terminal_says_it_too(capsys):
-    plan, recorded, verdict, facts = red(loosened=(ProtectedChange(path="p", what="w"),))
+    plan, recorded, verdict, facts = red(protected_changes=(ProtectedChange(path="p", what="w"),))
     agents = plan.model_copy(update={"profile": "pr"})
     terminal.print_verdict(Report(agents, recorded, verdict, Path("report.html"), facts))
     out = capsys.readouterr().out

@@ -34,7 +34,7 @@ from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
-from hilgate.run.results import NOTE, put_back, read_restored
+from hilgate.run.results import NOTE, read_restored, restored_files
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 WRITE = gpu_step("write")
@@ -306,10 +306,10 @@ def state(root):
 def test_the_files_are_the_merge_bases_and_after_an_interrupt_too_the_changes_again(checkout):
     root, sha, job = checkout
     before = state(root)
-    with put_back(root, sha, FILES, job):
+    with restored_files(root, sha, FILES, job):
         assert state(root) == {"gone.py": "old\n", "kept.py": "old\n"}
     assert state(root) == before
-    with pytest.raises(KeyboardInterrupt), put_back(root, sha, FILES, job):
+    with pytest.raises(KeyboardInterrupt), restored_files(root, sha, FILES, job):
         raise KeyboardInterrupt
     assert state(root) == before == {"kept.py": "mine\n", "new.py": "mine\n"}
     assert read_restored(job) == (tuple(sorted(FILES)), "")
@@ -317,7 +317,7 @@ def test_the_files_are_the_merge_bases_and_after_an_interrupt_too_the_changes_ag
 
 def test_without_files_nothing_is_noted(checkout):
     root, _, job = checkout
-    with put_back(root, "no such commit", (), job):
+    with restored_files(root, "no such commit", (), job):
         pass
     assert not (job / NOTE).exists()
     assert read_restored(job) == ((), "")
@@ -329,7 +329,7 @@ def test_a_link_is_replaced_and_not_followed(checkout, tmp_path):
     outside.write_text("precious\n")
     (root / "tests" / "kept.py").unlink()
     (root / "tests" / "kept.py").symlink_to(outside)
-    with put_back(root, sha, FILES[:1], job):
+    with restored_files(root, sha, FILES[:1], job):
         assert (root / "tests" / "kept.py").read_text() == "old\n"
     assert outside.read_text() == "precious\n"
 
@@ -341,7 +341,10 @@ def test_a_folder_that_leads_out_of_the_checkout_stops_the_job(checkout, tmp_pat
         path.unlink()
     (root / "tests").rmdir()
     (root / "tests").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CannotRunHereError, match="leads out of the checkout"), put_back(root, sha, FILES[:1], job):
+    with (
+        pytest.raises(CannotRunHereError, match="leads out of the checkout"),
+        restored_files(root, sha, FILES[:1], job),
+    ):
         pass
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
