@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+
+NEVER = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,18 @@ class Arch:
     """Most 32-bit registers of one lane; on CDNA VGPRs and AGPRs together."""
     unit_registers: int
     """32-bit registers of a compute unit, shared by the lanes of all its programs."""
+    unit_lds_bytes: int
+    """LDS of a compute unit, shared likewise."""
     lanes: int
     """Lanes of a wave (warp)."""
-    operand_from_lds_rows: int
-    """Rows from which the matrix instruction takes K and V from LDS (wgmma: 64); otherwise they pass registers."""
+    matrix: Literal["mfma", "wmma", "wgmma", "none"]
+    """The device's matrix instructions: of CDNA, RDNA and Hopper."""
     compute_units: int
     """Compute units (multiprocessors), for the number of partitions; `device.current` asks the device."""
+    operand_from_lds_rows: int = NEVER
+    """Rows from which the matrix instruction takes K and V from LDS (wgmma: 64); otherwise they pass registers."""
+    operand_copies: int = 1
+    """Times that an operand of a product lies in the registers of a wave (RDNA3: lanes 16 to 31 repeat 0 to 15)."""
     async_copies: bool = False
     """Whether pipelined loads reach LDS past the registers (cp.async; on gfx950 see `copies_past_registers`)."""
     dependent_launches: bool = False
@@ -44,26 +53,56 @@ class Arch:
     """The 4-bit-exponent FP8 format of the device's matrix and conversion instructions (CDNA3 and CDNA4 ISA, "FP8"; PTX
     ISA `.e4m3`); "" for none. The same byte read as the other format is wrong by a factor of 2."""
 
+    tuning: str = ""
+    """Stem of its file of launch data, if not its own name."""
 
-NEVER = 1 << 30
+    @property
+    def tuning_file(self) -> str:
+        """Its file of launch data, from the folder that holds `pagedkv`."""
+        return f"pagedkv/tuning/{self.tuning or self.name}.toml"
+
+    @property
+    def amd(self) -> bool:
+        """Whether AMD's compiler makes its code."""
+        return self.matrix in ("mfma", "wmma")
+
 
 # AMD CDNA2, CDNA3 and CDNA4 ISA documents: LDS of a workgroup, 512 unified VGPRs a lane, 4 SIMDs of 64 lanes.
-_cdna = partial(Arch, registers=512, unit_registers=131_072, lanes=64, operand_from_lds_rows=NEVER)
+_cdna = partial(Arch, registers=512, unit_registers=131_072, lanes=64, matrix="mfma")
+# AMD RDNA3, RDNA3.5 and RDNA4 ISA documents: LDS of a workgroup, 256 VGPRs a lane. The unit is a workgroup processor,
+# as HIP counts them: 4 SIMDs with 1,536 VGPRs for each of 32 lanes, and LDS of two workgroups.
+_rdna = partial(
+    Arch,
+    lds_bytes=65_536,
+    registers=256,
+    unit_registers=196_608,
+    unit_lds_bytes=131_072,
+    lanes=32,
+    matrix="wmma",
+    tuning="rdna",
+)
 
 ARCHES: dict[str, Arch] = {
     arch.name: arch
     for arch in (
         # Compute units: one die of an MI250X, an MI300X, an MI355X (vendor data sheets).
-        _cdna("gfx90a", lds_bytes=65_536, compute_units=110),
-        _cdna("gfx942", lds_bytes=65_536, compute_units=304, native_fp8="e4m3fnuz"),
-        _cdna("gfx950", lds_bytes=163_840, compute_units=256, native_fp8="e4m3fn"),
+        _cdna("gfx90a", lds_bytes=65_536, unit_lds_bytes=65_536, compute_units=110),
+        _cdna("gfx942", lds_bytes=65_536, unit_lds_bytes=65_536, compute_units=304, native_fp8="e4m3fnuz"),
+        _cdna("gfx950", lds_bytes=163_840, unit_lds_bytes=163_840, compute_units=256, native_fp8="e4m3fn"),
+        # A Radeon RX 7900 XTX, a Ryzen AI Max+ 395 and a Radeon RX 9070 XT (vendor data sheets). Triton 3.6.0 writes no
+        # conversions of FP8 for gfx1201, which has them: codes are decoded in software.
+        _rdna("gfx1100", compute_units=48, operand_copies=2),
+        _rdna("gfx1151", compute_units=20, operand_copies=2),
+        _rdna("gfx1201", compute_units=32),
         # CUDA C++ programming guide, compute capability 9.0; multiprocessors of an H200.
         Arch(
             "sm_90",
             lds_bytes=232_448,
             registers=255,
             unit_registers=65_536,
+            unit_lds_bytes=232_448,
             lanes=32,
+            matrix="wgmma",
             operand_from_lds_rows=64,
             compute_units=132,
             async_copies=True,
@@ -78,7 +117,9 @@ ARCHES: dict[str, Arch] = {
             lds_bytes=1 << 22,
             registers=1 << 21,
             unit_registers=1 << 21,
+            unit_lds_bytes=1 << 22,
             lanes=1,
+            matrix="none",
             operand_from_lds_rows=1,
             compute_units=1,
             compiled=False,
@@ -156,7 +197,8 @@ def largest_tile(
     register_bytes = (lane_registers - spare) * 4 * arch.lanes * waves
 
     def fits(tokens: int) -> bool:
-        return sum(lds(tokens)) <= arch.lds_bytes // occupancy and sum(registers(tokens)) <= register_bytes
+        share = min(arch.lds_bytes, arch.unit_lds_bytes // occupancy)
+        return sum(lds(tokens)) <= share and sum(registers(tokens)) <= register_bytes
 
     tokens = 16
     if not fits(tokens):

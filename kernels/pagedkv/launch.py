@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib import resources
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from pagedkv import toml
 from pagedkv.arch import NEVER, limits, next_power_of_two
@@ -305,10 +305,6 @@ class Tuning:
     reduce: Reduce
     decode: Attention
     prefill: Attention
-    mla: Mla
-    mla_narrow: Mla
-    """Where one token has at most 16 heads."""
-    mla_reduce: MlaReduce
     scan_64: SsdLaunch
     """Launch for channels with up to 64 elements of state."""
     scan_128: SsdLaunch
@@ -319,6 +315,11 @@ class Tuning:
     gdn_decode: GdnDecode
     gdn_verify: GdnDecode
     """Launch for steps with drafts."""
+    mla: Mla | None = None
+    """None where MLA decode does not run on the arch; so with the two that follow."""
+    mla_narrow: Mla | None = None
+    """Where one token has at most 16 heads."""
+    mla_reduce: MlaReduce | None = None
 
     def scan_of(self, head_size: int, state: int, element_bytes: int) -> SsdLaunch:
         """Return how a prefill of Mamba-2 is launched: at most the channels of a head, and what a program has room for.
@@ -340,13 +341,18 @@ def parse(text: str, where: str) -> Tuning:
         InvalidFileError: if it is not TOML or its keys or values are not those of `Tuning`.
     """
     kinds = get_type_hints(Tuning)
-    data = toml.parse(where, text, kinds, every=True)
+    needed = [field.name for field in fields(Tuning) if field.default is MISSING]
+    data = toml.parse(where, text, kinds, needed=needed)
     rules = {
         name: toml.entries(f"{where} [[{name}.where]]", data[name].pop("where", []), Where, least=1)
         for name in ("decode", "prefill")
         if isinstance(data[name], dict)
     }
-    found = {name: toml.entry(f"{where} [{name}]", data[name], kind, least=1) for name, kind in kinds.items()}
+    found = {
+        name: toml.entry(f"{where} [{name}]", data[name], (*get_args(kind), kind)[0], least=1)
+        for name, kind in kinds.items()
+        if name in data
+    }
     return Tuning(**found | {name: replace(found[name], where=each) for name, each in rules.items()})
 
 
@@ -358,9 +364,9 @@ def tuning(arch: str) -> Tuning:
         UnsupportedArchError: if there is none.
         InvalidFileError: if its file is wrong.
     """
-    limits(arch)
-    file = resources.files("pagedkv") / "tuning" / f"{arch}.toml"
-    return parse(file.read_text(encoding="utf-8"), f"pagedkv/tuning/{arch}.toml")
+    where = limits(arch).tuning_file
+    file = resources.files("pagedkv").joinpath(*where.split("/")[1:])
+    return parse(file.read_text(encoding="utf-8"), where)
 
 
 def rows_of_program(arch: Arch, count: int, *, most: int, fewest: int) -> int:

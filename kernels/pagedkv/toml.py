@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Entry = TypeVar("Entry")
 
 
-def parse(where: str, text: str, tables: Iterable[str], *, every: bool = False) -> dict[str, Any]:
-    """Read a file that holds some of these tables, or `every` one of them, and nothing else.
+def parse(where: str, text: str, tables: Iterable[str], *, needed: Iterable[str] = ()) -> dict[str, Any]:
+    """Read a file that holds some of these tables, every `needed` one among them, and nothing else.
 
     Raises:
         InvalidFileError: It is not TOML, holds another table, or lacks one.
@@ -25,10 +25,10 @@ def parse(where: str, text: str, tables: Iterable[str], *, every: bool = False) 
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidFileError(f"{where} is not TOML: {error}") from error
-    known = list(tables)
-    among(f"{where}: tables", data, known)
-    if every and len(data) < len(known):
-        raise InvalidFileError(f"{where}: got the tables {', '.join(data)}; expected every one of {', '.join(known)}")
+    among(f"{where}: tables", data, tables)
+    needed = list(needed)
+    if not set(needed) <= set(data):
+        raise InvalidFileError(f"{where}: got the tables {', '.join(data)}; expected every one of {', '.join(needed)}")
     return data
 
 

@@ -4,7 +4,7 @@
 import pytest
 
 from pagedkv.arch import limits
-from pagedkv.audit.machine import LDS_GRANULES, register_waves, waves_per_simd
+from pagedkv.audit.machine import MACHINES, register_waves, waves_per_simd
 
 HAND = [
     # arch, VGPRs, SGPRs, LDS, waves of a workgroup -> waves per SIMD, and the sum that gives it
@@ -29,6 +29,11 @@ HAND = [
     pytest.param(("gfx942", 129, 32, 0, 8, 2), id="3 slots hold one workgroup of 8 waves, not one and a half"),
     pytest.param(("gfx942", 24, 32, 0, 2, 8), id="2 waves: 16 workgroups, as many as there are barriers"),
     pytest.param(("gfx942", 24, 32, 0, 1, 8), id="1 wave needs no barrier: 32 workgroups"),
+    pytest.param(("gfx1201", 96, 106, 0, 4, 16), id="RDNA, 96 VGPRs: 1536 / 96 = 16, the most there is"),
+    pytest.param(("gfx1201", 97, 106, 0, 4, 12), id="97 VGPRs are given 120: 1536 // 120 = 12"),
+    pytest.param(("gfx1100", 256, 106, 0, 8, 4), id="256 VGPRs are given 264: 5 slots, 2 workgroups of 8 waves"),
+    pytest.param(("gfx1151", 96, 106, 65536, 8, 4), id="all LDS of a workgroup: a workgroup processor has twice that"),
+    pytest.param(("gfx1151", 96, 106, 65537, 8, 0), id="a byte more than a workgroup may have: none"),
 ]
 
 
@@ -39,10 +44,12 @@ def test_waves_per_simd_as_worked_out_by_hand(figures):
 
 
 def test_a_kernel_over_the_register_file_cannot_start():
-    assert register_waves(vgpr=513, sgpr=16) == 0
+    assert register_waves("gfx942", vgpr=513, sgpr=16) == 0
 
 
-@pytest.mark.parametrize(("arch", "lds"), [("gfx90a", 65536), ("gfx942", 65536), ("gfx950", 163840)])
-def test_lds_of_a_compute_unit(arch, lds):
+@pytest.mark.parametrize(
+    ("arch", "lds"), [("gfx90a", 65536), ("gfx942", 65536), ("gfx950", 163840), ("gfx1201", 65536)]
+)
+def test_lds_of_a_workgroup(arch, lds):
     assert limits(arch).lds_bytes == lds
-    assert lds % LDS_GRANULES[arch] == 0
+    assert lds % MACHINES[arch].lds_granule == 0

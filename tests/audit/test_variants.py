@@ -17,7 +17,7 @@ from pagedkv.attention import warm_up as warm_up_module
 from pagedkv.attention.paged import paged_attention
 from pagedkv.attention.warm_up import ServiceBounds, warm_up
 from pagedkv.audit.compile import specialisations
-from pagedkv.audit.machine import LDS_GRANULES
+from pagedkv.audit.machine import CDNA
 from pagedkv.audit.tensors import Batch
 from pagedkv.cache import warm_up as turned
 from pagedkv.cache.rotary import rotate_and_write
@@ -110,7 +110,7 @@ def nothing_warmed():
     prepared.clear()
 
 
-@pytest.fixture(params=[*LDS_GRANULES, "sm_90"])
+@pytest.fixture(params=[*CDNA, "gfx1201", "sm_90"])  # the launches of other RDNA are those of gfx1201
 def arch(request, monkeypatch) -> str:
     """Every arch with a compiler here."""
     if request.param == "sm_90":
@@ -203,12 +203,14 @@ def _latent_warm_up(most_queries: int = DRAFTED + 1) -> None:
     latent.warm_up(query, _latent_cache(), out, torch.empty(5, 16), **given, scale=0.1)
 
 
+@pytest.mark.parametrize("arch", [*CDNA, "sm_90"], indirect=True)
 def test_latent_attention_compiles_at_most_eight_of_each_kernel(arch):
     counts = Counter(each.kernel for each in specialisations(arch, _latent_service))
     assert {"mla_decode_kernel", "mla_reduce_kernel", "mla_schedule_kernel"} == set(counts)
     assert max(counts.values()) <= 8, counts
 
 
+@pytest.mark.parametrize("arch", [*CDNA, "sm_90"], indirect=True)
 def test_warm_up_of_latent_attention_compiles_all(arch):
     ready = {each.key for each in specialisations(arch, _latent_warm_up)}
     served = specialisations(arch, _latent_service)

@@ -54,4 +54,4 @@ def test_an_invalid_table_is_refused(table, message):
 )
 def test_a_file_that_is_not_one_is_refused(text, message):
     with pytest.raises(InvalidFileError, match=message):
-        toml.entries("f.toml: crash", toml.parse("f.toml", text, ["crash"], every=True)["crash"], Table)
+        toml.entries("f.toml: crash", toml.parse("f.toml", text, ["crash"], needed=["crash"])["crash"], Table)

@@ -18,7 +18,7 @@ from benchmarks.cases import CASES
 from pagedkv import prepared
 from pagedkv.arch import limits
 from pagedkv.audit.compile import OfflineHipDriver
-from pagedkv.audit.machine import LDS_GRANULES
+from pagedkv.audit.machine import MACHINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ class OfflineCudaDriver(OfflineHipDriver):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.get_current_device = lambda: len(LDS_GRANULES)  # an index of its own
+        self.get_current_device = lambda: len(MACHINES)  # an index of its own
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)

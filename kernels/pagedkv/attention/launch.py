@@ -93,6 +93,9 @@ def tile_tokens(
       take different rows.
       Where K and V are packed, what is said of them counts twice on CDNA: they change their register layout on the way
       (with less, Triton 3.6 spilled 69 VGPRs on gfx950 at 256 channels).
+    * Registers, WMMA: every wave holds the query of its rows, their scores and weights, all of K as operand, and of the
+      accumulator and of V its share of the channels. The sum is within 45 registers of what Triton 3.6 takes on gfx1201
+      at 128 and 256 channels, with 1 to 16 waves, and where it spills, within 25 of what is missing.
 
     Args:
         arch: Limits of the device.
@@ -112,9 +115,9 @@ def tile_tokens(
     wgmma = rows >= arch.operand_from_lds_rows
     copies = 0 if wgmma else min(waves, rows // 16)
     in_flight = 0 if arch.async_copies and stages > 1 else 2
-    sides = (in_flight + copies) * (2 if packed and arch.operand_from_lds_rows == NEVER else 1)
+    sides = (in_flight + copies) * (2 if packed and arch.amd else 1)
 
-    padded = arch.async_copies and stages > 1 and arch.operand_from_lds_rows == NEVER
+    padded = arch.async_copies and stages > 1 and arch.amd
 
     def lds(tokens: int) -> tuple[int, ...]:
         if wgmma:
@@ -126,10 +129,16 @@ def tile_tokens(
         return (max(query, staged + rows * tokens * element_bytes),)
 
     def registers(tokens: int) -> tuple[int, ...]:
+        if arch.matrix == "wmma":
+            groups = min(waves, rows // 16)  # of waves, each with rows of its own
+            operand = arch.operand_copies * tokens * column
+            query_and_scores = rows // groups * (arch.operand_copies * channels * element_bytes + 8 * tokens)
+            return 4 * rows * channels, waves * query_and_scores, waves * operand, groups * operand
         scores = (4 + (element_bytes if wgmma else 4)) * rows * tokens
         return 4 * rows * channels, 0 if query_stays(arch, rows) else query, scores, sides * tokens * column
 
-    return largest_tile(arch, lds=lds, registers=registers, spare=64, waves=waves, occupancy=occupancy, most=most)
+    spare = 16 if arch.matrix == "wmma" else 64
+    return largest_tile(arch, lds=lds, registers=registers, spare=spare, waves=waves, occupancy=occupancy, most=most)
 
 
 def query_stays(arch: Arch, rows: int) -> bool:
@@ -204,7 +213,7 @@ def _fitted(
     """
     all_heads, parts = group, 1
     # MFMA: each wave has 16 rows of its own while they fit, because waves that share rows all compute their scores.
-    alone = arch.operand_from_lds_rows == NEVER
+    alone = arch.amd
     while True:
         program = _Program(0, 0, waves, tokens, parts, group)
         rows = program.rows
@@ -214,18 +223,23 @@ def _fitted(
         for deep, occupancy in product(range(stages, 0, -1), range(data.occupancy, 0, -1)):
             if tile := fit(stages=deep, occupancy=occupancy):
                 return replace(program, tile=tile, stages=deep, waves=used)
-        if tokens > 1:
+        if arch.matrix == "wmma" and used < waves:
+            alone = False  # with 256 registers a lane: sooner than few rows, which read K and V more often
+        elif tokens > 1:
             tokens //= 2
         elif waves < data.waves:
             waves = data.waves
         elif used < waves:
             alone = False
+        elif arch.matrix == "wmma" and rows == 16:
+            # It spills, and is not promised (audit/budgets.toml); a launch that is slow serves, and none does not.
+            return replace(program, tile=16, stages=1, waves=waves)
         elif group > 1:
             parts *= next(n for n in range(2, group + 1) if group % n == 0)
             group = all_heads // parts
         else:
             raise InvalidFileError(
-                f"pagedkv/tuning/{arch.name}.toml: {rows} rows of {shape['head_size']} channels and a tile of 16 "
+                f"{arch.tuning_file}: {rows} rows of {shape['head_size']} channels and a tile of 16 "
                 f"tokens do not fit {arch.name} with {data}. Use more waves."
             )
 
@@ -410,7 +424,7 @@ def options(arch: Arch, launch: AttentionLaunch, *, decode: bool) -> dict[str, i
     Where a tile of K is more than 8 KiB for a wave, or elements have four bytes, they would spill, and `choose` leaves
     the bound to the compiler.
     """
-    if arch.operand_from_lds_rows != NEVER:
+    if not arch.amd:
         return {"maxnreg": launch.registers} if launch.registers else {}
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
     return {"matrix_instr_nonkdim": 16, "kpack": data.kpack, "waves_per_eu": launch.waves_per_eu}

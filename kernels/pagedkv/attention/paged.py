@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pagedkv.arch import NEVER, next_power_of_two
+from pagedkv.arch import next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import AttentionOptions, AttentionStrides, attention_kernel
 from pagedkv.attention.launch import bound, bound_of_queries, choose, options, query_stays, query_tiles, reduced_at_once
@@ -357,7 +357,7 @@ def _options(
         for side, strides in ((cache.key, cache.key_strides), (cache.value, cache.value_strides))
     )
     # Decode on CDNA: lanes load what MFMA takes from them (`attention.kernel.matched_token`).
-    mfma = step.decode and arch.operand_from_lds_rows == NEVER
+    mfma = step.decode and arch.matrix == "mfma"
     keys_matched = mfma and cache.packing != "rows" and cache.x >= 8 and padded % (4 * cache.x) == 0
     grouped = cache.packing != "rows" and cache.block_size % cache.x == 0
     values_matched = keys_matched and grouped and launch.tile % (4 * cache.x) == 0

@@ -19,7 +19,7 @@ from pagedkv.errors import CannotRunHereError, Exit, MisuseError, NothingSelecte
 
 from .cases import SOURCES, select
 from .findings import exit_status, format_report, write_findings
-from .machine import LDS_GRANULES
+from .machine import CDNA, MACHINES
 from .pins import check_pins
 
 if TYPE_CHECKING:
@@ -57,14 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    arches = list(LDS_GRANULES)
     parser = argparse.ArgumentParser(
         prog="python -m pagedkv.audit",
         description="Compile the kernels for AMD GPUs, without a GPU, and judge what the compiler made of them.",
         epilog=_EPILOG,
     )
     parser.add_argument(
-        "--arch", nargs="+", choices=arches, default=arches, help="Architectures to compile for (default: all)."
+        "--arch", nargs="+", choices=list(MACHINES), default=CDNA, help="Architectures to compile for (default: CDNA)."
     )
     parser.add_argument(
         "--source",

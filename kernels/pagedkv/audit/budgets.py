@@ -17,7 +17,7 @@ from pagedkv.arch import limits
 from pagedkv.errors import InvalidFileError
 
 from .code_object import wide_share
-from .machine import LDS_GRANULES
+from .machine import MACHINES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -383,7 +383,7 @@ def load_declared(path: Path = DECLARED) -> Declared:
     data = toml.parse(path.name, path.read_text(encoding="utf-8"), ("crash", "narrow", "spill"))
     crashes = toml.entries(f"{path.name}: crash", data.get("crash", []), DeclaredCrash)
     for each in crashes:
-        toml.among(f"{path.name}, {each.kernel}: arch", each.arch, LDS_GRANULES)
+        toml.among(f"{path.name}, {each.kernel}: arch", each.arch, MACHINES)
         _pattern(f"{path.name}, {each.kernel}: says", each.says)
     narrow = toml.entries(f"{path.name}: narrow", data.get("narrow", []), DeclaredNarrow)
     return Declared(crashes, narrow, toml.entries(f"{path.name}: spill", data.get("spill", []), DeclaredSpill))

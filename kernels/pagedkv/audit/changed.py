@@ -388,14 +388,13 @@ class Checkout:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; `arguments` without the program, None takes this process's."""
     from .cases import SOURCES
-    from .machine import LDS_GRANULES
+    from .machine import CDNA, MACHINES
 
-    arches = list(LDS_GRANULES)
     parser = argparse.ArgumentParser(prog="python -m pagedkv.audit.changed", description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--base", default=os.environ.get("HILGATE_BASE", ""), metavar="REV", help="what to compare with"
     )
-    parser.add_argument("--arch", nargs="+", choices=arches, default=arches, help="default: all")
+    parser.add_argument("--arch", nargs="+", choices=list(MACHINES), default=CDNA, help="default: CDNA")
     parser.add_argument("--source", nargs="+", choices=tuple(SOURCES), default=["ours"], help="whose; default: ours")
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="only ids that contain one of these")
     parser.add_argument("--objects", type=Path, metavar="DIR", help="where the audit keeps code objects")

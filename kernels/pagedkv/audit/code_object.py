@@ -82,7 +82,7 @@ def read_code_object(code: bytes) -> CodeObject:
     kernels = note.get("amdhsa.kernels", [])
     if len(kernels) != 1:
         raise UnreadableCodeObjectError(f"expected one kernel in the code object, found {len(kernels)}")
-    kernel = kernels[0]
+    kernel = {_FIELDS["agpr"]: 0} | kernels[0]  # RDNA has no accumulation registers
     missing = [key for key in (".name", *_FIELDS.values()) if key not in kernel]
     if missing:
         raise UnreadableCodeObjectError(f"the code object's note lacks {', '.join(missing)}")
@@ -157,28 +157,32 @@ _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 _INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)\b")
 _LABEL = re.compile(r"^(\.LBB\w+):")
 _BRANCH = re.compile(r"^\s+s_c?branch\w*\s+(\.LBB\w+)")
-_MFMA = re.compile(r"v_s?mfmac?_\w+?_(\d+)x(\d+)x(\d+)")
-"""Rows, columns and depth of a matrix instruction: so many multiplications and additions each."""
+_MFMA = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_\w+?_(\d+)x(\d+)x(\d+)")
+"""Rows, columns and depth of a matrix instruction, MFMA or WMMA: so many multiplications and additions each."""
 _BROADCAST_HIGH = re.compile(r"^\s+v_pk_fma_f32\b.*\bop_sel:\[0,1,0\]")
 _TRANSCENDENTAL = re.compile(r"v_(?:exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_(?:f16|f32)")
-_LDS = re.compile(r"ds_[a-z]+(?P<pair>2?)(?:st64)?(?:_rtn)?_[biuf](?P<bits>\d+)")
+_LDS = re.compile(r"ds_[a-z]+(?P<pair>2?|_2addr)(?:_?st(?:ride)?64)?(?:_rtn)?_[biuf](?P<bits>\d+)")
 """Pieces and bits that each lane moves."""
-_LANES = 64
+_LDS_WAIT = re.compile(r"\s+(?:s_waitcnt .*lgkmcnt|s_wait_(?:loadcnt_)?dscnt|s_wait_kmcnt)")
 _OCCUPANCY = re.compile(r"^;\s*Occupancy:\s*(\d+)", re.MULTILINE)
 _RELOAD = "Folded Reload"
 """LLVM's comment on a load that only brings back a spilled register; gfx90a spills with buffer instructions."""
 _LOAD = re.compile(r"^(?:global|buffer|flat)_load_(?:lds_)?(\w+)$")
 
 _LOADS = {
-    16: ("dwordx4",),
-    12: ("dwordx3",),
-    8: ("dwordx2",),
-    4: ("dword",),
-    2: ("ushort", "sshort", "short_d16", "short_d16_hi"),
-    1: ("ubyte", "sbyte", "ubyte_d16", "ubyte_d16_hi", "sbyte_d16", "sbyte_d16_hi"),
+    16: ("dwordx4", "b128"),
+    12: ("dwordx3", "b96"),
+    8: ("dwordx2", "b64"),
+    4: ("dword", "b32"),
+    2: ("ushort", "sshort", "short_d16", "short_d16_hi", "u16", "i16", "d16_b16", "d16_hi_b16"),
+    1: (
+        *("ubyte", "sbyte", "ubyte_d16", "ubyte_d16_hi", "sbyte_d16", "sbyte_d16_hi"),
+        *("u8", "i8", "d16_u8", "d16_hi_u8", "d16_i8", "d16_hi_i8"),
+    ),
 }
 _LOAD_BYTES = {kind: width for width, kinds in _LOADS.items() for kind in kinds}
-"""Bytes each lane reads; CDNA3 ISA, microcode formats MUBUF and FLAT. Scratch loads are spills and counted as such."""
+"""Bytes each lane reads; CDNA3 and RDNA4 ISA, microcode formats MUBUF and FLAT (VBUFFER, VFLAT). Scratch loads are
+spills and counted as such."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ class Loop:
     """Instructions of the vector ALU, transcendental ones included."""
     transcendental: int = 0
     lds_bytes: int = 0
-    """That all lanes move to, from or through LDS, as many as their instructions say."""
+    """That each lane moves to, from or through LDS, as many as its instructions say."""
     lds_waits: int = 0
     """Waits for LDS or scalar loads."""
     barriers: int = 0
@@ -298,11 +302,11 @@ def read_assembly(text: str) -> Assembly:
         raise UnreadableCodeObjectError("the AMDGCN text holds no instructions or no occupancy comment")
     return Assembly(
         instructions=mnemonics.total(),
-        mfma=count("v_mfma_", "v_smfmac_"),
+        mfma=count("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_"),
         broadcast_high=broadcast_high,
         loops=_loops(spans, lines),
         ds_ops=count("ds_"),
-        waits=count("s_waitcnt"),
+        waits=count("s_wait"),
         loads=tuple(
             Site(source, width, number, code)
             for (source, width, code), number in sorted(loads.items(), key=lambda item: (-item[0][1], item[0][0]))
@@ -339,7 +343,7 @@ def _loop(lines: list[tuple[str, str]]) -> Loop:
         flop=sum(flop),
         vector=vector,
         transcendental=sum(bool(_TRANSCENDENTAL.match(name)) for name, _ in lines),
-        lds_bytes=_LANES * lds,
-        lds_waits=sum(name == "s_waitcnt" and "lgkmcnt" in line for name, line in lines),
-        barriers=sum(name == "s_barrier" for name, _ in lines),
+        lds_bytes=lds,
+        lds_waits=sum(bool(_LDS_WAIT.match(line)) for _, line in lines),
+        barriers=sum(name in {"s_barrier", "s_barrier_wait"} for name, _ in lines),
     )

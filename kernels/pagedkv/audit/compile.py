@@ -42,7 +42,7 @@ from pagedkv.arch import Arch, limits
 from pagedkv.errors import CannotRunHereError, CommandError
 
 from .code_object import Assembly, CodeObject, machine_code, read_assembly, read_code_object
-from .machine import LDS_GRANULES, VGPRS, register_waves, waves_per_simd
+from .machine import MACHINES, register_waves, waves_per_simd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -105,10 +105,10 @@ class OfflineHipDriver(DriverBase):
             "arch": self.arch.name,
             "warpSize": self.arch.lanes,
             "multiprocessor_count": self.arch.compute_units,
-            "max_num_regs": VGPRS,
+            "max_num_regs": self.arch.registers,
         }
         self.utils = SimpleNamespace(get_device_properties=lambda _device: properties)
-        self.get_current_device = lambda: list(LDS_GRANULES).index(self.arch.name)
+        self.get_current_device = lambda: list(MACHINES).index(self.arch.name)
         self.set_current_device = lambda _device: None
         self.get_current_stream = lambda _device: 0
         self.get_device_interface = lambda: torch.cpu
@@ -137,7 +137,7 @@ class OfflineHipDriver(DriverBase):
 
 @contextlib.contextmanager
 def offline(arch: str) -> Iterator[None]:
-    """Make `arch`, one of `LDS_GRANULES`, the active device for the duration of the block."""
+    """Make `arch`, one of `MACHINES`, the active device for the duration of the block."""
     # Triton offers a setter of the active driver, and no getter that does not probe GPUs.
     with mock.patch.object(active_driver, "_active", OfflineHipDriver(limits(arch))):
         yield
@@ -206,7 +206,8 @@ class Figures:
     @property
     def register_waves(self) -> int:
         """Occupancy by registers alone, as LLVM computes it too: no more than the launch asked for."""
-        return min(register_waves(vgpr=self.code.vgpr, sgpr=self.code.sgpr), self.waves_per_eu or VGPRS)
+        waves = register_waves(self.arch, vgpr=self.code.vgpr, sgpr=self.code.sgpr)
+        return min(waves, self.waves_per_eu or waves)
 
 
 def specialisations(arch: str, launch: Callable[[], object]) -> list[Specialisation]:

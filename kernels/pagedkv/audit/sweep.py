@@ -34,7 +34,7 @@ from .budgets import load_budgets
 from .cases import select
 from .compile import Figures, specialisations, start_compiler
 from .isolation import run_isolated
-from .machine import LDS_GRANULES
+from .machine import MACHINES
 from .objects import ObjectStore, find_or_compile
 from .throughput import useful_flop_per_cycle
 
@@ -56,7 +56,7 @@ HEAD = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; `arguments` without the program, None takes this process's."""
     parser = argparse.ArgumentParser(prog="python -m pagedkv.audit.sweep", description=__doc__.partition("\n")[0])
-    parser.add_argument("arch", choices=list(LDS_GRANULES))
+    parser.add_argument("arch", choices=list(MACHINES))
     parser.add_argument("grid", nargs="*", metavar="TABLE.KEY=N,N", help="values to try of a key of tuning data")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="TEXT", help="cases whose id contains one of these texts"

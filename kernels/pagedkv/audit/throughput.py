@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pagedkv.arch import limits
+
 from .machine import SIMDS
 
 if TYPE_CHECKING:
@@ -24,14 +26,27 @@ if TYPE_CHECKING:
 
     from .compile import Figures
 
-ISSUE = 4
-"""Cycles of a vector instruction: 64 lanes on 16 (CDNA3 ISA)."""
-TRANSCENDENTAL = 16
-MATRIX_FLOP = {"gfx90a": 256, "gfx942": 512, "gfx950": 1024}
-"""Operations of a SIMD in a cycle with operands of 16 bits: peak rates of MI250X, MI300X and MI355X (data sheets) over
-their units and clocks."""
-LDS_BYTES = 128 / SIMDS
-"""Bytes of a SIMD in a cycle, where all four read."""
+MATRIX_FLOP = {"gfx90a": 256, "gfx942": 512, "gfx950": 1024, "gfx1100": 256, "gfx1151": 256, "gfx1201": 512}
+"""Operations of a SIMD in a cycle with operands of 16 bits: peak rates of MI250X, MI300X, MI355X, RX 7900 XTX, Ryzen AI
+Max+ 395 and RX 9070 XT (data sheets) over their units and clocks."""
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """Rates of a SIMD beside its matrix instructions."""
+
+    issue: int
+    """Cycles of a vector instruction."""
+    transcendental: int
+    lds_bytes: float
+    """Bytes in a cycle, where all SIMDs of the unit read."""
+
+
+PIPES = {
+    # 64 lanes on 16 (CDNA3 ISA); 32 lanes on 32, and two LDS of a workgroup processor (RDNA3 ISA).
+    "mfma": Pipes(issue=4, transcendental=16, lds_bytes=128 / SIMDS),
+    "wmma": Pipes(issue=1, transcendental=4, lds_bytes=256 / SIMDS),
+}
 WAIT = 64
 """Cycles of a wait for LDS or at a barrier: about the latency of an LDS read."""
 MEMORY = 500
@@ -55,10 +70,14 @@ def turn(figures: Figures, stages: int) -> Turn:
     """Return the cycles of a turn of the first loop with products; `figures` must have one."""
     loop = figures.text.loops[0]
     matrix = loop.flop / MATRIX_FLOP[figures.arch]
-    vector = ISSUE * loop.vector + (TRANSCENDENTAL - ISSUE) * loop.transcendental
-    lds = loop.lds_bytes / LDS_BYTES
+    arch = limits(figures.arch)
+    pipes = PIPES[arch.matrix]
+    vector = pipes.issue * loop.vector + (pipes.transcendental - pipes.issue) * loop.transcendental
+    lds = loop.lds_bytes * arch.lanes / pipes.lds_bytes
     others = loop.instructions - loop.vector - loop.mfma
-    alone = matrix + vector + lds + ISSUE * others + WAIT * (loop.lds_waits + loop.barriers) + MEMORY * (stages == 1)
+    alone = (
+        matrix + vector + lds + pipes.issue * others + WAIT * (loop.lds_waits + loop.barriers) + MEMORY * (stages == 1)
+    )
     waves = max(figures.waves_per_simd, 1e-9)
     alike = max(1.0, figures.num_waves / SIMDS) if loop.barriers else 1.0  # waves of a workgroup on a SIMD
     busiest = max(matrix, vector, lds)

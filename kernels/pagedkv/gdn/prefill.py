@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.arch import NEVER
 from pagedkv.checks import segments as check_segments
 from pagedkv.device import current, on
 from pagedkv.gdn import checks
@@ -191,7 +190,7 @@ def _prepare(
 ) -> DeltaCall:
     """Choose the grids and the options of the compiler."""
     heads, keys, values = constants.HEADS, constants.K, constants.V
-    amd = {"matrix_instr_nonkdim": 16} if arch.operand_from_lds_rows == NEVER else {}
+    amd = {"matrix_instr_nonkdim": 16} if arch.amd else {}
     launch = {"num_warps": data.waves, "num_stages": data.stages, **amd}
     numbers = tokens // data.chunk + pieces
     # Few rows for each program that joins, because products of fp32 take three times the registers.

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.arch import NEVER, next_power_of_two
+from pagedkv.arch import next_power_of_two
 from pagedkv.checks import lengths, positive
 from pagedkv.device import INTERPRETED, current, on
-from pagedkv.launch import tuning
 from pagedkv.mla import checks
 from pagedkv.mla.kernel import MlaOptions, MlaStrides, mla_decode_kernel, mla_reduce_kernel
-from pagedkv.mla.launch import MlaShape, choose, options
+from pagedkv.mla.launch import MlaShape, choose, launch_data, options
 from pagedkv.mla.schedule import check, sizes
 from pagedkv.mla.tables import allocate, fill
 from pagedkv.prepared import TWO_GIB, Launch, compiler_settings, find, keep, signature
@@ -206,7 +205,7 @@ def _prepare(
         FORMAT=cache_format,
         NATIVE=cache_format == arch.native_fp8,
         ALIGN=alignment(*query.stride()[:2], *cache.stride()[:2]),
-        AHEAD=arch.async_copies and arch.operand_from_lds_rows != NEVER,
+        AHEAD=arch.async_copies and not arch.amd,
         PAIRS=launch.pairs and not any(number % 2 for number in even),
         # In LDS, from where wgmma takes it: what is computed of it would be in registers, 36 loads a tile.
         KEPT=launch.rows >= arch.operand_from_lds_rows and cache_format is None and scale >= 0,
@@ -228,7 +227,7 @@ def _prepare(
         lse=lse_strides,
         table=block_table.stride()[:1],
     )
-    mla = tuning(arch.name).mla
+    mla, _, _ = launch_data(arch)
     return MlaCall(
         attend,
         _merge(arch, shape, launch, num_seqs, has_lse=lse is not None),
@@ -242,7 +241,7 @@ def _prepare(
 
 def _merge(arch: Arch, shape: MlaShape, launch: MlaLaunch, num_seqs: int, *, has_lse: bool) -> Launch:
     """Choose the launch that reduces the partial results of sequences that several programs share."""
-    data = tuning(arch.name).mla_reduce
+    _, _, data = launch_data(arch)
     rows = -(-shape.max_query_len * shape.num_heads // data.rows)
     return Launch(
         mla_reduce_kernel,

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from pagedkv.arch import NEVER, largest_tile, next_power_of_two
+from pagedkv.arch import UnsupportedArchError, largest_tile, next_power_of_two
 from pagedkv.errors import InvalidFileError
 from pagedkv.launch import tuning
 
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
+    from pagedkv.launch import Mla, MlaReduce
 
 
 CODE_BYTES = 12
@@ -104,7 +105,7 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
     half = latent // 2 * shape.element_bytes
     accumulator = 4 * rows * latent
     wgmma = rows >= arch.operand_from_lds_rows
-    mfma = arch.operand_from_lds_rows == NEVER
+    mfma = arch.amd
 
     def lds(tokens: int) -> tuple[int, ...]:
         staged = max(tokens * half, (stages - 1) * tokens * stored) + rows * tokens * shape.element_bytes
@@ -139,12 +140,27 @@ def spread(arch: Arch, shape: MlaShape, *, rows: int, waves: int) -> int:
     With 16 rows there is one block of scores a tile: without this each wave computes it from all channels. Each wave
     has products of at least 16 channels of rope, which come first, and of 32 of the latent.
     """
-    if rows > 16 or arch.operand_from_lds_rows != NEVER or shape.element_bytes != 2:
+    if rows > 16 or not arch.amd or shape.element_bytes != 2:
         return 1
     enough = (
         next_power_of_two(shape.rope_size) >= 16 * waves and next_power_of_two(shape.latent_size) // 2 >= 32 * waves
     )
     return waves if enough else 1
+
+
+def launch_data(arch: Arch) -> tuple[Mla, Mla, MlaReduce]:
+    """Return the launch data of many rows, of at most 16, and of the reduce.
+
+    Raises:
+        UnsupportedArchError: if MLA decode does not run on the arch.
+    """
+    data = tuning(arch.name)
+    if data.mla is None or data.mla_narrow is None or data.mla_reduce is None:
+        raise UnsupportedArchError(
+            f"MLA decode does not run on {arch.name}: its 512 latent channels do not fit {arch.registers} registers a "
+            "lane without spills. Serve models with MLA on gfx90a, gfx942, gfx950 or sm_90."
+        )
+    return data.mla, data.mla_narrow, data.mla_reduce
 
 
 @functools.lru_cache(maxsize=1024)
@@ -156,10 +172,12 @@ def choose(arch: Arch, shape: MlaShape) -> MlaLaunch:
 
     Raises:
         InvalidFileError: if nothing fits.
+        UnsupportedArchError: if MLA decode does not run on the arch.
     """
     longest = shape.num_heads * shape.max_query_len
     rows = max(16, next_power_of_two(longest))
-    data = tuning(arch.name).mla if rows > 16 else tuning(arch.name).mla_narrow
+    wide, narrow, _ = launch_data(arch)
+    data = wide if rows > 16 else narrow
     most = (shape.quantised and data.quantised_tokens) or data.tokens
     most_stages = (shape.quantised and data.quantised_stages) or data.stages
     rows = min(data.rows, rows)
@@ -181,7 +199,7 @@ def choose(arch: Arch, shape: MlaShape) -> MlaLaunch:
                 )
         rows //= 2
     raise InvalidFileError(
-        f"pagedkv/tuning/{arch.name}.toml: 16 rows of {shape.latent_size} + {shape.rope_size} channels and a tile of "
+        f"{arch.tuning_file}: 16 rows of {shape.latent_size} + {shape.rope_size} channels and a tile of "
         f"16 tokens do not fit {arch.name} with {data}. Use more waves."
     )
 
@@ -192,7 +210,7 @@ def options(arch: Arch, launch: MlaLaunch) -> dict[str, int]:
     MFMA of 16 rows whatever the tile, and the waves of a SIMD (a compute unit has 4): without them Triton 3.6 takes 272
     to 288 registers on gfx942 where 240 do, and one program a unit fewer runs.
     """
-    if arch.operand_from_lds_rows != NEVER:
+    if not arch.amd:
         return {}
     waves = max(1, launch.occupancy * launch.waves // 4)
-    return {"matrix_instr_nonkdim": 16, "kpack": tuning(arch.name).mla.kpack, "waves_per_eu": waves}
+    return {"matrix_instr_nonkdim": 16, "kpack": launch_data(arch)[0].kpack, "waves_per_eu": waves}

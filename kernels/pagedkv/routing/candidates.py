@@ -107,7 +107,7 @@ def read_kernels(text: str, provider: str) -> dict[str, Kernel]:
     """
     where = f"candidates/{provider}.toml"
     kernels = {}
-    for entry in toml.rows(where, toml.parse(where, text, ["kernel"], every=True)["kernel"]):
+    for entry in toml.rows(where, toml.parse(where, text, ["kernel"], needed=["kernel"])["kernel"]):
         kernel = _read_kernel(where, provider, entry)
         if kernel.name in kernels:
             raise InvalidFileError(f"{where}: {kernel.name} is there twice.")
@@ -125,7 +125,7 @@ def read_preference(text: str, kernels: Mapping[str, Kernel]) -> Orders:
     """
     where = "preference.toml"
     found: dict[str, dict[Task, tuple[Preferred, ...]]] = {arch: {} for arch in ARCHES}
-    for number, table in enumerate(toml.rows(where, toml.parse(where, text, ["order"], every=True)["order"]), 1):
+    for number, table in enumerate(toml.rows(where, toml.parse(where, text, ["order"], needed=["order"])["order"]), 1):
         order = f"{where}: order {number}"
         toml.among(f"{order}: keys", table, ["arches", *TASKS])
         arches = table.get("arches")

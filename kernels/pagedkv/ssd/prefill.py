@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pagedkv.arch import NEVER
 from pagedkv.device import current, on
 from pagedkv.launch import tuning
 from pagedkv.prepared import Launch, compiler_settings, find, keep, signature
@@ -171,7 +170,7 @@ def _prepare(
 ) -> ScanCall:
     """Choose the grids and the options of the compiler."""
     options: dict[str, int] = {}
-    if arch.operand_from_lds_rows == NEVER:
+    if arch.amd:
         # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
         short = min(data.tile, constants.COLUMNS) < 32
         options = {"matrix_instr_nonkdim": 16, "kpack": 1 if short else data.kpack}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.planted import complaint, instead, must_be_noticed, planted
 
-from pagedkv.arch import ARCHES, limits, next_power_of_two
+from pagedkv.arch import ARCHES, UnsupportedArchError, limits, next_power_of_two
 from pagedkv.mla import launch as mla_launch
 from pagedkv.mla import schedule as mla_schedule
 from pagedkv.mla.schedule import Schedule, ScheduleError, Work, check, plan
@@ -128,7 +128,7 @@ def deepseek(element_bytes: int, num_heads: int, max_query_len: int) -> mla_laun
     return mla_launch.MlaShape(**sizes, num_heads=num_heads, max_query_len=max_query_len)
 
 
-@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("arch", [name for name, arch in ARCHES.items() if arch.matrix != "wmma"])
 @pytest.mark.parametrize("max_query_len", [1, 2, 4])
 def test_every_row_has_a_place_for_1_to_128_heads(arch, max_query_len):
     """Sizes come from the rows that are launched, padded and folded, whatever the number of heads."""
@@ -147,7 +147,13 @@ def test_every_row_has_a_place_for_1_to_128_heads(arch, max_query_len):
         assert bound.partials * launch.tiles <= 2 * launch.groups * launch.tiles
 
 
-@pytest.mark.parametrize("arch", [name for name in ARCHES if name != "interpreter"])
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx1151", "gfx1201"])
+def test_rdna_is_refused_by_name(arch):
+    with pytest.raises(UnsupportedArchError, match=f"MLA decode does not run on {arch}: .* gfx942"):
+        mla_launch.choose(limits(arch), deepseek(2, 16, 1))
+
+
+@pytest.mark.parametrize("arch", [name for name, arch in ARCHES.items() if arch.matrix not in ("none", "wmma")])
 @pytest.mark.parametrize("element_bytes", [2, 4])
 @pytest.mark.parametrize("rows", [16, 32, 64])
 def test_an_mla_tile_fits_the_arch(arch, element_bytes, rows):

@@ -174,8 +174,8 @@ def test_every_kernel_has_its_place_and_every_limit_a_source():
 def test_no_amd_gpu_prefers_our_kernels_for_a_time():
     """None has been timed there, so the preference is policy; on sm_90 it is what an H200 measured."""
     ours = {(arch, place.reason) for arch, place in places() if place.kernel.provider == "pagedkv"}
-    amd = {"gfx90a", "gfx942", "gfx950", "interpreter"}
-    assert ours == {(arch, "policy") for arch in amd} | {("sm_90", "measured on H200")}
+    untimed = set(ARCHES) - {"sm_90"}
+    assert ours == {(arch, "policy") for arch in untimed} | {("sm_90", "measured on H200")}
 
 
 KERNEL = (FOLDER / "aiter.toml").read_text(encoding="utf-8").split("[[kernel]]")[3]
@@ -241,13 +241,13 @@ GATHER = '{ kernel = "vllm.cp_mha_gather_cache_nhd", reason = "policy"'
         ('arches = ["sm_90"]', "arches = []", "arches: got []"),
         ('arches = ["sm_90"]', 'arches = ["sm_90", "gfx942"]', "as the reason for gfx942"),
         (
-            'arches = ["gfx90a", "gfx950", "interpreter"]',
-            'arches = ["gfx90a", "interpreter"]',
+            'arches = ["gfx90a", "gfx950", ',
+            'arches = ["gfx90a", ',
             "no order of decode on gfx950",
         ),
         (
-            'arches = ["gfx90a", "gfx950", "interpreter"]',
-            'arches = ["gfx90a", "gfx942", "gfx950", "interpreter"]',
+            'arches = ["gfx90a", "gfx950", ',
+            'arches = ["gfx90a", "gfx942", "gfx950", ',
             "decode: gfx942 has an order already",
         ),
         ("gather = [", "collect = [", "keys: got collect; known: arches, decode, prefill, write, gather"),

@@ -114,7 +114,7 @@ def test_misuse(explain, arguments, status, words):
     assert words in err
 
 
-@pytest.mark.parametrize("arguments", [["--arch", "gfx1100"], ["--kv-cache-dtype", "int8"], ["--no-such-option"]])
+@pytest.mark.parametrize("arguments", [["--arch", "gfx1030"], ["--kv-cache-dtype", "int8"], ["--no-such-option"]])
 def test_misuse_that_the_parser_sees(explain, arguments):
     with pytest.raises(SystemExit) as left:
         explain("llama-3.1-8b", *arguments)

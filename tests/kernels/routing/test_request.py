@@ -16,7 +16,7 @@ from pagedkv.routing import CacheLayout, Request, RequestError, route
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"arch": "gfx1100"}, "arch: got 'gfx1100'; expected one of gfx90a"),
+        ({"arch": "gfx1030"}, "arch: got 'gfx1030'; expected one of gfx90a"),
         ({"phase": "train"}, "phase: got 'train'"),
         ({"head_size": 0}, "head_size: got 0; expected an integer >= 1"),
         ({"head_size": 128.0}, "head_size: got 128.0"),
