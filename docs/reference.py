@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the pages that are made from the code, before the site is built: `python docs/reference.py`.
 
-Command line, YAML keys and exit statuses lie in `docs/reference/` and git ignores them; each raises UndocumentedError
-for a command, an option or a key without a sentence of its own. Of docs/concepts/what-runs.md it writes the table.
+Command line, YAML keys, exit statuses and attacks lie in `docs/reference/` and git ignores them; each raises
+UndocumentedError for a command, an option, a key or an attack without a sentence of its own. With `--what-runs` it also
+writes the table of docs/concepts/what-runs.md.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -79,6 +81,7 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": command_line(),
         "docs/reference/yaml.md": yaml_keys(),
         "docs/reference/exit-status.md": exit_statuses(),
+        "docs/reference/attacks.md": attacks(),
     }
 
 
@@ -168,6 +171,17 @@ def exit_statuses() -> str:
     for status, meaning in EXIT_MEANINGS.items():
         lines.append(f"| {status.value} | `{status.name}` | {cell(said(meaning, status.name))} |")
     return "\n".join(lines) + "\n"
+
+
+def attacks() -> str:
+    """Every attack on hosts or the verdict, as its test says."""
+    parts = ["# Attacks", NOTE, "Each is a test of `tests/attacks/`, which is red without the defence."]
+    for path in sorted((ROOT / "tests/attacks").glob("test_*.py")):
+        text = said(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path.name)
+        if not all(word in text for word in ("Who: ", "What: ", "What must happen: ")):
+            raise UndocumentedError(f"{path.name} does not say who, what and what must happen")
+        parts += [f"## {path.stem.removeprefix('test_').replace('_', ' ')}", text]
+    return "\n\n".join(parts) + "\n"
 
 
 def what_runs() -> list[tuple[str, str, int, int, float, float, float]]:

@@ -162,10 +162,14 @@ def test_a_dead_link_is_red(tmp_path, text, said):
     assert said in check.message
 
 
-def test_a_command_without_a_sentence_ends_the_build_of_the_site(monkeypatch):
+def test_what_has_no_sentence_ends_the_build_of_the_site(monkeypatch, tmp_path):
     spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "docs/reference.py")
     reference = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reference)
+    attack = tmp_path / "tests/attacks/test_loud.py"
+    attack.parent.mkdir(parents=True)
+    attack.write_text('"""Who: a fork. What: it shouts. What must happen: it is not heard."""\n')
+    monkeypatch.setattr(reference, "ROOT", tmp_path)
     assert "docs/reference/cli.md" in reference.pages()
     monkeypatch.setattr(program, "registered_commands", [*program.registered_commands])
 
@@ -174,6 +178,9 @@ def test_a_command_without_a_sentence_ends_the_build_of_the_site(monkeypatch):
 
     with pytest.raises(reference.UndocumentedError, match="silent has no sentence"):
         reference.pages()
+    attack.write_text('"""Who: a fork. What: it shouts."""\n')
+    with pytest.raises(reference.UndocumentedError, match=r"test_loud\.py does not say who, what and what must happen"):
+        reference.attacks()
 
 
 def test_files_are_appended_for_linters_that_take_files(tmp_path):

@@ -101,13 +101,3 @@ def test_the_planner_still_says_what_the_page_says_runs():
     for row, (_, _, *figures) in zip(said, planned, strict=True):
         # A quarter: a new step alone makes no page wrong. `python docs/reference.py --what-runs` writes it anew.
         assert [int(one) for one in row[2:]] == pytest.approx(figures, rel=0.25, abs=3), row[0]
-
-
-def test_every_attack_is_listed_with_what_happens():
-    rows = re.findall(r"^\| (.+) \| (.+) \| `(test_\w+\.py)` \|$", text_of("docs/SECURITY.md"), re.MULTILINE)
-    files = sorted((ROOT / "tests/attacks").glob("test_*.py"))
-    assert sorted({name for _, _, name in rows}) == [path.name for path in files]
-    for path in files:
-        said = path.read_text(encoding="utf-8").split('"""')[1]
-        assert said.startswith("Who: "), path
-        assert all(word in said for word in (" What: ", "What must happen: ")), path
