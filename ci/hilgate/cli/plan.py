@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import typer
 
 from hilgate import __version__
 from hilgate.cli import SUMMARY, Base, Everything, History, Json, Settings, choice_of, declared, program, repository
-from hilgate.errors import CannotRunHereError, Exit, HilgateError, NothingSelectedError
+from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError, NothingSelectedError
 from hilgate.text import count
 
 if TYPE_CHECKING:
@@ -233,9 +234,6 @@ def _one_line(machine: Machine) -> str:
     return f"{what}, {count(machine.cores, 'core')}, {machine.memory_gib:.0f} GiB"
 
 
-ROUTING = "pagedkv.routing"
-
-
 # Options, --help among them, are those of the command that is started.
 FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -246,29 +244,28 @@ def explain_kernel(ctx: typer.Context) -> None:
 
     --model config.json --arch gfx942; --help lists all options.
     """
-    _ask_routing(ctx, "explain")
+    _ask_kernels(ctx, "pagedkv.routing", "explain")
 
 
 @program.command(context_settings=FOREIGN)
 def fit(ctx: typer.Context) -> None:
     """Show how a hybrid fits its GPUs in vLLM.
 
-    MODEL --arch gfx942 --tp 2; --help lists all options.
+    MODEL --arch gfx1201, --gpu MI308X or --memory GIB; --help lists all options.
     """
-    _ask_routing(ctx, "fit")
+    _ask_kernels(ctx, "pagedkv.fit")
 
 
-def _ask_routing(ctx: typer.Context, command: str) -> None:
-    """Run a command of the kernels' routing, and end as it does."""
-    kernels = repository(ctx) / "kernels"
-    if not (kernels / ROUTING.replace(".", "/") / "__main__.py").is_file():
-        raise CannotRunHereError(
-            f"this repository has no {ROUTING}", where=str(kernels), remedy="take a commit that has it, or --root"
-        )
-    path = os.pathsep.join(filter(None, (str(kernels), os.environ.get("PYTHONPATH"))))
+def _ask_kernels(ctx: typer.Context, module: str, *words: str) -> None:
+    """Run a command of pagedkv, of this repository or as installed, and end as it does."""
+    path = [os.environ.get("PYTHONPATH", "")]
+    with contextlib.suppress(MisuseError):  # outside a repository
+        path.insert(0, str(repository(ctx) / "kernels"))
+    if not (Path(path[0], "pagedkv").is_dir() or find_spec("pagedkv")):
+        raise CannotRunHereError("pagedkv is not here", where=module, remedy="pip install pagedkv, or use a checkout")
     done = subprocess.run(
-        [sys.executable, "-m", ROUTING, command, *ctx.args],
-        env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, "-m", module, *words, *ctx.args],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
         capture_output=True,
         text=True,
         check=False,
@@ -276,5 +273,5 @@ def _ask_routing(ctx: typer.Context, command: str) -> None:
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
     if done.returncode not in {Exit.PASS, Exit.FAIL, Exit.MISUSE, Exit.INVALID_DECLARATION}:
-        raise RuntimeError(f"{ROUTING} ended with status {done.returncode}")
+        raise RuntimeError(f"{module} ended with status {done.returncode}")
     raise typer.Exit(done.returncode)

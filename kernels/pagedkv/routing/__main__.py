@@ -17,7 +17,7 @@ from pagedkv.layout import PACKINGS
 
 from .candidates import PROVIDERS
 from .explain import ENGINE_DTYPES, Deployment, as_data, explain, format_text
-from .fit import GPUS, UTILIZATION, Budget, fit, fit_data, format_fit, gpu_of, weights_of
+from .fit import ANY, GPUS, UTILIZATION, Budget, fit, fit_data, format_fit, gpu_of, weights_of
 from .model_config import read_config
 from .request import ELEMENT_BYTES, KvScales, Phase, Sides
 
@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> Exit:
     config = read_config(options.model)
     if options.command == "fit":
-        made = fit(config, _deployment(options), _service(options))
+        service = _service(options)  # which says of which arch the GPU is
+        made = fit(config, _deployment(options), service)
         sys.stdout.write(
             json.dumps(fit_data(made), indent=1) + "\n" if options.json else format_fit(made, options.model)
         )
@@ -70,6 +71,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     explain_.add_argument(
         "--model", type=Path, required=True, metavar="PATH", help="config.json, or the folder that holds it."
     )
+    explain_.add_argument("--arch", required=True, choices=list(ARCHES), help="Architecture of the GPUs.")
     _add_deployment(explain_)
     add = explain_.add_argument
     add(
@@ -87,12 +89,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="Blocks in the pool. Without it, no kernel that limits them is chosen.",
     )
     fit_ = commands.add_parser(
-        "fit", help="Show whether a hybrid fits its GPUs, and what to set.", description=_FIT, epilog=_EPILOG
+        "fit",
+        prog="python -m pagedkv.fit",
+        help="Show whether a hybrid fits its GPUs, and what to set (python -m pagedkv.fit).",
+        description=_FIT,
+        epilog=_EPILOG,
     )
     fit_.add_argument("model", type=Path, metavar="MODEL", help="config.json, or the folder that holds it")
-    _add_deployment(fit_)
     add = fit_.add_argument
+    add("--arch", default=ANY, metavar="NAME", help="Architecture of the GPUs, such as gfx1201 (default: any).")
     add("--gpu", metavar="NAME", help=f"GPU model: {', '.join(GPUS)} (default: the first of the architecture).")
+    _add_deployment(fit_)
     add("--memory", type=float, metavar="GIB", help="Memory of one GPU (default: that of the GPU model).")
     add(
         "--gpu-memory-utilization",
@@ -132,7 +139,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _add_deployment(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--arch", required=True, choices=list(ARCHES), help="Architecture of the GPUs.")
     add(
         "--with",
         dest="providers",
@@ -179,12 +185,7 @@ def _add_deployment(parser: argparse.ArgumentParser) -> None:
 
 
 def _service(options: argparse.Namespace) -> Budget:
-    if options.memory is not None:
-        if options.gpu is not None:
-            raise MisuseError("--memory: got one beside --gpu; expected one of the two.")
-        gpu, memory = options.arch, options.memory
-    else:
-        gpu, memory = gpu_of(options.arch, options.gpu)
+    options.arch, gpu, memory = gpu_of(options.arch, options.gpu, options.memory)
     weights = weights_of(options.model) if options.weights is None else options.weights
     if weights is None:
         raise MisuseError(

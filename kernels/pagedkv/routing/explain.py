@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from pagedkv.arch import limits
+from pagedkv.arch import ARCHES, limits
 from pagedkv.errors import MisuseError
 from pagedkv.launch import tuning
 
@@ -31,6 +31,7 @@ class Deployment:
     """What the model's config does not say."""
 
     arch: str
+    """A name that is not in `ARCHES` has no routes."""
     providers: tuple[str, ...]
     phase: Phase = "mixed"
     tp: int = 1
@@ -146,6 +147,8 @@ def _explain(
         "sides": sides,
         "max_seq_len": longest,
     }
+    if deployment.arch not in ARCHES:
+        return Explained(kind, note=f"Which kernel serves it is not described here for arch {deployment.arch}.")
     request = Request(**asked)
     try:
         return Explained(kind, request, route(request, deployment.providers))
@@ -155,7 +158,7 @@ def _explain(
 
 def _scan(kind: Kind, state: State | None, deployment: Deployment) -> Choice | None:
     """Whose kernels make the outputs and states of a Mamba-2 prefill."""
-    if kind.keeps != "state" or state is None or state.name != "Mamba-2":
+    if kind.keeps != "state" or state is None or state.name != "Mamba-2" or deployment.arch not in ARCHES:
         return None
     theirs, (_, head_size, size) = "vllm._mamba_chunk_scan_combined_fwd", state.shapes[1]
     data = tuning(deployment.arch).scan_of(head_size, size, element_bytes=2)
@@ -186,7 +189,7 @@ def kv_format(name: str, arch: str, dtype: str) -> KvCacheDtype:
     if name in {"auto", dtype}:
         return "auto"
     if name in {"fp8", "fp8_e4m3"}:
-        return "e4m3fnuz" if limits(arch).native_fp8 == "e4m3fnuz" else "e4m3fn"
+        return "e4m3fnuz" if arch in ARCHES and limits(arch).native_fp8 == "e4m3fnuz" else "e4m3fn"
     if name == "fp8_e5m2":
         return "e5m2"
     if name in ELEMENT_BYTES:

@@ -12,6 +12,7 @@ import textwrap
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from pagedkv.arch import ARCHES
 from pagedkv.errors import InvalidFileError, MisuseError
 
 from .explain import WIDTH, Explanation, as_data, config_dtype, explain, shared_state, token_bytes
@@ -27,16 +28,37 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 
-GPUS = {
+GPUS: dict[str, tuple[str, float | None]] = {
+    "MI100": ("gfx908", 32.0),
     "MI250X": ("gfx90a", 64.0),
+    "MI210": ("gfx90a", 64.0),
     "MI300X": ("gfx942", 192.0),
+    "MI308X": ("gfx942", 192.0),
     "MI325X": ("gfx942", 256.0),
+    "MI300A": ("gfx942", None),
     "MI355X": ("gfx950", 288.0),
+    "MI350X": ("gfx950", 288.0),
+    "RX 6900 XT": ("gfx1030", 16.0),
+    "RX 7900 XTX": ("gfx1100", 24.0),
+    "RX 7900 XT": ("gfx1100", 20.0),
+    "PRO W7900": ("gfx1100", 48.0),
+    "RX 7800 XT": ("gfx1101", 16.0),
+    "RX 7600": ("gfx1102", 8.0),
+    "780M": ("gfx1103", None),
+    "890M": ("gfx1150", None),
+    "8060S": ("gfx1151", None),
+    "RX 9060 XT": ("gfx1200", 16.0),
+    "RX 9070 XT": ("gfx1201", 16.0),
+    "AI PRO R9700": ("gfx1201", 32.0),
     "H200": ("sm_90", 139.8),
     "H100": ("sm_90", 79.1),
 }
 """GPU model: arch, and GiB of memory of one device (vendor data sheets; of an MI250X one die; NVIDIA's as the driver
-gives them). The first of an arch is what `--arch` alone means."""
+gives them). None is an APU, whose GPU has as much as firmware and driver give it. The first of an arch is what `--arch`
+alone means."""
+
+ANY = "any"
+"""Name of no arch: the arithmetic alone, for a memory size."""
 
 UTILIZATION = 0.92
 """vLLM's default `gpu_memory_utilization`."""
@@ -61,7 +83,7 @@ class Budget:
     """How the engine is started, beyond what `Deployment` says."""
 
     gpu: str
-    """Name in `GPUS`, or how the caller described `memory`."""
+    """Name in `GPUS`, or of its arch."""
     memory: float
     """GiB of one GPU."""
     weights: float
@@ -236,21 +258,45 @@ def weights_of(folder: Path) -> float | None:
     return sum(sizes) / GIB if sizes else None
 
 
-def gpu_of(arch: str, name: str | None) -> tuple[str, float]:
-    """Return a GPU model of an arch, and its GiB.
+def gpu_of(arch: str, name: str | None, memory: float | None) -> tuple[str, str, float]:
+    """Return an arch, a GPU model of it (the arch itself where only the memory is known), and its GiB.
+
+    Args:
+        arch: A gfx or sm name, or `ANY`.
+        name: GPU model in any spelling, or None.
+        memory: GiB that the caller gives, or None.
 
     Raises:
-        MisuseError: There is no such GPU, it is of another arch, or none of this arch is known.
+        MisuseError: There is no such arch or GPU, they contradict each other, or nothing says how much memory it has.
     """
-    known = {gpu: memory for gpu, (of, memory) in GPUS.items() if of == arch}
-    if name is not None and name not in GPUS:
+    arches = dict.fromkeys(["any", *(of for of, _ in GPUS.values()), *ARCHES])
+    if arch not in arches:
+        raise MisuseError(f"--arch: got {arch}; expected one of {', '.join(arches)} (any with --memory GIB).")
+    names = {_spelt(gpu): gpu for gpu in GPUS}
+    if name is not None and _spelt(name) not in names:
         raise MisuseError(f"--gpu: got {name}; expected one of {', '.join(GPUS)}, or --memory GIB.")
-    if name is not None and name not in known:
-        raise MisuseError(f"--gpu: got {name}, which is {GPUS[name][0]}; expected one of {arch}: {', '.join(known)}.")
-    if not known:
-        raise MisuseError(f"--arch: no GPU of {arch} is known; give --memory GIB.")
-    chosen = name or next(iter(known))
-    return chosen, known[chosen]
+    if name is None and memory is not None:
+        return arch, "GPU" if arch == ANY else arch, memory
+    known = [gpu for gpu, (of, _) in GPUS.items() if of == arch]
+    if name is None and not known:
+        raise MisuseError(f"--memory: no GPU of arch {arch} is known here; give --memory GIB, or --gpu NAME.")
+    chosen = known[0] if name is None else names[_spelt(name)]
+    of, size = GPUS[chosen]
+    if arch not in {ANY, of}:
+        raise MisuseError(f"--gpu: got {chosen}, which is {of}; expected one of {arch}: {', '.join(known) or 'none'}.")
+    if memory is not None and size is not None:
+        raise MisuseError(f"--memory: got one beside --gpu {chosen}, which has {size:g} GiB; expected one of the two.")
+    found = size if memory is None else memory
+    if found is None:
+        raise MisuseError(
+            f"--memory: the GPU of an APU ({chosen}) has as much memory as firmware and driver give it; give "
+            "--memory GIB, as torch.cuda.mem_get_info() says."
+        )
+    return of, chosen, found
+
+
+def _spelt(name: str) -> str:
+    return name.replace(" ", "").replace("-", "").lower()
 
 
 def _longest(config: Config, attending: list[Kind], deployment: Deployment) -> int:

@@ -83,9 +83,13 @@ def test_fit_is_the_kernels_too(explain_kernel, arguments, status, words):
     assert words in (out if status in {Exit.PASS, Exit.FAIL} else err)
 
 
-def test_a_repository_without_kernels_cannot_run_it(explain_kernel, tmp_path):
-    (tmp_path / "ci").mkdir()
-    (tmp_path / "ci" / "agents.yaml").touch()
-    status, _, err = explain_kernel("--arch", "gfx942", before=("--root", str(tmp_path)))
+def test_the_installed_kernels_answer_without_a_checkout(explain_kernel, tmp_path, monkeypatch):
+    config = str(CONFIGS / "qwen3-next-80b-a3b.json")
+    monkeypatch.chdir(tmp_path)
+    status, out, err = explain_kernel(config, "--memory", "80", "--weights", "20", command="fit")
+    assert (status, err) == (Exit.PASS, "")
+    assert "on 1 x GPU" in " ".join(out.split())
+    monkeypatch.setattr("hilgate.cli.plan.find_spec", lambda _: None)
+    status, _, err = explain_kernel(config, "--memory", "80", command="fit")
     assert status == Exit.CANNOT_RUN_HERE
-    assert "this repository has no pagedkv.routing" in err
+    assert "pip install pagedkv" in err

@@ -126,11 +126,13 @@ def test_weights_are_those_of_the_folder(fit, tmp_path):
     [
         (["--tp", "3"], "--tp: got 3"),
         (["--tp", "0"], "--tp: got 0"),
-        (["--gpu", "H100"], "--gpu: got H100, which is sm_90; expected one of gfx942: MI300X, MI325X"),
-        (["--gpu", "A100"], "--gpu: got A100; expected one of MI250X"),
+        (["--gpu", "H100"], "--gpu: got H100, which is sm_90; expected one of gfx942: MI300X, MI308X"),
+        (["--gpu", "A100"], "--gpu: got A100; expected one of MI100, MI250X"),
+        (["--gpu", "MI300A"], "--memory: the GPU of an APU (MI300A) has as much memory as"),
+        (["--gpu", "8060S", "--memory", "96"], "--gpu: got 8060S, which is gfx1151; expected one of gfx942: MI300X"),
         (["--memory", "0"], "--memory: got 0.0"),
         (["--memory", "nan"], "--memory: got nan"),
-        (["--memory", "10", "--gpu", "MI300X"], "--memory: got one beside --gpu"),
+        (["--memory", "10", "--gpu", "MI300X"], "--memory: got one beside --gpu MI300X, which has 192"),
         (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization: got 1.5"),
         (["--reserve", "-1"], "--reserve: got -1"),
         (["--max-num-seqs", "0"], "--max-num-seqs: got 0"),
@@ -151,10 +153,45 @@ def test_weights_that_nobody_gave(fit):
     assert "give the GiB of the model's weights" in err
 
 
-def test_an_unknown_arch_is_the_parsers(fit):
-    with pytest.raises(SystemExit) as left:
-        fit("qwen3-next-80b-a3b", arch="gfx1030")
-    assert left.value.code == 2
+@pytest.mark.parametrize(
+    ("arch", "words"),
+    [("gfx999", "--arch: got gfx999; expected one of any, "), ("any", "--memory: no GPU of arch any")],
+)
+def test_an_arch_without_a_memory_is_refused(fit, arch, words):
+    status, out, err = fit("qwen3-next-80b-a3b", arch=arch)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("arch", "arguments", "gpu", "memory"),
+    [
+        ("any", ["--memory", "24"], "GPU", 24),
+        ("any", ["--gpu", "mi308x"], "MI308X", 192),
+        ("gfx1103", ["--memory", "48"], "gfx1103", 48),
+        ("gfx1151", ["--gpu", "8060S", "--memory", "96"], "8060S", 96),
+        ("gfx1101", [], "RX 7800 XT", 16),
+        ("gfx1200", [], "RX 9060 XT", 16),
+    ],
+)
+def test_the_arithmetic_is_the_same_on_any_arch(fit, arch, arguments, gpu, memory):
+    asked = ["--max-model-len", "4096", "--max-num-seqs", "4", "--json"]
+    status, out, err = fit("qwen3-next-80b-a3b", *asked, *arguments, arch=arch, weights="10")
+    made = json.loads(out)
+    assert (status, err) == (0, "")
+    assert (made["service"]["gpu"], made["service"]["memory"]) == (gpu, memory)
+    of_gfx942 = json.loads(fit("qwen3-next-80b-a3b", *asked, "--memory", str(memory), weights="10")[1])
+    assert [made[key] for key in ("pages", "num_blocks", "running", "hits")] == [
+        of_gfx942[key] for key in ("pages", "num_blocks", "running", "hits")
+    ]
+
+
+def test_blocks_are_those_that_vllm_reported(fit):
+    """Two RX 7900 XT, a pool of 3.86 GiB: vLLM answered that 161 Mamba blocks are available (vllm#49064)."""
+    arguments = ["--gpu", "RX 7900 XT", "--tp", "2", "--max-model-len", "4096", "--max-num-seqs", "256", "--json"]
+    weights = 2 * (20 * 0.92 - 4 - 3.86)
+    status, out, _ = fit("qwen3.5-27b", *arguments, "--no-prefix-cache", arch="any", weights=str(weights))
+    assert (status, json.loads(out)["num_blocks"]) == (1, 161)
 
 
 @pytest.mark.parametrize(
