@@ -159,8 +159,9 @@ def _problem(wheel: Path, folder: Path) -> str:
     packages = sorted(one.partition("/")[0] for one in names if one.count("/") == 1 and one.endswith("/__init__.py"))
     needed = [one for one in metadata.get_all("Requires-Dist") or () if "extra ==" not in one]
     required = [REQUIRED.split(one, maxsplit=1)[0] for one in needed]
-    others = [one for one in wheel.parent.glob("*.whl") if one.name.partition("-")[0] in required]
-    return _unusable([wheel, *others], folder, name, version, packages)
+    others = [one.name.partition("-")[0] for one in wheel.parent.glob("*.whl")]
+    wanted = [f"{name}=={version}", *(one for one in others if one in required)]
+    return _unusable(wheel.parent, wanted, folder, name, version, packages)
 
 
 def _unshown(metadata: Message) -> str:
@@ -174,8 +175,11 @@ def _unshown(metadata: Message) -> str:
     return f"its metadata has no {missing[0]}" if missing else ""
 
 
-def _unusable(installed: list[Path], folder: Path, name: str, version: str, packages: list[str]) -> str:
-    """The first command that fails where a wheel and those that it requires are installed; empty when none does."""
+def _unusable(index: Path, wanted: list[str], folder: Path, name: str, version: str, packages: list[str]) -> str:
+    """The first command that fails where a wheel and those that it requires are installed; empty when none does.
+
+    They are installed by name from a folder that is the only index, as a reader of the page about releases does.
+    """
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
     # What it needs comes from this environment, behind its own folder; what is installed in place there is not found.
@@ -193,7 +197,8 @@ def _unusable(installed: list[Path], folder: Path, name: str, version: str, pack
         ]
     )
     pip = [sys.executable, "-m", "pip", "--quiet", "--quiet", "--python", str(python), "install"]
-    if failure := _fails([*pip, "--no-deps", "--no-index", "--ignore-installed", *map(str, installed)], home):
+    alone = ["--no-deps", "--no-index", "--ignore-installed", f"--find-links={index}"]
+    if failure := _fails([*pip, *alone, *wanted], home):
         return f"it cannot be installed: {failure}"
     commands = [[str(python), "-I", "-c", imported]]
     commands += [[str(program), "--help"]] if program.exists() else []

@@ -142,6 +142,43 @@ def test_a_release_is_cut_signed_and_verified(release, tmp_path):
     assert "is not the wheel of this build" in done.stdout
 
 
+def test_a_maintainer_publishes_a_release_once(release, tmp_path):
+    clone, origin, tools = (tmp_path / name for name in ("clone", "origin", "tools"))
+    subprocess.run(["git", "clone", "-q", "--bare", str(release.root), str(origin)], check=True)
+    subprocess.run(["git", "clone", "-q", str(origin), str(clone)], check=True)
+    for name, value in (("gpg.format", "ssh"), ("user.signingkey", str(release.other)), ("user.email", "a@b.invalid")):
+        git(clone, "config", name, value)
+    (clone / "ci/allowed_signers").write_text(release.signers.read_text())
+    # GitHub as a folder: a release is a file that lists what is attached.
+    tools.mkdir()
+    (tools / "gh").write_text(
+        "#!/bin/sh\n"
+        f"[ $2 = create ] || exec test -e {tools}/$3\n"
+        f'for file; do [ ! -f "$file" ] || basename "$file" >> {tools}/$3; done\n'
+    )
+    (tools / "hilgate").write_text(f'#!/bin/sh\nexec {sys.executable} -m hilgate "$@"\n')
+    for name in ("gh", "hilgate"):
+        (tools / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY / "ci")}
+
+    def publish(commit, root=clone):
+        words = [REPOSITORY / "ci/publish.sh", commit, release.folder]
+        return subprocess.run(words, cwd=root, env=env, capture_output=True, text=True, check=False)
+
+    for _ in range(2):
+        done = publish(release.commit)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.endswith("published samples-0.1.0\n")
+    assert git(origin, "rev-parse", "samples-0.1.0^{commit}") == release.commit
+    attached = (tools / "samples-0.1.0").read_text().split()
+    assert attached == [WHEEL, "evidence.tar", "SHA256SUMS", "SHA256SUMS.sig"]
+    git(clone, "commit", "-q", "--allow-empty", "-m", "main goes on")
+    assert publish("HEAD").returncode == 3, "another commit than that of the bundle"
+    git(clone, "tag", "--force", "samples-0.1.0", "HEAD")
+    done = publish(release.commit)
+    assert (done.returncode, "tags never move" in done.stderr) == (3, True)
+
+
 def test_what_is_signed_names_every_file_of_the_bundle(release, tmp_path):
     """Anybody can check it with ssh-keygen, tar and sha256sum alone."""
     with tarfile.open(release.bundle) as tar:
