@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from hilgate.declare.imports import build
 from hilgate.declare.load import find_root, load
-from hilgate.errors import CannotRunHereError, DeclarationError, Exit, MisuseError, NothingSelectedError, ending
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit, MisuseError, NothingSelectedError, Parser, ending
 from hilgate.git import clone_at
 from hilgate.model.record import Check, Outcome
 
@@ -418,7 +418,7 @@ def judged(ends: Counter[End], seed: int) -> Check:
 @ending
 def main() -> int:
     """Draw mutants and run them; the exit status is 0, 1 (too few were killed) or 4 (not all of them could run)."""
-    parser = argparse.ArgumentParser(description="Count how many mutants of the core its tests kill.")
+    parser = Parser(description="Count how many mutants of the core its tests kill.")
     parser.add_argument("--number", type=positive, default=DRAWN, help=f"how many are drawn ({DRAWN})")
     parser.add_argument("--seed", type=int, help="of the draw; printed, so that it can be repeated")
     parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="how many run at once (one a core)")

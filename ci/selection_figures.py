@@ -10,7 +10,6 @@ too.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import subprocess
@@ -23,7 +22,7 @@ from hilgate import git
 from hilgate.cli.planted_bugs import ZOO, load_bugs
 from hilgate.declare.imports import build
 from hilgate.declare.load import find_root, load
-from hilgate.errors import MisuseError, ending
+from hilgate.errors import MisuseError, Parser, ending
 from hilgate.images.contents import contents
 from hilgate.model.declaration import CPU
 from hilgate.plan.launched import Launched, Launches, edited_bodies, jitted
@@ -194,7 +193,7 @@ def git_says(root: Path, *arguments: str) -> str:
 @ending
 def main(arguments: list[str] | None = None) -> int:
     """Print the figures; 1 where a planted bug is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = Parser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("results", nargs="+", type=Path)
     given = parser.parse_args(arguments)
     root = find_root(Path.cwd())

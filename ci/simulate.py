@@ -14,7 +14,6 @@ CPU did. With them, a second table has builds that each edit the body of one ker
 
 from __future__ import annotations
 
-import argparse
 import ast
 import heapq
 import itertools
@@ -34,7 +33,7 @@ from selection_figures import git_says, read_records
 from hilgate import git
 from hilgate.declare.imports import build
 from hilgate.declare.load import find_root, load
-from hilgate.errors import MisuseError, NothingSelectedError, ending
+from hilgate.errors import MisuseError, NothingSelectedError, Parser, ending
 from hilgate.git import Changes
 from hilgate.model.declaration import CPU
 from hilgate.plan.estimate import last_minutes
@@ -42,6 +41,7 @@ from hilgate.plan.launched import Launched, Launches, edited_bodies, jitted
 from hilgate.plan.make import ChangeFacts, assemble
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Mapping, Sequence
 
     from hilgate.declare.imports import Imports
@@ -355,7 +355,7 @@ def _table(
 @ending
 def main() -> int:
     """Simulate, and print one row for each way to run the same builds."""
-    parser = argparse.ArgumentParser(description="Simulate a day of a fleet.")
+    parser = Parser(description="Simulate a day of a fleet.")
     parser.add_argument("--builds", type=positive, default=1000, help="builds a day (1000)")
     parser.add_argument("--agents", type=positive, default=100, help="agents beside those of the gate (100)")
     parser.add_argument("--commits", type=positive, default=300, help="last commits that changes are drawn from (300)")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import enum
 import errno
 import functools
@@ -12,7 +14,7 @@ import tempfile
 import time
 import traceback
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,6 +75,40 @@ class HilgateError(Exception):
         if self.remedy:
             parts.append(f"  to do: {self.remedy}")
         return "\n".join(parts)
+
+
+def run_typer(command: Callable[..., Any], **options: Any) -> NoReturn:
+    """Run a program made with typer, and exit with its status.
+
+    Raises:
+        MisuseError: typer does not understand the arguments.
+    """
+    try:
+        status = command(standalone_mode=False, **options)
+    except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(Exit.MISUSE)
+        if not hasattr(error, "format_message"):
+            raise
+        raise _misuse(error) from None
+    sys.exit(status or Exit.PASS)
+
+
+def _misuse(error: Any) -> MisuseError:
+    place = error.ctx.command_path if getattr(error, "ctx", None) else ""
+    what = error.message if hasattr(error, "option_name") else error.format_message()
+    near = difflib.get_close_matches(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or ())
+    remedy = f"did you mean {near[0]}?" if near else f"{place} --help lists what it takes"
+    return MisuseError(what[:1].lower() + what[1:].rstrip("."), where=place, remedy=remedy)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are told as every other error is, without its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the status of misuse."""
+        self.exit(Exit.MISUSE, f"error: {MisuseError(message, where=self.prog, remedy=f'{self.prog} --help')}\n")
 
 
 def ending(main: Callable[..., int]) -> Callable[..., int]:

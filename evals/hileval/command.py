@@ -19,6 +19,7 @@ from hilgate.errors import (
     bug,
     drop_what_cannot_be_written,
     of_system,
+    run_typer,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def run(command: typer.Typer) -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            command()
+            run_typer(command)
         except SystemExit as ended:
             # typer ends on Ctrl-C without a word, and takes a closed pipe for a failure (1).
             if isinstance(ended.__context__, BrokenPipeError):

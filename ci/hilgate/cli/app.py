@@ -25,7 +25,15 @@ from hilgate.cli import Settings, program
 from hilgate.cli import plan, run as running, buildkite, builds  # noqa: F401
 
 # isort: on
-from hilgate.errors import Exit, HilgateError, RunInterruptedError, bug, drop_what_cannot_be_written, of_system
+from hilgate.errors import (
+    Exit,
+    HilgateError,
+    RunInterruptedError,
+    bug,
+    drop_what_cannot_be_written,
+    of_system,
+    run_typer,
+)
 
 
 @program.callback(invoke_without_command=True)
@@ -78,7 +86,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         _prepare_streams()
         try:
-            program(args=arguments, prog_name="hilgate", obj=settings)
+            run_typer(program, prog_name="hilgate", args=arguments, obj=settings)
         except SystemExit as ended:
             # typer ends on Ctrl-C without a word, and like rich it takes a closed pipe for a failure (1).
             if isinstance(ended.__context__, BrokenPipeError):

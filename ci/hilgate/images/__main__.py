@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.declare.load import find_root, load_project
-from hilgate.errors import CannotRunHereError, DeclarationError, Exit, MisuseError, ending
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit, MisuseError, Parser, ending
 from hilgate.git import inspect
 from hilgate.images.build import ImageBuild, build, require_filled
 from hilgate.images.contents import contents, fill, unfilled, wheel_keys
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 @ending
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status is one of `hilgate.errors.Exit`."""
-    parser = argparse.ArgumentParser(prog="python -m hilgate.images", description=__doc__)
+    parser = Parser(prog="python -m hilgate.images", description=__doc__)
     commands = parser.add_subparsers(dest="command")
     parser.add_argument("--json", action="store_true", help="print the keys as JSON")
     listing = commands.add_parser("pins", help="check docker/pins.toml and list the pins that are still empty")

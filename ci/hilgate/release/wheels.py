@@ -9,7 +9,6 @@ name and its sha256 (labels `wheel` and `sha256`), by which `hilgate.release.bun
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hilgate.declare.load import find_root
-from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
+from hilgate.errors import CannotRunHereError, Exit, MisuseError, Parser, RecordsError, ending
 from hilgate.git import tracked_files
 from hilgate.model.record import Check, Outcome
 from hilgate.release.bundle import DIGEST_LABEL, WHEEL_LABEL, sha256
@@ -229,7 +228,7 @@ def _fails(words: list[str], folder: Path) -> str:
 @ending
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status is one of `hilgate.errors.Exit`."""
-    parser = argparse.ArgumentParser(prog="python -m hilgate.release.wheels", description=__doc__)
+    parser = Parser(prog="python -m hilgate.release.wheels", description=__doc__)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folder below the root that has a pyproject.toml")
     folders: list[str] = parser.parse_args(arguments).folders
     root = find_root(Path.cwd())

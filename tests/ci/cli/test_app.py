@@ -86,6 +86,25 @@ def test_a_full_disk_is_named_by_the_file_that_found_no_room(repository, tmp_pat
     assert not (tmp_path / "plan.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "--bass"], "error: no such option: --bass\n  where: hilgate plan\n  to do: did you mean --base?\n"),
+        (
+            ["nosuch"],
+            "error: no such command 'nosuch'\n  where: hilgate\n  to do: hilgate --help lists what it takes\n",
+        ),
+        (
+            ["run"],
+            "error: missing argument 'STEP'\n  where: hilgate run\n  to do: hilgate run --help lists what it takes\n",
+        ),
+    ],
+)
+def test_misuse_is_told_like_every_other_error(repository, words, said):
+    done = hilgate(repository, *words)
+    assert (done.returncode, done.stderr, done.stdout) == (Exit.MISUSE, said, "")
+
+
 @pytest.mark.parametrize("place", ["ci/agents.yaml", "ci/agents.yaml/below", "ci", "."])
 def test_results_that_are_a_file_or_a_folder_of_the_repository_are_misuse(repository, place):
     done = hilgate(repository, "gate", "--results", place)
