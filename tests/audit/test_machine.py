@@ -33,6 +33,11 @@ HAND = [
     pytest.param(("gfx1201", 97, 106, 0, 4, 12), id="97 VGPRs are given 120: 1536 // 120 = 12"),
     pytest.param(("gfx1100", 256, 106, 0, 8, 4), id="256 VGPRs are given 264: 5 slots, 2 workgroups of 8 waves"),
     pytest.param(("gfx1151", 96, 106, 65536, 8, 4), id="all LDS of a workgroup: a workgroup processor has twice that"),
+    # As LLVM's own "; Occupancy:" of kernels with so many registers.
+    pytest.param(("gfx908", 55, 25, 0, 4, 4), id="gfx908, 55 VGPRs are given 56: 256 // 56 = 4"),
+    pytest.param(("gfx1030", 176, 25, 0, 4, 5), id="RDNA2, 176 VGPRs: 1024 // 176 = 5"),
+    pytest.param(("gfx1102", 174, 27, 0, 4, 5), id="small RDNA3, 174 VGPRs are given 176: 1024 // 176 = 5"),
+    pytest.param(("gfx1200", 217, 26, 0, 4, 6), id="gfx1200, 217 VGPRs are given 240: 1536 // 240 = 6"),
     pytest.param(("gfx1151", 96, 106, 65537, 8, 0), id="a byte more than a workgroup may have: none"),
 ]
 

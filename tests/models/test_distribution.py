@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel of pagedkv: vLLM finds it where nothing else of this repository is installed, and it serves a model."""
+"""The wheels where nothing else of this repository is installed: vLLM finds pagedkv and serves a model; and the tools
+that need next to nothing: fit, the audit of a kernel file, and `hileval compare`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import sys
 import venv
 import zipfile
 from email import message_from_bytes
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -70,14 +73,44 @@ def python(fresh: Path, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """The wheel as `pip wheel ./kernels` makes it, without a download."""
-    folder = tmp_path_factory.mktemp("wheel")
+def built(folder: Path, source: str) -> Path:
+    """A wheel as `pip wheel` makes it, without a download."""
     offline = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *offline, "-w", folder, ROOT / "kernels"], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *offline, "-w", folder, ROOT / source], check=True)
     (made,) = folder.iterdir()
     return made
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of pagedkv."""
+    return built(tmp_path_factory.mktemp("wheel"), "kernels")
+
+
+def alone(folder: Path, wheel: Path, *packages: str) -> Path:
+    """An environment with a wheel and these packages, without what else they may bring."""
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for name in packages:
+        for file in {Path(str(file)).parts[0] for file in metadata.files(name) or ()} - {"..", "bin"}:
+            (site / file).symlink_to(Path(str(metadata.distribution(name).locate_file(file))))
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", folder / "bin" / "python"]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel], check=True)
+    return folder
+
+
+def said(fresh: Path, *words: str | Path) -> tuple[int, str, str]:
+    """Exit status, output and errors of a program of an environment, in an empty folder."""
+    done = subprocess.run(
+        [str(fresh / "bin" / str(words[0])), *map(str, words[1:])],
+        cwd=fresh,
+        env={"PATH": os.environ["PATH"], "HOME": str(fresh)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_the_wheel_has_code_and_data_and_needs_no_package(wheel):
@@ -85,20 +118,87 @@ def test_the_wheel_has_code_and_data_and_needs_no_package(wheel):
     tracked = set(listing.stdout.decode().split())
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}
-        about = next(name.partition("/")[0] for name in file.namelist() if ".dist-info/" in name)
-        metadata = message_from_bytes(file.read(f"{about}/METADATA"))
-        assert "Apache License" in file.read(f"{about}/licenses/LICENSE").decode()
+        info = next(name.partition("/")[0] for name in file.namelist() if ".dist-info/" in name)
+        about = message_from_bytes(file.read(f"{info}/METADATA"))
+        assert "Apache License" in file.read(f"{info}/licenses/LICENSE").decode()
     pages = {name for name in tracked if name.endswith(".md")} - {"pagedkv/CHANGELOG.md"}
-    assert names == {name for name in tracked - pages if not name.startswith("pagedkv/audit/")}
+    assert names == tracked - pages
     assert {"pagedkv/py.typed", "pagedkv/tuning/gfx942.toml", "pagedkv/routing/candidates/pagedkv.toml"} <= names
-    assert (metadata["Name"], metadata["Version"]) == ("pagedkv", pagedkv.__version__)
-    assert metadata.get_all("Requires-Dist") == ["vllm==0.32.0; extra == 'vllm'"]
+    assert (about["Name"], about["Version"]) == ("pagedkv", pagedkv.__version__)
+    required = [one.partition("; ") for one in about.get_all("Requires-Dist")]
+    assert {extra for _, _, extra in required} == {"extra == 'audit'", "extra == 'vllm'"}
 
 
 def test_the_page_says_how_large_it_is(wheel):
     page = (ROOT / "docs/reference/kernels.md").read_text()
     (said,) = re.findall(r"pip wheel --no-deps \./kernels makes it: (\d+) KiB", page)
     assert abs(wheel.stat().st_size / 1024 - int(said)) < 0.1 * int(said)
+
+
+CONFIG = ROOT / "tests/kernels/routing/configs/qwen3.5-27b.json"
+KERNEL = ROOT / "examples/attend_paged.py"
+TYPES = "*bf16:16, *bf16:16, *bf16:16, *i32:16, *bf16:16, i32, 256, 16"
+
+
+def test_fit_needs_the_standard_library_alone(wheel, tmp_path):
+    fresh = alone(tmp_path / "fresh", wheel)
+    fit = ("python", "-m", "pagedkv.fit", CONFIG, "--weights", "20", "--max-model-len", "32768")
+    status, out, err = said(fresh, *fit, "--gpu", "RX 7900 XT", "--tp", "2")
+    assert (status, err) == (1, "")
+    assert "Set --max-num-seqs 183 at most" in out
+    assert said(fresh, *fit, "--memory", "80", "--max-num-seqs", "64")[0] == 0
+    status, out, err = said(fresh, *fit, "--arch", "gfx7")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "--arch: got gfx7; expected one of any, " in err
+
+
+def test_the_audit_of_a_file_needs_triton_and_no_torch(wheel, tmp_path):
+    fresh = alone(tmp_path / "fresh", wheel, "triton", "msgpack", "pyelftools")
+    assert said(fresh, "python", "-c", "import torch")[0] == 1
+    audit = ("python", "-m", "pagedkv.audit", f"{KERNEL}::attend", "--arch")
+    status, out, _ = said(
+        fresh, *audit, "gfx1201", "gfx942", "--signature", f"{TYPES}, 64", "--options", "num_stages=3"
+    )
+    assert status == 1
+    assert re.search(r"^gfx1201 +65536 .* fail, spills: 0 at most", out, re.MULTILINE)
+    assert re.search(r"^gfx942 +65792 .* fail, LDS: 65536 at most$", out, re.MULTILINE)
+    status, out, _ = said(fresh, *audit, "gfx1201", "gfx1030", "--signature", f"{TYPES}, 16")
+    assert re.search(r"^gfx1201 +\d+ +\d+ +0 +0 +[1-9]\d*  pass$", out, re.MULTILINE)
+    (fresh / "broken.py").write_text("import torch\n")
+    for words, expected in {
+        (f"{fresh}/broken.py::attend", "--arch", "gfx942", "--signature", "i32"): "No module named 'torch'",
+        (f"{KERNEL}::other", "--arch", "gfx942", "--signature", "i32"): "there is no such kernel",
+        (f"{KERNEL}::attend", "--arch", "gfx9999", "--signature", "i32"): "--arch: got gfx9999",
+        (f"{KERNEL}::attend", "--arch", "gfx942", "--signature", "i32, 64"): "got 2 entries; expected 9, for q_ptr",
+        (f"{KERNEL}::attend", "--arch", "gfx942", "--signature", f"{TYPES}, i32"): "got i32 for TOKENS",
+        (f"{KERNEL}::attend", "--arch", "gfx942", "--signature", f"{TYPES}, *f32"): "got '*f32' for TOKENS",
+    }.items():
+        status, out, err = said(fresh, "python", "-m", "pagedkv.audit", *words)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        assert expected in err
+
+
+def test_compare_needs_scipy_alone(tmp_path):
+    runs, folder = tmp_path / "runs", tmp_path / "wheel"
+    words = [sys.executable, ROOT / "examples/lm_eval_runs.py", runs]
+    offline = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(words, check=True, capture_output=True, env=os.environ | offline)
+    fresh = alone(tmp_path / "fresh", built(folder, "evals"), "scipy", "numpy")
+    for name in ("hilgate", "pagedkv", "lm_eval", "typer", "pydantic"):
+        assert said(fresh, "python", "-c", f"import {name}")[0] == 1
+    (before,), (after,) = runs.glob("before/samples_*"), runs.glob("after/samples_*")
+    status, out, err = said(fresh, "hileval", "compare", before, after)
+    assert (status, err) == (1, "")
+    assert out.startswith("fail: the second run is worse\n  before   390 of 400 right")
+    assert said(fresh, "hileval", "compare", before, before)[0] == 0
+    cut = fresh / "cut.jsonl"
+    cut.write_text(before.read_text()[:-40])
+    status, out, err = said(fresh, "hileval", "compare", before, cut)
+    assert (status, out) == (3, "")
+    assert err.startswith("error: not stored answers: no JSON: ")
+    assert f"  where: {cut}:400\n" in err
+    status, _, err = said(fresh, "hileval", "gate", "pocket-hybrid")
+    assert (status, "pip install 'hileval[gates]'" in err) == (5, True)
 
 
 @pytest.mark.engine

@@ -52,6 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if any("::" in word for word in arguments):
+        from . import kernel_file
+
+        return kernel_file.main(arguments)
     options = _parse(arguments)
     return run_command(lambda: _run(options))
 
@@ -59,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pagedkv.audit",
-        description="Compile the kernels for AMD GPUs, without a GPU, and judge what the compiler made of them.",
+        description="Compile our kernels for AMD GPUs, without a GPU, and judge what the compiler made of them. "
+        "Any other kernel: python -m pagedkv.audit FILE.py::KERNEL --help",
         epilog=_EPILOG,
     )
     parser.add_argument(

@@ -26,7 +26,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import torch
 import triton
 import triton.language as tl
 from triton import knobs
@@ -38,14 +37,17 @@ from triton.runtime import driver as active_driver
 from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITCallable
 
-from pagedkv.arch import Arch, limits
 from pagedkv.errors import CannotRunHereError, CommandError
 
 from .code_object import Assembly, CodeObject, machine_code, read_assembly, read_code_object
-from .machine import MACHINES, register_waves, waves_per_simd
+from .machine import ANY_MACHINE, any_limits, register_waves, waves_per_simd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    import torch
+
+    from pagedkv.arch import Arch
 
 _parse_once = cache(JITCallable.parse)
 """Triton parses a helper at each of its specialisations; nothing that walks the tree changes it."""
@@ -108,10 +110,10 @@ class OfflineHipDriver(DriverBase):
             "max_num_regs": self.arch.registers,
         }
         self.utils = SimpleNamespace(get_device_properties=lambda _device: properties)
-        self.get_current_device = lambda: list(MACHINES).index(self.arch.name)
+        self.get_current_device = lambda: list(ANY_MACHINE).index(self.arch.name)
         self.set_current_device = lambda _device: None
         self.get_current_stream = lambda _device: 0
-        self.get_device_interface = lambda: torch.cpu
+        self.get_device_interface = _torch_cpu
 
     @classmethod
     def is_active(cls) -> bool:
@@ -128,6 +130,8 @@ class OfflineHipDriver(DriverBase):
 
     def get_active_torch_device(self) -> torch.device:
         """Where launchers make their tensors."""
+        import torch  # what compiles a kernel of a file needs none
+
         return torch.device("cpu")
 
     def get_benchmarker(self) -> Any:
@@ -135,11 +139,17 @@ class OfflineHipDriver(DriverBase):
         raise NotImplementedError("nothing runs on this driver, so nothing can be timed: autotuning needs a GPU")
 
 
+def _torch_cpu() -> Any:
+    import torch
+
+    return torch.cpu
+
+
 @contextlib.contextmanager
 def offline(arch: str) -> Iterator[None]:
-    """Make `arch`, one of `MACHINES`, the active device for the duration of the block."""
+    """Make `arch`, one of `ANY_MACHINE`, the active device for the duration of the block."""
     # Triton offers a setter of the active driver, and no getter that does not probe GPUs.
-    with mock.patch.object(active_driver, "_active", OfflineHipDriver(limits(arch))):
+    with mock.patch.object(active_driver, "_active", OfflineHipDriver(any_limits(arch))):
         yield
 
 
@@ -252,7 +262,7 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
     """
     started = time.perf_counter()
     choices: list[str] = []
-    target = GPUTarget("hip", wanted.arch, limits(wanted.arch).lanes)
+    target = GPUTarget("hip", wanted.arch, any_limits(wanted.arch).lanes)
     with tempfile.TemporaryDirectory(prefix="audit-") as folder, knobs.cache.scope(), knobs.compilation.scope():
         knobs.cache.dir, knobs.cache.manager_class = folder, _Files
         knobs.compilation.always_compile = True
@@ -325,7 +335,7 @@ def _look_first(choices: list[str], *args: Any) -> tuple[str, str] | None:
 
     def lower_if_it_fits(module: Any, metadata: dict[str, Any]) -> Any:
         lds_bytes = _lds_bytes(module, options.arch)
-        limit = limits(options.arch).lds_bytes
+        limit = any_limits(options.arch).lds_bytes
         if lds_bytes > limit:
             raise LdsExceededError(module.get_entry_func_name(), lds_bytes, limit)
         lowered = lower(module, metadata)
@@ -399,6 +409,8 @@ def probe_kernel(
 
 def probe(side: int = 64) -> None:
     """Launch the kernel on bf16 tiles of `side` x `side`."""
+    import torch
+
     tile = torch.empty(side, side, dtype=torch.bfloat16)
     probe_kernel[(1,)](tile, tile, torch.empty(side, side), SIDE=side)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pagedkv.arch import ARCHES, limits
+from pagedkv.arch import ARCHES, Arch, limits
 
 SIMDS = 4
 """SIMDs of a compute unit. Counts below are per SIMD for registers and waves, per compute unit for workgroups."""
@@ -50,6 +50,24 @@ _KINDS = {
 MACHINES = {name: _KINDS[arch.matrix] for name, arch in ARCHES.items() if arch.amd}
 """The archs that are audited."""
 MACHINES["gfx950"] = replace(MACHINES["gfx950"], lds_granule=1280)
+_SMALL = replace(_KINDS["wmma"], vgprs=1024, vgpr_granule=16)
+"""RDNA2, and RDNA3 with small register files (LLVM: without the feature 1_5xVGPRs)."""
+_OTHERS = {
+    "gfx908": (ARCHES["gfx90a"], replace(_KINDS["mfma"], vgprs=256, vgpr_granule=4, max_waves=10)),
+    **dict.fromkeys(("gfx1101", "gfx1200"), (ARCHES["gfx1100"], _KINDS["wmma"])),
+    **dict.fromkeys(
+        ("gfx1030", "gfx1031", "gfx1032", "gfx1102", "gfx1103", "gfx1150", "gfx1152"), (ARCHES["gfx1100"], _SMALL)
+    ),
+}
+"""Archs without launch data of ours, each with one whose LDS and lanes it has: other kernels compile for them."""
+ANY_MACHINE = MACHINES | {name: machine for name, (_, machine) in _OTHERS.items()}
+
+
+def any_limits(name: str) -> Arch:
+    """Return the limits of one of `ANY_MACHINE`; those of the registers are in it."""
+    return replace(_OTHERS[name][0], name=name) if name in _OTHERS else limits(name)
+
+
 CDNA = [name for name in MACHINES if limits(name).matrix == "mfma"]
 
 
@@ -57,14 +75,14 @@ def register_waves(arch: str, *, vgpr: int, sgpr: int) -> int:
     """Waves that the register files of one SIMD can hold.
 
     Args:
-        arch: One of `MACHINES`.
+        arch: One of `ANY_MACHINE`.
         vgpr: Unified total of a wave, as in the code object's `.vgpr_count`.
         sgpr: As in `.sgpr_count`, VCC and the like included.
 
     Returns:
         0 to `max_waves`; 0 means the kernel cannot start at all.
     """
-    machine = MACHINES[arch]
+    machine = ANY_MACHINE[arch]
     by_vgprs = machine.vgprs // _granted(vgpr, machine.vgpr_granule)
     return min(machine.max_waves, by_vgprs, machine.sgprs // _granted(sgpr, SGPR_GRANULE))
 
@@ -73,7 +91,7 @@ def waves_per_simd(arch: str, *, vgpr: int, sgpr: int, lds_bytes: int, num_waves
     """Waves per SIMD when a compute unit is full of workgroups of this kernel.
 
     Args:
-        arch: One of `MACHINES`.
+        arch: One of `ANY_MACHINE`.
         vgpr: Unified total of a wave.
         sgpr: Scalar registers of a wave.
         lds_bytes: Of a workgroup.
@@ -82,7 +100,7 @@ def waves_per_simd(arch: str, *, vgpr: int, sgpr: int, lds_bytes: int, num_waves
     Returns:
         The mean over the four SIMDs, so one workgroup of two waves is 0.5; 0 when not even one workgroup fits.
     """
-    machine, limit = MACHINES[arch], limits(arch)
+    machine, limit = ANY_MACHINE[arch], any_limits(arch)
     waves_a_simd_gets = -(-num_waves // SIMDS)
     slots = register_waves(arch, vgpr=vgpr, sgpr=sgpr)
     by_registers = slots // waves_a_simd_gets if num_waves >= SIMDS else slots * SIMDS // num_waves
