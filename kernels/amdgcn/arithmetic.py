@@ -120,9 +120,10 @@ _BELOW = ((1 << np.arange(64, dtype=Q)) - Q(1)).astype(Q)
 """For each lane, the lanes before it."""
 
 
-def count_below(x: Array, upper: bool) -> Array:
+def count_below(x: Array, upper: bool, lanes: int) -> Array:
     """How many lanes before each lane, of the first or of the last 32, have their bit in x."""
-    return count_bits(x & ((_BELOW >> Q(32)) if upper else _BELOW).astype(U))
+    below = _BELOW[:lanes]
+    return count_bits(x & ((below >> Q(32)) if upper else below).astype(U))
 
 
 def permute_bytes(a: Array, b: Array, selector: Array) -> Array:
@@ -229,14 +230,24 @@ def minimum(a: Array, b: Array) -> Array:
     return _extreme(a, b, np.fmin, np.bitwise_or)
 
 
-def _extreme(a: Array, b: Array, choose: np.ufunc, of_equal: np.ufunc) -> Array:
+def larger_number(a: Array, b: Array) -> Array:
+    """The same on gfx12: the number beside any NaN."""
+    return _extreme(a, b, np.fmax, np.bitwise_and, signals=False)
+
+
+def smaller_number(a: Array, b: Array) -> Array:
+    """Smaller one on gfx12."""
+    return _extreme(a, b, np.fmin, np.bitwise_or, signals=False)
+
+
+def _extreme(a: Array, b: Array, choose: np.ufunc, of_equal: np.ufunc, *, signals: bool = True) -> Array:
     a, b = np.broadcast_arrays(a, b)
     kind: Any = U if a.dtype == F else W16
     quiet: Any = kind(0x400000 if kind is U else 0x200)
     p, q = np.ascontiguousarray(a).view(kind), np.ascontiguousarray(b).view(kind)
     found = np.where(a == b, of_equal(p, q), choose(a, b).view(kind))  # equal ones differ by the sign of a zero at most
     found = np.where(np.isnan(a), q, found)
-    for each, bits in ((b, q), (a, p)):
+    for each, bits in ((b, q), (a, p)) if signals else ():
         signalling = np.isnan(each) & ((bits & quiet) == 0)
         if signalling.any():
             found = np.where(signalling, bits | quiet, found)
@@ -247,6 +258,13 @@ def median(a: Array, b: Array, c: Array) -> Array:
     """Middle one of three; the least of the others where one is NaN."""
     least = minimum(minimum(a, b), c)
     return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), least, np.fmax(np.fmin(a, b), np.fmin(np.fmax(a, b), c)))
+
+
+def middle_number(a: Array, b: Array, c: Array) -> Array:
+    """Middle one of three on gfx12."""
+    least, most = smaller_number(a, b), larger_number(a, b)
+    nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
+    return np.where(nan, smaller_number(least, c), larger_number(least, smaller_number(most, c)))
 
 
 def to_unsigned(x: Array) -> Array:

@@ -27,17 +27,15 @@ from triton.runtime import driver as active_driver
 from .errors import LaunchError, ProgramFault
 from .machine import Machine
 from .memory import Memory
+from .targets import TARGETS
 from .text import parse
 from .translate import Translated, translate
 from .waits import check_waits
-from .waves import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
 
-ARCHES = {"gfx942": (65536, 304), "gfx950": (163840, 256)}
-"""gfx name -> bytes of LDS of a workgroup, compute units."""
 _FIRST_DEVICE = 64
 """Triton caches kernels by device index; ours are nobody else's."""
 _LARGEST_WORKGROUP = 1024
@@ -72,14 +70,15 @@ class Driver(DriverBase):
 
     def __init__(self, arch: str) -> None:
         super().__init__()
-        lds_bytes, compute_units = ARCHES[arch]
+        target = TARGETS[arch]
+        self.target = GPUTarget("hip", arch, target.lanes)
         self.arch, self.session, self.text = arch, None, ""
         self.translated: dict[str, Translated] = {}
         properties = {
-            "max_shared_mem": lds_bytes,
+            "max_shared_mem": target.lds_bytes,
             "arch": arch,
-            "warpSize": 64,
-            "multiprocessor_count": compute_units,
+            "warpSize": target.lanes,
+            "multiprocessor_count": target.compute_units,
             "max_num_regs": 512,
         }
         self.utils = SimpleNamespace(
@@ -88,7 +87,7 @@ class Driver(DriverBase):
             unload_module=lambda _module: None,
         )
         self.launcher_cls = lambda source, metadata: functools.partial(self._launch, source, metadata, self.text)
-        self.get_current_device = lambda: _FIRST_DEVICE + list(ARCHES).index(arch)
+        self.get_current_device = lambda: _FIRST_DEVICE + list(TARGETS).index(arch)
         self.set_current_device = lambda _device: None
         self.get_current_stream = lambda _device: 0
         self.get_device_interface = lambda: torch.cpu
@@ -108,7 +107,7 @@ class Driver(DriverBase):
 
     def get_current_target(self) -> GPUTarget:
         """What Triton compiles for."""
-        return GPUTarget("hip", self.arch, 64)
+        return self.target
 
     def get_active_torch_device(self) -> torch.device:
         """Where launchers make their tensors."""
@@ -193,7 +192,7 @@ def execute(
         else:
             word = (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
         segment[offset : offset + size] = word
-    extents = {"block_count": grid, "group_size": (LANES * metadata.num_warps, 1, 1)}
+    extents = {"block_count": grid, "group_size": (program.target.lanes * metadata.num_warps, 1, 1)}
     for name, (offset, size) in program.hidden.items():  # offsets and remainders of a Triton launch are 0
         what, axis = name.removeprefix("hidden_")[:-2], "xyz".find(name[-1])
         if what in extents:
@@ -242,7 +241,7 @@ def amdgcn(
     """Run the launches of the block on CPU tensors through machine code of `arch`.
 
     Args:
-        arch: gfx942 or gfx950.
+        arch: One of `targets.TARGETS`.
         races: Whether to look for races in LDS and in memory.
         outputs: Kernel -> arguments that it may write; of a kernel named here, a write to any other is a fault.
         mutate: (kernel, text) -> text to run instead; it is not checked statically.
@@ -250,8 +249,8 @@ def amdgcn(
     Raises:
         LaunchError: No such arch, or Triton interprets kernels in this process.
     """
-    if arch not in ARCHES:
-        raise LaunchError(f"arch is {arch!r}; expected one of {', '.join(ARCHES)}")
+    if arch not in TARGETS:
+        raise LaunchError(f"arch is {arch!r}; expected one of {', '.join(TARGETS)}")
     if knobs.runtime.interpret:
         raise LaunchError("Triton interprets kernels in this process\n  to do: set TRITON_INTERPRET=0")
     driver, load = _driver(arch), triton_compiler.CompiledKernel._init_handles  # noqa: SLF001

@@ -13,13 +13,6 @@ import numpy as np
 
 from .arithmetic import Array, L, U
 
-JUNK = {"gfx942": (0x7FB1A5ED, 0xDB3C0F17), "gfx950": (0x7F7FFFFF, 0)}
-"""What is undefined holds the first in one twin and the second in the other.
-
-A NaN and a large negative number differ in arithmetic; the largest number and 0 differ in a maximum, a mask, beside a
-bound and where something is compared with 0. Each arch has a pair, as what one of them compiles the other does too.
-"""
-
 
 class Lds:
     """LDS of `rows` workgroups of `size` bytes; the second half of the rows is that of the twins."""

@@ -14,10 +14,10 @@ import numpy as np
 
 from .arithmetic import Array, U
 from .errors import LaunchError, ProgramFault
-from .lds import JUNK, Lds
+from .lds import Lds
 from .memory import Sharing
-from .text import EXEC
-from .waves import LANES, Waves
+from .targets import EXEC
+from .waves import Waves
 
 if TYPE_CHECKING:
     from .memory import Memory, Race
@@ -50,7 +50,7 @@ class Machine:
         lds_bytes: Of a workgroup.
         twins: 2 looks for undefined values, 1 does not.
         races: Whether to look for races in LDS and in memory.
-        junk: What is undefined in a wave and in its twin; None takes the pair of the arch.
+        junk: What is undefined in a wave and in its twin; None takes the pair of the target.
     """
 
     def __init__(
@@ -64,13 +64,15 @@ class Machine:
         junk: tuple[int, int] | None = None,
     ) -> None:
         self.translated, self.program, self.memory = translated, translated.program, memory
+        self.target = self.program.target
         self.lds_bytes, self.twins, self.races = lds_bytes, twins, races
-        self.junk = junk or JUNK.get(self.program.arch, JUNK["gfx942"])
+        self.junk = junk or self.target.junk
         self.steps = self.interval = self.wave_instructions = 0
         self.lds: Lds
         descriptor = self.program.descriptor
-        self.sharing = Sharing(split=bool(descriptor.get("tg_split")))
-        odd = {name: descriptor.get(name) for name, value in _MODES.items() if descriptor.get(name, value) != value}
+        self.sharing = Sharing(split=bool(descriptor.get("tg_split") or descriptor.get("workgroup_processor_mode")))
+        modes = _MODES | {"wavefront_size32": int(self.target.lanes == 32)}
+        odd = {name: descriptor.get(name) for name, value in modes.items() if descriptor.get(name, value) != value}
         odd |= {name: descriptor[name] for name in _SYSTEM if descriptor.get(name)}
         if odd:
             raise LaunchError(f"{self.program.name}: the descriptor sets what the machine does not have: {odd}")
@@ -123,12 +125,15 @@ class Machine:
         group.S[first] = np.full(group.n, kernarg & 0xFFFFFFFF, U)
         group.S[first + 1] = np.full(group.n, kernarg >> 32, U)
         group.S[EXEC] = group.S[EXEC + 1] = np.full(group.n, 0xFFFFFFFF, U)
-        register = self.program.descriptor["user_sgpr_count"]
+        register, ids = self.program.descriptor["user_sgpr_count"], group.workgroup.astype(U)
+        if self.target.gfx12:  # (AMDGPUUsage, initial kernel execution state)
+            group.S[self.target.names["ttmp9"][0]] = ids[:, 0].copy()
+            group.S[self.target.names["ttmp7"][0]] = ids[:, 1] | (ids[:, 2] << U(16))
         for axis, name in enumerate("xyz"):
-            if self.program.descriptor.get(f"system_sgpr_workgroup_id_{name}"):
-                group.S[register] = group.workgroup[:, axis].astype(U)
+            if not self.target.gfx12 and self.program.descriptor.get(f"system_sgpr_workgroup_id_{name}"):
+                group.S[register] = ids[:, axis].copy()
                 register += 1
-        group.V[0] = (group.wave[:, None] * LANES + np.arange(LANES)[None]).astype(U)
+        group.V[0] = (group.wave[:, None] * group.lanes + np.arange(group.lanes)[None]).astype(U)
         return group
 
     def _together(self, workgroups: Array, num_waves: int, kernarg: int) -> None:

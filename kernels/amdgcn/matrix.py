@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products (MFMA, 16x16 and 32x32, one block) and the transposed LDS read, over the registers of a wave.
+"""Matrix products (MFMA, 16x16 and 32x32, one block; gfx12's WMMA) and the transposed LDS read, of a wave's registers.
 
-Layouts: CDNA3 ISA, section "Matrix arithmetic instructions". Lane l holds row (of A) or column (of B) l % side, and the
-k from l // side * width on, `width` of them in consecutive places of its registers. Register r of lane l of the result
-is row 64 / side * 4 * (r // 4) + 4 * (l // side) + r % 4, column l % side.
+Layouts: CDNA3 ISA, section "Matrix arithmetic instructions"; RDNA4 ISA, section "WMMA". Lane l holds row (of A) or
+column (of B) l % side, and the k from l // side * width on, `width` of them in consecutive places of its registers. Of
+the result a lane holds runs of rows, of 4 (MFMA) or 8 (WMMA): register r of lane l is row
+lanes / side * run * (r // run) + run * (l // side) + r % run, column l % side.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def elements(registers: Sequence[Array], kind: str, *, fnuz: bool) -> Array:
-    """[waves, 64, elements of a lane] in float64 of registers [waves, 64].
+    """[waves, lanes, elements of a lane] in float64 of registers [waves, lanes].
 
     Args:
         registers: What each lane holds, in order.
@@ -47,26 +48,28 @@ def multiply(side: int, a: Array, b: Array, added: Sequence[Array] | float) -> l
         side: 16 or 32.
         a: From `elements`.
         b: From `elements`.
-        added: Registers of C, side * side / 64 of them, or one number.
+        added: Registers of C, side * side / lanes of them, or one number.
 
     Returns:
         Registers of the result.
     """
     rows, columns = _by_row(a, side), _by_row(b, side)
     product = np.matmul(rows, columns.transpose(0, 2, 1))
-    waves, count = product.shape[0], side * side // 64
-    lanes = product.reshape(waves, count // 4, 64 // side, 4, side).transpose(1, 3, 0, 2, 4).reshape(count, waves, 64)
+    waves, lanes, _ = a.shape
+    count, run = side * side // lanes, 4 if lanes == 64 else 8
+    parts = product.reshape(waves, count // run, lanes // side, run, side)
+    held = parts.transpose(1, 3, 0, 2, 4).reshape(count, waves, lanes)
     result = []
     for r in range(count):
         start = added if isinstance(added, int | float) else added[r].view(F).astype(D)
-        result.append((lanes[r] + start).astype(F).view(U))
+        result.append((held[r] + start).astype(F).view(U))
     return result
 
 
 def _by_row(x: Array, side: int) -> Array:
-    """[waves, side, K] of [waves, 64, width]."""
-    waves, _, width = x.shape
-    return x.reshape(waves, 64 // side, side, width).transpose(0, 2, 1, 3).reshape(waves, side, 64 // side * width)
+    """[waves, side, K] of [waves, lanes, width]."""
+    waves, lanes, width = x.shape
+    return x.reshape(waves, lanes // side, side, width).transpose(0, 2, 1, 3).reshape(waves, side, -1)
 
 
 def transpose(x: Array) -> Array:

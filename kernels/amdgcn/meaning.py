@@ -41,8 +41,8 @@ _vector("v_xad_u32", "u", "uuu", "(a ^ b) + c")
 _vector("v_bfe_u32", "u", "uuu", "field(a, b, c & U(31))")
 _vector("v_bfe_i32", "u", "uuu", "field_signed(a, b, c & U(31))")
 _vector("v_bfrev_b32", "u", "u", "reverse_bits(a)")
-_vector("v_mbcnt_lo_u32_b32", "u", "uu", "count_below(a, False) + b")
-_vector("v_mbcnt_hi_u32_b32", "u", "uu", "count_below(a, True) + b")
+_vector("v_mbcnt_lo_u32_b32", "u", "uu", "count_below(a, False, lanes) + b")
+_vector("v_mbcnt_hi_u32_b32", "u", "uu", "count_below(a, True, lanes) + b")
 _vector("v_bfi_b32", "u", "uuu", "(a & b) | (~a & c)")
 _vector("v_perm_b32", "u", "uuu", "permute_bytes(a, b, c)")
 _vector("v_alignbit_b32", "u", "uuu", "align_bits(a, b, c)")
@@ -88,6 +88,17 @@ _vector("v_rndne_f32", "f", "f", "np.rint(a)")
 _vector("v_floor_f32", "f", "f", "np.floor(a)")
 _vector("v_trunc_f32", "f", "f", "np.trunc(a)")
 
+_vector("v_max_num_f32", "f", "ff", "larger_number(a, b)")
+_vector("v_min_num_f32", "f", "ff", "smaller_number(a, b)")
+_vector("v_max_num_f16", "h", "hh", "larger_number(a, b)")
+_vector("v_min_num_f16", "h", "hh", "smaller_number(a, b)")
+_vector("v_max3_num_f32", "f", "fff", "larger_number(larger_number(a, b), c)")
+_vector("v_min3_num_f32", "f", "fff", "smaller_number(smaller_number(a, b), c)")
+_vector("v_maxmin_num_f32", "f", "fff", "smaller_number(larger_number(a, b), c)")
+_vector("v_minmax_num_f32", "f", "fff", "larger_number(smaller_number(a, b), c)")
+_vector("v_med3_num_f32", "f", "fff", "middle_number(a, b, c)")
+_vector("v_xor3_b32", "u", "uuu", "a ^ b ^ c")
+
 _vector("v_exp_f32", "f", "f", "exp2(a)")
 _vector("v_log_f32", "f", "f", "log2(a)")
 _vector("v_rcp_f32 v_rcp_iflag_f32", "f", "f", "reciprocal(a)")
@@ -131,6 +142,8 @@ PACKED = {
     "mul_f16": ("h", "a * b"),
     "max_f16": ("h", "maximum(a, b)"),
     "min_f16": ("h", "minimum(a, b)"),
+    "max_num_f16": ("h", "larger_number(a, b)"),
+    "min_num_f16": ("h", "smaller_number(a, b)"),
     "ashrrev_i16": ("k", "b >> (a & S16(15))"),
     "lshlrev_b16": ("w", "b << (a & W16(15))"),
     "lshrrev_b16": ("w", "b >> (a & W16(15))"),
@@ -198,6 +211,18 @@ SCALAR |= {
     for k in (1, 2, 3, 4)
 }
 
+SCALAR |= {
+    "s_add_nc_u64": ("Q", "a + b", ""),
+    "s_sub_nc_u64": ("Q", "a - b", ""),
+    "s_mul_u64": ("Q", "a * b", ""),
+}
+_ON_SCALARS = (
+    "add_f32 sub_f32 mul_f32 max_num_f32 min_num_f32 cvt_f32_i32 cvt_f32_u32 cvt_i32_f32 cvt_u32_f32 cvt_f32_f16"
+)
+for _name in _ON_SCALARS.split():  # gfx12's scalar unit does what the vector unit does
+    SCALAR[f"s_{_name}"] = (VECTOR[f"v_{_name}"][1][0], VECTOR[f"v_{_name}"][2], "")
+SCALAR |= {f"v_s_{name}_f32": ("f", VECTOR[f"v_{name}_f32"][2], "") for name in ("exp", "log", "rcp", "rsq", "sqrt")}
+
 SCALAR_COMPARE = {"eq": "==", "lg": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 WIDTHS = {
@@ -211,8 +236,10 @@ WIDTHS = {
     "dwordx2": (8, False),
     "dwordx3": (12, False),
     "dwordx4": (16, False),
+    "dwordx8": (32, False),
+    "dwordx16": (64, False),
 }
-"""Widths of a global access: bytes of a lane, and whether the sign is extended."""
+"""Widths of an access to memory: bytes of a lane, and whether the sign is extended."""
 
 ATOMICS: dict[str, tuple[str, str]] = {
     "swap": ("u", "b"),
@@ -243,7 +270,11 @@ _INTEGERS, _ORDERS = ("i32", "u32", "i64", "u64", "u16", "i16"), ("lt", "eq", "l
 _OTHERS = """
 s_nop s_endpgm s_barrier s_branch s_setprio s_sleep s_waitcnt s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz
 s_cbranch_vccnz s_cbranch_execz s_cbranch_execnz s_load_dword s_load_dwordx2 s_load_dwordx4 s_load_dwordx8
-s_load_dwordx16 s_bitcmp0_b32 s_bitcmp1_b32 s_and_saveexec_b64 s_or_saveexec_b64 s_andn2_saveexec_b64
+s_load_dwordx16 s_load_dwordx3 s_load_ubyte s_load_sbyte s_load_ushort s_load_sshort
+s_bitcmp0_b32 s_bitcmp1_b32 s_and_saveexec_b64 s_or_saveexec_b64 s_andn2_saveexec_b64
+s_and_saveexec_b32 s_or_saveexec_b32 s_andn2_saveexec_b32
+s_barrier_signal s_delay_alu s_clause s_wait_alu s_sendmsg global_inv
+v_wmma_f32_16x16x16_f16 v_wmma_f32_16x16x16_bf16 v_permlanex16_b32
 s_bcnt1_i32_b64 v_cndmask_b32 v_fmac_f32 v_div_scale_f32 v_div_fmas_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_fma_mix_f32
 v_add_co_u32 v_sub_co_u32 v_subrev_co_u32 v_addc_co_u32 v_subb_co_u32 v_subbrev_co_u32 v_mad_u64_u32 v_mad_i64_i32
 v_pk_add_f32 v_pk_mul_f32 v_pk_fma_f32 v_pk_mov_b32 v_bitop3_b16 v_bitop3_b32
@@ -281,6 +312,7 @@ MNEMONICS = frozenset(
         *(f"v_cmp_{order}_{kind}" for order in COMPARE if order != "ne" for kind in ("f32", "f16")),
         *(f"s_{name}_b{bits}" for name in LOGIC for bits in (32, 64)),
         *(f"s_cmp_{order}_{kind}" for order in SCALAR_COMPARE for kind in ("i32", "u32")),
+        *(f"s_cmp_{order}_f32" for order in COMPARE if order != "ne"),
         "s_cmp_eq_u64",
         "s_cmp_lg_u64",
         *(f"s_cmpk_{order}_{kind}" for order in SCALAR_COMPARE for kind in ("i32", "u32")),

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 LANE = np.arange(64)
 
 
+def across_rows(x: Array, low: Array, high: Array) -> Array:
+    """`v_permlanex16_b32`: lane k of a row reads the lane of the other row that nibble k of high:low names."""
+    chosen = np.broadcast_to((high.astype(np.uint64) << np.uint64(32)) | low, x.shape[:1])
+    lane = (chosen[:, None] >> (LANE[:16] * 4).astype(np.uint64) & np.uint64(15)).astype(np.int64)
+    return np.take_along_axis(x, np.concatenate((lane + 16, lane), 1), 1)
+
+
 def dpp_source(modifiers: Mapping[str, str]) -> tuple[Array, Array]:
     """Source lane of each lane, and whether there is one.
 
@@ -101,14 +108,14 @@ def swizzle(x: Array, source: Array, enabled: Array | None) -> Array:
 
 def gather(x: Array, address: Array, enabled: Array | None) -> Array:
     """`ds_bpermute_b32`: lane `address / 4` of each lane's own choosing; a lane that is off gives 0."""
-    source = ((address >> np.uint32(2)) & np.uint32(63)).astype(np.int64)
+    source = ((address >> np.uint32(2)) & np.uint32(x.shape[1] - 1)).astype(np.int64)
     taken = np.take_along_axis(x, source, 1)
     return taken if enabled is None else np.where(np.take_along_axis(enabled, source, 1), taken, np.uint32(0))
 
 
 def scatter(x: Array, address: Array, enabled: Array | None) -> Array:
     """`ds_permute_b32`: each lane gives to lane `address / 4`; of several the last one does, of none it is 0."""
-    target = ((address >> np.uint32(2)) & np.uint32(63)).astype(np.int64)
+    target = ((address >> np.uint32(2)) & np.uint32(x.shape[1] - 1)).astype(np.int64)
     rows, lanes = np.nonzero(np.ones(x.shape, bool) if enabled is None else enabled)
     given = np.zeros(x.shape, np.uint32)
     given[rows, target[rows, lanes]] = x[rows, lanes]  # in the order of the lanes

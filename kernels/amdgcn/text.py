@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from . import gfx12
 from .errors import UnreadableTextError
+from .targets import EXEC, TARGETS, Target
 
 Kind = Literal["v", "s", "literal", "label", "off", "scc"]
 
@@ -76,6 +78,9 @@ class Instruction:
     source: str
     """`file.py:line`; `?` before the first `.loc`."""
     text: str
+    target: Target
+    paired: bool = False
+    """Whether it is the second of two that run at once (`v_dual_`): it reads what was before the first."""
 
     def __str__(self) -> str:
         return f"{' '.join(self.text.split())}  ({self.source})"
@@ -88,7 +93,8 @@ class Instruction:
     @property
     def returns(self) -> bool:
         """Whether it is an atomic that returns what was in memory."""
-        return "_atomic_" in self.mnemonic and bool(self.modifiers.keys() & {"sc0", "glc"})
+        returned = self.modifiers.keys() & {"sc0", "glc"} or self.modifiers.get("th") == "TH_ATOMIC_RETURN"
+        return "_atomic_" in self.mnemonic and bool(returned)
 
     def flag(self, name: str) -> bool:
         """Whether a modifier without a value is there."""
@@ -117,7 +123,7 @@ class Program:
     """One kernel."""
 
     name: str
-    arch: str
+    target: Target
     blocks: list[Block]
     descriptor: dict[str, int]
     """The `.amdhsa_` directives without their prefix."""
@@ -143,18 +149,6 @@ class Program:
         return next(k for k, block in enumerate(self.blocks) if block.label == label.value)
 
 
-_SPECIAL = {
-    "vcc": (106, 2),
-    "vcc_lo": (106, 1),
-    "vcc_hi": (107, 1),
-    "m0": (124, 1),
-    "exec": (126, 2),
-    "exec_lo": (126, 1),
-    "exec_hi": (127, 1),
-}
-VCC, M0, EXEC = 106, 124, 126
-"""Scalar registers with a name (CDNA3 ISA, table of scalar source operands)."""
-
 _REGISTER = re.compile(r"([vsa])(?:(\d+)|\[(\d+):(\d+)\])")
 _INTEGER = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+)")
 _FLOAT = re.compile(r"-?\d*\.\d+(?:e[-+]?\d+)?")
@@ -163,9 +157,11 @@ _VALUED = re.compile(
     r"(offset[01]?|op_sel(?:_hi)?|neg_(?:lo|hi)|row_(?:shl|shr|ror|bcast|mask|newbcast)|wave_sh[lr]|quad_perm|bank_mask|bound_ctrl"
     r"|dst_sel|src[01]_sel|dst_unused|bitop3):(.+)"
 )
+_CACHE = re.compile(r"(th|scope):(\w+)")
+"""gfx12's words for the cache policy, and for an atomic that returns."""
 _FLAGS = {"offen", "lds", "sc0", "sc1", "nt", "glc", "slc", "clamp", "row_mirror", "row_half_mirror"}
 _COUNTERS = re.compile(r"\s*(?:&\s*)?(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
-_ENDS_BLOCK = ("s_branch", "s_cbranch", "s_endpgm", "s_barrier")
+_ENDS_BLOCK = re.compile(r"s_(?:c?branch\w*|endpgm|barrier)")
 _LABEL = re.compile(r"(\.LBB\d+_\d+):")
 _SYMBOL = re.compile(r"([A-Za-z_]\w*):")
 _FILE = re.compile(r'\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
@@ -199,7 +195,7 @@ def parse(text: str) -> Program:
     """
     blocks, instructions = [Block("entry")], list[Instruction]()
     files, descriptor = dict[str, str](), dict[str, int]()
-    source, name, arch, ended = "?", "", "", False
+    source, name, target, ended = "?", "", None, False
     for number, line in enumerate(text.splitlines(), start=1):
         code = line.split(";", maxsplit=1)[0].strip()
         if not code or code.startswith(_IGNORED):
@@ -209,7 +205,9 @@ def parse(text: str) -> Program:
         elif found := _SYMBOL.fullmatch(code):
             name = found[1]
         elif found := _TARGET.match(code):
-            arch = found[1]
+            if found[1] not in TARGETS:
+                raise UnreadableTextError(number, line, f"the arch is none of {', '.join(TARGETS)}")
+            target = TARGETS[found[1]]
         elif found := _FILE.match(code):
             files[found[1]] = found[2]
         elif found := _LOC.match(code):
@@ -222,28 +220,40 @@ def parse(text: str) -> Program:
         elif code.startswith("."):
             raise UnreadableTextError(number, line, "unknown directive")
         else:
+            if target is None:
+                raise UnreadableTextError(number, line, "an instruction before the arch is named")
             try:
-                read = _instruction(code)
+                read = _instructions(code, target.name)
             except ValueError as error:
                 raise UnreadableTextError(number, line, str(error)) from error
-            instruction = dataclasses.replace(read, index=len(instructions), source=source)
-            instructions.append(instruction)
-            blocks[-1].instructions.append(instruction)
-            if instruction.mnemonic.startswith(_ENDS_BLOCK):
+            for each in read:
+                instruction = dataclasses.replace(each, index=len(instructions), source=source)
+                instructions.append(instruction)
+                blocks[-1].instructions.append(instruction)
+            if _ENDS_BLOCK.fullmatch(instruction.mnemonic):
                 blocks.append(Block(""))
-    if not instructions or not ended or not arch:
+    if not instructions or not ended or target is None:
         raise UnreadableTextError(0, name, "the text holds no whole kernel")
     _, _, note = text.partition(".amdgpu_metadata")
     arguments = [(int(offset), int(size), kind) for offset, size, kind in _ARGUMENT.findall(note)]
     hidden = {kind: (offset, size) for offset, size, kind in arguments if kind.startswith("hidden_")}
     own = [(offset, size) for offset, size, kind in arguments if kind not in hidden]
     kept = [block for block in blocks if block.instructions or block.label]
-    return Program(name, arch, kept, descriptor, own, instructions, hidden)
+    return Program(name, target, kept, descriptor, own, instructions, hidden)
 
 
 @lru_cache(maxsize=1 << 16)
-def _instruction(code: str) -> Instruction:
-    found = _MNEMONIC.match(code)
+def _instructions(code: str, arch: str) -> tuple[Instruction, ...]:
+    """The instruction of a line, or the two."""
+    target = TARGETS[arch]
+    parts = gfx12.halves(code) if target.gfx12 else [code]
+    read = (_instruction(part, code, target) for part in parts)
+    return tuple(dataclasses.replace(each, paired=k > 0) for k, each in enumerate(read))
+
+
+def _instruction(alone: str, code: str, target: Target) -> Instruction:
+    """An instruction of a line, which may have another one."""
+    found = _MNEMONIC.match(alone)
     if not found:
         raise ValueError("no instruction")
     mnemonic, rest = found[1], found[2] or ""
@@ -251,23 +261,32 @@ def _instruction(code: str) -> Instruction:
         counters = dict(_COUNTERS.findall(rest))
         if _COUNTERS.sub("", rest).strip():
             raise ValueError("a counter is not known")
-        return Instruction(0, mnemonic, "", (), counters, "?", code)
+        return Instruction(0, mnemonic, "", (), counters, "?", code, target)
+    if target.gfx12 and (counted := gfx12.counts(mnemonic, rest)):
+        return Instruction(0, "s_waitcnt", "", (), counted, "?", code, target)
+    if target.gfx12 and (mnemonic in gfx12.HINTS or alone == "s_sendmsg sendmsg(MSG_DEALLOC_VGPRS)"):
+        return Instruction(0, mnemonic, "", (), {}, "?", code, target)
     operands: list[Operand] = []
     modifiers: dict[str, str] = {}
     for part in _split(rest):
         for position, word in enumerate(_WORD.findall(part)):
             if word in _FLAGS:
                 modifiers[word] = ""
-            elif valued := _VALUED.fullmatch(word):
+            elif valued := (_VALUED.fullmatch(word) or (target.gfx12 and _CACHE.fullmatch(word))):
                 modifiers[valued[1]] = valued[2]
             elif position:
                 raise ValueError(f"the modifier {word!r} is not known")
             else:
-                operands.append(_operand(word))
+                operands.append(_operand(word, target))
     base, _, encoding = mnemonic.rpartition("_")
     if encoding not in {"e32", "e64", "dpp", "sdwa"}:
         base, encoding = mnemonic, ""
-    return Instruction(0, base, encoding, tuple(operands), modifiers, "?", code)
+    if target.gfx12:
+        base = gfx12.renamed(base.removesuffix("_e64"))  # of `_e64_dpp`
+        if base.startswith("v_cmpx_"):  # a comparison into exec, which its text does not name
+            base = base.replace("_cmpx_", "_cmp_")
+            operands.insert(0, Operand("s", EXEC))
+    return Instruction(0, base, encoding, tuple(operands), modifiers, "?", code, target)
 
 
 def _split(text: str) -> list[str]:
@@ -281,21 +300,23 @@ def _split(text: str) -> list[str]:
     return [part for part in (*parts, text[start:]) if part.strip()]
 
 
-def _operand(word: str) -> Operand:
+def _operand(word: str, target: Target) -> Operand:
     if word.startswith("sext("):
-        return dataclasses.replace(_operand(word[5:-1]), extended=True)
+        return dataclasses.replace(_operand(word[5:-1], target), extended=True)
     if word.startswith("-") and not (_INTEGER.fullmatch(word) or _FLOAT.fullmatch(word)):
-        return dataclasses.replace(_operand(word[1:]), negated=True)
+        return dataclasses.replace(_operand(word[1:], target), negated=True)
     if word.startswith("neg("):
-        return dataclasses.replace(_operand(word[4:-1]), negated=True)
+        return dataclasses.replace(_operand(word[4:-1], target), negated=True)
     if word.startswith("|"):
-        return dataclasses.replace(_operand(word.strip("|")), absolute=True)
+        return dataclasses.replace(_operand(word.strip("|"), target), absolute=True)
     if found := _REGISTER.fullmatch(word):
         first = int(found[2] or found[3])
         count = int(found[4]) - first + 1 if found[4] else 1
         return Operand("s" if found[1] == "s" else "v", first + 256 * (found[1] == "a"), count)
-    if word in _SPECIAL:
-        return Operand("s", *_SPECIAL[word])
+    if word in target.names:
+        return Operand("s", *target.names[word])
+    if word == "null" and target.gfx12:  # reads as 0, and what is written there is lost
+        return Operand("literal", constant=0)
     if word in {"scc", "src_scc"}:
         return Operand("scc")
     if word == "off":

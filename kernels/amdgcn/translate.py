@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from . import arithmetic, matrix, permute, waves
 from .effects import effects
 from .errors import UnknownInstructionError
 from .meaning import ATOMICS, COMPARE, COMPARED, LOGIC, MNEMONICS, PACKED, SCALAR, SCALAR_COMPARE, VECTOR, WIDTHS
-from .text import EXEC, M0, VCC, Operand
+from .targets import EXEC, VCC
+from .text import Operand
+from .waits import waited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,19 +44,15 @@ _NAMES: dict[str, Any] = {
     "swizzle": permute.swizzle,
     "gather": permute.gather,
     "scatter": permute.scatter,
+    "across_rows": permute.across_rows,
 } | {name: each for name, each in vars(arithmetic).items() if not name.startswith("_")}
 
 _NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep", "buffer_wbl2", "buffer_inv"}
-_NO_EFFECT = {"sc0", "sc1", "nt", "glc", "slc", "expcnt"}
+_NOTHING |= {"s_barrier_signal", "s_delay_alu", "s_clause", "s_wait_alu", "s_sendmsg"}
+_NO_EFFECT = {"sc0", "sc1", "nt", "glc", "slc", "expcnt", "th", "scope"}
 """Modifiers that change no value here: cache policy, and a counter that no known instruction raises."""
-_BRANCHES = {
-    "scc0": "~scc",
-    "scc1": "scc",
-    "vccz": f"(S[{VCC}] | S[{VCC + 1}]) == 0",
-    "vccnz": f"(S[{VCC}] | S[{VCC + 1}]) != 0",
-    "execz": f"(S[{EXEC}] | S[{EXEC + 1}]) == 0",
-    "execnz": f"(S[{EXEC}] | S[{EXEC + 1}]) != 0",
-}
+_BRANCHES = {"scc0": "~scc", "scc1": "scc"}
+_MASKS = {"vccz": (VCC, "=="), "vccnz": (VCC, "!="), "execz": (EXEC, "=="), "execnz": (EXEC, "!=")}
 
 
 @dataclass
@@ -84,16 +83,19 @@ def translate(program: Program) -> Translated:
     Raises:
         UnknownInstructionError: An instruction, or a form of it, whose meaning is not written down.
     """
+    _check_barriers(program)
     writer = _Writer(program)
     sources = []
     for index, block in enumerate(program.blocks):
         lines = [f"def block{index}(g):", "    V, S, E, n, scc = g.V, g.S, g.E, g.n, g.scc"]
-        for instruction in block.instructions:
+        for instruction, following in zip_longest(block.instructions, block.instructions[1:]):
             effects(instruction)
+            if following and following.paired:
+                lines.append(f"    before = V[{instruction.operands[0].register}]")
             lines += [f"    {line}" for line in writer.instruction(instruction)]
         lines += ["    g.E, g.scc = E, scc", f"    {_leave(program, index)}"]
         sources.append("\n".join(lines) + "\n")
-    names = _NAMES | writer.constants
+    names = _NAMES | writer.constants | {"lanes": program.target.lanes}
     for function in sources:
         exec(_compiled(function, program.name), names)  # noqa: S102 - our own text, from instructions we know
     vectors, scalars = _used(program)
@@ -117,7 +119,8 @@ def _lds_bits(program: Program) -> list[str]:
 
 def _used(program: Program) -> tuple[list[bool], list[bool]]:
     used = {register for each in program.instructions for operand in each.operands for register in operand.registers()}
-    always = {0, 1, VCC, VCC + 1, M0, EXEC, EXEC + 1, *range(program.descriptor.get("user_sgpr_count", 0) + 4)}
+    always = {0, 1, *range(program.descriptor.get("user_sgpr_count", 0) + 4)}
+    always |= {first + k for first, count in program.target.names.values() for k in range(count)}
     scalars = always | {number for kind, number in used if kind == "s"}
     vectors = {0} | {number for kind, number in used if kind == "v"}
     return [k in vectors for k in range(512)], [k in scalars for k in range(128)]
@@ -133,10 +136,25 @@ def _leave(program: Program, index: int) -> str:
     if last.mnemonic == "s_branch":
         return f"return {program.block_of(last.operands[0])}"
     if last.mnemonic.startswith("s_cbranch_"):
-        condition = _BRANCHES[last.mnemonic.removeprefix("s_cbranch_")]
+        kind = last.mnemonic.removeprefix("s_cbranch_")
+        condition = _BRANCHES.get(kind)
+        if condition is None:
+            register, compared = _MASKS[kind]
+            words = " | ".join(f"S[{register + k}]" for k in range(program.target.words))
+            condition = f"({words}) {compared} 0"
         return f"return ({condition}, {last.index}, {program.block_of(last.operands[0])}, {index + 1})"
     waits = "g.waiting = True; " if last.mnemonic == "s_barrier" else ""
     return f"{waits}return {index + 1}"
+
+
+def _check_barriers(program: Program) -> None:
+    """Refuse accesses and waits between a wave's signal and its wait for the others: here the two are one barrier."""
+    signal = None
+    for one in program.instructions:
+        if signal and (effects(one).counter or re.match(r"s_(waitcnt|c?branch|endpgm|barrier_signal)", one.mnemonic)):
+            raise UnknownInstructionError(signal.text, f"{one.text!r} stands between it and its wait")
+        if one.mnemonic in {"s_barrier_signal", "s_barrier"}:
+            signal = one if one.mnemonic == "s_barrier_signal" else None
 
 
 class _Modifiers(dict[str, str]):
@@ -170,8 +188,11 @@ class _Writer:
     """Writes the Python of each instruction."""
 
     def __init__(self, program: Program) -> None:
-        self.fnuz = program.arch == "gfx942"
+        self.target = program.target
+        self.whole = f"(n, {self.target.lanes})"
         self.constants: dict[str, Any] = {}
+        self.first: Instruction | None = None
+        """What ran last: the other of a pair."""
 
     def instruction(self, one: Instruction) -> list[str]:
         """Write an instruction.
@@ -184,6 +205,10 @@ class _Writer:
         lines = self._lines(replace(one, modifiers=modifiers))
         if unread := modifiers.unread():
             raise UnknownInstructionError(one.text, f"nothing here reads {', '.join(unread)}")
+        other, self.first = self.first, one
+        if one.paired and other:  # it does not see what the other one has just written
+            written = f"V[{other.operands[0].register}]"
+            lines = [f"after = {written}; {written} = before", *lines, f"{written} = after"]
         return lines
 
     def _lines(self, one: Instruction) -> list[str]:
@@ -196,8 +221,10 @@ class _Writer:
             raise UnknownInstructionError(one.text, "a sign modifier")
         try:
             if name == "s_waitcnt":
-                return [f"g.wait({one.modifiers.get('vmcnt')}, {one.modifiers.get('lgkmcnt')})"]
-            if name.startswith("s_"):
+                return [f"g.wait({waited(one)})"]
+            if name == "global_inv":  # counts as a load
+                return ["g.issue('vm', (), (), None)"]
+            if name.startswith(("s_", "v_s_")):
                 return self._scalar(one)
             if name.startswith(("global_", "buffer_")):
                 return self._global(one)
@@ -205,7 +232,7 @@ class _Writer:
                 return self._scratch(one)
             if name.startswith("ds_"):
                 return self._lds(one)
-            if name.startswith("v_mfma_"):
+            if name.startswith(("v_mfma_", "v_wmma_")):
                 return self._matrix(one)
             return self._vector(one)
         except (KeyError, IndexError, ValueError, NotImplementedError) as error:
@@ -300,10 +327,14 @@ class _Writer:
             return self._literal(operand.value, kind)
         if operand.kind == "scc":
             return "scc.astype(U)"
+        if operand.kind != "s":
+            raise ValueError(f"an operand of kind {operand.kind!r}")
         text = f"S[{operand.register}]"
         if kind in "QL":
             return f"pair({text}, S[{operand.register + 1}])" + (".view(L)" if kind == "L" else "")
-        return text + (".view(I)" if kind == "i" else "")
+        text = {"u": "{}", "i": "{}.view(I)", "f": "{}.view(F)", "h": "half({})"}[kind].format(text)
+        text = f"np.abs({text})" if operand.absolute else text
+        return f"(-{text})" if operand.negated else text
 
     @staticmethod
     def _half(operand: Operand, k: int) -> str:
@@ -314,14 +345,12 @@ class _Writer:
             return f"U({(int(operand.value) >> (32 * k)) & 0xFFFFFFFF})"
         return f"S[{operand.register + k}]"
 
-    @staticmethod
-    def _mask(operand: Operand) -> str:
+    def _mask(self, operand: Operand) -> str:
         if operand.kind == "literal":
-            return f"np.full((n, 64), {bool(operand.value)})"
+            return f"np.full({self.whole}, {bool(operand.value)})"
         return f"g.mask({operand.register})"
 
-    @staticmethod
-    def _put(target: Operand, text: str, kind: str, one: Instruction, lanes: str = "E") -> list[str]:
+    def _put(self, target: Operand, text: str, kind: str, one: Instruction, lanes: str = "E") -> list[str]:
         """Lines that write a vector result."""
         number = target.register
         if one.flag("clamp"):
@@ -331,7 +360,7 @@ class _Writer:
         if kind in "QL":
             view = ".view(Q)" if kind == "L" else ""
             return [
-                f"r = np.broadcast_to({text}, (n, 64)){view}",
+                f"r = np.broadcast_to({text}, {self.whole}){view}",
                 f"V[{number}] = merge({lanes}, low(r), V[{number}])",
                 f"V[{number + 1}] = merge({lanes}, high(r), V[{number + 1}])",
             ]
@@ -340,8 +369,10 @@ class _Writer:
         if one.encoding == "sdwa" and one.modifiers.get("dst_sel", "DWORD") != "DWORD":
             unused = one.modifiers.get("dst_unused")
             text = f"place({text}, {one.modifiers['dst_sel']!r}, {unused!r}, V[{number}])"
+        if self.target.gfx12 and kind in "hw":
+            text = f"place({text}, 'WORD_0', 'UNUSED_PRESERVE', V[{number}])"
         if not any(each.kind == "v" for each in one.operands[1:]):
-            text = f"np.broadcast_to({text}, (n, 64))"
+            text = f"np.broadcast_to({text}, {self.whole})"
         return [f"V[{number}] = merge({lanes}, {text}, V[{number}])"]
 
     @staticmethod
@@ -365,24 +396,32 @@ class _Writer:
         if re.fullmatch(r"s_(?:cmpk_\w+|\w+k)_i32", name):  # a signed 16-bit number, printed as 0xffe8
             number = ((int(operands[1].value) & 0xFFFF) ^ 0x8000) - 0x8000
             operands = (operands[0], replace(operands[1], constant=number))
-        if found := re.fullmatch(r"s_cmpk?_(\w+)_([iu])(32|64)", name):
-            kind = {"i32": "i", "u32": "u", "u64": "Q"}[found[2] + found[3]]
+        if found := re.fullmatch(r"s_cmpk?_(\w+)_([iuf])(32|64)", name):
+            kind = {"i32": "i", "u32": "u", "u64": "Q", "f32": "f"}[found[2] + found[3]]
             a, b = (self._scalar_read(each, kind) for each in operands)
+            if kind == "f":
+                return [f"a = {a}; b = {b}; scc = np.broadcast_to({COMPARE[found[1]]}, n)"]
             return [f"scc = np.broadcast_to({a} {SCALAR_COMPARE[found[1]]} {b}, n)"]
         if found := re.fullmatch(r"s_bitcmp([01])_b32", name):
             a, b = map(self._scalar_read, operands)
             return [f"scc = np.broadcast_to((({a} >> ({b} & U(31))) & U(1)) == {found[1]}, n)"]
         target = operands[0]
         put, put_next = f"S[{target.register}]", f"S[{target.register + 1}]"
-        if found := re.fullmatch(r"s_load_dword(?:x(\d+))?", name):
-            count, base = int(found[1] or 1), f"pair({self._half(operands[1], 0)}, {self._half(operands[1], 1)})"
-            if operands[2].kind != "literal":
+        if found := re.fullmatch(r"s_load_(\w+)", name):
+            (size, signed), base = WIDTHS[found[1]], f"pair({self._half(operands[1], 0)}, {self._half(operands[1], 1)})"
+            offset = operands[2].constant
+            if operands[2].kind == "s" and self.target.gfx12:
+                base, offset = f"{base} + {self._scalar_read(operands[2])}.astype(Q)", one.number("offset")
+            elif operands[2].kind != "literal":
                 raise UnknownInstructionError(one.text, "a register offset")
-            targets = [("S", target.register + k) for k in range(count)]
+            targets = [("S", target.register + k) for k in range(max(1, size // 4))]
             return [
-                f"r = g.scalar_load({one.index}, {base}, {operands[2].value}, {count})",
+                f"r = g.scalar_load({one.index}, {base}, {offset}, {size}, {signed})",
                 f"g.issue('sm', {targets}, r, None)",
             ]
+        if found := re.fullmatch(r"s_(\w+)_saveexec_b32", name):
+            new = self._logic(found[1], self._half(operands[1], 0), f"S[{EXEC}]")
+            return [f"p = np.broadcast_to({new}, n); {put} = S[{EXEC}]; S[{EXEC}] = p; scc = p != 0"]
         if found := re.fullmatch(r"s_(\w+)_saveexec_b64", name):
             new = ", ".join(self._logic(found[1], self._half(operands[1], k), f"S[{EXEC + k}]") for k in (0, 1))
             return [
@@ -524,7 +563,7 @@ class _Writer:
             address = f"V[{operands[1].register}] + U({one.number('offset')})"
             return [f"r = [scatter(V[{operands[2].register}], {address}, E)]", arrive("dx", 1)]
         if name == "ds_swizzle_b32":
-            source = self._constant(permute.swizzle_source(one.modifiers["offset"]))
+            source = self._constant(permute.swizzle_source(one.modifiers["offset"])[: self.target.lanes])
             return [f"r = [swizzle(V[{operands[1].register}], {source}, E)]", arrive("dx", 1)]
         if found := re.fullmatch(r"ds_(read|write)2(st64)?_b(32|64)", name):
             size = int(found[3]) // 8
@@ -559,7 +598,8 @@ class _Writer:
     # Vector
 
     def _matrix(self, one: Instruction) -> list[str]:
-        found = re.fullmatch(r"v_mfma_f32_(16|32)x\1x\d+_(?:(f32|xf32|f16|bf16)|(fp8|bf8)_(fp8|bf8))", one.mnemonic)
+        types = r"(?:(f32|xf32|f16|bf16)|(fp8|bf8)_(fp8|bf8))"
+        found = re.fullmatch(rf"v_(?:mf|wm)ma_f32_(16|32)x\1x\d+_{types}", one.mnemonic)
         if not found:
             raise UnknownInstructionError(one.text)
         side, kinds = int(found[1]), (found[2] or found[3], found[2] or found[4])
@@ -568,8 +608,8 @@ class _Writer:
         for name, operand, kind in zip("ab", sources, kinds, strict=True):
             self._vector_register(operand)
             registers = ", ".join(f"V[{operand.register + k}]" for k in range(operand.count))
-            lines.append(f"{name} = elements([{registers}], {kind!r}, fnuz={self.fnuz})")
-        count = side * side // 64
+            lines.append(f"{name} = elements([{registers}], {kind!r}, fnuz={self.target.fnuz})")
+        count = side * side // self.target.lanes
         start = (
             self._number(added.value)
             if added.kind == "literal"
@@ -615,9 +655,9 @@ class _Writer:
                 raise UnknownInstructionError(one.text, "op_sel")
             upper |= select[0]
             scale = f"scale_exponent({self._read(sources[1], 'f', one)})" if found[1] else "F(1)"
-            table = f"float8_values({found[3]!r}, {self.fnuz and not found[1]})"
+            table = f"float8_values({found[3]!r}, {self.target.fnuz and not found[1]})"
             lines = [f"x = {self._register(sources[0], 0)} >> U({16 if upper else 0}); t = {table}; c = {scale}"]
-            low, high = (f"np.broadcast_to(t[(x >> U({shift})) & U(255)] * c, (n, 64))" for shift in (0, 8))
+            low, high = (f"np.broadcast_to(t[(x >> U({shift})) & U(255)] * c, {self.whole})" for shift in (0, 8))
             if found[2] == "f32":
                 return [*lines, self._put_two(target, f"{low}.view(U)", f"{high}.view(U)")]
             bits = {"f16": "half_bits", "bf16": "bfloat16_bits"}[found[2]]
@@ -633,6 +673,11 @@ class _Writer:
             ]
         if name == "v_readfirstlane_b32":
             return [f"S[{target.register}] = {self._vector_register(sources[0])}[np.arange(n), g.first_lane(E)]"]
+        if name == "v_permlanex16_b32":
+            if one.numbers("op_sel", [0, 0])[0] != 1:  # which lets it read lanes that are off
+                raise UnknownInstructionError(one.text, "op_sel")
+            low, high = (self._scalar_read(each) for each in sources[1:])
+            return put(f"across_rows({self._vector_register(sources[0])}, {low}, {high})", "u")
         if found := re.fullmatch(r"v_permlane(16|32)_swap_b32", name):
             both = f"V[{target.register}], V[{sources[0].register}]"
             return [f"g.all_on({index}, E); {both} = {'swap_rows' if found[1] == '16' else 'swap_halves'}({both})"]
@@ -678,22 +723,23 @@ class _Writer:
             return "E", []
         if not re.search(r"\bmoved\b", text):
             raise UnknownInstructionError(one.text, "nothing here reads its moved source")
-        source, exists = permute.dpp_source(one.modifiers)
-        lanes = permute.dpp_lanes(one.modifiers)
+        source, exists = (each[: self.target.lanes] for each in permute.dpp_source(one.modifiers))
+        lanes = permute.dpp_lanes(one.modifiers)[: self.target.lanes]
         moved = one.operands[2 if "_co_" in one.mnemonic else 1]  # behind the carry
         bounded = one.modifiers.get("bound_ctrl") is not None
         names = f"{self._constant(source)}, {self._constant(exists)}"
         lines = [f"moved, valid = g.dpp({self._vector_register(moved)}, E, {names}, {bounded})", "on = both(E, valid)"]
         if not lanes.all():
-            lines.append(f"on = both(np.broadcast_to({self._constant(lanes)}, (n, 64)), on)")
+            lines.append(f"on = both(np.broadcast_to({self._constant(lanes)}, {self.whole}), on)")
         return "on", lines
 
     def _with_carry(self, one: Instruction) -> list[str]:
         """Instructions with a second result, a mask: carries, 64-bit multiply-add, division's scaling."""
         name, (target, mask, *sources) = one.mnemonic, one.operands
-        carry = f"g.set_mask({mask.register}, c, E)"
+        unseen = self.target.gfx12 and mask.kind == "literal"  # `null`
+        carry = "" if unseen else f"g.set_mask({mask.register}, c, E)"
         if name == "v_div_scale_f32":
-            three = ", ".join(f"np.broadcast_to({self._read(each, 'f', one)}, (n, 64))" for each in sources)
+            three = ", ".join(f"np.broadcast_to({self._read(each, 'f', one)}, {self.whole})" for each in sources)
             return [
                 f"r, c = div_scale({three})",
                 f"V[{target.register}] = merge(E, r.view(U), V[{target.register}]); {carry}",
@@ -705,7 +751,7 @@ class _Writer:
             # Bit 64 of the exact sum: of numbers with a sign it is the sign, also where 64 bits hold another one.
             overflow = "r < p" if wide == "Q" else "(r < 0) ^ (((p ^ r) & (q ^ r)) < 0)"
             return [
-                f"p = {a} * {b}; q = {added}; r = np.broadcast_to(p + q, (n, 64)); c = {overflow}; {carry}",
+                f"p = {a} * {b}; q = {added}; r = np.broadcast_to(p + q, {self.whole}); c = {overflow}; {carry}",
                 self._put_two(target, f"low(r{view})", f"high(r{view})"),
             ]
         a, b = (self._read(each, "u", one, k) for k, each in enumerate(sources[:2]))
@@ -715,9 +761,9 @@ class _Writer:
         taken = f" {sign} {self._mask(sources[2])}" if len(sources) > 2 else ""
         return [
             *before,
-            f"r = np.broadcast_to({a}, (n, 64)).astype(Q) {sign} {b}{taken}; c = high(r) != 0",
+            f"r = np.broadcast_to({a}, {self.whole}).astype(Q) {sign} {b}{taken}; c = high(r) != 0",
             f"V[{target.register}] = merge({lanes}, low(r), V[{target.register}])",
-            f"g.set_mask({mask.register}, c, {lanes})",
+            "" if unseen else f"g.set_mask({mask.register}, c, {lanes})",
         ]
 
     def _mixed(self, one: Instruction) -> tuple[str, str]:
@@ -745,7 +791,7 @@ class _Writer:
                 self._literal(each.value, "u") if each.kind == "literal" else self._register(each, lower[k])
                 for k, each in enumerate(sources)
             )
-            parts = (f"np.broadcast_to({word}, (n, 64))" for word in moved)
+            parts = (f"np.broadcast_to({word}, {self.whole})" for word in moved)
             return [f"p, r = {', '.join(parts)}", self._put_two(target, "p", "r")]
         if found := re.fullmatch(r"v_pk_(mul|add|fma)_f32", one.mnemonic):
             form = {"mul": "{} * {}", "add": "{} + {}", "fma": "fma({}, {}, {})"}[found[1]]
@@ -760,7 +806,7 @@ class _Writer:
                 form.format(*(part(k, words[k], signs[k]) for k in range(len(sources))))
                 for words, signs in zip((lower, upper), negated, strict=True)
             ]
-            values = ", ".join(f"np.broadcast_to({text}, (n, 64)).view(U)" for text in both)
+            values = ", ".join(f"np.broadcast_to({text}, {self.whole}).view(U)" for text in both)
             return [f"p, r = {values}", self._put_two(target, "p", "r")]
         kind, text = PACKED[one.mnemonic.removeprefix("v_pk_")]
         if any(map(any, negated)):
@@ -776,7 +822,7 @@ class _Writer:
 def _check_depth(one: Instruction, side: int, kind: str) -> None:
     """Refuse registers that do not hold the K of the mnemonic."""
     width = {"f32": 32, "xf32": 32, "f16": 16, "bf16": 16, "fp8": 8, "bf8": 8}[kind]
-    found = re.search(r"x(\d+)_", one.mnemonic.removeprefix(f"v_mfma_f32_{side}x{side}"))
+    found = re.search(r"x(\d+)_", one.mnemonic.partition(f"_f32_{side}x{side}")[2])
     k = int(found[1]) if found else 0
-    if one.operands[1].count * 32 // width * (64 // side) != k:
+    if one.operands[1].count * 32 // width * (one.target.lanes // side) != k:
         raise UnknownInstructionError(one.text, f"its registers do not hold K = {k}")

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from .text import Instruction, Program
 
-HOLDS = {"vm": 63, "ds": 15}
-"""How many operations a counter counts, of 6 and 4 bits; the next one is not issued before one of them is done. So a
-load with as many newer ones has arrived, and LLVM writes no wait for it."""
+_ORDERED = {"vmcnt": "vm", "loadcnt": "vm", "storecnt": "st", "lgkmcnt": "ds", "dscnt": "ds"}
+_UNORDERED = ("lgkmcnt", "kmcnt")
 _MANY = 64
 _State = dict[tuple[str, Register], int]
 """(counter, register) -> newer operations of that counter."""
@@ -35,6 +34,13 @@ class Hazard:
 
     def __str__(self) -> str:
         return f"{self.why}: {self.instruction}"
+
+
+def waited(wait: Instruction) -> dict[str, int]:
+    """Counter -> how many of its operations may be outstanding behind a wait; what has no order is waited for whole."""
+    limits = {counter: wait.number(name) for name, counter in _ORDERED.items() if wait.flag(name)}
+    whole = any(wait.number(name, 1) == 0 for name in _UNORDERED)
+    return limits | ({"sm": 0} if whole else {})
 
 
 def check_waits(program: Program) -> list[Hazard]:
@@ -66,10 +72,10 @@ def check_waits(program: Program) -> list[Hazard]:
 
 
 def _after(state: _State, instruction: Instruction, report: Callable[[Instruction, str], None] | None) -> _State:
+    holds = instruction.target.holds
     if instruction.mnemonic == "s_waitcnt":
-        vector, rest = instruction.number("vmcnt", _MANY), instruction.number("lgkmcnt", _MANY)
-        limit = {"vm": vector, "ds": rest, "sm": 0 if rest == 0 else _MANY}
-        return {key: newer for key, newer in state.items() if newer < limit[key[0]]}
+        limit = waited(instruction)
+        return {key: newer for key, newer in state.items() if newer < limit.get(key[0], _MANY)}
     effect = effects(instruction)
     if report and state:
         late = {register: counter for counter, register in state}
@@ -78,8 +84,8 @@ def _after(state: _State, instruction: Instruction, report: Callable[[Instructio
             if not in_order:  # a newer load of the same counter arrives later in any case
                 report(instruction, f"{register[0]}{register[1]} may still be loading")
     if effect.counter:
-        newest = effect.counter if effect.counter in HOLDS else ""
+        newest = effect.counter if effect.counter in holds else ""
         counted = ((key, newer + (key[0] == newest)) for key, newer in state.items())
-        state = {key: newer for key, newer in counted if newer < HOLDS.get(key[0], _MANY)}
+        state = {key: newer for key, newer in counted if newer < holds.get(key[0], _MANY)}
         state |= {(effect.counter, register): 0 for register in effect.writes}
     return state

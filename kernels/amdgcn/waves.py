@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of waves at one program counter: registers, exec masks, late loads, twins, accesses to memory and LDS.
 
-Registers are uint32 arrays, [waves, 64] vector and [waves] scalar, and are never written in place: an instruction
+Registers are uint32 arrays, [waves, lanes] vector and [waves] scalar, and are never written in place: an instruction
 binds a new array, so copies are free and a load can deliver its value later.
 
 Every wave exists twice. The twins differ in what undefined registers, LDS and scratch hold, and in what a register
@@ -22,21 +22,18 @@ from .arithmetic import Array, L, Q, U, pair, sign_extend
 from .errors import ProgramFault
 from .lds import offsets
 from .memory import Access
-from .text import EXEC, M0
-from .waits import HOLDS
+from .targets import EXEC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .lds import Lds
     from .memory import Memory, Region, Sharing
+    from .targets import Target
     from .text import Program
 
 Register = tuple[str, int]
-LANES = 64
 _LINEAR = np.array([1, 1 << 20, 1 << 40])
-_FLAGS = 0x27000
-"""Flags of a descriptor of plain bytes (CDNA3 ISA, 9.1.8): what Triton writes."""
 
 
 def merge(enabled: Array | None, new: Array, old: Array | None) -> Array:
@@ -59,7 +56,7 @@ class Outstanding:
     """A memory operation that was issued and is not waited for."""
 
     counter: str
-    """vm, ds or sm; dx for a lane permute, which counts as ds and leaves LDS alone."""
+    """One of `targets.Counter`; dx for a lane permute, which counts as ds and leaves LDS alone."""
     targets: tuple[Register, ...]
     values: tuple[Array, ...]
     enabled: Array | None
@@ -75,6 +72,7 @@ class Host(Protocol):
     """What a group of waves has of the launch that it is part of: `machine.Machine`."""
 
     program: Program
+    target: Target
     memory: Memory
     lds: Lds
     sharing: Sharing
@@ -99,7 +97,8 @@ class Waves:
     """Row of each wave's workgroup in the LDS."""
 
     def __init__(self, machine: Host, count: int) -> None:
-        self.machine, self.n = machine, count
+        self.machine, self.n, self.lanes = machine, count, machine.target.lanes
+        self._upper = machine.target.words - 1
         self.outstanding: list[Outstanding] = []
         self.E: Array | None = None
         self.block, self.waiting = 0, False
@@ -116,7 +115,7 @@ class Waves:
     def refresh(self) -> None:
         """Junk of this group's size; call after the rows are known."""
         junk = np.array(self.machine.junk, U)[self.twin]
-        self.junk, self.scalar_junk = np.broadcast_to(junk[:, None], (self.n, LANES)), junk
+        self.junk, self.scalar_junk = np.broadcast_to(junk[:, None], (self.n, self.lanes)), junk
         self._masks = {}
 
     def take(self, rows: Array) -> Waves:
@@ -165,30 +164,32 @@ class Waves:
     # Masks
 
     def mask(self, register: int) -> Array:
-        """A pair of scalar registers as [waves, 64] bool."""
-        first, second = self.S[register], self.S[register + 1]
+        """A scalar register for each 32 lanes as [waves, lanes] bool."""
+        first, second = self.S[register], self.S[register + self._upper]
         assert first is not None
         assert second is not None
         kept = self._masks.get(register)
         if kept is not None and kept[0] is first and kept[1] is second:
             return kept[2]
-        words = np.stack([first, second], 1)
+        words = np.stack([first, second][: self._upper + 1], 1)
         bits: Array = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").view(bool)
         self._masks[register] = (first, second, bits)
         return bits
 
     def set_mask(self, register: int, bits: Array, enabled: Array | None) -> None:
         """Write a mask; bits of lanes that are off are 0."""
-        bits = np.broadcast_to(bits, (self.n, LANES))
+        bits = np.broadcast_to(bits, (self.n, self.lanes))
         bits = bits if enabled is None else bits & enabled
         words = np.ascontiguousarray(np.packbits(bits, axis=1, bitorder="little")).view(U)
-        first, second = words[:, 0].copy(), words[:, 1].copy()
-        self.S[register], self.S[register + 1] = first, second
+        first = second = words[:, 0].copy()
+        self.S[register] = first
+        if self._upper:
+            self.S[register + 1] = second = words[:, 1].copy()
         self._masks[register] = (first, second, bits)
 
     def enabled(self, index: int) -> Array | None:
         """Lanes that are on, after exec was written."""
-        for register in (EXEC, EXEC + 1):
+        for register in range(EXEC, EXEC + self._upper + 1):
             value = self.S[register]
             assert value is not None
             self.same(index, value, None, "exec")
@@ -210,16 +211,16 @@ class Waves:
         accesses, self._accesses = tuple(self._accesses), []
         shared, self._shared = tuple(self._shared), []
         self.outstanding.append(Outstanding(counter, tuple(targets), tuple(values), enabled, accesses, shared=shared))
-        if len(self.outstanding) > HOLDS["ds"]:
-            self.wait(HOLDS["vm"], HOLDS["ds"])
+        if len(self.outstanding) > self.machine.target.holds["ds"]:
+            self.wait(self.machine.target.holds)
 
-    def wait(self, vector: int | None, rest: int | None) -> None:
-        """`s_waitcnt`: deliver what these counts guarantee; None waits for nothing."""
-        newer, keep = {"vm": 0, "ds": 0, "sm": 0}, []
+    def wait(self, limits: Mapping[str, int]) -> None:
+        """`s_waitcnt`: deliver what these counts guarantee; what has none is not waited for."""
+        newer, keep = {"vm": 0, "ds": 0, "sm": 0, "st": 0}, []
         for each in reversed(self.outstanding):
             counter = "ds" if each.counter == "dx" else each.counter
             newer[counter] += 1
-            limit = vector if counter == "vm" else rest if counter == "ds" or rest == 0 else None
+            limit = limits.get(counter)
             if limit is None or newer[counter] <= limit:
                 keep.append(each)
         keep.reverse()
@@ -259,7 +260,7 @@ class Waves:
                 where = self._of_twins(lanes)
                 values = [np.where(where, x, y) for x, y in zip(read, values, strict=True)]
         if values is None:
-            values = [np.zeros((self.n, LANES), U)] * max(1, size // 4)
+            values = [np.zeros((self.n, self.lanes), U)] * max(1, size // 4)
         return values if beyond is None else [np.where(beyond, U(0), each) for each in values]
 
     def store(
@@ -275,7 +276,7 @@ class Waves:
         on = enabled if beyond is None else both(enabled, ~beyond)
         places = self._locate(index, address, on, size, store=True)
         mask = U(0xFF if size == 1 else 0xFFFF if size == 2 else 0xFFFFFFFF)
-        values = [np.broadcast_to(each & mask, (self.n, LANES)) for each in values]
+        values = [np.broadcast_to(each & mask, (self.n, self.lanes)) for each in values]
         for each in values:
             self.same(index, each, on, "stored data")
         for region, lanes, at in places:
@@ -283,7 +284,7 @@ class Waves:
             before = _read(region.views, np.where(True if lanes is None else lanes, at, 0), size, signed=False)
             self._share(index, region, lanes, at, size, words, before)
             _write(region.views, at, lanes, size, words)
-        self.issue("vm", (), (), on)
+        self.issue(self.machine.target.stores, (), (), on)
 
     def atomic(
         self,
@@ -305,12 +306,12 @@ class Waves:
             beyond: Lanes beyond the range of a descriptor: they change nothing and get 0.
         """
         on = enabled if beyond is None else both(enabled, ~beyond)
-        values = [np.broadcast_to(each, (self.n, LANES)) for each in values]
+        values = [np.broadcast_to(each, (self.n, self.lanes)) for each in values]
         for each in values:
             self.same(index, each, on, "stored data")
-        found = np.zeros((self.real, LANES), U)
+        found = np.zeros((self.real, self.lanes), U)
         for region, lanes, at in self._locate(index, address, on, 4, store=True):
-            where = np.ones((self.real, LANES), bool) if lanes is None else lanes
+            where = np.ones((self.real, self.lanes), bool) if lanes is None else lanes
             words, memory = at[where] >> 2, region.views[4]
             data, old = [each[: self.real][where] for each in values], np.empty(words.size, U)
             order = np.argsort(words, kind="stable")
@@ -422,35 +423,35 @@ class Waves:
             assert word is not None
             self.same(index, word, None, "descriptor")
         low_, high_, records, flags = words
-        if (high_ >> U(16)).any() or np.any(flags != _FLAGS):  # type: ignore[operator]
+        if (high_ >> U(16)).any() or np.any(flags != self.machine.target.buffer_flags):  # type: ignore[operator]
             raise self.fault("descriptor that is not of plain bytes", 0, None, index)
         base = pair(low_, high_ & U(0xFFFF))[:, None]  # type: ignore[arg-type,operator]
-        moved = np.full((self.n, LANES), offset, U) if lanes is None else lanes + U(offset)
+        moved = np.full((self.n, self.lanes), offset, U) if lanes is None else lanes + U(offset)
         added = np.broadcast_to(np.asarray(scalar), (self.n, 1)).astype(L)
         beyond = moved.astype(L) >= records.astype(L)[:, None] - added  # type: ignore[union-attr]
         return base + moved.astype(Q) + added.astype(Q), beyond
 
     def load_to_lds(self, index: int, size: int, offset: int, words: list[Array], enabled: Array | None) -> None:
         """Lanes' words go to LDS side by side, from M0 and the offset on; there is junk until they are waited for."""
-        base = self.S[M0]
+        base = self.S[self.machine.target.names["m0"][0]]
         assert base is not None
         self.same(index, base, None, "LDS address")
-        address = base[:, None] + U(offset) + np.arange(LANES, dtype=U) * U(size)
+        address = base[:, None] + U(offset) + np.arange(self.lanes, dtype=U) * U(size)
         self.lds_write(index, address, enabled, size, [self.junk] * max(1, size // 4))
         self._accesses = []
         shared, self._shared = tuple(self._shared), []
         self.outstanding.append(Outstanding("vm", (), (address, *words), enabled, (), (index, size), shared))
 
-    def scalar_load(self, index: int, base: Array, offset: int, count: int) -> list[Array]:
-        """Read `count` registers for each wave."""
+    def scalar_load(self, index: int, base: Array, offset: int, size: int, signed: bool) -> list[Array]:
+        """Read `size` bytes for each wave."""
         address = (base + Q(offset & (2**64 - 1)))[:, None]
-        return [each[:, 0] for each in self.load(index, address, None, 4 * count, signed=False)]
+        return [each[:, 0] for each in self.load(index, address, None, size, signed)]
 
     def scratch_store(self, at: int, values: list[Array], enabled: Array | None) -> None:
         """Write registers to a lane's own scratch."""
         for k, value in enumerate(values):
             self.scratch[at + 4 * k] = merge(enabled, value, self.scratch.get(at + 4 * k, self.junk))
-        self.issue("vm", (), (), enabled)
+        self.issue(self.machine.target.stores, (), (), enabled)
 
     def scratch_load(self, at: int, count: int) -> list[Array]:
         """Read registers from a lane's own scratch."""
@@ -460,7 +461,7 @@ class Waves:
 
     def _lds(self, index: int, address: Array, enabled: Array | None, size: int) -> Array:
         lds = self.machine.lds
-        address = np.broadcast_to(address, (self.n, LANES))
+        address = np.broadcast_to(address, (self.n, self.lanes))
         self.same(index, address, enabled, "LDS address")
         at = offsets(address)
         bad = (at + size > lds.size) | ((at & (min(size, 4) - 1)) != 0)
@@ -484,7 +485,7 @@ class Waves:
         if found is None:
             return
         first, count, other, where = found
-        rows = np.broadcast_to(np.arange(real)[:, None], (real, LANES))[on].ravel()
+        rows = np.broadcast_to(np.arange(real)[:, None], (real, self.lanes))[on].ravel()
         instructions = self.machine.program.instructions
         verb = "read" if values is None else "write"
         raise self.fault(
@@ -498,7 +499,7 @@ class Waves:
     def _tags(self) -> Array:
         """Interval between barriers and wave, of each real wave's lanes."""
         tags = (self.machine.interval * 16 + self.wave[: self.real]).astype(np.int32)
-        return np.broadcast_to(tags[:, None], (self.real, LANES))
+        return np.broadcast_to(tags[:, None], (self.real, self.lanes))
 
     def cross_barrier(self) -> None:
         """Operations that are outstanding at a barrier happen in the interval after it as well."""
@@ -523,10 +524,10 @@ class Waves:
         if size < 4:
             values = [values[0] & U((1 << 8 * size) - 1)]
         before = _read(views, at, size, signed=False) if self.machine.races else []
-        _write(views, at, enabled, size, [np.broadcast_to(each, (self.n, LANES)) for each in values])
+        _write(views, at, enabled, size, [np.broadcast_to(each, (self.n, self.lanes)) for each in values])
         if self.machine.races:
             after = _read(views, at, size, signed=False)
-            changes, lost = np.zeros((2, self.n, LANES), bool)
+            changes, lost = np.zeros((2, self.n, self.lanes), bool)
             for old, now, value in zip(before, after, values, strict=True):
                 changes |= old != value
                 lost |= now != value
@@ -564,7 +565,7 @@ def _regrouped(groups: Sequence[Waves], count: int, rows: Callable[[Sequence[Arr
         if all(each is None for each in masks):
             return None
         return rows(
-            [np.ones((g.n, LANES), bool) if each is None else each for g, each in zip(groups, masks, strict=True)]
+            [np.ones((g.n, g.lanes), bool) if each is None else each for g, each in zip(groups, masks, strict=True)]
         )
 
     for name in ("V", "S"):

@@ -11,7 +11,7 @@ from support.wave import machine, program
 
 from amdgcn.errors import LaunchError, ProgramFault, UnknownInstructionError
 from amdgcn.launch import amdgcn
-from amdgcn.lds import JUNK, Lds
+from amdgcn.lds import Lds
 from amdgcn.memory import Memory, own_steps
 from amdgcn.translate import translate
 
@@ -542,7 +542,7 @@ UNSEEN = {"beside a number"}
 
 
 def test_one_arch_or_the_other_sees_a_use_of_what_is_undefined():
-    seen = {arch: {name for name, lines in USES.items() if is_seen(lines, arch)} for arch in JUNK}
+    seen = {arch: {name for name, lines in USES.items() if is_seen(lines, arch)} for arch in ("gfx942", "gfx950")}
     assert seen["gfx942"] | seen["gfx950"] == USES.keys() - UNSEEN
     assert not seen["gfx942"] >= USES.keys() - UNSEEN, "then one pair would be enough"
 

@@ -7,6 +7,7 @@ text describes. An instruction without an oracle is red.
 import ctypes
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 import random
@@ -22,9 +23,12 @@ from support.samples import EDGES, WAVES, data
 from support.wave import machine, program, run
 
 from amdgcn import arithmetic, translate
-from amdgcn.errors import UnknownInstructionError
+from amdgcn.errors import LaunchError, UnknownInstructionError, UnreadableTextError
+from amdgcn.machine import Machine
 from amdgcn.meaning import MNEMONICS
 from amdgcn.memory import Memory
+from amdgcn.text import parse
+from amdgcn.waits import check_waits
 
 ONES = 0xFFFFFFFF
 COVERED: set[str] = set()
@@ -799,43 +803,46 @@ def pack(values, kind):
     return [np.ascontiguousarray(words[..., k]) for k in range(words.shape[-1])]
 
 
-@pytest.mark.parametrize("name", covers(sorted(each for each in MNEMONICS if each.startswith("v_mfma"))))
+@pytest.mark.parametrize("name", covers(sorted(each for each in MNEMONICS if re.match("v_(mf|wm)ma_", each))))
 def test_matrix_products(name):
     """Small integers, so that every sum is exact; each element put into and taken out of its documented place."""
-    side, _, k, kind = re.fullmatch(r"v_mfma_f32_(\d+)x(\d+)x(\d+)_(\w+)", name).groups()
+    which, side, _, k, kind = re.fullmatch(r"v_(\w+)_f32_(\d+)x(\d+)x(\d+)_(\w+)", name).groups()
     side, k = int(side), int(k)
-    width = k * side // 64
+    lanes, rows = (32, 8) if which == "wmma" else (64, 4)
+    width = k * side // lanes
     gen = np.random.default_rng(3)
     a, b = gen.integers(-8, 9, (2, side, k)), gen.integers(-8, 9, (2, k, side))
     c = gen.integers(-8, 9, (2, side, side))
     a[1], c[1] = 0, 0
     a[1, 3, k - 2] = 1  # one element alone: row 3 of the result is row k - 2 of B
-    registers = [np.zeros((2, 64, width)), np.zeros((2, 64, width))]
-    for lane in range(64):
+    registers = [np.zeros((2, lanes, width)), np.zeros((2, lanes, width))]
+    for lane in range(lanes):
         for j in range(width):
             depth = lane // side * width + j
             registers[0][:, lane, j], registers[1][:, lane, j] = a[:, lane % side, depth], b[:, depth, lane % side]
-    count = side * side // 64
+    count = side * side // lanes
     places = {
-        (r, lane): (64 // side * 4 * (r // 4) + 4 * (lane // side) + r % 4, lane % side)
+        (r, lane): (lanes // side * rows * (r // rows) + rows * (lane // side) + r % rows, lane % side)
         for r in range(count)
-        for lane in range(64)
+        for lane in range(lanes)
     }
     assert len(set(places.values())) == side * side
-    added = np.zeros((count, 2, 64), np.float32)
+    added = np.zeros((count, 2, lanes), np.float32)
     for (r, lane), (row, column) in places.items():
         added[r, :, lane] = c[:, row, column]
     left, right = pack(registers[0], kind), pack(registers[1], kind)
     n = len(left)
     values = {20 + j: each for j, each in enumerate(left)} | {30 + j: each for j, each in enumerate(right)}
     values |= {40 + r: added[r].view(np.uint32) for r in range(count)}
-    text = f"{name} a[0:{count - 1}], v[20:{19 + n}], v[30:{29 + n}], v[40:{39 + count}]".replace(":20]", "]")
+    target, first = ("a[0:{}]", 256) if lanes == 64 else ("v[0:{}]", 0)
+    text = f"{name} {target.format(count - 1)}, v[20:{19 + n}], v[30:{29 + n}], v[40:{39 + count}]".replace(":20]", "]")
     text = text if n > 1 else text.replace("v[20:20]", "v20").replace("v[20]", "v20").replace("v[30:30]", "v30")
-    group = run(text, values, arch="gfx950" if "x32_" in name or "32x32x16" in name else "gfx942")
+    arch = "gfx1201" if lanes == 32 else "gfx950" if "x32_" in name or "32x32x16" in name else "gfx942"
+    group = run(text, values, arch=arch)
     want = a @ b + c
     assert (want[1, 3] == b[1, k - 2]).all()
     for (r, lane), (row, column) in places.items():
-        assert group.V[256 + r].view(np.float32)[:, lane].tolist() == want[:, row, column].tolist()
+        assert group.V[first + r].view(np.float32)[:, lane].tolist() == want[:, row, column].tolist()
 
 
 def test_xf32_keeps_ten_bits_of_mantissa():
@@ -1252,6 +1259,265 @@ def test_branches(branch, setup, taken):
     assert out.view(np.uint32).tolist() == [7 if taken(x) else 3 for x in range(8)]
 
 
+# gfx12: its own instructions, and the older ones under their new names. AMD's text has the others (test_pseudocode.py).
+
+GFX12 = "gfx1201"
+NARROW = {k + 1: each.reshape(-1, 32) for k, each in enumerate((A, B, C))}
+WORDS = np.arange(1024, dtype=np.uint32) * np.uint32(0x01030507) + np.uint32(0x80)
+
+
+ODD = np.arange(32) % 2 == 1
+
+
+def on_gfx12(lines, values=None, scalars=None, **options):
+    return run(lines, values or NARROW, scalars, arch=GFX12, **options)
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "second"),
+    [
+        ("v_dual_mov_b32 v1, v2 :: v_dual_mov_b32 v2, v1", lambda a, b, c: b, lambda a, b, c: a),
+        ("v_dual_add_nc_u32 v1, v2, v3 :: v_dual_and_b32 v2, v1, v3", lambda a, b, c: b + c, lambda a, b, c: a & c),
+        ("v_dual_mov_b32 v1, v3 :: v_dual_lshlrev_b32 v2, 4, v1", lambda a, b, c: c, lambda a, b, c: a << 4),
+        ("v_dual_and_b32 v1, v1, v2 :: v_dual_mov_b32 v2, 7", lambda a, b, c: a & b, lambda a, b, c: b * 0 + 7),
+        (
+            "v_dual_cndmask_b32 v1, v2, v3 :: v_dual_mov_b32 v2, v1",
+            lambda a, b, c: np.where(ODD, c, b),
+            lambda a, b, c: a,
+        ),
+    ],
+)
+def test_two_instructions_of_a_line_read_before_they_write(line, first, second):
+    off = np.arange(256).reshape(-1, 32) % 5 == 0
+    group = on_gfx12(f"s_mov_b32 vcc_lo, 0xaaaaaaaa\n{line}", off=off)
+    for register, oracle in ((1, first), (2, second)):
+        want = np.where(off, NARROW[register], oracle(*NARROW.values()))
+        assert (group.V[register] == want).all(), register
+
+
+def test_comparisons_into_exec():
+    off = np.arange(256).reshape(-1, 32) % 7 == 0
+    group = on_gfx12("v_cmpx_gt_u32_e64 v1, v2\nv_mov_b32_e32 v3, 7", off=off)
+    assert (group.V[3] == np.where((NARROW[1] > NARROW[2]) & ~off, 7, NARROW[3])).all()
+
+
+@pytest.mark.parametrize("name", ["and", "or", "andn2"])
+def test_saveexec_of_32_lanes(name):
+    covers([f"s_{name}_saveexec_b32"])
+    off = (NARROW[1] & 4) != 0
+    source = SA[:8]
+    group = on_gfx12(f"s_{name.replace('andn2', 'and_not1')}_saveexec_b32 s10, s2", NARROW, {2: source}, off=off)
+    old = [sum(1 << lane for lane in range(32) if not off[w, lane]) for w in range(8)]
+    new = [{"and": s & e, "or": s | e, "andn2": s & ~e & ONES}[name] for s, e in zip(source.tolist(), old, strict=True)]
+    assert [group.S[k].tolist() for k in (10, 126)] == [old, new]
+    assert group.scc.tolist() == [each != 0 for each in new]
+
+
+def test_a_mask_of_32_lanes_is_one_register():
+    group = on_gfx12(
+        "s_mov_b32 vcc_hi, 5\nv_cmp_gt_u32_e32 vcc_lo, v1, v2\ns_mov_b32 s3, ttmp9\ns_add_co_i32 s4, m0, null"
+    )
+    want = [sum(1 << k for k in range(32) if a[k] > b[k]) for a, b in zip(NARROW[1], NARROW[2], strict=True)]
+    assert group.S[106].tolist() == want
+    assert group.S[107].tolist() == [5] * 8
+    assert group.S[3].tolist() == list(range(8)), "the workgroup's number"
+    assert (group.S[4] == group.S[125]).all()
+
+
+def test_a_branch_asks_for_one_register():
+    memory, out = Memory(), np.zeros(4, np.uint32)
+    base = memory.add("out", out.view(np.uint8))
+    lines = f"""
+        s_mov_b32 vcc_hi, 1
+        s_and_b32 vcc_lo, ttmp9, 1
+        s_mov_b32 s4, 0
+        s_mov_b32 s5, {base >> 32}
+        s_mov_b32 s3, 3
+        s_cbranch_vccz .LBB0_1
+        s_mov_b32 s3, 7
+        .LBB0_1:
+        s_lshl_b32 s6, ttmp9, 2
+        v_mov_b32_e32 v1, s6
+        v_mov_b32_e32 v2, s3
+        global_store_b32 v1, v2, s[4:5]
+        s_sendmsg sendmsg(MSG_DEALLOC_VGPRS)
+        """
+    machine(lines, arch=GFX12, memory=memory, lds_bytes=0).run((4, 1, 1), 1, base)
+    assert out.tolist() == [3, 7, 3, 7]
+
+
+def test_the_other_row():
+    covers(["v_permlanex16_b32"])
+    off = np.arange(256).reshape(-1, 32) % 6 == 0
+    group = on_gfx12("v_permlanex16_b32 v2, v1, s2, 0x76543210 op_sel:[1,0]", NARROW, {2: SA[:8]}, off=off)
+    for wave, a in enumerate(NARROW[1]):
+        select = int(SA[wave]) | 0x76543210 << 32
+        moved = [int(a[(1 - lane // 16) * 16 + (select >> lane % 16 * 4 & 15)]) for lane in range(32)]
+        assert group.V[2][wave].tolist() == np.where(off[wave], NARROW[2][wave], moved).tolist()
+
+
+def test_lanes_of_32_lanes():
+    lane, moved = np.arange(32), {4: np.broadcast_to(np.arange(32, dtype=np.uint32) * 12, (8, 32))}
+    dpp = "v_mov_b32_dpp v5, v1 row_shr:3 row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    lines = (
+        f"ds_bpermute_b32 v6, v4, v1\n{dpp}\nv_readlane_b32 s3, v1, 31\nv_mbcnt_lo_u32_b32 v7, -1, 0\ns_wait_dscnt 0x0"
+    )
+    group = on_gfx12(lines, NARROW | moved)
+    assert (group.V[6] == NARROW[1][:, lane * 3 % 32]).all()
+    assert (group.V[5] == np.where(lane % 16 >= 3, NARROW[1][:, lane - 3], 0)).all()
+    assert (group.S[3] == NARROW[1][:, 31]).all()
+    assert (group.V[7] == lane).all()
+
+
+LOADS = {
+    # Of a load: bytes, and the register that it makes of them and of what was there.
+    "u8": (1, lambda x, old: x & 0xFF),
+    "i8": (1, lambda x, old: signed(x, 8)),
+    "u16": (2, lambda x, old: x & 0xFFFF),
+    "i16": (2, lambda x, old: signed(x, 16)),
+    "d16_b16": (2, lambda x, old: x & 0xFFFF | old & 0xFFFF0000),
+    "d16_hi_b16": (2, lambda x, old: (x & 0xFFFF) << 16 | old & 0xFFFF),
+    **{f"b{8 * size}": (size, lambda x, old: x) for size in (4, 8, 12, 16)},
+}
+
+
+def gfx12_memory(lines, values):
+    memory, words = Memory(), WORDS.copy()
+    base = memory.add("words", words.view(np.uint8))
+    registers = {4: base & ONES, 5: base >> 32, 8: base & ONES, 9: base >> 32, 10: 0x7FFFFFFE, 11: 0x31027000}
+    return on_gfx12(lines, values, registers, memory=memory), words
+
+
+def of_registers(count, first=20):
+    return f"v[{first}:{first + count - 1}]" if count > 1 else f"v{first}"
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_loads_under_their_new_names(name):
+    size, oracle = LOADS[name]
+    count, at, old = max(1, size // 4), (np.arange(32, dtype=np.uint32) * 16)[None], NARROW[3][:1]
+    target = of_registers(count)
+    lines = [f"global_load_{name} {target}, v1, s[4:5] offset:32\ns_wait_loadcnt 0x0"]
+    lines += [f"buffer_load_{name} {target}, v1, s[8:11], null offen offset:32\ns_wait_loadcnt 0x0"]
+    lines = lines[:1] if "d16" in name or name in {"i8", "i16"} else lines
+    for each in lines:
+        group, words = gfx12_memory(each, {1: at} | dict.fromkeys(range(20, 24), old))
+        for j in range(count):
+            want = [oracle(int(words[8 + 4 * lane + j]), int(old[0, lane])) & ONES for lane in range(32)]
+            assert group.V[20 + j][0].tolist() == want, each
+    if size in {1, 2, 4, 8, 12} and "d16" not in name:
+        known = {"b96": "dwordx3", "u8": "ubyte", "i8": "sbyte", "u16": "ushort", "i16": "sshort"}.get(name)
+        covers([f"s_load_{known}"] if known else [])
+        scalars = f"s[20:{19 + count}]" if count > 1 else "s20"
+        for line in (
+            f"s_load_{name} {scalars}, s[4:5], 0x20",
+            f"s_mov_b32 s3, 28\ns_load_{name} {scalars}, s[4:5], s3 offset:0x4",
+        ):
+            group, words = gfx12_memory(f"{line}\ns_wait_kmcnt 0x0", {1: at})
+            assert [int(group.S[20 + j][0]) for j in range(count)] == [
+                oracle(int(words[8 + j]), 0) & ONES for j in range(count)
+            ]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("b8", 1), ("b16", 2), ("d16_hi_b16", 2), ("b32", 4), ("b64", 8), ("b128", 16)]
+)
+def test_stores_under_their_new_names(name, size):
+    count, at = max(1, size // 4), (np.arange(32, dtype=np.uint32) * 16)[None]
+    values = {1: at} | {20 + j: NARROW[1][j : j + 1] for j in range(count)}
+    source, shift, mask = of_registers(count), 16 if "hi" in name else 0, (1 << 8 * min(size, 4)) - 1
+    lines = [f"global_store_{name} v1, {source}, s[4:5]"]
+    lines += [] if "hi" in name else [f"buffer_store_{name} {source}, v1, s[8:11], null offen"]
+    for line in lines:
+        _, words = gfx12_memory(line, values)
+        for lane, j in itertools.product(range(32), range(count)):
+            new = int(values[20 + j][0, lane]) >> shift & mask
+            assert int(words[4 * lane + j]) == int(WORDS[4 * lane + j]) & ~mask | new, line
+    if size >= 4 and size != 12:
+        load = f"scratch_load_{name} {of_registers(count, 30)}, off, off offset:8"
+        group = on_gfx12(f"scratch_store_{name} off, {source}, off offset:8\n{load}\ns_wait_loadcnt 0x0", values)
+        assert all((group.V[30 + j] == values[20 + j]).all() for j in range(count))
+
+
+@pytest.mark.parametrize(
+    "form", ["b8", "b16", "b16_d16_hi", "b32", "b64", "b128", "2addr_b32", "2addr_b64", "2addr_stride64_b32"]
+)
+def test_lds_under_its_new_names(form):
+    size = int(re.findall(r"b(\d+)", form)[0]) // 8
+    count, two = max(1, size // 4), "2addr" in form
+    at = (np.arange(32, dtype=np.uint32) * 16)[None]
+    values = {1: at} | {20 + j: NARROW[1][j : j + 1] for j in range(8)}
+    back = {1: "u8", 2: "u16"}.get(size, form)
+    gap = (512 // size if "64" not in form.partition("b")[0] else 2) if two else 0  # 512 bytes on
+    offset = f" offset1:{gap}" if two else ""
+    stored = f"{of_registers(count)}, {of_registers(count, 20 + count)}" if two else of_registers(count)
+    load = f"ds_load_{back} {of_registers(count * (1 + two), 40)}, v1{offset}"
+    group = on_gfx12(f"ds_store_{form} v1, {stored}{offset}\ns_wait_dscnt 0x0\n{load}\ns_wait_dscnt 0x0", values)
+    for j in range(count * (1 + two)):
+        want = values[20 + j] >> (16 if "hi" in form else 0) & ((1 << 8 * min(size, 4)) - 1)
+        assert (group.V[40 + j] == want).all(), (form, j)
+
+
+@pytest.mark.parametrize(
+    ("lines", "arrived"),
+    [
+        ("global_load_b32 v2, v1, s[4:5]\ns_wait_loadcnt 0x0", True),
+        ("global_load_b32 v2, v1, s[4:5]\ns_wait_storecnt 0x0\ns_wait_dscnt 0x0\ns_wait_kmcnt 0x0", False),
+        ("global_load_b32 v2, v1, s[4:5]\nglobal_store_b32 v1, v1, s[4:5]\ns_wait_loadcnt 0x1", False),
+        ("global_load_b32 v2, v1, s[4:5]\nglobal_inv scope:SCOPE_SE\ns_wait_loadcnt 0x1", True),
+        ("global_load_b32 v2, v1, s[4:5]\nds_store_b32 v1, v1\ns_wait_loadcnt_dscnt 0x3f", True),
+        ("ds_load_b32 v2, v1\ns_wait_loadcnt_dscnt 0x3f00", True),
+        ("ds_load_b32 v2, v1\ns_wait_loadcnt_dscnt 0x3f", False),
+        ("ds_load_b32 v2, v1\ns_wait_storecnt_dscnt 0x0", True),
+        ("s_load_b32 s2, s[4:5], 0x0\ns_wait_dscnt 0x0\ns_wait_kmcnt 0x1", False),
+        ("s_load_b32 s2, s[4:5], 0x0\ns_wait_kmcnt 0x0", True),
+    ],
+)
+def test_each_counter_waits_for_its_own(lines, arrived):
+    """Before the wait there is junk, and the static check says so."""
+    covers(["global_inv"])
+    use = "v_mov_b32_e32 v3, s2" if lines.startswith("s_load") else "v_mov_b32_e32 v3, v2"
+    text = f"ds_store_b32 v1, v1\ns_wait_dscnt 0x0\n{lines}\n{use}"
+    assert (check_waits(program(text, GFX12)) == []) == arrived
+    group, _ = gfx12_memory(text, {1: np.zeros((1, 32), np.uint32)})
+    assert (group.V[3] != group.junk).all() == arrived
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("s_barrier_signal -1\nds_store_b32 v1, v2\ns_barrier_wait -1", "stands between it and its wait"),
+        ("s_barrier_signal -1\ns_wait_dscnt 0x0\ns_barrier_wait -1", "stands between it and its wait"),
+        ("s_barrier_signal -1", "stands between it and its wait"),
+        ("s_sendmsg sendmsg(MSG_INTERRUPT)", "is not known"),
+        ("v_permlanex16_b32 v1, v2, -1, -1", "op_sel"),
+        ("v_dual_frobnicate_b32 v1, v2 :: v_dual_mov_b32 v2, v1", "no meaning is known|operands are not known"),
+    ],
+)
+def test_what_gfx12_has_and_the_machine_has_not_is_refused(lines, why):
+    with pytest.raises((UnknownInstructionError, UnreadableTextError), match=why) as error:
+        translate.translate(program(lines, GFX12))
+    assert lines.split()[0].replace("dual_", "") in str(error.value).replace("dual_", "")
+
+
+def test_hints_do_nothing_and_arithmetic_may_stand_inside_a_barrier():
+    covers(["s_barrier_signal", "s_delay_alu", "s_clause", "s_wait_alu", "s_sendmsg"])
+    delay = "s_delay_alu instid0(VALU_DEP_1) | instskip(NEXT) | instid1(SALU_CYCLE_1)"
+    group = on_gfx12(
+        f"s_clause 0x1\n{delay}\ns_wait_alu 0xfffe\ns_barrier_signal -1\nv_mov_b32_e32 v2, v1\ns_barrier_wait -1"
+    )
+    assert (group.V[2] == NARROW[1]).all()
+
+
+def test_another_arch_and_other_widths_of_a_wave_are_refused():
+    with pytest.raises(UnreadableTextError, match="gfx942, gfx950, gfx1201"):
+        parse('\t.amdgcn_target "amdgcn-amd-amdhsa--gfx1100"\nkernel:\n\ts_endpgm\n')
+    one = program("s_nop 0", GFX12)
+    one.descriptor |= {"wavefront_size32": 0, "workgroup_processor_mode": 1}
+    with pytest.raises(LaunchError, match="wavefront_size32"):
+        Machine(translate.translate(one), Memory(), 0)
+
+
 # Errors that were once made in writing the machine, made again: an oracle sees each
 
 
@@ -1312,5 +1578,6 @@ def test_a_planted_error_is_seen(plant, oracle, monkeypatch):
 
 def test_every_instruction_has_an_oracle():
     """Last in the file: the tests above say what they cover; of the others AMD's text says what they compute."""
-    assert sorted(MNEMONICS - COVERED - described()) == [], "write an oracle for these"
+    compared = {*described().values(), *described("gfx1201").values()}
+    assert sorted(MNEMONICS - COVERED - compared) == [], "write an oracle for these"
     assert sorted(COVERED - MNEMONICS) == [], "these have an oracle and are not known"

@@ -15,9 +15,10 @@ from support.wave import run
 from amdgcn import translate
 from amdgcn.meaning import ATOMICS, MNEMONICS, VECTOR
 from amdgcn.memory import Memory
+from amdgcn.targets import TARGETS
 
 A, B, C = data(1), data(2), data(3)
-TEXTS = pseudocode.texts()
+GFX12 = "gfx1201"
 TRANSCENDENTAL = {"v_exp_f32", "v_log_f32", "v_rcp_f32", "v_rcp_iflag_f32", "v_sqrt_f32", "v_rsq_f32"}
 """AMD's text is the function; the unit is good to one unit in the last place, and takes and gives no denormals."""
 
@@ -31,10 +32,11 @@ SAMPLES_LEFT_OUT = {
     "v_div_fixup_f32": lambda s0: pseudocode.Float(s0, 32).is_nan,  # an iteration that overflowed: infinity, no NaN
     "v_rndne_f32": lambda s0: (s0 & 0x7FFFFFFF) >= 0x4B000000,  # adds 0.5, which is lost there
     **dict.fromkeys(TRANSCENDENTAL, denormal),
+    **dict.fromkeys((f"v_s_{name.removeprefix('v_')}" for name in TRANSCENDENTAL), denormal),
 }
 UNSIGNED_ZERO = {"v_rndne_f32", "v_floor_f32", "v_trunc_f32"}
 """Their texts say nothing of the sign of a zero."""
-COMPARED = sorted(pseudocode.described())
+COMPARED = [(name, arch) for arch in ("gfx942", GFX12) for name in sorted(pseudocode.described(arch))]
 
 
 def sources_of(text):
@@ -62,13 +64,16 @@ def lists(*arrays):
     return [each.ravel().tolist() for each in arrays]
 
 
+SCALAR = re.compile("s_|v_s_")
 REGISTERS = (6, 8, 10)
 VALUES = ((A, C), (B, A[::-1].copy()), (C, B[::-1].copy()))
 
 
-def vector(name):
+def vector(name, arch):
     """(results, carries) of an instruction of lanes: low and high words, masks; and of its text."""
-    text = TEXTS[name]
+    text, lanes = pseudocode.texts(arch)[name], TARGETS[arch].lanes
+    mask, carry = ("s2", "s4") if lanes == 32 else ("s[2:3]", "s[4:5]")
+    order = np.arange(A.size).reshape(-1, lanes)
     widths, wide = sources_of(text), is_wide(text)
     constant = "SIMM32" in text
     carried = "VCC.u64[laneId]" in re.sub(r"VCC\.u64\[laneId\] =", "", text)
@@ -76,21 +81,18 @@ def vector(name):
     operands = [f"v[{k}:{k + 1}]" if width == 64 else f"v{k}" for k, width in zip(REGISTERS, widths, strict=False)]
     if constant:
         operands.insert(1 if name == "v_fmamk_f32" else 2, "0x40490fdb")
-    target = ["s[2:3]"] if "D0.u64[laneId]" in text else ["v[20:21]" if wide else "v20"]
-    target += ["s[2:3]"] if masked and "D0.u64[laneId]" not in text else []
-    operands += ["s[4:5]"] if carried else []
+    target = [mask] if "D0.u64[laneId]" in text else ["v[20:21]" if wide else "v20"]
+    target += [mask] if masked and "D0.u64[laneId]" not in text else []
+    operands += [carry] if carried else []
     plain = len(operands) + len(target) > 3 or "_pk_" in name or "pack" in name or wide or name.endswith("64")
     line = f"{name}{'' if plain else '_e64'} {', '.join([*target, *operands])}"
-    equal = (np.arange(A.size).reshape(A.shape) % 3 == 0) & ("D0.u64[laneId]" in text)  # random pairs never are
-    values = [[np.where(equal, VALUES[0][j], pair[j]) for j in (0, 1)] for pair in VALUES]
+    equal = (order % 3 == 0) & ("D0.u64[laneId]" in text)  # random pairs never are
+    whole = [[each.reshape(order.shape) for each in pair] for pair in VALUES]
+    values = [[np.where(equal, whole[0][j], pair[j]) for j in (0, 1)] for pair in whole]
     registers = {k + j: values[n][j] for n, k in enumerate(REGISTERS) for j in (0, 1)}
-    registers |= {20: np.full_like(A, 0xDEADBEEF), 21: np.full_like(A, 0xDEADBEEF)}
-    group = run(
-        line,
-        registers,
-        {4: A[:, 0], 5: C[:, 0]},
-        arch="gfx950" if "pk_bf16" in name or "pk_f16_f32" in name else "gfx942",
-    )
+    registers |= {20: np.full(order.shape, 0xDEADBEEF), 21: np.full(order.shape, 0xDEADBEEF)}
+    arch_of = "gfx950" if "pk_bf16" in name or "pk_f16_f32" in name else arch
+    group = run(line, registers, {4: whole[0][0][:, 0], 5: whole[0][1][:, 0]}, arch=arch_of)
     carry_in = group.mask(4).ravel().tolist()
     words = [lists(*pair) for pair in values]
     results = []
@@ -100,17 +102,17 @@ def vector(name):
             for n, (low, high) in enumerate(words)
         }
         if "ThreadMask" in text:
-            names["laneId"] = k % 64
+            names["laneId"] = k % lanes
         names |= {"SIMM32": 0x40490FDB, "VCC": int(carry_in[k]), "D0": 0xDEADBEEF, "D1": 0}
-        after = pseudocode.evaluate(name, **names)
+        after = pseudocode.evaluate(name, arch, **names)
         results.append((names, after))
     return line, group, results, wide, masked
 
 
-@pytest.mark.parametrize("name", [each for each in COMPARED if each.startswith("v_")])
-def test_a_vector_instruction_is_its_text(name):
-    line, group, results, wide, masked = vector(name)
-    text = TEXTS[name]
+@pytest.mark.parametrize(("name", "arch"), [each for each in COMPARED if not SCALAR.match(each[0])])
+def test_a_vector_instruction_is_its_text(name, arch):
+    line, group, results, wide, masked = vector(name, arch)
+    text = pseudocode.texts(arch)[name]
     compares = "D0.u64[laneId]" in text
     stored = re.findall(r"\bD0?\.([a-z]+)(\d+)", text)
     is_float, width = (stored[0][0] == "f", int(stored[0][1])) if stored else (False, 32)
@@ -135,7 +137,8 @@ def test_a_vector_instruction_is_its_text(name):
         if name in UNSIGNED_ZERO and not (got | want) & 0x7FFFFFFF:
             continue
         if width == 16 and not (wide or packed):
-            assert low[k] >> 16 == (0xDEAD if name == "v_mad_u16" else 0), f"{shown}: the upper half"
+            kept = name == "v_mad_u16" or arch == GFX12
+            assert low[k] >> 16 == (0xDEAD if kept else 0), f"{shown}: the upper half"
         size = 64 if wide else width
         if packed:
             size = int(packed[2] or packed[4])
@@ -150,18 +153,22 @@ def test_a_vector_instruction_is_its_text(name):
     assert compares or compared > A.size // 2
 
 
-SCALARS = [each for each in COMPARED if each.startswith("s_")]
 LOW, HIGH, LOW1, HIGH1 = A.ravel(), C.ravel(), B.ravel(), A.ravel()[::-1]
 SCC = np.arange(A.size) % 2 == 1
 
 
 IN_LINE = re.compile("s_(cmpk|movk|addk|mulk)")
-CASES = [(name, k) for name in SCALARS for k in ((0x7, 0xFFE8, 0x8000) if IN_LINE.match(name) else (0,))]
+CASES = [
+    (name, arch, k)
+    for name, arch in COMPARED
+    if SCALAR.match(name)
+    for k in ((0x7, 0xFFE8, 0x8000) if IN_LINE.match(name) else (0,))
+]
 
 
-@pytest.mark.parametrize(("name", "constant"), CASES)
-def test_a_scalar_instruction_is_its_text(name, constant):
-    text = TEXTS[name]
+@pytest.mark.parametrize(("name", "arch", "constant"), CASES)
+def test_a_scalar_instruction_is_its_text(name, arch, constant):
+    text = pseudocode.texts(arch)[name]
     widths, wide = sources_of(text), is_wide(text) and name != "s_bcnt1_i32_b64"  # it compares 64 bits of 32
     in_line = IN_LINE.match(name)
     target = [] if re.match(r"s_(cmp|bitcmp)", name) else ["s[20:21]" if wide else "s20"]
@@ -170,24 +177,28 @@ def test_a_scalar_instruction_is_its_text(name, constant):
         operands = [hex(constant)] if target else ["s2", hex(constant)]
     line = f"{name} {', '.join([*target, *operands])}"
     registers = {2: LOW, 3: HIGH, 4: LOW1, 5: HIGH1, 20: LOW1, 21: HIGH1}
-    group = run(line, scalar=registers, scc=SCC)
+    group = run(line, scalar=registers, scc=SCC, arch=arch)
+    is_float = "_f32" in name and not re.match("s_cvt_[iu]", name)
     values = [[int(x) | int(y) << 32 for x, y in zip(*pair, strict=True)] for pair in ((LOW, HIGH), (LOW1, HIGH1))]
     for k in range(A.size):
         names = {f"S{n}": values[n][k] & (1 << width) - 1 for n, width in enumerate(widths)}
         if in_line:
             names["S0" if target else "S1"] = constant
         old = int(LOW1[k]) | (int(HIGH1[k]) << 32 if wide else 0)
-        after = pseudocode.evaluate(name, **names, D0=old, SCC=int(SCC[k]))
+        after = pseudocode.evaluate(name, arch, **names, D0=old, SCC=int(SCC[k]))
         shown = f"{line}, sample {k}: {names}"
         if target:
             got = int(group.S[20][k]) | (int(group.S[21][k]) << 32 if wide else 0)
-            assert got == int(after["D0"]) & (1 << (64 if wide else 32)) - 1, shown
+            want = int(after["D0"]) & (1 << (64 if wide else 32)) - 1
+            if name in SAMPLES_LEFT_OUT and (SAMPLES_LEFT_OUT[name](names["S0"]) or denormal(want)):
+                continue
+            assert agrees(got, want, 32, is_float=is_float, ulps=name in SAMPLES_LEFT_OUT), shown
         assert bool(group.scc[k]) == bool(after["SCC"]), shown
 
 
 @pytest.mark.parametrize("name", [name for name in ATOMICS if name != "pk_add_bf16"])  # bf16 is bits to the evaluator
 def test_an_atomic_is_its_text(name):
-    text = re.sub(r"addr = [^;]+;", "", TEXTS[f"global_atomic_{name}"])
+    text = re.sub(r"addr = [^;]+;", "", pseudocode.texts()[f"global_atomic_{name}"])
     text = re.sub(r"\bMEM\[(?:addr|ADDR)\]", "D0", text).replace("RETURN_DATA", "D1")
     memory, words = Memory(), A[0].copy()
     base = memory.add("words", words.view(np.uint8))
@@ -228,7 +239,6 @@ def test_a_boolean_of_three_is_its_text(bits, table):
 
 def test_what_is_left_out_has_no_text_or_a_reason():
     """An instruction that becomes known is compared with its text, or somebody says why not."""
-    assert not [name for name in COMPARED if name not in TEXTS]
     unused = [pattern for pattern in pseudocode.LEFT_OUT if not any(re.fullmatch(pattern, name) for name in MNEMONICS)]
     assert not unused
 
@@ -241,4 +251,4 @@ def test_a_planted_meaning_is_seen(name, meaning, monkeypatch):
     kind, kinds, _ = VECTOR[name]
     monkeypatch.setitem(translate.VECTOR, name, (kind, kinds, meaning))
     with pytest.raises(AssertionError):
-        test_a_vector_instruction_is_its_text(name)
+        test_a_vector_instruction_is_its_text(name, "gfx942")

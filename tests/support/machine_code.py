@@ -83,14 +83,14 @@ class MachineCode:
     """Opens the machine for each test.
 
     Args:
-        arch: gfx942 or gfx950.
+        arch: One of `targets.TARGETS`.
     """
 
     def __init__(self, arch: str) -> None:
-        from amdgcn.launch import ARCHES
+        from amdgcn.targets import TARGETS
 
-        if arch not in ARCHES:
-            raise pytest.UsageError(f"--amdgcn {arch}: expected one of {', '.join(ARCHES)}")
+        if arch not in TARGETS:
+            raise pytest.UsageError(f"--amdgcn {arch}: expected one of {', '.join(TARGETS)}")
         self.arch = arch
 
     def pytest_collection_modifyitems(self, config, items):
@@ -124,11 +124,11 @@ class MachineCode:
 
 def table() -> list[str]:
     """Lines of a Markdown table: folders of device tests, and which run on the machine code of each arch."""
-    from amdgcn.launch import ARCHES
+    from amdgcn.targets import TARGETS
 
     files = [path.relative_to(ROOT).as_posix() for path in sorted(TESTS.rglob("test_*.py"))]
     folders = {name.rpartition("/")[0] for name in files if "mark.device" in (ROOT / name).read_text()}
-    lines = [f"| device tests in | {' | '.join(ARCHES)} | but for |", "|---" * (len(ARCHES) + 2) + "|"]
+    lines = [f"| device tests in | {' | '.join(TARGETS)} | but for |", "|---" * (len(TARGETS) + 2) + "|"]
     for folder in sorted(folders):
         but = [f"`{test.split('::')[1]}`, {why}" for test, why in NOT_RUN.items() if test.rpartition("/")[0] == folder]
         for (arch, triton, pattern), why in DECLARED.items():
@@ -137,7 +137,7 @@ def table() -> list[str]:
                 but.append(f"`{test}`, which {arch} of Triton {triton} fails: {why}")
         run = "no" if folder in NO_COVER else "all"
         but = [NO_COVER[folder]] if folder in NO_COVER else but
-        lines.append(f"| {folder} | {' | '.join(run for _ in ARCHES)} | {'; '.join(but)} |")
+        lines.append(f"| {folder} | {' | '.join(run for _ in TARGETS)} | {'; '.join(but)} |")
     return lines
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluate the pseudo-code in which AMD's ISA documents write what an instruction does, on Python integers.
 
-The text is that of the CDNA ISA's PDF as the wheel of tinygrad carries it (`str_pcode.py`, MIT); tinygrad itself does
-not evaluate it. Nothing but the names of instructions is shared with the executor, and nobody of this project has
-written the meanings.
+The texts are those of the PDFs of CDNA's and RDNA4's ISA as the wheel of tinygrad carries them (`str_pcode.py`, MIT);
+tinygrad itself does not evaluate them. Nothing but the names of instructions is shared with the executor, and nobody of
+this project has written the meanings.
 
 Where the text leaves something open it is read so: integers are unbounded until they are stored; an operation on floats
 is rounded once, to the wider of its operands; `+0.0` and `-0.0` with a sign compare with that sign, `0.0` with both;
@@ -19,8 +19,10 @@ import struct
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE
+from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE as CDNA
+from tinygrad.runtime.autogen.amd.rdna4.str_pcode import PCODE as RDNA4
 
+from amdgcn.gfx12 import renamed
 from amdgcn.meaning import MNEMONICS
 
 _FORMATS = {16: ("<e", 5, 10), 32: ("<f", 8, 23), 64: ("<d", 11, 52)}
@@ -46,27 +48,32 @@ _ENDS = {"endif", "elsif", "else", "endfor", ")"}
 LEFT_OUT = {
     # Pattern -> why AMD's text does not say what the instruction computes.
     r"(global|buffer)_atomic_.*": "its text names an address; test_an_atomic_is_its_text",
-    r"ds_(read|write|swizzle).*|(global|buffer|scratch)_.*|s_load_.*": "an access to memory: its text names an address",
-    r"s_(nop|sleep|setprio|waitcnt|barrier|endpgm|branch)|s_cbranch_.*": "no result: what runs next, and when",
-    r"v_mfma_.*": "its text is the formula, without layout and rounding",
+    r"ds_(read|write|load|store|swizzle).*|(global|buffer|scratch)_.*|s_load_.*": "an access to memory: its address",
+    r"s_(nop|sleep|setprio|waitcnt|barrier\w*|endpgm|branch)|s_cbranch_.*": "no result: what runs next, and when",
+    r"s_(delay_alu|clause|wait_alu|sendmsg)": "no result: hints",
+    r"v_[mw][fm]ma_.*": "its text is the formula, without layout and rounding",
     r"v_accvgpr_.*|v_fma_mix.*": "the document has no text of it",
     r"v_cvt_(scalef32_)?pk_(f32|b?f16)_(fp8|bf8)": "its text names a conversion; test_every_8_bit_float has the tables",
     r"v_div_(scale|fmas)_f32": "its text gives wrong quotients at extreme exponents; test_quotients",
     r"ds_b?permute_b32|v_(readlane|readfirstlane|writelane)_b32|v_permlane\d+_swap_b32": "lanes of other lanes",
+    r"v_permlanex16_b32": "lanes of other lanes; test_the_other_row",
     r"v_pk_mov_b32|v_bitop3_b\d+": "its operation is a modifier of the line; below",
-    r"s_(and|or|andn2)_saveexec_b64": "exec; test_saveexec",
+    r"s_(and|or|andn2|and_not1)_saveexec_b\d\d": "exec; test_saveexec",
 }
 
 
 @functools.cache
-def texts() -> dict[str, str]:
+def texts(arch: str = "gfx942") -> dict[str, str]:
     """Mnemonic -> pseudo-code; of several encodings the last."""
-    return {re.sub(r"_e(32|64)$", "", each.name.lower()): text for each, text in PCODE.items()}
+    found = RDNA4 if arch == "gfx1201" else CDNA
+    return {re.sub(r"_e(32|64)$", "", each.name.lower()): text for each, text in found.items()}
 
 
-def described() -> frozenset[str]:
-    """The executor's instructions of which the text says what they compute."""
-    return frozenset(name for name in MNEMONICS if not any(re.fullmatch(pattern, name) for pattern in LEFT_OUT))
+def described(arch: str = "gfx942") -> dict[str, str]:
+    """An arch's instructions of which its text says what they compute, and as what the executor knows them."""
+    known = {name: renamed(name) if arch == "gfx1201" else name for name in texts(arch)}
+    left_out = [name for name in known if any(re.fullmatch(pattern, name) for pattern in LEFT_OUT)]
+    return {name: other for name, other in known.items() if other in MNEMONICS and name not in left_out}
 
 
 @dataclass(frozen=True)
@@ -663,7 +670,7 @@ def function(name):
 
     def instruction(*sources):
         names = start({f"S{k}": each.bits if isinstance(each, Float) else each for k, each in enumerate(sources)})
-        compiled(texts()[name])(names)
+        compiled((texts("gfx1201") | texts())[name])(names)
         if isinstance(sources[0], Float):
             return Float(names["D0"], sources[0].width)
         return names["D0"] - (1 << 32) if "_i32" in name and names["D0"] >> 31 else names["D0"]
@@ -693,8 +700,8 @@ def compiled(text):
     return block
 
 
-def evaluate(mnemonic, **names):
+def evaluate(mnemonic, arch="gfx942", **names):
     """The variables behind the text of an instruction that began with these."""
     variables = start(names)
-    compiled(texts()[mnemonic])(variables)
+    compiled(texts(arch)[mnemonic])(variables)
     return variables

@@ -10,7 +10,8 @@ import numpy as np
 from amdgcn.lds import Lds
 from amdgcn.machine import Machine
 from amdgcn.memory import Memory
-from amdgcn.text import EXEC, Program, parse
+from amdgcn.targets import EXEC, TARGETS
+from amdgcn.text import Program, parse
 from amdgcn.translate import translate
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ kernel:
 \t\t.amdhsa_kernarg_size 8
 \t\t.amdhsa_system_sgpr_workgroup_id_x 1
 \t\t.amdhsa_tg_split {split}
+\t\t.amdhsa_wavefront_size32 {narrow}
 \t.end_amdhsa_kernel
 """
 
@@ -36,7 +38,8 @@ def program(lines: str, arch: str = "gfx942", *, split: bool = False) -> Program
         f"\t.loc 1 {k} 0\n\t{line.strip()}" if not line.strip().endswith(":") else line.strip()
         for k, line in enumerate(lines.strip().splitlines(), start=1)
     )
-    return parse(_TEXT.format(arch=arch, lines=text, split=int(split)))
+    narrow = int(TARGETS[arch].lanes == 32)
+    return parse(_TEXT.format(arch=arch, lines=text, split=int(split), narrow=narrow))
 
 
 def machine(
@@ -53,11 +56,11 @@ def run(
 
     Args:
         lines: The instructions; vector registers 0..15 and those of `vector`, scalar ones 0..31 exist.
-        vector: Vector registers, [waves, 64] uint32.
+        vector: Vector registers, [waves, lanes] uint32.
         scalar: Scalar registers, [waves] uint32.
-        arch: gfx942 or gfx950.
+        arch: One of `targets.TARGETS`.
         waves: How many, if not as the registers say.
-        off: [waves, 64], lanes that are off.
+        off: [waves, lanes], lanes that are off.
         scc: [waves].
         memory: Of the launch.
         lds_bytes: Of a workgroup.
@@ -70,7 +73,7 @@ def run(
     one.lds = Lds(count, lds_bytes, uses.lds_element, 1, one.junk)
     group = one._start(np.array([[k, 0, 0] for k in range(count)]), 1, 0)
     for number, value in vector.items():
-        group.V[number] = np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.uint32), (count, 64)))
+        group.V[number] = np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.uint32), (count, group.lanes)))
     for number, value in scalar.items():
         group.S[number] = np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.uint32), count))
     if scc is not None:
