@@ -60,6 +60,14 @@ NOT_RUN = {
     "tests/kernels/test_selfcheck.py::test_the_command_prints_a_line_for_each_gpu": "asks this machine for its GPUs",
 }
 """Beginning of a test's id -> why no arch's machine code runs it."""
+NOT_RUN_ON = {
+    "gfx1201": {
+        "tests/kernels/mla/": "MLA is refused there",
+        "tests/amdgcn/compiled/test_planted.py::test_a_miscompile": "MLA is refused there",
+        "tests/amdgcn/compiled/test_atomics.py": "no kernel that is promised there has atomics",
+    }
+}
+"""Arch -> beginning of a test's id -> why its machine code does not run it."""
 NO_COVER = {
     "tests/benchmarks": "the same kernels, in shapes of measurements",
     "tests/families": "starts an engine; the pocket hybrid's prompt is tests/models/test_machine_code.py",
@@ -96,7 +104,8 @@ class MachineCode:
     def pytest_collection_modifyitems(self, config, items):
         import triton
 
-        without = [item for item in items if item.nodeid.startswith(tuple(NOT_RUN))]
+        not_run = (*NOT_RUN, *NOT_RUN_ON.get(self.arch, {}))
+        without = [item for item in items if item.nodeid.startswith(not_run)]
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]
         for item in items:
@@ -135,6 +144,8 @@ def table() -> list[str]:
             if pattern.startswith(f"{folder}/"):
                 test = pattern.partition("::")[2].replace("\\", "").rstrip("$")
                 but.append(f"`{test}`, which {arch} of Triton {triton} fails: {why}")
+        for arch, left_out in NOT_RUN_ON.items():
+            but += [f"{arch}: {why}" for test, why in left_out.items() if f"{folder}/" == test]
         run = "no" if folder in NO_COVER else "all"
         but = [NO_COVER[folder]] if folder in NO_COVER else but
         lines.append(f"| {folder} | {' | '.join(run for _ in TARGETS)} | {'; '.join(but)} |")

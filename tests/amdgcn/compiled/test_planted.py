@@ -73,7 +73,9 @@ def every(arch, kernel, pattern, change, run=decode):
 
 
 STORE = r"^(\t(?:buffer|global)_store_\w+ [^;\n]*?)( offset:\d+)?$"
-LOAD_16 = r"^(\t(?:buffer|global)_load_dwordx4 [^;\n]*?)( offset:\d+)?$"
+LOAD_16 = r"^(\t(?:buffer|global)_load_(?:dwordx4|b128) [^;\n]*?)( offset:\d+)?$"
+BARRIER = r"^\ts_barrier(?:_signal -1\n((?:.*\n)*?)\ts_barrier_wait -1)?$"
+WAIT = r"\ts_wait(?:cnt vmcnt\((\d+)\)|_loadcnt (0x\w+))"
 
 
 def test_a_store_out_of_bounds_is_caught(arch):
@@ -93,7 +95,7 @@ def test_v_read_as_k_and_k_as_v_is_caught(arch):
 
 
 def test_a_barrier_less_is_a_race(arch):
-    found = every(arch, "attention_kernel", r"^\ts_barrier$", "\ts_nop 0", extend)
+    found = every(arch, "attention_kernel", BARRIER, "\ts_nop 0\n\\1", extend)
     assert sum(str(each).startswith("LDS race") for each in found) >= 2, found
 
 
@@ -107,10 +109,11 @@ def test_a_wait_less_is_caught(arch):
     for line in texts["attention_kernel"].partition(".amdhsa_kernel")[0].splitlines():
         if re.match(r"\t(buffer|global)_|\.LBB", line):
             waited = None
-        elif wait := re.match(r"\ts_waitcnt vmcnt\((\d+)\)(.*)", line):
-            idle += [] if wait[2] else [waited is not None and int(wait[1]) >= waited]
-            waited = int(wait[1]) if waited is None else min(waited, int(wait[1]))
-    found = every(arch, "attention_kernel", r"^\ts_waitcnt vmcnt\(\d+\)$", "\ts_nop 0")
+        elif wait := re.match(f"{WAIT}(.*)", line):
+            outstanding = int(wait[1] or wait[2], 0)
+            idle += [] if wait[3] else [waited is not None and outstanding >= waited]
+            waited = outstanding if waited is None else min(waited, outstanding)
+    found = every(arch, "attention_kernel", f"^{WAIT}$", "\ts_nop 0")
     assert "nothing" not in [one for one, needless in zip(found, idle, strict=True) if not needless]
     assert any("its load not waited for" in str(each) for each in found)
 
@@ -149,7 +152,7 @@ def test_a_miscompile_is_caught(arch, monkeypatch):
 
 def test_two_archs_in_one_process(arch):
     """One after the other, and one inside the other: each runs its own machine code of the same prepared call."""
-    other = {"gfx942": "gfx950", "gfx950": "gfx942"}[arch]
+    other = {"gfx942": "gfx950", "gfx950": "gfx1201", "gfx1201": "gfx942"}[arch]
     names = []
     for name in (arch, other, arch):
         with amdgcn(name) as session:
@@ -158,5 +161,5 @@ def test_two_archs_in_one_process(arch):
                 assert not decode()
             assert not decode()
         assert (len(session.launches), len(inner.launches)) == (2, 1)
-        names += [{parse(text).arch for text in each.texts.values()} for each in (session, inner)]
+        names += [{parse(text).target.name for text in each.texts.values()} for each in (session, inner)]
     assert names == [{arch}, {other}, {other}, {arch}, {arch}, {other}]
