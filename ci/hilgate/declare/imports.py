@@ -71,7 +71,8 @@ class Packages:
     def run_by(self, command: Sequence[str]) -> list[str]:
         """What a command line names of ours: test files, folders, and the module after `-m`; of a package, its main."""
         named = [after for flag, after in itertools.pairwise(command) if flag == "-m"]
-        modules = [main if self.locate(main := f"{module}.__main__") else module for module in named]
+        mains = [f"{module}.__main__" for module in named]
+        modules = [main if self.locate(main) else module for main, module in zip(mains, named, strict=True)]
         paths = [word.partition("::")[0] for word in command if "/" in word]
         return [name for name in (*modules, *paths) if self.locate(name)]
 
@@ -79,7 +80,7 @@ class Packages:
         """Did-you-mean for an entry of `Step.imports` that names nothing."""
         files = [path for folder in self.folders.values() for path in _below(self.root / folder)]
         names = [path.relative_to(self.root).as_posix() for path in files]
-        known = names if "/" in declared else [module for name in names if (module := self.module_of(name))]
+        known = names if "/" in declared else filter(None, map(self.module_of, names))
         return suggest(declared, known)
 
 

@@ -202,12 +202,12 @@ def protected_changes(
     if not merge_base:
         return ()
     entries = load(root, merge_base)
-    touched = {path: entry for path in sorted(set(changed_files)) if (entry := entry_for(entries, path))}
+    found = ((path, entry_for(entries, path)) for path in sorted(set(changed_files)))
+    touched = {path: entry for path, entry in found if entry}
     before = git.tree(root, merge_base)
     after = git.tree(root, commit) if commit else _working_tree(root, touched, before)
-    flagged = {
-        path: what for path, entry in touched.items() if (what := _what(entry, before.get(path), after.get(path)))
-    }
+    changes = ((path, _what(entry, before.get(path), after.get(path))) for path, entry in touched.items())
+    flagged = {path: what for path, what in changes if what}
     hunks = git.hunks(root, merge_base, commit, [path for path, what in flagged.items() if what == CHANGED])
     return tuple(_shown(path, what, hunks.get(path, "")) for path, what in flagged.items())
 
@@ -268,4 +268,5 @@ def files_to_restore(root: Path, plan: Plan) -> tuple[str, ...]:
             remedy="plan again with --base",
         )
     entries = load(root, plan.merge_base)
-    return tuple(path for path in paths if (entry := entry_for(entries, path)) and entry.put_back)
+    found = ((path, entry_for(entries, path)) for path in paths)
+    return tuple(path for path, entry in found if entry and entry.put_back)

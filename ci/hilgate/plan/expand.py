@@ -21,7 +21,7 @@ from hilgate.model.record import Check
 from hilgate.plan.machine import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from hilgate.declare.load import Declarations
 
@@ -146,12 +146,9 @@ def with_needs(
     while waiting:
         step = steps[waiting.pop(0)]
         also = [(need, f"needed by {step.key}") for need in step.needs]
-        also += [
-            (provider.key, f"builds the image of {step.key}")
-            for device in step.devices
-            if device in (closed[step.key].devices or step.devices)
-            and (provider := _provider(declarations, target, step, device))
-        ]
+        chosen = [device for device in step.devices if device in (closed[step.key].devices or step.devices)]
+        builders = _provider_keys(declarations, target, step, chosen)
+        also += [(builder, f"builds the image of {step.key}") for builder in builders]
         for need, reason in also:
             # What was asked for on some devices only may be needed on another.
             rest = frozenset(steps[need].devices) - settled.get(need, {}).keys()
@@ -170,10 +167,7 @@ def _in_order(
     declared = {step.key: (area, step) for area, step in declarations.steps() if step.key in places}
     rank = {key: position for position, key in enumerate(declared)}
     graph = {
-        key: {
-            *places.keys() & {*step.needs},
-            *(p.key for d in places[key] if (p := _provider(declarations, target, step, d))),
-        }
+        key: {*places.keys() & {*step.needs}, *_provider_keys(declarations, target, step, places[key])}
         for key, (_, step) in declared.items()
     }
     sorter = graphlib.TopologicalSorter(graph)
@@ -190,6 +184,12 @@ def _provider(declarations: Declarations, target: Target, step: Step, device: Ke
     """Return the step that builds the image of a step's job; None on the host, and for an image that exists already."""
     image = _image(declarations, target, step, device)
     return declarations.provider(image) if image and image not in target.built else None
+
+
+def _provider_keys(declarations: Declarations, target: Target, step: Step, devices: Iterable[Key]) -> list[Key]:
+    """Keys of the steps that build the images of a step's jobs on these devices."""
+    providers = (_provider(declarations, target, step, device) for device in devices)
+    return [provider.key for provider in providers if provider]
 
 
 def _image(declarations: Declarations, target: Target, step: Step, device: Key) -> Key | None:

@@ -186,7 +186,8 @@ class Launched:
     def answers(self, steps: Iterable[Step]) -> Iterator[dict[Key, Answer]]:
         """For each step: device -> what its newest record that counts says; nothing for devices without a record."""
         for step in steps:
-            yield {device: found for device in step.devices if (found := self._answer(step.key, device))}
+            answers = {device: self._answer(step.key, device) for device in step.devices}
+            yield {device: answer for device, answer in answers.items() if answer}
 
     def _answer(self, key: Key, device: Key) -> Answer | None:
         why = ""

@@ -68,7 +68,8 @@ def select(
     by_bodies: set[Key] = set()
     for area in areas:
         for step in area.steps:
-            causes = [c for name in files if (c := _cause(step, name, name in claims[area.area], imports, appeared))]
+            asked = [_cause(step, name, name in claims[area.area], imports, appeared) for name in files]
+            causes = [cause for cause in asked if cause]
             if causes:
                 reasons[step.key] = _reason(causes)
                 soft = all(name in bodies and _is_imported(step, name, imports) for name, _ in causes)

@@ -245,7 +245,8 @@ class Runner:
         return step.step.timeout_minutes * SECONDS_PER_MINUTE
 
     def _reap(self, steps: dict[str, PlannedStep]) -> list[str]:
-        ended = [(key, child, end) for key, child in self._running.items() if (end := child.poll()) is not None]
+        polled = [(key, child, child.poll()) for key, child in self._running.items()]
+        ended = [(key, child, end) for key, child, end in polled if end is not None]
         for key, *_ in ended:  # all of them, for recording one may raise, and nobody may wait for the others again
             del self._running[key]
         for key, child, how in ended:
