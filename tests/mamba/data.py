@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 import triton
+from mamba import oracle
 from support.tolerances import ROW_RELATIVE
 from torch import Tensor
 
@@ -101,3 +103,53 @@ def check(got: Tensor, golden: Tensor, op: str, dtype: str, record, *, scale: Te
         f"{op}: {int(wrong.sum())} of {wrong.numel()} rows are off by more than {bound:.1e} of their scale; first at "
         f"{wrong.nonzero()[0].tolist()}, worst {relative.max().item():.1e}"
     )
+
+
+STARTS = [0, 90, 91, 124]
+
+
+def chunked(starts: list[int], chunk: int) -> tuple[list[int], list[int], list[int]]:
+    """Where the chunks of some sequences begin, and all end; whose each is; the last of each sequence."""
+    spans = [range(begin, end, chunk) for begin, end in itertools.pairwise(starts)]
+    owners = [owner for owner, span in enumerate(spans) for _ in span]
+    last = [count - 1 for count in itertools.accumulate(map(len, spans))]
+    return [*itertools.chain(*spans), starts[-1]], owners, last
+
+
+def check_packed_scan(ops, layer, dtype, device, record_property):
+    """Check vLLM's scan, whatever does its steps, on three packed sequences.
+
+    Only the middle one is new; states are kept in float32, as hybrid models keep them.
+    """
+    data = inputs(layer, 1, STARTS[-1], dtype, device)
+    x, z, B, C, dt = (each[0] for each in (data.x, data.z, data.B, data.C, data.dt))
+    initial = torch.randn(3, layer.heads, layer.head_size, layer.state)
+    initial[1] = 0.0
+    begins, owners, last = (torch.tensor(each).int().to(device) for each in chunked(STARTS, layer.chunk))
+    out = torch.empty(x.shape, dtype=x.dtype, device=device)
+    states = ops.mamba_chunk_scan_combined_varlen(
+        x,
+        dt,
+        data.A,
+        B,
+        C,
+        layer.chunk,
+        torch.tensor(STARTS).int().to(device),
+        begins,
+        last,
+        owners,
+        out,
+        D=data.D,
+        z=z,
+        dt_bias=data.dt_bias,
+        initial_states=initial.to(device),
+        dt_softplus=True,
+        state_dtype=torch.float32,
+    )
+    step_size = oracle.step_size(dt, data.dt_bias, softplus=True)
+    for number, tokens in enumerate(slice(*ends) for ends in itertools.pairwise(STARTS)):
+        golden = oracle.scan(
+            x[tokens], step_size[tokens], data.A, B[tokens], C[tokens], D=data.D, z=z[tokens], initial=initial[number]
+        )
+        check(out[tokens], golden.y, "scan", dots(dtype), record_property, scale=golden.scale)
+        check(states[number], golden.state, "scan", dots(dtype), record_property)
