@@ -32,7 +32,7 @@ class Selection:
     omitted: Mapping[Key, str]
     """Declared step -> why it does not."""
     by_bodies: frozenset[Key] = frozenset()
-    """Steps to run that nothing selects but edited bodies of kernels in what they import."""
+    """Steps to run that nothing selects but edited bodies of kernels, in what they import or what their area claims."""
 
 
 _Cause = tuple[str, str]
@@ -72,7 +72,7 @@ def select(
             causes = [cause for cause in asked if cause]
             if causes:
                 reasons[step.key] = _reason(causes)
-                soft = all(name in bodies and _is_imported(step, name, imports) for name, _ in causes)
+                soft = all(name in bodies and _is_by_rule(step, name, imports) for name, _ in causes)
                 if soft and not unclaimed and not area.always:
                     by_bodies.add(step.key)
             elif unclaimed:
@@ -85,10 +85,11 @@ def select(
     return Selection(reasons, omitted, frozenset(by_bodies))
 
 
-def _is_imported(step: Step, name: str, imports: Imports | None) -> bool:
-    """Whether a file selects a step by the import graph alone."""
-    known = imports is not None and not imports.problem and not globs.matches(step.reads, name)
-    return imports is not None and known and imports.packages.module_of(name) in imports.reached(step.imports)
+def _is_by_rule(step: Step, name: str, imports: Imports | None) -> bool:
+    """Whether a file selects a step by the import graph or, where it declares none, by its area, and is not named."""
+    if imports is None or imports.problem or globs.matches(step.reads, name):
+        return False
+    return not step.imports or imports.packages.module_of(name) in imports.reached(step.imports)
 
 
 def claimed_by(area: Area, files: Iterable[str]) -> list[str]:

@@ -206,6 +206,20 @@ def test_a_step_that_launches_nothing_changed_anywhere_is_omitted_once(checkout)
     assert {key: text for key, text in reasons(plan).items() if "launched" in text} == {"one": silence, "two": silence}
 
 
+def test_a_step_of_its_areas_files_is_selected_by_its_record_too(checkout):
+    """It declares no imports; what it reads by name selects it whatever it launches."""
+    commit = git(checkout.root, "rev-parse", "HEAD")
+    checkout.edit("x + 1", "x + 2")
+    silent = {("whole", "cpu"): [Launches(commit, frozenset({OTHER}))]}
+    plan = checkout.plan(silent)
+    assert why(plan)["whole-gfx942"] == f"{KERNEL} changed"
+    assert reasons(plan)["whole-cpu"].startswith("not affected: it passed and launched no changed kernel in the build")
+    checkout.declarations = declare(kernels=[step("whole", reads=(KERNEL,))], tests=[step("lint")])
+    assert why(checkout.plan(silent))["whole-cpu"] == f"{KERNEL} changed"
+    checkout.edit("import", "import  ", "kernels/pagedkv/launcher.py")
+    assert why(checkout.plan(silent))["whole-cpu"].startswith(f"{KERNEL} and 1 more changed")
+
+
 def test_a_step_waits_for_none_that_launches_nothing_changed(checkout):
     commit = git(checkout.root, "rev-parse", "HEAD")
     checkout.edit("x + 1", "x + 2")
@@ -218,12 +232,24 @@ def test_a_step_waits_for_none_that_launches_nothing_changed(checkout):
 
 @pytest.mark.parametrize(
     "names",
-    [{HELPER}, {"*::helper"}, {".venv/pagedkv/kernel.py::helper"}, {KERNEL}, {"kernels/"}, {"./"}, {HELPER, OTHER}],
+    [
+        {HELPER},
+        {"*::helper"},
+        {".venv/pagedkv/kernel.py::helper"},
+        {KERNEL},
+        {"*/pagedkv/kernel.py"},
+        {"results/copy/kernels/pagedkv/kernel.py"},
+        {"kernels/"},
+        {"./"},
+        {HELPER, OTHER},
+    ],
     ids=[
         "launched",
         "a copy of it",
         "an installed copy",
         "its source is read",
+        "that of a copy is read",
+        "that of a copy in the checkout is read",
         "its folder is read",
         "everything is read",
         "among others",

@@ -154,10 +154,10 @@ LAYOUT, READER = "kernels/pagedkv/layout.py", "kernels/pagedkv/reader.py"
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ([LAYOUT], {"read", "gate"}),  # and not `whole`, which its area selects
+        ([LAYOUT], {"read", "gate", "whole"}),
         ([LAYOUT, "kernels/pagedkv/writer.py"], {"read", "gate"}),
         ([LAYOUT, READER], set()),  # of which more than bodies changed
-        ([LAYOUT, "evals/hileval/notes.txt"], {"read"}),
+        ([LAYOUT, "evals/hileval/notes.txt"], {"read", "whole"}),
         ([LAYOUT, "kernels/pagedkv/tuning.toml"], {"gate"}),
         ([LAYOUT, "claimed by nobody"], set()),
     ],
