@@ -43,7 +43,9 @@ class Figures:
     """Plans of one edit of a clone."""
 
     def __init__(self, root: Path, clone: Path, records: Mapping[str, frozenset[str]]) -> None:
-        self.root, self.clone, self.records = root, clone, records
+        self.root, self.clone = root, clone
+        files = frozenset(git.tracked_files(root))
+        self.records = {key: Launches("", names).placed(files).names for key, names in records.items()}
         self.head = git.inspect(clone, None).commit
         self._declarations = load(clone)
         images = contents(clone)  # built already, as for any change of a kernel

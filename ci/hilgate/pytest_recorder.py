@@ -8,7 +8,8 @@ libraries read without Python's help. Processes end without notice, so nothing i
 sys alone.
 
 Noted too, each behind a mark that begins no file's name: functions that Triton compiles or interprets, as
-`<file>::<function>`, sources that are read as text and not imported, and programs in which nothing would be noted.
+`<file>::<function>`, sources of such that are read as text and neither imported nor copied, and programs in which
+nothing would be noted.
 """
 
 import os
@@ -39,7 +40,8 @@ LAUNCHED, AS_TEXT, UNSEEN = "/launched ", "/text ", "/unseen "
 MARKS = (LAUNCHED, AS_TEXT, UNSEEN)
 """What stands before the name of a function of Triton, of a source that is read as text, of a program."""
 ELSEWHERE = "*"
-"""Stands for the file of a function that is in no file of the checkout: a copy of one, or a package's."""
+"""Stands for a file that is none of the checkout, a copy of one or a package's: `*::<function>`, and for its folders
+where it is read as text: `*/<folder>/<file>`."""
 HOOKS = {
     "triton.compiler.compiler": ("ASTSource", "__init__"),
     "triton.runtime.interpreter": ("FunctionRewriter", "rewrite_ast"),
@@ -56,6 +58,9 @@ ALONE = frozenset(
 ISOLATED = "IES"
 """Options with which Python does not load this file."""
 
+FOLDER, WHOLE = "recorder", "whole"
+"""Name of the folder of a recorder, and of a file there that goes as soon as a note is lost."""
+
 _looked: set[tuple[str, bool]] = set()
 _noted: set[str] = set()
 _walked: "set[CodeType]" = set()
@@ -71,6 +76,17 @@ def watch(folder: str, root: str) -> None:
     sys.meta_path.insert(0, _Hooks())
     for name in HOOKS.keys() & sys.modules.keys():
         _wrap(sys.modules[name])
+
+
+def recorders() -> list[str]:
+    """The entries of this process's PYTHONPATH by which a Python notes what it does; a child needs no other."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [one for one in entries if os.path.basename(one) == FOLDER and os.path.isfile(f"{one}/{WHOLE}")]
+
+
+def name_elsewhere(path: str) -> str:
+    """What a copy of a file is known by where it is read as text: the last two parts of its path, and a mark."""
+    return "/".join([ELSEWHERE, *path.split("/")[-2:]])
 
 
 def bytes_to_compare(path: "str | bytes | os.PathLike[str]") -> bytes:
@@ -111,13 +127,18 @@ def _is_text(caller: "FrameType") -> bool:
 
     It is not where Python imports it or shows its lines, which tokenize opens for linecache, nor where Hypothesis takes
     first examples from the constants of each module. Triton, too, asks for the lines of each function of a file, used
-    or not: `inspect.findsource` is watched instead.
+    or not: `inspect.findsource` is watched instead. Nor is it where it is copied or put into a wheel: whoever launches
+    a kernel of the copy, or reads that as text, is noted.
     """
+    if caller.f_code.co_name == "copyfile" and caller.f_globals.get("__name__") == "shutil":
+        source, copy = (os.path.abspath(os.fsdecode(caller.f_locals[end])) for end in ("src", "dst"))
+        # The copy must be known by its name.
+        return os.path.dirname(source) == _root or name_elsewhere(source) != name_elsewhere(copy)
     frame: FrameType | None = caller
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(("pathlib", "tokenize")):
         frame = frame.f_back
     name = "" if frame is None else str(frame.f_globals.get("__name__"))
-    return not name.startswith((*IMPORTING, "linecache", "hypothesis."))
+    return not name.startswith((*IMPORTING, "linecache", "hypothesis.", "hatchling."))
 
 
 class _Hooks:
@@ -269,14 +290,23 @@ def _read(place: object, *, folder: bool = False, known: bool = True, text: bool
         _looked.add((name + end, text))
     elif not os.path.isfile(name):
         return
+    text = text and _has_kernels(name)
     for path in {name, os.path.realpath(name)}:
         above, _, file = path.rpartition("/")
         compiled = file.endswith(".pyc") and above.endswith("/__pycache__")  # <module>.<whoever compiled it>.pyc
         source = f"{above[:-12]}/{file.partition('.')[0]}.py" if compiled else path
         if source.startswith(f"{_root}/") and (folder or os.path.isfile(source)):
             _once(source[len(_root) + 1 :] + end)
-            if text:
-                _once(AS_TEXT + source[len(_root) + 1 :])
+        if text:
+            inside = path.startswith(f"{_root}/")
+            _once(AS_TEXT + (path[len(_root) + 1 :] if inside else name_elsewhere(path)))
+
+
+def _has_kernels(name: str) -> bool:
+    try:
+        return b"jit" in bytes_to_compare(name)
+    except OSError:
+        return False
 
 
 def _once(name: str) -> None:
@@ -295,6 +325,6 @@ def _note(name: str) -> None:
             os.close(descriptor)
     except OSError:  # no room, no more open files: the step goes on, and nobody will know all that it reads
         try:  # noqa: SIM105 - contextlib would be another import in every process
-            os.unlink(f"{_folder}/whole")
+            os.unlink(f"{_folder}/{WHOLE}")
         except OSError:
             pass

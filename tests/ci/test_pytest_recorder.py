@@ -26,7 +26,7 @@ def notes_of(code: str, root: Path, tmp_path: Path, **env: str) -> tuple[set[str
     """The notes of a process that runs `code` in `root`, and why they are not all."""
     out = tmp_path / "out"
     out.mkdir(exist_ok=True)
-    path = os.pathsep.join([reads.record(out, root)[0], *env.values()])
+    path = os.pathsep.join([reads.record(out, root), *env.values()])
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     command = [sys.executable, "-c", IMPORTS + code]
     subprocess.run(command, cwd=root, env=kept | {"PYTHONPATH": path, "OUT": str(out)}, check=True, timeout=60)
@@ -90,7 +90,7 @@ def test_each_kind_of_read_is_noted_once(code, note, root, tmp_path):
 def test_a_recorder_starts_the_one_that_stands_after_it(root, tmp_path):
     """That of an outer run, whose step reads what the steps of an inner one read."""
     (tmp_path / "outer").mkdir()
-    outer, *_ = reads.record(tmp_path / "outer", root)
+    outer = reads.record(tmp_path / "outer", root)
     assert notes_of("open('read.txt')", root, tmp_path, outer=outer) == ({"read.txt"}, "")
     assert reads.collect(tmp_path / "outer").files == {"read.txt"}
 
@@ -171,11 +171,11 @@ def kernels_of(code: str, root: Path, tmp_path: Path, **env: str) -> tuple[set[s
     (root / "inside/helpers.py").write_text(HELPERS)
     out = tmp_path / "out"
     out.mkdir(exist_ok=True)
-    path = os.pathsep.join([reads.record(out, root)[0], str(root / "inside")])
+    path = os.pathsep.join([reads.record(out, root), str(root / "inside")])
     env = {"PATH": os.environ["PATH"], "TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path, **env}
     command = [sys.executable, "-c", IMPORTS + code]
     subprocess.run(command, cwd=root, env=env, check=True, timeout=120)
-    kernels = reads.collect(out).kernels
+    kernels = reads.collect(out, ["inside/kernels.py", "inside/helpers.py", "read.txt"]).kernels
     return None if kernels is None else set(kernels), (out / reads.KERNELS_FILE).read_text().splitlines()
 
 
@@ -192,7 +192,12 @@ def test_a_launched_kernel_is_noted_with_all_that_it_calls(root, tmp_path, code,
 
 
 SEEDS = "import kernels\nfrom hypothesis.internal.constants_ast import constants_from_module as found\n"
-COPY = "shutil.copytree('inside', os.environ['TMPDIR'] + '/copy'); sys.path.insert(0, os.environ['TMPDIR'] + '/copy')\n"
+COPY = "sys.path.insert(0, shutil.copytree('inside', os.environ['TMPDIR'] + '/copy/inside'))\n"
+WHEEL = """
+build-system = {requires = ["hatchling"], build-backend = "hatchling.build"}
+project = {name = "inside", version = "1"}
+tool.hatch.build.targets.wheel.packages = ["inside"]
+"""
 
 
 @pytest.mark.parametrize(
@@ -216,9 +221,30 @@ def test_a_source_that_is_read_as_text_is_noted_whole(root, tmp_path, code, note
         assert kernels_of(code, root, tmp_path, TRITON_INTERPRET="0")[0] == noted
 
 
-def test_a_kernel_of_a_copy_is_noted_by_its_name(root, tmp_path):
-    noted, _ = kernels_of(COPY + INTERPRETS, root, tmp_path, TRITON_INTERPRET="1", TMPDIR=str(tmp_path))
-    assert {"*::launched", "*::inner", "inside/kernels.py"} <= noted
+@pytest.mark.parametrize(
+    ("code", "noted"),
+    [
+        (INTERPRETS, {"*::given", "*::launched", "*::inner", "*::added", "*::doubled"}),
+        ("import kernels", set()),
+        ("open(sys.path[0] + '/kernels.py')", {"*/inside/kernels.py"}),
+        ("subprocess.run(['cat', sys.path[0] + '/kernels.py'], stdout=-3)", {"*/inside/kernels.py"}),
+        ("os.mkdir('new'); shutil.copy('inside/kernels.py', 'new/kernels.py')", {"inside/kernels.py"}),
+        ("shutil.copy('inside/kernels.py', sys.path[0] + '/other.py')", {"inside/kernels.py"}),
+    ],
+    ids=["launched", "import", "open", "command", "another folder", "another name"],
+)
+def test_of_a_copy_the_same_is_noted_by_its_name(root, tmp_path, code, noted):
+    """A copy says nothing of what becomes of it, unless that cannot be told from its name."""
+    found, _ = kernels_of(COPY + code, root, tmp_path, TRITON_INTERPRET="1", TMPDIR=str(tmp_path))
+    assert found == noted
+
+
+def test_a_wheel_is_a_copy(root, tmp_path):
+    """hatchling makes ours."""
+    (root / "pyproject.toml").write_text(WHEEL)
+    build = [sys.executable, *["-m", "hatchling", "build", "-t", "wheel"]]
+    assert kernels_of(f"subprocess.run({build}, check=True, stdout=-3, stderr=-3)", root, tmp_path)[0] == set()
+    assert list((root / "dist").glob("inside-1-*.whl"))
 
 
 @pytest.mark.parametrize(

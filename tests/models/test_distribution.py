@@ -22,6 +22,7 @@ import pytest
 
 import pagedkv
 from families.processes import GPU
+from hilgate.pytest_recorder import recorders
 
 if find_spec("vllm") is None:  # imported where it is served; once more here would take seconds
     pytest.skip("needs package:vllm", allow_module_level=True)
@@ -63,8 +64,9 @@ FOUND = "import importlib.util as u, sys; print([name for name in sys.argv[1:] i
 
 
 def python(fresh: Path, *arguments: str, **environment: str) -> str:
-    """What a fresh environment's Python prints; nothing of this process's path reaches it."""
+    """What a fresh environment's Python prints; nothing of this process's path reaches it but what notes it."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VLLM"))}
+    clean["PYTHONPATH"] = os.pathsep.join(recorders())
     command = [str(fresh / "bin" / "python"), *arguments]
     done = subprocess.run(
         command, cwd=fresh, env=clean | environment, capture_output=True, text=True, timeout=240, check=False
@@ -104,7 +106,7 @@ def said(fresh: Path, *words: str | Path) -> tuple[int, str, str]:
     done = subprocess.run(
         [str(fresh / "bin" / str(words[0])), *map(str, words[1:])],
         cwd=fresh,
-        env={"PATH": os.environ["PATH"], "HOME": str(fresh)},
+        env={"PATH": os.environ["PATH"], "HOME": str(fresh), "PYTHONPATH": os.pathsep.join(recorders())},
         capture_output=True,
         text=True,
         check=False,

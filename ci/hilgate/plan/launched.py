@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hilgate import git
 from hilgate.plan.select import select
-from hilgate.pytest_recorder import ELSEWHERE
+from hilgate.pytest_recorder import ELSEWHERE, name_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -34,26 +34,30 @@ class Launches:
 
     commit: str
     names: frozenset[str] = frozenset()
-    """`<file>::<function>`, or what was read as text: a file, or a folder with `/` at its end."""
+    """`<file>::<function>`, or what was read as text: a file, or a folder with `/` at its end; a file may be a copy
+    somewhere else (`hilgate.pytest_recorder`)."""
     problem: str = ""
     """Why it does not count, as the end of "the record of <commit> ..."."""
 
     def among(self, bodies: Mapping[str, frozenset[str]]) -> list[str]:
         """Those of these functions (file -> names) that it names, for people: `<file>: body of <function>`."""
-        texts = {name for name in self.names if "::" not in name}
-        folders = tuple("" if name == "./" else name for name in texts if name.endswith("/"))
+        folders = tuple("" if name == "./" else name for name in self.names if name.endswith("/"))
         return [
             f"{file}: body of {name}"
             for file, functions in sorted(bodies.items())
             for name in sorted(functions)
             # A copy of it somewhere else has its name.
-            if {f"{file}::{name}", f"{ELSEWHERE}::{name}"} & self.names or file in texts or file.startswith(folders)
+            if {f"{file}::{name}", f"{ELSEWHERE}::{name}", file, name_elsewhere(file)} & self.names
+            or file.startswith(folders)
         ]
 
     def placed(self, files: Collection[str]) -> Launches:
-        """The same, where functions of other files than these are elsewhere: in an environment of the checkout, say."""
-        pairs = [(name, *name.partition("::")) for name in self.names]
-        names = {name if file in files or not colons else f"{ELSEWHERE}::{end}" for name, file, colons, end in pairs}
+        """The same, where other files than these are elsewhere: in an environment of the checkout, say."""
+        names = set()
+        for name in self.names:
+            file, colons, function = name.partition("::")
+            known = file in files or name.endswith("/")
+            names.add(name if known else f"{ELSEWHERE}::{function}" if colons else name_elsewhere(file))
         return replace(self, names=frozenset(names))
 
 

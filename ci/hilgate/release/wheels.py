@@ -26,6 +26,7 @@ from hilgate.declare.load import find_root
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, Parser, RecordsError, ending
 from hilgate.git import tracked_files
 from hilgate.model.record import Check, Outcome
+from hilgate.pytest_recorder import recorders
 from hilgate.release.bundle import DIGEST_LABEL, WHEEL_LABEL, sha256
 
 if TYPE_CHECKING:
@@ -85,8 +86,9 @@ def build(
 
 
 def plain(more: dict[str, str]) -> dict[str, str]:
-    """This environment without what shows Python the sources of the checkout."""
+    """This environment without what shows Python the sources of the checkout; what it does is noted still."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
+    kept["PYTHONPATH"] = os.pathsep.join(recorders())
     return {name: value for name, value in (kept | more).items() if value}
 
 
@@ -199,7 +201,7 @@ def _unusable(index: Path, wanted: list[str], folder: Path, name: str, version: 
     alone = ["--no-deps", "--no-index", "--ignore-installed", f"--find-links={index}"]
     if failure := _fails([*pip, *alone, *wanted], home):
         return f"it cannot be installed: {failure}"
-    commands = [[str(python), "-I", "-c", imported]]
+    commands = [[str(python), "-P", "-s", "-c", imported]]
     commands += [[str(program), "--help"]] if program.exists() else []
     if name == "hilgate":  # it writes the declarations of another repository from its own templates
         (home / "tests").mkdir()

@@ -29,6 +29,7 @@ from hilgate.model.declaration import CPU
 from hilgate.plan.machine import CPU_BUILD, foreign_entries, installed, own_entries
 from hilgate.plan.make import place
 from hilgate.pytest_listing import VARIABLE
+from hilgate.pytest_recorder import recorders
 from hilgate.run.outcome import TIMED_OUT, said
 from hilgate.run.reads import record
 from hilgate.run.results import RESULTS_FILE
@@ -149,7 +150,9 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _KILL],
+            # In a step that starts hilgate it must be seen to do nothing else.
+            [sys.executable, *(("-P", "-s") if recorders() else ("-I", "-S")), "-c", _KILL],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(recorders())},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -269,7 +272,8 @@ def variables(step: PlannedStep, plan: Plan, root: Path) -> dict[str, str]:
     if plan.local and step.device == CPU and installed([CPU_BUILD]):
         env |= dict.fromkeys(HIDE_GPUS, "-1")
     own = [*plan.python_path, *filter(None, step.env.get("PYTHONPATH", "").split(os.pathsep))]
-    path = [*(str(root.absolute() / folder) for folder in own), *own_entries(os.environ)]
+    # A step that starts hilgate reads what the steps of that one read.
+    path = [*recorders(), *(str(root.absolute() / folder) for folder in own), *own_entries(os.environ)]
     return env | {"PYTHONPATH": os.pathsep.join(path), PROFILE_VARIABLE: plan.profile}
 
 
@@ -352,7 +356,7 @@ def start(
         arguments += ["-p", "pytest-split", "--splitting-algorithm=least_duration"]
     env = context.variables(step) | {OUT_VARIABLE: str(folder), VARIABLE: str(folder / LISTING_FILE)}
     if recorded:
-        env["PYTHONPATH"] = os.pathsep.join([*record(folder, context.root), env["PYTHONPATH"]])
+        env["PYTHONPATH"] = os.pathsep.join([record(folder, context.root), env["PYTHONPATH"]])
     return Child(arguments, context, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
 
 

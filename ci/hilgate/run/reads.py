@@ -22,10 +22,11 @@ from hilgate.evidence import LISTING_PLUGIN, PYTEST_PLUGIN
 from hilgate.model.declaration import CPU
 from hilgate.model.record import LONGEST_ID, MOST_KERNELS
 from hilgate.plan.select import select
+from hilgate.pytest_recorder import FOLDER, WHOLE, name_elsewhere
 from hilgate.text import argument_list, count, line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from hilgate.declare.load import Declarations
     from hilgate.model.plan import PlannedStep
@@ -34,10 +35,6 @@ READS_FILE: Final = "reads.txt"
 """In the output folder of a step: the files of the checkout that it read, one on each line."""
 KERNELS_FILE: Final = "kernels.txt"
 """Beside it: the functions of Triton that it compiled or interpreted, and what it read as text; why that is not all."""
-FOLDER: Final = "recorder"
-"""Below it, while the step runs: the `sitecustomize` of its processes, and their notes."""
-WHOLE: Final = "whole"
-"""A file there that goes as soon as a note is lost."""
 
 _SITE: Final = """{recorder}
 
@@ -51,10 +48,10 @@ if _spec and _spec.loader:
 """
 
 
-def record(folder: Path, root: Path) -> tuple[str, ...]:
+def record(folder: Path, root: Path) -> str:
     """Make the folder that must come first on the import path of a step, whose output folder this is.
 
-    After it come those of outer runs: a step that starts hilgate reads what the steps of that one read.
+    It holds, while the step runs, the `sitecustomize` of its processes, and their notes.
     """
     place = folder / FOLDER
     (place / "lists").mkdir(parents=True)
@@ -62,12 +59,7 @@ def record(folder: Path, root: Path) -> tuple[str, ...]:
     recorder = Path(pytest_recorder.__file__).read_text(encoding="utf-8")
     text = _SITE.format(recorder=recorder, folder=str(place), root=os.path.realpath(root))
     (place / "sitecustomize.py").write_text(text, encoding="utf-8")
-    outer = (entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if _is_recorder(entry))
-    return (str(place), *outer)
-
-
-def _is_recorder(entry: str) -> bool:
-    return Path(entry).name == FOLDER and Path(entry, WHOLE).is_file()
+    return str(place)
 
 
 @dataclass(frozen=True)
@@ -87,8 +79,11 @@ class Notes:
     lost: str = ""
 
 
-def collect(folder: Path) -> Notes:
-    """Read the notes of a step's processes, and write them for people. The folder of the recorder goes."""
+def collect(folder: Path, tracked: Collection[str] = ()) -> Notes:
+    """Read the notes of a step's processes, and write them for people. The folder of the recorder goes.
+
+    Of sources that were read as text those are left out which have the name of no tracked file: packages' own, say.
+    """
     place = folder / FOLDER
     try:
         notes = [note for path in (place / "lists").iterdir() for note in path.read_bytes().split(b"\0")]
@@ -99,6 +94,8 @@ def collect(folder: Path) -> Notes:
     names = {os.fsdecode(note) for note in notes}
     launched, as_text, unseen = (_after(mark, names) for mark in pytest_recorder.MARKS)
     files = frozenset(one for one in names if one and not one.startswith("/"))
+    ends = {name_elsewhere(name) for name in tracked}
+    as_text = {name for name in as_text if not ends or name.endswith("/") or name_elsewhere(name) in ends}
     kernels = tuple(sorted(launched | as_text))
     lost = "" if whole else "not all that it read could be noted: free disk space, and leave $HILGATE_OUT alone"
     unknown = lost
@@ -129,7 +126,8 @@ class Selecting:
         self._steps: dict[str, frozenset[str]] = {}
 
     @cached_property
-    def _tracked(self) -> frozenset[str]:
+    def tracked(self) -> frozenset[str]:
+        """Files that git tracks."""
         return git.in_index(self._root)
 
     @cached_property
@@ -160,7 +158,7 @@ class Selecting:
             return notes.lost
         if not notes.began and argument_list(step.step.command)[0] == sys.executable:
             return "none of its processes noted what it read: its Python does not load the `sitecustomize` of its path"
-        read = sorted(notes.files & self._tracked)
+        read = sorted(notes.files & self.tracked)
         if not read or not (self._root / "ci/areas").is_dir():  # a plan of nothing that is declared here
             return ""
         if any(area.always for area, one in self._declarations.steps() if one.key == step.step.key):
@@ -186,4 +184,4 @@ class Selecting:
         if self._graph.problem:
             return frozenset()
         modules = self._graph.reached((PYTEST_PLUGIN, LISTING_PLUGIN))
-        return frozenset(name for name in self._tracked if self._graph.packages.module_of(name) in modules)
+        return frozenset(name for name in self.tracked if self._graph.packages.module_of(name) in modules)

@@ -362,7 +362,7 @@ class Runner:
         found = Collected(())
         if child:
             found = kind_of(step).collect(folder, self.root, step.step.command).with_problem_as_failure()
-        notes = collect(folder) if child else None
+        notes = collect(folder, self._selecting.tracked) if child else None
         reads = self._selecting.problem(step, notes) if notes else ""
         held = bool(reads) and self._selecting.is_held(step)
         lacked = self._lacked(step) if child else ()

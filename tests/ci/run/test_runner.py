@@ -107,10 +107,16 @@ def test_stale_evidence_is_never_read(tmp_path):
 
 def test_a_step_records_what_it_launched_unless_a_process_noted_nothing(tmp_path):
     alone = "import subprocess, sys; subprocess.run([sys.executable, '-I', '-c', ''])"
-    commands = {"all": writes_findings(passing()), "not-all": writes_findings(passing(), then=alone), "none": "true"}
+    clean = (  # as a test may do that tries an installation, and hilgate when a step starts it
+        "import subprocess, sys; from hilgate.pytest_recorder import recorders; from hilgate.run import process; "
+        "env = {'PYTHONPATH': ':'.join(recorders())}; subprocess.run([sys.executable, '-P', '-s', '-c', ''], env=env); "
+        "process.Watchdog().__exit__()"
+    )
+    then = {"all": "", "clean": clean, "not-all": alone}
+    commands = {name: writes_findings(passing(), then=code) for name, code in then.items()} | {"none": "true"}
     recorded = results_of(plan(*[step(name, command) for name, command in commands.items()]), tmp_path)
     kernels = {name: recorded.last(f"{name}-cpu").record.kernels for name in commands}
-    assert kernels == {"all": (), "not-all": None, "none": None}
+    assert kernels == {"all": (), "clean": (), "not-all": None, "none": None}
 
 
 def test_a_process_left_behind_is_killed(tmp_path):
