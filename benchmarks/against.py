@@ -34,7 +34,7 @@ from pagedkv.audit.changed import (
     merge_base,
 )
 from pagedkv.audit.findings import Finding, write_findings
-from pagedkv.errors import CannotRunHereError, Exit, run_command
+from pagedkv.errors import CannotRunHereError, Exit, Parser, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -289,7 +289,7 @@ def pair(base: Path) -> Iterator[tuple[CaseProcess, CaseProcess]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, run, return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.against", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.against", description=__doc__.splitlines()[0])
     base = os.environ.get("HILGATE_BASE", "")
     parser.add_argument("--base", default=base, metavar="REV", help="what to compare with; default: the default branch")
     parser.add_argument("--only", metavar="TEXT", default="", help="only cases whose name contains TEXT")

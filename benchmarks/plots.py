@@ -11,10 +11,11 @@ Exit status: 0 written (with --check: up to date), 1 --check found something sta
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pagedkv.errors import Parser
 
 from .cases import CASES
 from .record import BenchmarkRecordError, BenchmarkRow, Record, environment, read, table
@@ -120,7 +121,7 @@ def render(source: Path) -> dict[Path, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the command line, write or check, return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.plots", description=__doc__.splitlines()[0])
     parser.add_argument(
         "source", nargs="?", type=Path, default=FOLDER / "results" / "h200.jsonl", help="results file to plot"
     )

@@ -13,7 +13,6 @@ Exit status: 0 all ran and are right (a missed goal is a figure, not a failure),
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import importlib.metadata
@@ -23,6 +22,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
+
+from pagedkv.errors import Parser
 
 from . import cases as data
 from .record import BenchmarkRecordError, Measured, Record, build, environment, finding, read, table
@@ -186,7 +187,7 @@ def _run(chosen: list[BenchmarkCase], out: Path, commit: str, before: list[Recor
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the command line, run, return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.run", description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="TEXT", default="", help="run only cases whose name contains TEXT")
     parser.add_argument(
         "--case", metavar="NAME", action="append", help="run only the case of this name; may be repeated"

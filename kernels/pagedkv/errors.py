@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import argparse
 import enum
 import sys
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +82,14 @@ class InvalidFileError(CommandError):
     """A file of data, or a model's config.json, cannot be read, or does not say what it must."""
 
     exit_status = Exit.INVALID_FILE
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are told as hilgate tells its own: what, where, what to do; without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the status of misuse."""
+        self.exit(Exit.MISUSE, f"error: {message}\n  where: {self.prog}\n  to do: {self.prog} --help\n")
 
 
 def run_command(run: Callable[[], Exit]) -> int:

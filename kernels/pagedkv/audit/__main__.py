@@ -6,7 +6,6 @@ Nothing heavy is imported before the machine has been looked at, so that refusal
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -15,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagedkv.errors import CannotRunHereError, Exit, MisuseError, NothingSelectedError, run_command
+from pagedkv.errors import CannotRunHereError, Exit, MisuseError, NothingSelectedError, Parser, run_command
 
 from .cases import SOURCES, select
 from .findings import exit_status, format_report, write_findings
@@ -23,6 +22,7 @@ from .machine import CDNA, MACHINES
 from .pins import check_pins
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
 
 _ALTERING = (
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m pagedkv.audit",
         description="Compile our kernels for AMD GPUs, without a GPU, and judge what the compiler made of them. "
         "Any other kernel: python -m pagedkv.audit FILE.py::KERNEL --help",

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 import pagedkv
-from pagedkv.errors import CannotRunHereError, CommandError, Exit, MisuseError, run_command
+from pagedkv.errors import CannotRunHereError, CommandError, Exit, MisuseError, Parser, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -390,7 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .cases import SOURCES
     from .machine import CDNA, MACHINES
 
-    parser = argparse.ArgumentParser(prog="python -m pagedkv.audit.changed", description=__doc__.partition("\n")[0])
+    parser = Parser(prog="python -m pagedkv.audit.changed", description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--base", default=os.environ.get("HILGATE_BASE", ""), metavar="REV", help="what to compare with"
     )

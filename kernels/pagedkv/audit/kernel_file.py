@@ -7,7 +7,6 @@ compiler (`triton.tools.compile`): an entry for each parameter, in order.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
 import importlib.util
@@ -15,13 +14,14 @@ import re
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from pagedkv.errors import CannotRunHereError, Exit, MisuseError, run_command
+from pagedkv.errors import CannotRunHereError, Exit, MisuseError, Parser, run_command
 
 from .machine import ANY_MACHINE, any_limits, waves_per_simd
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
     from types import ModuleType
 
@@ -44,13 +44,6 @@ compiler); 6 out of time.
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise MisuseError(f"{message} (see --help)")
-
-
 @dataclass(frozen=True)
 class ArchResult:
     """What became of the kernel on one arch."""
@@ -69,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m pagedkv.audit",
         description="Compile a Triton kernel for AMD GPUs, without a GPU, and judge LDS, registers, spills and waves.",
         epilog=_EPILOG,

@@ -11,7 +11,6 @@ and vector instructions beside matrix ones; FLOP for each instruction, which is 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import os
@@ -25,7 +24,7 @@ from unittest import mock
 
 from pagedkv.arch import limits
 from pagedkv.attention import launch as attention_launch
-from pagedkv.errors import Exit, InvalidFileError, MisuseError, run_command
+from pagedkv.errors import Exit, InvalidFileError, MisuseError, Parser, run_command
 from pagedkv.launch import tuning
 from pagedkv.mla import launch as mla_launch
 
@@ -39,6 +38,7 @@ from .objects import ObjectStore, find_or_compile
 from .throughput import useful_flop_per_cycle
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
 
     from pagedkv.launch import Tuning
@@ -55,7 +55,7 @@ HEAD = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; `arguments` without the program, None takes this process's."""
-    parser = argparse.ArgumentParser(prog="python -m pagedkv.audit.sweep", description=__doc__.partition("\n")[0])
+    parser = Parser(prog="python -m pagedkv.audit.sweep", description=__doc__.partition("\n")[0])
     parser.add_argument("arch", choices=list(MACHINES))
     parser.add_argument("grid", nargs="*", metavar="TABLE.KEY=N,N", help="values to try of a key of tuning data")
     parser.add_argument(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from pagedkv.arch import ARCHES
-from pagedkv.errors import Exit, MisuseError, run_command
+from pagedkv.errors import Exit, MisuseError, Parser, run_command
 from pagedkv.layout import PACKINGS
 
 from .candidates import PROVIDERS
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> Exit:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m pagedkv.routing", description=__doc__, epilog=_EPILOG)
+    parser = Parser(prog="python -m pagedkv.routing", description=__doc__, epilog=_EPILOG)
     commands = parser.add_subparsers(dest="command", required=True)
     explain_ = commands.add_parser(
         "explain",
