@@ -115,10 +115,12 @@ def test_misuse(explain, arguments, status, words):
 
 
 @pytest.mark.parametrize("arguments", [["--arch", "gfx1030"], ["--kv-cache-dtype", "int8"], ["--no-such-option"]])
-def test_misuse_that_the_parser_sees(explain, arguments):
+def test_misuse_that_the_parser_sees(explain, capsys, arguments):
     with pytest.raises(SystemExit) as left:
         explain("llama-3.1-8b", *arguments)
     assert left.value.code == 2
+    err = capsys.readouterr().err
+    assert (err.startswith("error: "), "usage:" in err) == (True, False)
 
 
 @pytest.mark.parametrize(
