@@ -133,7 +133,10 @@ class _Driver:
     def __init__(self, spec: dict[str, Any], folder: Path, log: Path) -> None:
         self._log = log
         self._told, its_end = multiprocessing.Pipe()
-        self._process = start("families.drive", log, ENVIRONMENT | spec.get("environment", {}), spec, folder, its_end)
+        # What inductor chose by time in another run, under another load, is nobody's choice here.
+        here = {"TORCHINDUCTOR_CACHE_DIR": str(log.with_suffix(".inductor"))}
+        environment = ENVIRONMENT | here | spec.get("environment", {})
+        self._process = start("families.drive", log, environment, spec, folder, its_end)
         its_end.close()  # so that its own end is noticed
 
     def run(self, family: str, seconds: int) -> tuple[dict[str, FamilyCell], bool]:

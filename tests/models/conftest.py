@@ -19,7 +19,7 @@ def deployment(monkeypatch):
     config = SimpleNamespace(
         kv_transfer_config=None,
         cache_config=SimpleNamespace(block_size=16, get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBHNC),
-        compilation_config=SimpleNamespace(static_forward_context={}),
+        compilation_config=SimpleNamespace(static_forward_context={}, inductor_compile_config={}),
         scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
         model_config=SimpleNamespace(max_model_len=256),
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),

@@ -21,7 +21,7 @@ from pagedkv import prepared
 from pagedkv.attention import reference
 from pagedkv.device import INTERPRETED
 from pagedkv.mla.warm_up import warm_up
-from pagedkv.vllm_plugin import GPU_MLA_NAME, errors, mla_backend
+from pagedkv.vllm_plugin import GPU_MLA_NAME, errors, mla_backend, routes
 from pagedkv.vllm_plugin.errors import ScaleError
 
 HEADS, LATENT, ROPE = 4, 256, 64  # vLLM's metadata knows latent rows of 320, 512 and 576 channels
@@ -69,8 +69,10 @@ def parallel(monkeypatch):
     parallel = SimpleNamespace(
         decode_context_parallel_size=1, prefill_context_parallel_size=1, cp_kv_cache_interleave_size=1
     )
-    config = SimpleNamespace(parallel_config=parallel)
-    monkeypatch.setattr(mla_attention, "get_current_vllm_config", lambda: config)
+    compilation = SimpleNamespace(inductor_compile_config={})
+    config = SimpleNamespace(parallel_config=parallel, compilation_config=compilation)
+    for module in (mla_attention, routes):
+        monkeypatch.setattr(module, "get_current_vllm_config", lambda: config)
     return parallel
 
 

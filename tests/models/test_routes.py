@@ -11,6 +11,8 @@ import torch
 
 pytest.importorskip("vllm", reason="needs package:vllm")
 
+from torch._inductor import config as inductor_config
+from torch._inductor.fx_passes import pad_mm
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv import arch as arches
@@ -110,6 +112,22 @@ def test_request_says_everything_about_the_layer(monkeypatch, make, deployment):
     assert (asked.q_len, asked.max_num_seqs, asked.max_seq_len) == (4, 4, 256)
     cross = make(attn_type="encoder_decoder").route.request
     assert (cross.causal, cross.attn_type, cross.kv_scales, cross.softcap) == (False, "encoder_decoder", "none", None)
+
+
+def test_products_are_padded_only_where_a_user_asks_for_it(monkeypatch, make, deployment):
+    """Inductor pads by time, and what vLLM compiles next reads the padded rows where they were before."""
+    options = deployment.compilation_config.inductor_compile_config
+    make()
+    assert options == {"shape_padding": False}
+    monkeypatch.setattr(pad_mm, "check_device", lambda *_: True)
+    monkeypatch.setattr(pad_mm, "has_triton", lambda: True)
+    product = (torch.empty(8, 64).half(), torch.empty(64, 292).half(), torch.ops.aten.mm)
+    assert pad_mm.can_pad(*product)
+    with inductor_config.patch(options):
+        assert not pad_mm.can_pad(*product)
+    options["shape_padding"] = True
+    make()
+    assert options == {"shape_padding": True}
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         off = (None, -1)  # -1 is what vLLM calls a `chunk_lookback` that is not asked for
         refused |= {f"attention argument {name!r}": value not in off for name, value in other_features.items()}
         refuse(refused)
+        routes.leave_products_unpadded()
         self.logits_soft_cap = logits_soft_cap or None  # vLLM passes 0 for "none" in places
         request = routes.describe(
             num_q_heads=num_heads,

@@ -33,7 +33,11 @@ try:
     from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
     from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
-    from pagedkv.vllm_plugin.routes import fp8_format, refuse_what_the_interpreter_gets_wrong
+    from pagedkv.vllm_plugin.routes import (
+        fp8_format,
+        leave_products_unpadded,
+        refuse_what_the_interpreter_gets_wrong,
+    )
 except ImportError as error:  # see backend.py
     raise VersionError.of_this_vllm(str(error)) from error
 
@@ -174,6 +178,7 @@ class MLADecode:
         }
         refuse(refused)
         refuse_what_the_interpreter_gets_wrong()
+        leave_products_unpadded()
         features = {"alibi_slopes": None, "sliding_window": None, "logits_soft_cap": None, "attn_type": attn_type}
         super().__init__(**features, **constants)
         latent, rope = self.kv_lora_rank, self.qk_rope_head_dim
