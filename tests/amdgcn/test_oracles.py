@@ -1500,7 +1500,7 @@ def test_what_gfx12_has_and_the_machine_has_not_is_refused(lines, why):
     assert lines.split()[0].replace("dual_", "") in str(error.value).replace("dual_", "")
 
 
-def test_hints_do_nothing_and_arithmetic_may_stand_inside_a_barrier():
+def test_hints_do_nothing_and_barriers_may_hold_arithmetic():
     covers(["s_barrier_signal", "s_delay_alu", "s_clause", "s_wait_alu", "s_sendmsg"])
     delay = "s_delay_alu instid0(VALU_DEP_1) | instskip(NEXT) | instid1(SALU_CYCLE_1)"
     group = on_gfx12(

@@ -41,7 +41,7 @@ def defended(change: Project) -> str:
 
 
 @pytest.mark.parametrize("fork", [True, False])
-def test_a_change_that_begins_before_a_defence_is_refused_until_it_is_rebased(change: Project, fork: bool) -> None:
+def test_a_change_from_before_a_defence_must_be_rebased(change: Project, fork: bool) -> None:
     defended(change)
     env = change.env(fork=fork)
     with pytest.raises(CannotRunHereError, match="older than"):
@@ -70,7 +70,7 @@ def test_this_repository_names_a_commit_of_its_own() -> None:
         git(ROOT, "merge-base", "--is-ancestor", oldest, "HEAD")
 
 
-def test_a_fork_does_not_choose_the_rules_that_it_is_held_against(change: Project) -> None:
+def test_a_fork_does_not_choose_the_rules_it_is_held_against(change: Project) -> None:
     git(change.ours, "checkout", "-q", "-b", "wide")
     (change.ours / "ci/project.yaml").write_text("forks_may_change: [src/, tests/, docker/]\n")
     git(change.ours, "commit", "-qam", "an experiment")
@@ -112,7 +112,7 @@ def decides(change: Project, env: dict[str, str]) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("kind", ["fork", "branch", "no pull request"])
-def test_a_change_that_begins_at_a_commit_of_a_merged_branch_is_refused(change: Project, kind: str) -> None:
+def test_a_change_based_on_a_merged_branch_is_refused(change: Project, kind: str) -> None:
     low = merged(change)
     assert git(change.theirs, "merge-base", "origin/main", "HEAD") == low
     env = change.env(fork=kind == "fork", **({"BUILDKITE_PULL_REQUEST": "false"} if kind == "no pull request" else {}))
@@ -153,7 +153,7 @@ def test_a_commit_of_a_merged_branch_is_not_built_as_main(change: Project) -> No
 
 
 @pytest.mark.parametrize("fits", [False, True])
-def test_a_merge_queue_does_not_build_on_a_commit_of_a_merged_branch(change: Project, fits: bool) -> None:
+def test_a_merge_queue_does_not_build_on_a_merged_branch(change: Project, fits: bool) -> None:
     low, branch = merged(change), "gh-readonly-queue/main/pr-7"
     if fits:
         git(change.theirs, "rebase", "-q", "origin/main")
@@ -182,7 +182,7 @@ def declare_rebases(change: Project, *, queue: bool) -> None:
 
 
 @pytest.mark.parametrize("queue", [True, False])
-def test_where_changes_are_rebased_only_the_newest_commit_of_main_counts(change: Project, queue: bool) -> None:
+def test_with_rebased_changes_only_the_newest_main_commit_counts(change: Project, queue: bool) -> None:
     low = merged(change, rebase=True)
     assert merge_base(change.theirs, change.env()) == low, "first parents alone cannot tell"
     declare_rebases(change, queue=queue)
@@ -192,7 +192,7 @@ def test_where_changes_are_rebased_only_the_newest_commit_of_main_counts(change:
     assert merge_base(change.theirs, change.env()) == git(change.ours, "rev-parse", "main")
 
 
-def test_our_settings_let_nobody_rebase_and_unreadable_ones_are_refused(tmp_path: Path) -> None:
+def test_settings_that_allow_rebase_are_refused(tmp_path: Path) -> None:
     assert not clone.may_rebase(ROOT)
     assert not clone.may_rebase(tmp_path), "whoever has no settings here is asked to allow squashes and merges alone"
     path = tmp_path / clone.SETTINGS / "github.tf"

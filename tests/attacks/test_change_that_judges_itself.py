@@ -52,7 +52,7 @@ def trap(change: Project) -> Path:
     return mark
 
 
-def test_nothing_of_the_change_runs_and_what_it_loosens_is_reported(change: Project) -> None:
+def test_nothing_of_the_change_runs_and_looser_limits_are_shown(change: Project) -> None:
     mark = trap(change)
     change.write("src/limits.toml", "floor = 0.01\n")
     change.write("ci/protected.yaml", "rules:\n  - paths: [nothing]\n")
@@ -91,7 +91,7 @@ def test_the_code_is_that_of_the_merge_base(tmp_path: Path, words: list[str]) ->
     assert not mark.exists()
 
 
-def test_the_pipeline_and_the_approvers_are_those_of_the_merge_base(tmp_path: Path) -> None:
+def test_pipeline_and_approvers_are_those_of_the_merge_base(tmp_path: Path) -> None:
     files = {f".buildkite/{name}.yml": f"ours: {name}\n" for name in ("pipeline", "rerun", "approve")}
     change = project(tmp_path, **files)
     for name in files:
@@ -132,7 +132,7 @@ def planned(change: Project, profile: str = "pr") -> dict[str, object]:
     ],
     ids=["the step", "another queue", "its queue"],
 )
-def test_a_step_that_counts_at_the_merge_base_is_not_only_reported(tmp_path: Path, name: str, text: str) -> None:
+def test_a_step_that_counts_on_the_base_is_not_report_only(tmp_path: Path, name: str, text: str) -> None:
     change = project(tmp_path, **{"ci/agents.yaml": QUEUES % ""})
     change.write(name, text)
     plan = planned(change)
@@ -142,7 +142,7 @@ def test_a_step_that_counts_at_the_merge_base_is_not_only_reported(tmp_path: Pat
     assert judged.returncode == 4, "it did not run, and that counts"
 
 
-def test_a_step_is_only_reported_once_the_merge_base_says_so_and_the_change_can_make_it_count(tmp_path: Path) -> None:
+def test_a_change_can_make_a_step_count_but_not_report_only(tmp_path: Path) -> None:
     change = project(tmp_path, **{"ci/areas/a.yaml": STEADY})
     change.write("src/limits.toml", "floor = 0.96\n")
     assert [one["report_only"] for one in planned(change)["steps"]] == [True]

@@ -160,7 +160,7 @@ def test_a_file_whose_bytes_differ_is_changed(clone: Path, way) -> None:
 
 
 @pytest.mark.parametrize("way", [by_autocrlf, by_a_filter_of_the_clone, by_skip_worktree, by_a_sparse_checkout])
-def test_the_step_that_can_notice_runs_and_the_first_line_says_what_git_hides(clone: Path, way) -> None:
+def test_a_step_that_can_notice_runs_and_what_git_hides_is_named(clone: Path, way) -> None:
     way(clone)
     done = hilgate(clone, "gate", "--base", "base")
     assert done.returncode == Exit.FAIL, done.stdout + done.stderr
@@ -221,7 +221,7 @@ def test_line_endings_that_the_commit_asks_for_are_no_change(clone: Path) -> Non
     assert inspect(clone, "base").files == ("run.bat",)
 
 
-def test_a_file_that_is_stored_elsewhere_is_held_against_its_digest(clone: Path) -> None:
+def test_a_file_stored_elsewhere_is_held_against_its_digest(clone: Path) -> None:
     """Git LFS commits a pointer, and its filter writes the file; here `cat` stands for both."""
     digest = hashlib.sha256(b"1\n2\n").hexdigest()
     (clone / "data.csv").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize 4\n")

@@ -105,7 +105,7 @@ def test_a_renamed_folder_or_module_counts_by_its_new_name(kernels: Project) -> 
         assert hilgate(kernels.theirs, *PR).returncode == 3, (old, new)
 
 
-def test_an_edit_of_unreadable_code_is_not_planned_and_its_removal_is(kernels: Project) -> None:
+def test_an_edit_of_unreadable_code_is_refused_its_removal_not(kernels: Project) -> None:
     kernels.write("src/built.so", "another binary")
     kernels.commit()
     assert hilgate(kernels.theirs, *PR).returncode == 3

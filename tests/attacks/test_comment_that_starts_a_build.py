@@ -87,7 +87,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_anything_else_starts_nothing_and_is_answered_with_the_line(forge: Forge, name: str) -> None:
+def test_anything_else_starts_nothing_and_is_answered(forge: Forge, name: str) -> None:
     status, calls = forge.comment(WRONG[name])
     assert (status, started(calls)) == (0, None)
     assert [call.program for call in calls] == ["gh", "gh", "gh"], "Buildkite is not asked"
@@ -176,7 +176,7 @@ def test_without_the_script_nothing_runs(forge: Forge) -> None:
     assert (status != 0, len(calls)) == (True, 1)
 
 
-def test_the_workflow_has_few_permissions_and_no_action_of_others() -> None:
+def test_the_workflow_has_few_permissions_and_no_foreign_action() -> None:
     assert WORKFLOW[True] == {"issue_comment": {"types": ["created"]}}, "a comment that is edited later does nothing"
     assert WORKFLOW["permissions"] == {}
     assert JOB["permissions"] == {"contents": "read", "pull-requests": "write"}

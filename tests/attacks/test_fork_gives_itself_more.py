@@ -71,7 +71,7 @@ def test_a_forks_steps_have_what_the_merge_base_gives_them(tmp_path: Path) -> No
         assert given["timeout_minutes"] == (40 if key.startswith("one") else 30)
 
 
-def test_a_branch_declares_what_it_needs_and_an_honest_fork_is_planned_as_before(tmp_path: Path) -> None:
+def test_a_branch_and_an_honest_fork_are_planned_as_declared(tmp_path: Path) -> None:
     (tmp_path / "honest").mkdir()
     asked = planned(tmp_path, fork=False)["one-gfx942"]
     assert (asked["queue"], asked["step"]["network"], asked["step"]["timeout_minutes"]) == ("eight", True, 180)

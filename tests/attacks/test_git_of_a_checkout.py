@@ -68,7 +68,7 @@ def mark(change: Project) -> Path:
     return mark
 
 
-def test_what_decides_asks_a_repository_that_nothing_else_writes_to(change: Project, mark: Path) -> None:
+def test_the_deciding_repository_is_written_by_nothing_else(change: Project, mark: Path) -> None:
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     env = {**kept, "TMPDIR": str(change.ours.parent), **change.env(fork=False)}
     for words in (

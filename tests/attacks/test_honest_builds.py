@@ -26,9 +26,7 @@ def test_main_builds_its_image_on_a_host_and_is_remembered(host: Machine, main: 
 
 
 @pytest.mark.parametrize("kind", ["fork", "branch"])
-def test_a_pull_request_that_changes_what_is_tested_is_green_without_a_step_on_a_host(
-    main: Build, green: dict[str, Build], kind: str
-) -> None:
+def test_a_pull_request_is_green_without_a_step_on_a_host(main: Build, green: dict[str, Build], kind: str) -> None:
     found = green[kind]
     assert found.statuses == dict.fromkeys(main.statuses.keys() - {"image-cpu"}, 0), found.log()
     assert found.posted == 0
@@ -37,7 +35,7 @@ def test_a_pull_request_that_changes_what_is_tested_is_green_without_a_step_on_a
     assert [DIGEST in line for line in found.containers] == [True]
 
 
-def test_a_merge_queue_decides_on_its_own_change_and_not_on_those_before_it(host: Machine, main: Build) -> None:
+def test_a_merge_queue_decides_on_its_own_change_alone(host: Machine, main: Build) -> None:
     before = host.change("0.95  # a change that is ahead in the queue")
     (host.clone / "tests/test_a.py").write_text(f"{TEST}    assert limits.FLOOR < 1\n")
     git(host.clone, "commit", "-qam", "behind it")
@@ -53,7 +51,7 @@ def test_a_merge_queue_decides_on_its_own_change_and_not_on_those_before_it(host
     assert len(rows_of(host.history)["builds"]) == 1, "what is not merged yet is not remembered"
 
 
-def test_a_fork_whose_image_nobody_has_built_reads_who_can_start_it(host: Machine) -> None:
+def test_a_fork_without_a_built_image_reads_who_can_start_it(host: Machine) -> None:
     found = replace(host, history=host.folder / "none").build(host.clone, host.change("1.9 / 2"), **FORK)
     assert (found.statuses["image-cpu"], found.posted) == (5, 4)
     who = "gate-owners may push the commit to a branch here"

@@ -27,7 +27,7 @@ def test_no_hook_of_a_checkout_runs(version: str, name: str, refused: bool) -> N
 
 
 @pytest.mark.parametrize("version", FIRST)
-def test_an_honest_checkout_has_none_and_its_job_runs_with_all_hooks_of_the_agent(version: str) -> None:
+def test_an_honest_checkout_runs_with_all_hooks_of_the_agent(version: str) -> None:
     assert not (ROOT / ".buildkite/hooks").exists()
     ran = executed(version, OURS, local=LOCAL)
     assert {*OURS, ("job", "command")} == set(ran)

@@ -164,7 +164,7 @@ def test_a_note_of_restored_files_that_is_none_is_damage(tmp_path: Path, note: b
     assert (decided.outcome, "restored.json: " in decided.why) == (Outcome.DID_NOT_RUN, True)
 
 
-def test_a_long_message_of_an_honest_test_is_shortened_and_keeps_its_place(tmp_path: Path) -> None:
+def test_a_long_honest_message_is_shortened_in_its_place(tmp_path: Path) -> None:
     body = "E   AssertionError: " + "differs " * 50_000 + "\n\ntests/a.py:7: AssertionError"
     case = f'<testcase classname="tests.a" name="test_x"><failure message="m">{body}</failure></testcase>'
     (tmp_path / "junit.xml").write_text(f'<testsuite tests="1" failures="1" errors="0">{case}</testsuite>')

@@ -120,9 +120,7 @@ def test_a_folder_where_the_hooks_write_stays_behind(tmp_path: Path, name: str) 
     assert (tmp_path / "kept/health-before.json").read_text() == "the hook's"
 
 
-def test_depth_and_bytes_have_a_budget_and_a_hole_counts_what_it_claims(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_depth_and_bytes_have_a_budget_and_holes_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_host.collect.MOST_BYTES", 10_000)
     made = tmp_path / "made"
     (made / "/".join("d" * 11)).mkdir(parents=True)
@@ -167,7 +165,7 @@ def deep(folder: Path, levels: int, name: str) -> None:
     os.close(place)
 
 
-def test_folders_deeper_than_a_path_may_be_long_change_no_status_and_are_removed(
+def test_folders_deeper_than_a_path_change_no_status(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "scratch").mkdir()
@@ -190,7 +188,7 @@ def test_folders_deeper_than_a_path_may_be_long_change_no_status_and_are_removed
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_what_a_step_leaves_is_removed_whatever_its_depth_and_modes(tmp_path: Path) -> None:
+def test_what_a_step_leaves_is_removed_at_any_depth_and_mode(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     deep(tmp_path / "scratch", 60, "d" * 140)
     closed = tmp_path / "scratch/a/b"
@@ -220,7 +218,7 @@ OWN_STEPS = {"plan", "verdict", "bundle"}
 """What steps of the flow itself leave: `plan`, and in a release `verdict` and `bundle`."""
 
 
-def test_only_what_the_flow_itself_has_made_is_downloaded_into_a_checkout() -> None:
+def test_only_what_the_flow_made_is_downloaded() -> None:
     flows = [*(ROOT / ".buildkite").glob("*.yml"), *(ROOT / "tests/ci/buildkite/golden").glob("*.yml")]
     text = "".join(path.read_text() for path in flows)
     asked = re.findall(r"artifact download (.*?)(?: \|\||$)", text, re.MULTILINE)
@@ -247,9 +245,7 @@ def test_it():
 """
 
 
-def test_a_fork_that_forges_by_names_gets_the_verdict_that_it_deserves(
-    host: Machine, main: Build, tmp_path: Path
-) -> None:
+def test_a_fork_that_forges_names_gets_the_verdict_it_deserves(host: Machine, main: Build, tmp_path: Path) -> None:
     """A whole build; the agent of this test reads names as the real one does."""
     assert main.posted == 0, main.log()
     mark = tmp_path / "executed"

@@ -99,9 +99,7 @@ def test_the_default_branch_alone_builds_whatever_the_tag_says(monkeypatch: pyte
     assert [one.fresh for one in asked] == [fresh]
 
 
-def test_a_job_runs_in_the_image_of_the_plan_whatever_a_job_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_runs_in_the_planned_image_whatever_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent(tmp_path)
     agent.record(digest=POISONED)
     agent.plan(digests={"rocm": OURS})

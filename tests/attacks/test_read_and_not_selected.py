@@ -160,7 +160,7 @@ HONEST = {
 
 
 @pytest.mark.parametrize("way", HONEST)
-def test_what_selects_a_step_and_what_no_change_touches_may_be_read(repository: Path, way: str) -> None:
+def test_files_that_select_a_step_or_never_change_may_be_read(repository: Path, way: str) -> None:
     area = FILES["ci/areas/library.yaml"].replace("devices:", "reads: ['docs/limits/*.md'], devices:")
     files = {"settings.txt": "2", "docs/limits/limit.md": "2", "ci/areas/library.yaml": area, "lib/mod.py": HONEST[way]}
     write(repository, files | {"ignored/limit.txt": "2"})

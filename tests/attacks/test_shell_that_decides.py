@@ -66,7 +66,7 @@ SHELLS = {
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_variable_of_a_shell_does_not_reach_a_step_and_is_named(red: Path, shell: str, tmp_path_factory) -> None:
+def test_a_shell_variable_does_not_reach_a_step_and_is_named(red: Path, shell: str, tmp_path_factory) -> None:
     there = tmp_path_factory.mktemp("there")
     (there / "sitecustomize.py").write_text(SITE)
     env = {name: value.format(there=there) for name, value in SHELLS[shell].items()}
@@ -162,7 +162,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("way", LEFT)
-def test_metadata_that_git_ignores_and_nothing_installed_has_stops_every_step(red: Path, way: str) -> None:
+def test_metadata_ignored_by_git_and_not_installed_stops_steps(red: Path, way: str) -> None:
     folder, files, why = LEFT[way]
     (red / folder).mkdir()
     for name, text in files.items():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 posts = partial(flow.posts, NOTICE["if"])
 
 
-def test_only_what_somebody_wants_to_merge_into_the_default_branch_posts() -> None:
+def test_only_changes_to_merge_into_the_default_branch_post() -> None:
     assert posts(base="main", number=7)
     assert posts(queue="main", branch="gh-readonly-queue/main/pr-7-0123")
     assert posts(branch="main")
@@ -48,7 +48,7 @@ BUILDS = {
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_every_build_of_a_change_is_compared_with_the_default_branch(change: Project, build: str) -> None:
+def test_each_build_is_compared_with_the_default_branch(change: Project, build: str) -> None:
     base = git(change.ours, "rev-parse", "main")
     git(change.ours, "branch", "evil", "main")
     change.write("src/limits.toml", "floor = 0.01\n")
@@ -98,7 +98,7 @@ def queued(change: Project) -> dict[str, str]:
     )
 
 
-def test_a_merge_queue_is_compared_with_what_is_ahead_or_has_merged(change: Project) -> None:
+def test_a_merge_queue_is_compared_with_what_is_ahead_or_merged(change: Project) -> None:
     env = queued(change)
     ahead = env["BUILDKITE_MERGE_QUEUE_BASE_COMMIT"]
     assert forks.merge_base(change.theirs, env) == ahead
@@ -146,7 +146,7 @@ def between(change: Project) -> str:
 
 
 @pytest.mark.parametrize("hand", BY_HAND)
-def test_a_build_by_hand_with_the_variables_of_a_merge_queue_is_refused(change: Project, hand: str) -> None:
+def test_a_manual_build_with_merge_queue_variables_is_refused(change: Project, hand: str) -> None:
     env = queued(change)
     env |= BY_HAND[hand](change)
     with pytest.raises(CannotRunHereError, match=r"merge queue|git fetch failed"):

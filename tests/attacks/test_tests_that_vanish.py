@@ -166,7 +166,7 @@ def test_nothing_is_listed_where_no_test_can_have_gone(repository):
     assert not [line for line in records(repository, "steps/unit-cpu") if line["kind"] == "listing"]
 
 
-def test_a_merge_base_that_cannot_be_collected_needs_a_named_approval(repository):
+def test_an_uncollectable_merge_base_needs_a_named_approval(repository):
     change(repository, {"tests/test_held.py": "import a_module_that_nobody_has\n"})
     git(repository, "commit", "-qam", "broken")
     git(repository, "branch", "-f", "base")
@@ -234,7 +234,7 @@ def test_planner_and_judge_run_nothing_of_the_change(repository, tmp_path):
     assert not mark.exists()
 
 
-def test_on_agents_the_verdict_asks_for_the_name_and_the_job_is_green(repository):
+def test_on_agents_the_verdict_asks_for_a_name_and_is_green(repository):
     files, name = WAYS["class-renamed"]
     assert job(repository, files) == Exit.PASS, "its dependants may start"
     assert hilgate(repository, *JUDGE).returncode == Exit.INCONCLUSIVE
@@ -260,7 +260,7 @@ def test_a_list_that_is_none_did_not_run_and_no_name_approves_it(repository, how
     assert "its job left no list of its tests and the merge base's" in " ".join(done.stdout.split())
 
 
-def test_only_so_many_tests_may_be_excused_from_inside_a_test_file(repository):
+def test_a_test_file_may_excuse_only_so_many_tests(repository):
     """19 of 20 were, and each kept its step green."""
     excused = TESTS.replace("\nclass", "\n@pytest.mark.needs('program:no-such-thing')\nclass")
     change(repository, {"tests/test_gather.py": excused, "lib.py": "def rounded(n):\n    return (n + 15) // 16 * 16\n"})
@@ -315,7 +315,7 @@ def test_tests_are_dealt_by_what_they_took(repository):
     assert f"{SECOND}: pass: 6 passed, 1 deselected" in said, said
 
 
-def test_a_red_shard_is_run_again_as_a_whole_file_and_reproduced_as_its_step(repository):
+def test_a_red_shard_is_repeated_as_a_file_and_shown_as_its_step(repository):
     said = shards(repository, {"lib.py": "def rounded(n):\n    return n + 15\n"}, FIRST, SECOND)
     assert ": fail: " in said
     (red, *_) = [
@@ -378,7 +378,7 @@ def test_records_of_one_shard_are_none_of_another(repository):
     assert "ran in 0 shards of unit-cpu" in said
 
 
-def test_tests_that_the_change_takes_from_all_shards_are_said_once(repository):
+def test_tests_removed_from_all_shards_are_reported_once(repository):
     files, name = WAYS["class-renamed"]
     said = shards(repository, files, FIRST, SECOND)
     assert said.count(": pass: ") == 2, said

@@ -111,9 +111,7 @@ def test_a_job_that_answered_nothing_may_be_tried_again_by_hand(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("earlier", [None, "{"])
-def test_where_tries_by_hand_are_allowed_and_nobody_knows_of_them_there_is_no_pass(
-    tmp_path: Path, earlier: str | None
-) -> None:
+def test_manual_tries_that_nobody_knows_of_leave_no_pass(tmp_path: Path, earlier: str | None) -> None:
     verdict = verdict_of(tmp_path, earlier, manual_retry=True).verdict
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.why.startswith("not known: whether jobs were tried more than once")
@@ -142,7 +140,7 @@ def test_no_release_and_no_fork_has_tries_by_hand(profile: Any, fork: bool) -> N
 
 
 @pytest.mark.parametrize("same", ["commit", "files"])
-def test_a_check_that_failed_in_an_earlier_build_of_the_same_files_is_named(tmp_path: Path, same: str) -> None:
+def test_a_check_that_failed_in_an_earlier_build_is_named(tmp_path: Path, same: str) -> None:
     jobs = Jobs(tmp_path / "other")
     other = {"commit": jobs.plan.commit, "tree": "u" * 64} if same == "commit" else {}
     found = judged(tmp_path, Earlier(builds=(FAILED.model_copy(update=other),)))
@@ -152,7 +150,7 @@ def test_a_check_that_failed_in_an_earlier_build_of_the_same_files_is_named(tmp_
     )
 
 
-def test_a_build_that_was_cancelled_is_named_and_builds_of_other_files_are_not(tmp_path: Path) -> None:
+def test_a_cancelled_build_is_named_and_others_files_are_not(tmp_path: Path) -> None:
     commit = Jobs(tmp_path / "other").plan.commit
     cancelled = EarlierBuild(number=10, commit=commit, state="canceled")
     passed = EarlierBuild(number=9, commit=commit, state="passed", tree=TREE)
@@ -193,7 +191,7 @@ def test_the_annotation_shows_it_and_no_id_leaves_its_line(tmp_path: Path) -> No
     assert "\x1b" not in text
 
 
-def test_buildkite_is_asked_for_lost_tries_and_for_builds_of_the_branch() -> None:
+def test_buildkite_is_asked_for_lost_tries_and_branch_builds() -> None:
     job = {
         "id": "0190-a",
         "type": "script",

@@ -36,7 +36,7 @@ ODD = os.fsdecode(b"tests/report/\xff/conftest.py")
 
 
 @pytest.mark.parametrize("name", [ODD, os.fsdecode(b"src/\xc3\x28.py"), os.fsdecode(b"\xff.md")])
-def test_a_name_that_is_not_utf8_is_planned_for_no_agent_and_reported_locally(change: Project, name: str) -> None:
+def test_a_name_that_is_not_utf8_is_planned_for_no_agent(change: Project, name: str) -> None:
     change.write(name, "import pytest\n")
     change.commit()
     made = hilgate(change.theirs, "plan", "--profile", "pr", "--base", "main")
@@ -67,7 +67,7 @@ def test_a_name_of_the_changed_files_that_is_nowhere_is_reported(change: Project
         ".gitmodules",
     ],
 )
-def test_a_folder_that_looks_like_a_page_or_a_test_is_protected_like_any_other(path: str) -> None:
+def test_a_folder_named_like_a_page_or_test_is_protected(path: str) -> None:
     entry = protected.entry_for(ENTRIES, path)
     assert entry is not None
     assert entry.flag == "any change"
@@ -187,7 +187,7 @@ def test_no_attribute_hides_what_is_loosened(change: Project, attribute: str, co
         assert found["src/limits.toml"].hunk
 
 
-def test_a_file_whose_lines_look_like_the_head_of_a_diff_shows_its_own(change: Project) -> None:
+def test_a_file_that_looks_like_a_diff_shows_its_own(change: Project) -> None:
     base = git(change.ours, "rev-parse", "main")
     change.write("src/limits.toml", "diff --git a/x b/x\n--- a\n+++ b\n@@ -1 +1 @@\n")
     change.write("ci/agents.yaml", "evil\n")

@@ -145,7 +145,7 @@ def test_values_of_showlocals_are_no_message(tmp_path):
     assert checks[0].message.startswith("failed on setup: assert not size\nassert not 3\n")
 
 
-def test_recorded_properties_are_numbers_when_they_are_and_labels_otherwise(collected):
+def test_recorded_properties_are_numbers_or_else_labels(collected):
     check = next(check for check in collected.checks if check.id.endswith("test_measures"))
     assert check.numbers == {"max_abs_err": 0.25, "lanes": 64}
     assert check.labels == {"dtype": "fp8", "worst": "nan"}
@@ -388,7 +388,7 @@ def test_subtests_of_a_case_may_be_announced_as_tests(said, most, tmp_path):
 @pytest.mark.parametrize(
     "order", [("fail", "pass"), ("pass", "fail"), ("fail", "skip"), ("skip", "fail")], ids=" ".join
 )
-def test_of_two_cases_of_one_test_the_failure_counts_in_either_order(order, tmp_path):
+def test_of_two_cases_of_a_test_the_failure_counts(order, tmp_path):
     inside = {"fail": '<failure message="m"/>', "pass": "", "skip": '<skipped message="m"/>'}
     cases = "".join(f"{CASE[:-2]}>{inside[one]}</testcase>" for one in order)
     (tmp_path / "junit.xml").write_text(
@@ -527,7 +527,7 @@ def test_every_stage_honours_a_kind_that_is_registered(tmp_path):
     assert KINDS["tap"].exit_meaning(5) == "exit 5 (zero test points)"
 
 
-def test_a_plan_whose_kind_of_evidence_is_unknown_here_is_refused(tmp_path):
+def test_a_plan_with_unknown_evidence_is_refused(tmp_path):
     root = write_repository(tmp_path, {"a": "true"})
     assert hilgate(root, "plan", "--write", "plan.json").returncode == 0
     (root / "plan.json").write_text((root / "plan.json").read_text().replace('"findings"', '"tap"'))
@@ -563,7 +563,7 @@ def test_more_failures_than_flakes_are_not_run_again():
 
 
 @pytest.mark.parametrize("name", ["-p evil", "--co", "/etc/x.py::a", "it breaks", "a.py", "(the evidence is whole)"])
-def test_what_pytest_could_read_as_something_else_is_not_given_to_it(name):
+def test_pytest_is_not_given_what_it_could_misread(name):
     assert KINDS["junit"].failing_ids([failed(name)]) == ()
 
 
@@ -662,7 +662,7 @@ def test_seconds_of_a_case_are_finite_and_not_negative(tmp_path, time, seconds):
 
 
 @pytest.mark.parametrize("others", [[CASE], []], ids=["one of two", "the only one"])
-def test_a_case_that_cannot_be_recorded_is_a_problem_and_the_others_are_kept(tmp_path, others):
+def test_an_unrecordable_case_is_a_problem_and_others_are_kept(tmp_path, others):
     found = junit(tmp_path, CASE.replace('"a"', f'"{"a" * LONGEST_TEXT}"'), *others, collected="1")
     assert found.problem.startswith("its junit.xml holds a test that cannot be recorded: id: ")
     assert [check.id for check in found.checks] == ["t::a"] * len(others)
@@ -712,7 +712,7 @@ def test_an_id_names_the_longest_prefix_that_is_a_file(tmp_path, class_name, exp
         ([], ""),
     ],
 )
-def test_the_place_of_a_failure_is_the_test_s_own_line_and_then_the_helper_s(tmp_path, frames, place):
+def test_a_failures_place_is_the_tests_line_then_the_helpers(tmp_path, frames, place):
     (tmp_path / "t.py").touch()
     text = "\n\n".join(["def test_a():", *frames])
     (check,) = junit(tmp_path, f'{CASE[:-2]}><failure message="m">{text}</failure></testcase>').checks
@@ -741,7 +741,7 @@ def test_the_place_of_a_failure_is_the_test_s_own_line_and_then_the_helper_s(tmp
         (">   first()\nE   X\n\nE          = 4", "X"),
     ],
 )
-def test_a_failure_is_explained_by_the_statement_and_what_pytest_says_of_it(tmp_path, body, message):
+def test_a_failure_is_explained_by_statement_and_pytests_words(tmp_path, body, message):
     (check,) = junit(tmp_path, f'{CASE[:-2]}><failure message="cut"><![CDATA[{body}]]></failure></testcase>').checks
     assert check.message == message
 
@@ -769,7 +769,7 @@ def test_a_failure_is_explained_by_the_statement_and_what_pytest_says_of_it(tmp_
         ("python -m pytest more", "a::b", True),
     ],
 )
-def test_a_command_reaches_the_tests_that_it_names_and_does_not_ignore(command, id_, reached):
+def test_a_command_reaches_the_tests_it_names_and_keeps(command, id_, reached):
     assert KINDS["junit"].reaches(command, id_) is reached
     assert KINDS["findings"].reaches(command, id_)
 

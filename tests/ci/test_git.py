@@ -69,7 +69,7 @@ def test_rename_counts_both_names(checkout):
     assert found.appeared == ("mine", "new")
 
 
-def test_working_tree_counts_with_untracked_deleted_and_staged_but_not_ignored(checkout):
+def test_the_working_tree_counts_untracked_and_not_ignored_files(checkout):
     (checkout / ".gitignore").write_text("ignored\n")
     (checkout / "ignored").write_text("")
     (checkout / "ünicode name").write_text("")
@@ -82,7 +82,7 @@ def test_working_tree_counts_with_untracked_deleted_and_staged_but_not_ignored(c
     assert found.appeared == (".gitignore", "mine", "staged", "ünicode name")
 
 
-def test_a_name_that_is_not_utf8_can_be_opened_and_can_be_recorded(checkout):
+def test_a_non_utf8_name_can_be_opened_and_recorded(checkout):
     name = os.fsdecode(b"odd\xff\n.py")
     (checkout / name).write_text("1")
     assert inspect(checkout, "main").files == ("mine", "odd\\xff\n.py")
@@ -115,7 +115,7 @@ def test_base_without_common_history_is_misuse(checkout):
         inspect(checkout, "main")
 
 
-def test_without_base_only_the_state_is_reported_and_outside_a_checkout_nothing(checkout, tmp_path_factory):
+def test_without_a_base_only_the_state_is_reported(checkout, tmp_path_factory):
     found = inspect(checkout, None)
     assert (found.base, found.files, found.dirty, found.merge_base) == (None, None, False, "")
     (checkout / "copy").mkdir()  # a folder inside another checkout is not that checkout
@@ -250,7 +250,7 @@ def test_the_default_branch_is_found_or_nothing_is_compared(clone, arrange, foun
     assert default_base(clone) == found
 
 
-def test_a_shallow_clone_compares_with_what_it_has_and_says_what_it_lacks(checkout):
+def test_a_shallow_clone_compares_with_what_it_has(checkout):
     git(checkout, "checkout", "-q", "main")
     url = f"file://{checkout}"
     git(checkout, "clone", "-q", "--depth", "1", "--branch", "main", url, "tip")
@@ -279,7 +279,7 @@ def test_without_git_nothing_is_compared(checkout, monkeypatch):
     assert default_base(checkout) == ("", "git is not installed")
 
 
-def test_why_git_says_nothing_about_a_tree_is_reported_in_its_own_words(clone, monkeypatch, tmp_path_factory):
+def test_why_git_is_silent_about_a_tree_is_in_its_own_words(clone, monkeypatch, tmp_path_factory):
     assert no_checkout(clone) == ""
     monkeypatch.setattr("hilgate.git._KEPT", ("GIT_TEST_",))  # of git itself, for its own tests
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")

@@ -278,7 +278,7 @@ def test_a_program_of_which_nothing_is_missed_is_not_said(root, tmp_path, code):
     assert kernels_of(code, root, tmp_path)[0] == set()
 
 
-def test_a_triton_that_is_another_than_the_recorder_knows_is_said(root, tmp_path):
+def test_another_triton_than_the_recorder_knows_is_named(root, tmp_path):
     (root / "inside/triton/runtime").mkdir(parents=True)
     (root / "inside/triton/__init__.py").write_text("")
     (root / "inside/triton/runtime/interpreter.py").write_text("")

@@ -59,7 +59,7 @@ def figures(tmp_path_factory):
     return selection_figures.Figures(REPOSITORY, clone, {})
 
 
-def test_a_silent_record_takes_out_its_step_and_as_a_twin_those_of_gpus_too(figures):
+def test_a_silent_record_takes_out_its_step_and_its_gpu_twins(figures):
     before = (figures.clone / TINY).read_bytes()
     figures.records = {"kernels-cache-cpu": frozenset()}
     (imports, _), (records, _), (twins, _) = figures.worst(TINY).values()

@@ -157,7 +157,7 @@ def test_drafts_that_were_taken_count_and_no_others(monkeypatch, device, whole):
         place, before = place + taken + 1, taken + 1
 
 
-def test_strides_of_blocks_do_not_follow_from_the_width_of_the_table():
+def test_block_strides_do_not_follow_from_the_table_width():
     """Triton compiles for them; the tensors of graphs must stay where they are."""
     table, kept = torch.arange(35).view(1, 35).int(), torch.zeros(4, 3).int()
     builder = SimpleNamespace(non_spec_state_indices_tensor=kept[:, 0], spec_state_indices_tensor=kept)

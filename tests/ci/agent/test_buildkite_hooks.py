@@ -79,7 +79,7 @@ def test_a_fit_node_runs_the_job_with_what_the_hook_exports(node: FakeNode) -> N
     assert node.record("before").healthy
 
 
-def test_without_the_agents_own_time_and_without_proc_the_node_is_unfit(node: FakeNode) -> None:
+def test_without_its_time_or_proc_the_node_is_unfit(node: FakeNode) -> None:
     """And `ps` is not asked: a minimal host has none."""
     assert not any("ps -" in path.read_text() for path in HOOKS.iterdir())
     node.program("ps", f": > {node.folder}/asked")
@@ -90,7 +90,7 @@ def test_without_the_agents_own_time_and_without_proc_the_node_is_unfit(node: Fa
     assert run(node, "pre-command").returncode == 75
 
 
-def test_the_environment_hook_takes_when_the_job_started_and_a_pipeline_has_no_say(node: FakeNode) -> None:
+def test_the_environment_hook_alone_takes_the_starting_time(node: FakeNode) -> None:
     assert exported(run(node, "pre-command", HILGATE_JOB_STARTED="1700000000"))[1] == "1700000000"
     done = run(node, "environment", HILGATE_JOB_STARTED="9999999999")
     assert abs(int(exported(done)[0]) - time.time()) < 30
@@ -129,7 +129,7 @@ def test_a_preflight_that_cannot_run_is_an_unfit_node(damage: str, node: FakeNod
     assert node.agent_calls()[0].startswith("pause --note hilgate preflight ended with status")
 
 
-def test_a_file_of_the_checkout_does_not_stand_before_the_package(node: FakeNode) -> None:
+def test_a_file_of_the_checkout_does_not_shadow_the_package(node: FakeNode) -> None:
     for name in ("hilgate", "json", "subprocess"):
         (node.checkout / f"{name}.py").write_text("raise RuntimeError('the change runs on the host')\n")
     (node.checkout / "sitecustomize.py").write_text("raise RuntimeError('the change runs on the host')\n")
@@ -158,7 +158,7 @@ def test_a_forks_job_sees_no_secret_of_its_agent(node: FakeNode) -> None:
     assert "HF_TOKEN=hf_abc" in (node.folder / "env").read_text().splitlines()
 
 
-def test_a_fork_whose_changes_is_unknown_is_refused_after_checkout(node: FakeNode) -> None:
+def test_a_fork_with_unknown_changes_is_refused_after_checkout(node: FakeNode) -> None:
     assert run(node, "post-checkout").returncode == 0
     done = run(node, "post-checkout", **FORK)
     assert done.returncode == 5

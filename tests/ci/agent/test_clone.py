@@ -69,7 +69,7 @@ def test_no_file_and_an_empty_one_declare_nothing(tmp_path):
     assert clone.queues("") == {}
 
 
-def test_a_host_without_yaml_says_what_to_install_and_still_cleans_up(tmp_path):
+def test_a_host_without_yaml_says_so_and_still_cleans_up(tmp_path):
     # -S: a Python without its packages, as of a host where nothing was installed.
     host = [sys.executable, "-I", "-S", str(CI / "agent_host/__main__.py")]
     env = {"PATH": "/usr/bin:/bin", "HILGATE_STATE": str(tmp_path), "TMPDIR": str(tmp_path)}

@@ -116,7 +116,7 @@ ONE_GPU = [
 ]
 
 
-def test_a_step_on_the_cpu_gets_no_device_and_an_image_of_the_own_store_is_its_digest():
+def test_a_cpu_step_gets_no_device_and_local_images_go_by_digest():
     assert container.command(made()) == golden(env=OFFLINE)
     own_store = [DIGEST if word == IMAGE else word for word in golden(env=OFFLINE)]
     assert container.command(made(image=DIGEST)) == own_store
@@ -138,7 +138,7 @@ def test_a_step_with_eight_gpus_gets_each_render_node_once():
     assert container.command(made(8)) == golden(devices=[*devices, "--group-add=44", "--group-add=109"], env=OFFLINE)
 
 
-def test_a_fork_gets_no_secret_no_network_and_a_cache_that_it_cannot_write():
+def test_a_fork_gets_no_secret_no_network_and_a_read_only_cache():
     given = made(1, fork=True, network=True, secrets=("HF_TOKEN",), cache="/srv/models")
     assert container.command(given) == golden(
         devices=ONE_GPU,
@@ -288,7 +288,7 @@ ALLOWED = {
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_no_input_brings_an_option_a_device_a_mount_or_a_secret_of_its_own(data):
+def test_no_input_adds_an_option_device_mount_or_secret(data):
     names = data.draw(st.sets(st.sampled_from(sorted(MUTATIONS)), max_size=4))
     given = dataclasses.replace(made(1), **{name: data.draw(MUTATIONS[name], label=name) for name in sorted(names)})
     try:
@@ -326,7 +326,7 @@ def test_no_input_brings_an_option_a_device_a_mount_or_a_secret_of_its_own(data)
     ],
     ids=["all of one", "all of two", "mine", "mine in my order", "fewer than mine", "none"],
 )
-def test_a_job_gets_the_gpus_of_its_agent_and_no_more_than_its_step_has(tmp_path, minors, mine, count, nodes):
+def test_a_job_gets_its_agents_gpus_and_no_more_than_it_needs(tmp_path, minors, mine, count, nodes):
     found = container.gpu_devices(count, {gpus.RENDER_NODES: mine}, **topology(tmp_path, minors))
     assert found.render_nodes == tuple(f"/dev/dri/{node}" for node in nodes)
     assert found.groups == ((tmp_path.stat().st_gid,) if nodes else ())
@@ -351,7 +351,7 @@ def test_gpus_that_are_not_there_or_not_ours_are_refused(tmp_path, minors, mine,
         container.gpu_devices(count, {gpus.RENDER_NODES: mine}, **topology(tmp_path, minors))
 
 
-def test_gpus_that_the_driver_keeps_from_this_agent_are_not_counted_and_not_given(tmp_path, monkeypatch):
+def test_gpus_the_driver_withholds_are_not_counted_or_given(tmp_path, monkeypatch):
     places, read_text = topology(tmp_path, [128, 136]), Path.read_text
 
     def closed(path, **how):
@@ -379,7 +379,7 @@ def test_gpus_that_the_driver_keeps_from_this_agent_are_not_counted_and_not_give
     ],
     ids=["no node", "no number", "no id"],
 )
-def test_a_gpu_that_the_driver_only_half_describes_is_a_sick_node(tmp_path, damage, words):
+def test_a_gpu_that_is_only_half_described_is_a_sick_node(tmp_path, damage, words):
     places = topology(tmp_path, [128, 136])
     damage(tmp_path)
     with pytest.raises(host.SickNodeError, match=words):
@@ -432,7 +432,7 @@ def attended(tmp_path, monkeypatch):
         ("exit 127", None, 127),
     ],
 )
-def test_a_command_ends_with_its_own_status_and_its_container_is_removed(attended, script, name, status):
+def test_a_command_keeps_its_status_and_its_container_is_removed(attended, script, name, status):
     assert attended(script, name=name) == status
     removed = [(["docker", "rm", "--force", "--volumes", name], container.ANSWER_SECONDS)]
     assert attended.calls == (removed if name else [])
@@ -451,7 +451,7 @@ def test_statuses_of_docker_itself_blame_no_change(attended, status, error, word
         attended(f"exit {status}", name="hilgate-j")
 
 
-def test_what_outlives_its_time_is_ended_with_all_that_it_started(attended):
+def test_what_outlives_its_time_is_ended_with_its_children(attended):
     with pytest.raises(host.SickNodeError, match="ended after 1 s"):
         attended(f"trap '' TERM; sleep 60 & echo $! > {attended.folder}/pid2; while :; do wait; done", seconds=1)
     wait_for(lambda: attended.gone, 5)
@@ -469,7 +469,7 @@ def test_a_command_is_asked_to_end_before_it_is_killed(attended):
     assert (attended.folder / "asked").exists()
 
 
-def test_a_container_that_outlives_its_time_is_stopped_and_then_removed(attended):
+def test_a_late_container_is_stopped_and_then_removed(attended):
     with pytest.raises(host.SickNodeError):
         attended("exec sleep 60", seconds=0.3, name="hilgate-j")
     stop, remove = attended.calls
@@ -515,7 +515,7 @@ def test_a_program_that_is_not_there_cannot_run_here(tmp_path):
         container.attend(["/no-such"], env={}, container=None, seconds=1, writes=tmp_path)
 
 
-def test_an_image_by_address_is_pulled_and_one_by_digest_alone_must_be_there(attended):
+def test_images_by_address_are_pulled_those_by_digest_must_exist(attended):
     container.obtain(IMAGE)
     container.obtain(DIGEST)
     container.require_docker()

@@ -42,7 +42,7 @@ def test_recorded_machines_are_understood(machine: str, count: int, first: GpuSt
     assert {path.name for path in RECORDED.iterdir() if path.is_dir()} == set(MACHINES.values()), "each has a test"
 
 
-def test_a_partition_has_heat_and_ecc_of_the_first_one_of_its_gpu() -> None:
+def test_a_partition_has_the_heat_and_ecc_of_its_gpu() -> None:
     """Made from a recorded machine: nobody has recorded one in CPX mode."""
     said = {what: json.loads(text) for what, text in answers("mi300x-8-rocm6.4").items()}
     said["list"][1]["bdf"] = "0000:05:00.1"

@@ -35,7 +35,7 @@ CASES = list(itertools.product(FIRST, BUILDS, (False, True)))
 
 
 @pytest.mark.parametrize("version", FIRST)
-def test_without_local_hooks_nothing_of_a_checkout_runs_and_the_guard_is_the_last_that_does(version: str) -> None:
+def test_without_local_hooks_nothing_of_a_checkout_runs(version: str) -> None:
     for hooks, failing in BUILDS.values():
         assert {owner for owner, _ in executed(version, hooks, failing=failing, local=False)} <= {AGENT, "job"}
     hooks, failing = BUILDS["fork with pre-exit alone"]
@@ -58,13 +58,13 @@ UNIT = configparser.ConfigParser(strict=False, interpolation=None)
 UNIT.read(ROOT / "ci/agent/buildkite-agent@.service")
 
 
-def test_the_configuration_of_our_agents_runs_no_hook_plugin_or_submodule_of_a_checkout() -> None:
+def test_our_agents_run_no_hook_or_plugin_of_a_checkout() -> None:
     assert SETTINGS["hooks-path"] == "/opt/hilgate/ci/hooks"
     assert {SETTINGS[f"no-{name}"] for name in ("local-hooks", "plugins", "git-submodules")} == {"true"}
     assert SETTINGS["checkout-override-mode"] == "strict"
 
 
-def test_a_cancelled_container_stops_within_the_agents_time_and_the_agent_within_the_services() -> None:
+def test_a_cancelled_container_stops_within_the_agents_time() -> None:
     command, cleanup = (int(SETTINGS[f"cancel-{name}-timeout"].removesuffix("s")) for name in ("signal", "cleanup"))
     assert command >= container.STOP_SECONDS + 10
     assert cleanup >= host.CANCELLED_GRACE_SECONDS + host.REAP_SECONDS + 10
@@ -75,7 +75,7 @@ def test_a_cancelled_container_stops_within_the_agents_time_and_the_agent_within
 REAPER = "/usr/bin/python3 -I /opt/hilgate/ci/agent_host/__main__.py reap"
 
 
-def test_the_service_stops_its_job_at_once_reaps_before_it_starts_and_keeps_its_token_out_of_the_environment() -> None:
+def test_the_service_stops_jobs_reaps_first_and_hides_its_token() -> None:
     service = (ROOT / "ci/agent/buildkite-agent@.service").read_text()
     assert UNIT["Service"]["KillSignal"] == "SIGQUIT", "after it the agent ends its job with hooks and uploads"
     assert f"ExecStartPre=-{REAPER}\n" in service
@@ -88,7 +88,7 @@ def test_the_service_stops_its_job_at_once_reaps_before_it_starts_and_keeps_its_
     assert "name" not in SETTINGS
 
 
-def test_the_timer_runs_the_reaper_as_the_user_and_in_the_folders_of_the_agents() -> None:
+def test_the_timer_reaps_as_the_agents_user_in_their_folders() -> None:
     reaper = configparser.ConfigParser(strict=False, interpolation=None)
     reaper.read([ROOT / "ci/agent/hilgate-reap.service", ROOT / "ci/agent/hilgate-reap.timer"])
     assert reaper["Service"]["ExecStart"] == REAPER
@@ -124,7 +124,7 @@ def test_the_table_is_what_the_real_agent_does(tmp_path: Path) -> None:
 
 @REAL
 @pytest.mark.parametrize("command", [0, 1, 75])
-def test_without_our_hooks_a_job_that_passed_is_failed_by_its_upload(tmp_path: Path, command: int) -> None:
+def test_without_our_hooks_a_passed_job_fails_by_its_upload(tmp_path: Path, command: int) -> None:
     repository, hooks = tmp_path / "repository", tmp_path / "hooks"
     for place in (repository, hooks):
         place.mkdir()

@@ -143,7 +143,7 @@ def test_a_hung_amd_smi_is_given_up(node: FakeNode) -> None:
     assert node.record("before").problems[0] == "amd-smi did not answer within 0.2 s (amd-smi list --json)"
 
 
-def test_several_problems_are_all_named_and_no_kernel_is_run_on_such_gpus(node: FakeNode) -> None:
+def test_all_problems_are_named_and_no_kernel_runs_on_such_gpus(node: FakeNode) -> None:
     for name in ("leaked VRAM", "uncorrectable ECC", "a foreign holder", "a hang in the log"):
         BREAKS[name][0](node)
     node.program("selfcheck", f": > {node.folder}/ran")
@@ -192,7 +192,7 @@ def test_a_pause_that_fails_is_reported_and_the_status_stays(
         assert f"{failed}: buildkite-agent ended with status 1: 401 Unauthorized" in out
 
 
-def test_what_programs_print_cannot_colour_or_move_the_log_and_the_note_is_one_short_line(
+def test_printed_text_cannot_colour_the_log_and_notes_are_short(
     node: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node.process(4242, "evil\n\x1b[31m`$(reboot)`", opens=("/dev/kfd",))
@@ -208,7 +208,7 @@ def test_what_programs_print_cannot_colour_or_move_the_log_and_the_note_is_one_s
     assert "\N{DEGREE SIGN}" in out
 
 
-def test_a_cpu_queue_has_no_gpu_phases_and_a_step_of_the_pipeline_itself_no_folder(node: FakeNode) -> None:
+def test_a_cpu_queue_has_no_gpu_phases_and_uploads_no_folder(node: FakeNode) -> None:
     for name in ("amd-smi", "dmesg", "selfcheck"):
         (node.bin / name).unlink()
     node.env["BUILDKITE_AGENT_META_DATA_QUEUE"] = "amd-cpu"
@@ -240,7 +240,7 @@ def test_a_rerun_elsewhere_has_its_own_folder_and_the_same_step(node: FakeNode) 
         ({"BUILDKITE_ARTIFACT_PATHS": "results/jobs/elsewhere/**/*"}, "the job's folder is a link"),
     ],
 )
-def test_a_wrong_setting_is_a_wrong_declaration_and_pauses_nothing(
+def test_a_wrong_setting_is_a_wrong_declaration_and_no_pause(
     change: dict[str, str], words: str, node: FakeNode
 ) -> None:
     node.env |= change
@@ -261,7 +261,7 @@ def test_a_wrong_setting_is_a_wrong_declaration_and_pauses_nothing(
     ],
     ids=["none", "one", "cannot run", "says nothing"],
 )
-def test_another_repositorys_queue_and_tiny_kernel_are_what_its_own_clone_declares(
+def test_another_repositorys_queue_is_what_its_clone_declares(
     declared: str, status: int, words: str, node: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (node.folder / "acme/ci").mkdir(parents=True)
@@ -331,7 +331,7 @@ STRANGE: dict[str, tuple[Callable[[FakeNode, int], object], str]] = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_what_is_wrong_with_a_gpu_of_others_is_recorded_and_not_judged(name: str, node: FakeNode) -> None:
+def test_gpus_of_others_are_recorded_and_not_judged(name: str, node: FakeNode) -> None:
     damage, problem = STRANGE[name]
     write_gpu(node.kfd, 2, minor=128, bus=0x05, gpu_id=1)
     write_gpu(node.kfd, 3, minor=136, bus=0x26, gpu_id=2)
@@ -413,7 +413,7 @@ def test_a_node_that_a_job_left_unfit_is_recorded_and_not_paused(
     assert node.agent_calls() == [], "the next preflight decides about the agent"
 
 
-def test_a_clean_job_leaves_a_healthy_node_and_its_heat_is_no_trouble(node: FakeNode) -> None:
+def test_a_clean_job_leaves_a_healthy_node_even_if_hot(node: FakeNode) -> None:
     metric(0, "temperature", "hotspot", {"value": 97, "unit": "C"})(node)
     assert node.postflight() == 0
     record = node.record("after")
@@ -421,7 +421,7 @@ def test_a_clean_job_leaves_a_healthy_node_and_its_heat_is_no_trouble(node: Fake
     assert record.gpus[0].temperature_c == 97.0
 
 
-def test_a_fault_of_the_program_is_recorded_and_not_held_against_the_node(node: FakeNode) -> None:
+def test_a_fault_of_the_program_is_not_held_against_the_node(node: FakeNode) -> None:
     node.log(QUIET + HANG.replace("200", " 99"))
     assert node.postflight() == 75
     node.log(QUIET + HANG.replace("200", " 99") + FAULT)
@@ -434,9 +434,7 @@ def test_a_fault_of_the_program_is_recorded_and_not_held_against_the_node(node: 
     assert node.record("after").dmesg == (FAULT.replace("[  200", "[300").strip(),)
 
 
-def test_what_a_killed_job_left_is_ended_before_the_node_is_judged(
-    node: FakeNode, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_killed_job_left_is_ended_before_judging(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     job = "0193a8f2-0000-4000-8000-000000000001"
     node.program(
         "docker",

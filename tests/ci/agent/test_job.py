@@ -28,7 +28,7 @@ def test_the_status_inside_is_the_status(agent, monkeypatch, status):
     assert (agent.results / "results.jsonl").read_text() == "records\n"
 
 
-def test_the_container_runs_the_step_of_the_plan_in_the_image_that_was_built(agent, monkeypatch):
+def test_the_container_runs_the_planned_step_in_the_built_image(agent, monkeypatch):
     agent.env["HILGATE_REGISTRY"] = "registry.invalid/hilgate/"
     assert agent.run(monkeypatch) == 0
     image = f"registry.invalid/hilgate/rocm@{DIGEST}"
@@ -54,7 +54,7 @@ def test_the_container_runs_the_step_of_the_plan_in_the_image_that_was_built(age
     assert agent.calls("rm") == [["rm", "--force", "--volumes", "hilgate-j-1"]]
 
 
-def test_the_container_works_in_a_copy_and_nothing_but_plain_files_comes_back(agent, monkeypatch, capsys):
+def test_the_container_works_in_a_copy_and_returns_plain_files(agent, monkeypatch, capsys):
     agent.results.mkdir(parents=True)
     (agent.results / "health-before.json").write_text("the hook's\n")
     hooks = "(pathlib.Path(mounts['/hilgate/workspace']) / '.git' / 'hooks').mkdir(exist_ok=True); "
@@ -84,7 +84,7 @@ def test_the_container_works_in_a_copy_and_nothing_but_plain_files_comes_back(ag
         assert name in words
 
 
-def test_the_copy_is_a_clone_of_its_own_that_knows_no_path_of_the_host(agent, tmp_path):
+def test_the_copy_is_a_clone_that_knows_no_path_of_the_host(agent, tmp_path):
     copy = tmp_path / "workspace"
     job.copy_checkout(agent.checkout, agent.commit, copy)
     assert host.git(copy, "rev-parse", "HEAD").strip() == agent.commit
@@ -191,7 +191,7 @@ def test_what_cannot_run_is_never_a_failure_of_the_change(agent, monkeypatch, ca
     assert words in capsys.readouterr().err
 
 
-def test_an_image_of_an_earlier_build_is_reused_when_its_contents_are_the_plans(agent, monkeypatch):
+def test_an_earlier_image_is_reused_where_its_contents_match(agent, monkeypatch):
     agent.plan(steps=[{"key": KEY, "image": "rocm", "timeout_minutes": 1}])
     agent.env["HILGATE_IMAGE_FROM_BUILD"] = "4711"
     assert agent.run(monkeypatch) == 0
@@ -207,7 +207,7 @@ def test_a_daemon_that_hangs_is_a_sick_node(agent, monkeypatch):
     assert agent.run(monkeypatch) == 75
 
 
-def test_a_container_that_outlives_its_step_is_stopped_and_its_results_are_kept(agent, monkeypatch, capsys):
+def test_a_late_container_is_stopped_and_its_results_are_kept(agent, monkeypatch, capsys):
     monkeypatch.setattr(job.PlannedJob, "seconds", 3.0)
     agent.docker(seconds=60)
     assert agent.run(monkeypatch) == 75
@@ -266,7 +266,7 @@ exit 6
 """
 
 
-def test_a_step_without_an_image_runs_on_the_host_with_named_variables_only(agent, monkeypatch, capsys):
+def test_a_step_without_an_image_gets_named_variables_only(agent, monkeypatch, capsys):
     agent.program("python", SEEN)
     monkeypatch.setattr(job.sys, "executable", str(agent.bin / "python"))
     assert agent.run(monkeypatch, CPU) == 6
@@ -293,7 +293,7 @@ def test_a_recheck_on_the_host_reads_what_the_job_left(agent, monkeypatch):
     assert (agent.bin / "python.seen").read_text() == f"recheck {CPU} --jobs\nearlier\n"
 
 
-def test_a_fork_runs_on_a_host_only_where_the_machine_is_thrown_away(agent, monkeypatch, capsys):
+def test_a_fork_runs_on_a_host_only_where_it_is_thrown_away(agent, monkeypatch, capsys):
     agent.program("python", SEEN)
     monkeypatch.setattr(job.sys, "executable", str(agent.bin / "python"))
     agent.plan(fork=True)
@@ -462,7 +462,7 @@ def test_a_job_s_memory_is_its_share_of_the_host(monkeypatch):
     assert job.memory_gib(0, 0) == 1
 
 
-def test_other_results_are_named_up_to_five_and_an_interrupted_job_is_not_noted(agent, monkeypatch, capsys):
+def test_up_to_five_other_results_are_named(agent, monkeypatch, capsys):
     agent.results.mkdir(parents=True)
     for name in "gfedcba":
         (agent.results / name).touch()
@@ -479,7 +479,7 @@ def test_other_results_are_named_up_to_five_and_an_interrupted_job_is_not_noted(
     assert (agent.checkout / "results/.gitignore").read_text() == "*\n"
 
 
-def test_the_folders_of_a_container_are_its_own_and_open_to_its_user(agent, monkeypatch):
+def test_a_containers_folders_are_its_own_and_open_to_its_user(agent, monkeypatch):
     seen = {}
 
     def attend(command, *, env, container, seconds, writes):
@@ -539,7 +539,7 @@ def test_a_job_is_told_its_plan_and_where_its_results_go(words, capsys):
         ((1, 130), 130),
     ],
 )
-def test_a_node_is_a_shared_job_s_status_only_where_nothing_was_found(statuses, of_job):
+def test_a_shared_job_is_a_sick_nodes_only_if_nothing_failed(statuses, of_job):
     """Buildkite runs the whole job again then, and what a step had found would be lost."""
     assert job.status_of_job(statuses) == of_job
 
@@ -587,7 +587,7 @@ def test_a_recheck_takes_one_step(agent, monkeypatch, capsys):
     assert "--recheck takes one step" in capsys.readouterr().err
 
 
-def test_a_recheck_of_a_step_of_a_shared_job_reads_that_job_s_records(agent, monkeypatch):
+def test_a_recheck_reads_the_records_of_the_shared_job(agent, monkeypatch):
     steps = [{"key": key, "image": "rocm", "timeout_minutes": 1, "job": SECOND} for key in (SECOND, KEY)]
     agent.plan(steps=steps, digests={"rocm": DIGEST})
     earlier = agent.bin / f"artifacts/results/jobs/{KEY}/results.jsonl"

@@ -102,7 +102,7 @@ def test_a_line_about_another_agents_gpu_is_not_ours() -> None:
     assert found.since(-1.0, -1.0) == list(found.trouble)
 
 
-def test_a_line_that_is_not_understood_counts_nothing_and_is_listed(
+def test_a_line_not_understood_counts_nothing_and_is_listed(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = "amdgpu 0000:05:00.0: amdgpu: *ERROR* something of the next release"

@@ -71,16 +71,14 @@ def test_a_note_of_another_job_speaks_for_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("apart", "counts"), [(10.0, True), (1000.0, False)])
-def test_a_job_that_no_later_hook_has_seen_counts_when_the_next_begins(
-    tmp_path: Path, apart: float, *, counts: bool
-) -> None:
+def test_a_job_no_later_hook_saw_counts_when_the_next_begins(tmp_path: Path, apart: float, *, counts: bool) -> None:
     env = {"HILGATE_STATE": str(tmp_path)}
     found = [pause.begins({**env, "BUILDKITE_JOB_ID": f"j{number}"}, apart * number) for number in range(4)]
     assert found[:3] == ["", "", ""]
     assert (found[3].count("was killed, or ended before any hook could run") == 3) is counts
 
 
-def test_a_lost_refused_or_stopped_job_runs_elsewhere_and_one_that_was_killed_does_not() -> None:
+def test_a_lost_job_runs_elsewhere_and_a_killed_one_does_not() -> None:
     assert {-1, 5, 75, 255} <= RETRIED
     assert {1, 6, 137, 139}.isdisjoint(RETRIED)
     assert {"agent_refused", "agent_stop"} <= {rule.signal_reason for rule in RETRY.automatic or ()}
@@ -165,7 +163,7 @@ def test_killed_jobs_take_the_agent_out_before_the_next_begins(node: FakeNode) -
     assert "was killed, or ended before any hook could run" in node.agent_calls()[0]
 
 
-def test_an_agent_that_its_preflight_took_out_is_not_taken_out_twice(node: FakeNode) -> None:
+def test_an_agent_out_by_preflight_is_not_taken_out_twice(node: FakeNode) -> None:
     node.program("amd-smi", "exit 1")
     for number in range(3):
         node.env["BUILDKITE_JOB_ID"] = f"j{number}"

@@ -144,7 +144,7 @@ def run(agent: Agent, root: Path, monkeypatch, code: str, *more: str) -> int:
 
 
 @pytest.mark.parametrize("status", [0, 1, 6, 75])
-def test_the_step_runs_beside_the_agent_and_its_status_is_the_jobs(agent, volumes, monkeypatch, status) -> None:
+def test_the_step_runs_beside_the_agent_and_passes_its_status_on(agent, volumes, monkeypatch, status) -> None:
     (volumes / "given/health/health-before.json").write_text("of no GPU")
     code = WRITES + f"(out / 'health-after.json').write_text('of no GPU')\nsys.exit({status})"
     assert run(agent, volumes, monkeypatch, code) == status
@@ -161,9 +161,7 @@ def test_the_step_runs_beside_the_agent_and_its_status_is_the_jobs(agent, volume
     assert agent.calls() == []  # no Docker
 
 
-def test_nothing_is_asked_of_the_root_of_a_volume_and_what_the_step_leaves_is_ended(
-    agent, volumes, monkeypatch
-) -> None:
+def test_a_pod_asks_nothing_of_a_volumes_root_and_leaves_nothing(agent, volumes, monkeypatch) -> None:
     (volumes / "workspace").chmod(0o711)  # Kubernetes makes it root's
     killed = []
 
@@ -219,7 +217,7 @@ def test_a_step_that_never_ends_is_infrastructure(agent, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("volumes")
-def test_a_step_without_an_image_does_not_run_in_the_agents_container(agent, monkeypatch, capsys) -> None:
+def test_a_step_without_image_runs_outside_the_agents_container(agent, monkeypatch, capsys) -> None:
     assert agent.run(monkeypatch, "units-cpu") == 5
     assert "the agent's own containers run no code of a change" in capsys.readouterr().err
 
@@ -266,7 +264,7 @@ def test_links_that_the_step_leaves_lead_nowhere(agent, volumes, monkeypatch, tm
     assert sorted(path.name for path in agent.results.rglob("*")) == ["results.jsonl"]
 
 
-def test_a_folder_that_becomes_a_link_while_it_is_read_is_not_followed(tmp_path, monkeypatch) -> None:
+def test_a_folder_that_becomes_a_link_is_not_followed(tmp_path, monkeypatch) -> None:
     for name in ("secret", "out", "results"):
         (tmp_path / name).mkdir()
     (tmp_path / "secret/token").write_text(SECRET)

@@ -61,7 +61,7 @@ def left(temporary: Path, job: str) -> list[Path]:
     return paths
 
 
-def test_the_folders_of_a_dead_job_go_and_those_of_a_live_one_stay(places: Places) -> None:
+def test_folders_of_dead_jobs_go_and_those_of_live_ones_stay(places: Places) -> None:
     dead, live = left(places.temporary, DEAD), left(places.temporary, LIVE)
     done = Reaped()
     reap.end_dead_jobs(places, done)
@@ -76,7 +76,7 @@ def test_this_very_job_is_spared(places: Places) -> None:
     assert all(path.exists() for path in mine)
 
 
-def test_a_folder_that_a_container_closed_and_made_deep_is_removed(places: Places) -> None:
+def test_a_deep_folder_that_a_container_closed_is_removed(places: Places) -> None:
     deep = places.temporary / f"hilgate-job-{DEAD}-abcd_123"
     deep.mkdir()
     here = os.open(deep, os.O_RDONLY)
@@ -146,9 +146,7 @@ def checkout(places: Places, name: str, days: float, agent: str = "host-2") -> P
     return old(path, days)
 
 
-def test_checkouts_that_nobody_used_for_two_weeks_go_and_those_of_a_busy_agent_stay(
-    node: FakeNode, places: Places
-) -> None:
+def test_checkouts_unused_for_two_weeks_go_and_busy_ones_stay(node: FakeNode, places: Places) -> None:
     gone, kept = checkout(places, "old", 15), checkout(places, "new", 13)
     busy = checkout(places, "busy", 99, agent="host-1")
     done = Reaped()
@@ -158,7 +156,7 @@ def test_checkouts_that_nobody_used_for_two_weeks_go_and_those_of_a_busy_agent_s
     assert busy.exists()
 
 
-def test_while_there_is_too_little_room_the_oldest_go_and_it_is_said(node: FakeNode, places: Places) -> None:
+def test_with_too_little_room_the_oldest_go_and_it_is_said(node: FakeNode, places: Places) -> None:
     first, second = checkout(places, "first", 3), checkout(places, "second", 2)
     node.env["HILGATE_KEEP_FREE_GIB"] = "99999999"
     done = Reaped()
@@ -168,7 +166,7 @@ def test_while_there_is_too_little_room_the_oldest_go_and_it_is_said(node: FakeN
     assert "99999999 are kept" in done.problems[0]
 
 
-def test_images_of_the_registry_go_two_weeks_after_their_last_job(node: FakeNode, places: Places) -> None:
+def test_registry_images_go_two_weeks_after_their_last_job(node: FakeNode, places: Places) -> None:
     listed = "\n".join(IMAGES)
     node.program(
         "docker", f"echo \"$*\" >> {node.folder}/docker\n[ $1 = image ] && [ $2 = ls ] && echo '{listed}'; exit 0"
@@ -186,7 +184,7 @@ def test_images_of_the_registry_go_two_weeks_after_their_last_job(node: FakeNode
     assert time.time() - stamp.stat().st_mtime < 60
 
 
-def test_without_a_registry_no_image_is_removed_because_nobody_could_pull_it(node: FakeNode, places: Places) -> None:
+def test_without_a_registry_no_image_is_removed(node: FakeNode, places: Places) -> None:
     node.program("docker", f'echo "$*" >> {node.folder}/docker')
     node.env["HILGATE_KEEP_FREE_GIB"] = "99999999"
     reap.make_room(places, node.env, Reaped(), time.time())

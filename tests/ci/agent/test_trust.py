@@ -124,7 +124,7 @@ AGENT = {
 }
 
 
-def test_a_step_sees_named_variables_and_the_secrets_that_it_declares_and_a_forks_step_none():
+def test_a_step_sees_named_variables_and_forks_see_no_secret():
     kept = trust.environment(AGENT, names.Trust(fork=False, why=""), ("HF_TOKEN", "ABSENT"))
     assert kept == {"PATH": "/bin", "HF_TOKEN": SECRET, "DOCKER_CONFIG": "/agent/.docker"}
     kept = trust.environment(AGENT, names.Trust(fork=True, why=""), ("HF_TOKEN", "MY_NEW_SECRET"))
@@ -158,7 +158,7 @@ def test_no_name_brings_a_secret_into_a_fork(env, secrets):
         "HILGATE_FORK",
     ],
 )
-def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
+def test_a_secret_is_never_a_variable_that_programs_read(name):
     with pytest.raises(DeclarationError, match="name of a secret"):
         trust.check_secrets([name])
 
@@ -266,7 +266,7 @@ def test_a_fork_that_changes_kernels_and_tests_is_built(fork):
     ],
     ids=["hook", "shadow", "moved away", "no UTF-8", "no branch", "branch is gone", "branch is an option"],
 )
-def test_a_fork_that_changes_what_hosts_execute_or_cannot_be_compared_is_refused(fork, path, move, branch, words):
+def test_a_fork_that_changes_host_code_or_is_unknown_is_refused(fork, path, move, branch, words):
     checkout, env = fork
     change(checkout, path, move)
     with pytest.raises(CannotRunHereError, match=words):
@@ -320,7 +320,7 @@ def test_what_may_open_something_is_withheld_from_forks_alone(name):
     assert trust.withheld({**FACTS, "BUILDKITE_PULL_REQUEST": "false", name: "value"}) == []
 
 
-def test_facts_about_the_job_stay_and_a_name_that_the_shell_cannot_unset_is_not_printed():
+def test_facts_of_the_job_stay_and_unsettable_names_are_hidden():
     assert trust.withheld(FORK) == []
     env = {"BASH_FUNC_which%%": "() { :; }", "a b": "1", "$(reboot)": "1", "OK_1": "1"}
     assert trust.withheld({**FORK, **env}) == ["OK_1"]

@@ -35,14 +35,14 @@ def test_the_last_hook_removes_the_copies_of_its_own_job(tmp_path: Path, monkeyp
     assert [path.name for path in tmp_path.glob("hilgate-*")] == [f"{trusted.PREFIX}two-abcd_123"]
 
 
-def test_a_merge_base_without_hilgate_is_served_by_the_agents_clone(tmp_path: Path) -> None:
+def test_a_base_without_hilgate_is_served_by_the_agents_clone(tmp_path: Path) -> None:
     change = project(tmp_path)
     assert "python_path" not in BASE["ci/project.yaml"]
     base = git(change.ours, "rev-parse", "main")
     assert trusted.copy_code(change.theirs, base, tmp_path) == ROOT / "ci"
 
 
-def test_a_shallow_clone_that_has_no_common_history_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_shallow_clone_without_history_is_refused_in_words(tmp_path: Path) -> None:
     change = project(tmp_path)
     git(change.theirs, "checkout", "-q", "--orphan", "alone")
     git(change.theirs, "commit", "-qm", "alone")
@@ -85,7 +85,7 @@ def test_other_builds_of_it_are_compared_with_the_default_branch(tmp_path: Path,
     assert json.loads(plan.read_text())["base"]
 
 
-def test_a_release_of_a_commit_that_is_not_on_its_branch_is_refused(tmp_path: Path) -> None:
+def test_a_release_of_a_commit_off_its_branch_is_refused(tmp_path: Path) -> None:
     change = project(tmp_path)
     git(change.ours, "branch", "release/0.1", "main")
     change.write("src/limits.toml", "floor = 0.01\n")
@@ -96,7 +96,7 @@ def test_a_release_of_a_commit_that_is_not_on_its_branch_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("lock", ["index.lock", "HEAD.lock", "config.lock", "refs/hilgate/base.lock"])
-def test_a_lock_that_a_killed_git_left_in_a_checkout_stops_nothing(tmp_path: Path, lock: str) -> None:
+def test_a_stale_lock_of_git_in_a_checkout_stops_nothing(tmp_path: Path, lock: str) -> None:
     """The agent makes a checkout anew where git fails in it; what decides asks a repository of its own."""
     change = project(tmp_path)
     change.write("src/limits.toml", "floor = 0.96\n")

@@ -66,7 +66,7 @@ def test_a_host_without_an_environment_is_updated_and_goes_back(clone: Clone) ->
     assert clone.update() == (0, RESTART, second)
 
 
-def test_the_environment_is_made_again_only_where_what_it_is_made_from_changed(clone: Clone) -> None:
+def test_an_environment_is_remade_only_where_its_sources_changed(clone: Clone) -> None:
     (clone.clone / ".venv").mkdir()
     second = clone.commit("other", "2")
     assert clone.update() == (0, RESTART, second)
@@ -74,7 +74,7 @@ def test_the_environment_is_made_again_only_where_what_it_is_made_from_changed(c
     assert clone.update() == (0, [f"make -C {clone.clone} setup", *RESTART], third)
 
 
-def test_where_the_environment_cannot_be_made_the_host_keeps_what_it_had_and_nothing_restarts(clone: Clone) -> None:
+def test_a_host_keeps_its_environment_where_it_cannot_be_remade(clone: Clone) -> None:
     (clone.clone / ".venv").mkdir()
     clone.program("make", "exit 2")
     clone.commit("requirements/hilgate.txt", "2")

@@ -57,7 +57,7 @@ def test_manifest_is_valid_by_the_schemas_of_kubernetes(document):
     kubernetes_validate.validate(document, "1.30", strict=True)
 
 
-def test_job_is_valid_by_the_schemas_of_kubernetes_and_a_misspelt_key_is_not():
+def test_a_job_is_valid_by_kubernetes_schemas_and_a_typo_is_not():
     job = made(PLUGIN)
     for version in ("1.29", kubernetes_validate.latest_version()):
         kubernetes_validate.validate(job, version, strict=True)
@@ -75,7 +75,7 @@ def test_what_the_controller_makes_of_ours_is_let_in():
 
 
 @pytest.mark.parametrize("place", sorted(OPEN.keys() - HARMLESS), ids=lambda place: place.replace("/", "."))
-def test_a_pod_that_is_open_is_refused_or_closed_by_the_controller(place):
+def test_an_open_pod_is_refused_or_closed_by_the_controller(place):
     job = opened(place)
     assert refusals(job) or job == made(PLUGIN)
 

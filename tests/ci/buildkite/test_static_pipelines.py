@@ -30,7 +30,7 @@ def test_file_is_valid_by_both_copies_of_the_schema(name, schema):
 
 
 @pytest.mark.needs("variable:HILGATE_REAL_AGENT")
-def test_the_real_uploader_takes_each_file_and_leaves_the_shells_own_dollars():
+def test_the_real_uploader_takes_each_file_with_shell_dollars():
     for name in FILES:
         words = [REAL_AGENT, "pipeline", "upload", "--dry-run", "--reject-parse-warnings", str(FOLDER / name)]
         env = {
@@ -59,7 +59,7 @@ def test_shell_is_clean(name, key):
 
 
 @pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)
-def test_step_starts_with_no_results_of_another_build_on_a_queue_without_gpus(name, key):
+def test_a_step_starts_without_results_on_a_queue_without_gpus(name, key):
     assert script(STEPS[name, key]).startswith("rm -rf results")
     assert DECLARED.agents.queues[STEPS[name, key]["agents"]["queue"]].gpus == 0
 

@@ -97,7 +97,7 @@ def test_a_pod_without_gpus_has_nothing_to_judge():
     assert "amd.com/gpu" not in str(pod)
 
 
-def test_a_fork_in_a_pod_has_no_secret_and_its_kernels_no_network():
+def test_a_fork_in_a_pod_has_no_secret_and_no_network():
     step = plans.step("models", "python -m x", key="models-gfx942", network=True, secrets=("HF_TOKEN",),
                       device="gfx942", queue="amd_mi300_1_pods", gpus=1, image="rocm")  # fmt: skip
     plan = pod_plan().model_copy(update={"steps": (step,), "fork": True})
@@ -115,7 +115,7 @@ def plan_that_builds():
     return plans.plan(image, models, after, profile="pr", images={"rocm": "d" * 64})
 
 
-def test_pods_of_an_image_that_the_build_makes_are_uploaded_once_it_is_made():
+def test_pods_of_a_new_image_are_uploaded_once_it_is_built():
     plan, digest = plan_that_builds(), "sha256:" + "cd" * 32
     first = steps_of(pipeline_yaml(plan, WITH_PODS))
     assert list(first) == ["pods", "image-rocm-cpu"]
@@ -142,7 +142,7 @@ def test_pods_of_an_image_that_nobody_builds_are_refused():
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_all_that_is_declared_is_valid_by_both_copies_of_the_schema_and_a_misspelt_key_is_not(schema):
+def test_everything_declared_is_valid_by_both_schemas_a_typo_not(schema):
     for plan in (plan_of("pyproject.toml"), plan_of(profile="nightly")):
         text = pipeline_yaml(plan, DECLARED)
         assert schema_problems(text, schema) == []
@@ -208,7 +208,7 @@ def test_priority_is_that_of_who_waits(profile, branch, priority):
     assert {step["priority"] for step in steps.values()} == {priority}
 
 
-def test_steps_that_share_a_job_are_one_and_a_need_waits_for_the_whole_job():
+def test_a_need_waits_for_the_whole_shared_job():
     plan = agent_plan()
     image, kernels, models = plan.steps
     models = plans.changed(models, secrets=(), job=kernels.key)
@@ -245,7 +245,7 @@ def test_a_plan_whose_steps_cannot_share_a_job_is_refused(unlike):
         plans.plan(image, kernels, models, profile="pr", images={"rocm": "d" * 64})
 
 
-def test_two_builds_of_one_image_wait_for_each_other_and_other_images_do_not():
+def test_builds_of_one_image_wait_for_each_other_only():
     same, other = agent_plan(), agent_plan(images={"rocm": "e" * 64})
     locks = [steps_of(pipeline_yaml(plan, DECLARED))["image-rocm-cpu"]["concurrency_group"] for plan in (same, other)]
     assert locks == [f"hilgate/image/rocm/{'d' * 16}", f"hilgate/image/rocm/{'e' * 16}"]
@@ -335,7 +335,7 @@ def test_any_plan_becomes_a_sound_pipeline_of_exactly_its_steps(plan, branch, fa
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plan=random_plans())
-def test_any_plan_runs_once_more_as_approved_under_keys_of_its_own(plan):
+def test_any_plan_runs_again_as_approved_under_its_own_keys(plan):
     text = approved_yaml(plan, DECLARED)
     steps = steps_of(text)
     assert lint(text, secrets=not plan.fork, suffix=APPROVED_KEY_SUFFIX) == []

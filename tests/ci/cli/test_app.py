@@ -49,9 +49,7 @@ def start(root, *words, code="", shell="", **env):
         (errno.ENOENT, Exit.BUG),  # whoever expects that a file may be missing says so
     ],
 )
-def test_trouble_of_the_machine_is_no_bug_and_says_what_where_and_what_to_do(
-    repository, monkeypatch, tmp_path_factory, number, status
-):
+def test_machine_trouble_is_no_bug_and_says_what_to_do(repository, monkeypatch, tmp_path_factory, number, status):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("logs")))
 
     def full(*_, **__):
@@ -106,7 +104,7 @@ def test_misuse_is_told_like_every_other_error(repository, words, said):
 
 
 @pytest.mark.parametrize("place", ["ci/agents.yaml", "ci/agents.yaml/below", "ci", "."])
-def test_results_that_are_a_file_or_a_folder_of_the_repository_are_misuse(repository, place):
+def test_results_in_a_file_or_repository_folder_are_misuse(repository, place):
     done = hilgate(repository, "gate", "--results", place)
     assert done.returncode == Exit.MISUSE
     assert re.search(rf"where: (--results )?{place}\n  to do: name ", done.stderr)
@@ -126,7 +124,7 @@ subprocess.Popen.__init__ = begin_with_few
 """
 
 
-def test_too_many_open_files_and_no_place_for_temporary_ones_or_to_stand_in(repository, tmp_path):
+def test_too_many_open_files_and_no_temporary_place_are_told(repository, tmp_path):
     done = start(repository, "plan", code=FEW_FILES)
     assert (done.returncode, b"raise the limit (ulimit -n)" in done.stderr) == (Exit.CANNOT_RUN_HERE, True), done.stderr
     gone = tmp_path / "gone"

@@ -35,7 +35,7 @@ def rerun(root, *arguments, **env):
     return plans.hilgate(root, "rerun", *arguments, **{api.TOKEN_VARIABLE: TOKEN, **env})
 
 
-def test_rerun_starts_a_build_of_the_last_commit_and_says_what_it_means(root, buildkite):
+def test_rerun_builds_the_last_commit_and_says_what_it_means(root, buildkite):
     images = {api.IMAGES_KEY: json.dumps({"rocm": "sha256:" + "0" * 64})}
     buildkite.answer(200, [build(41, meta_data=images)]).answer(201, build(42))
     done = rerun(root, "pocket-hybrid", "pocket-hybrid", "--pr", "7", *WHERE)
@@ -57,7 +57,7 @@ def test_names_of_the_pipeline_come_from_the_environment(root, buildkite):
     assert "hilgate/required: if it covers the whole plan" in done.stderr
 
 
-def test_dry_run_shows_the_requests_sends_none_and_needs_no_token(root, buildkite):
+def test_a_dry_run_shows_requests_and_needs_no_token(root, buildkite):
     commit = "a" * 40
     mine = ("--commit", commit, "--branch", "mine")
     done = rerun(root, "jamba", "--pr", "7", *WHERE, "--dry-run", *mine, BUILDKITE_API_TOKEN="")
@@ -223,7 +223,7 @@ def test_jobs_that_no_agent_takes_are_ended(root, buildkite, monkeypatch):
     ]
 
 
-def test_a_job_that_cannot_be_ended_leaves_the_others_and_the_build_red(root, buildkite, monkeypatch):
+def test_a_job_that_cannot_be_ended_leaves_the_build_red(root, buildkite, monkeypatch):
     buildkite.answer(200, [build(1, state="running", jobs=waiting(root, "one", "two"))])
     buildkite.answer(200, {"errors": [{"message": "no"}]}).answer(200, {"data": {}})
     done = end_waiting(root, monkeypatch)

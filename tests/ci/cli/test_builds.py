@@ -211,7 +211,7 @@ def test_an_unsound_bundle_ends_with_3_whatever_it_claims(repository):
     assert hilgate(repository, "verify-bundle", "none.tar").returncode == 3
 
 
-def test_results_that_were_not_judged_as_recorded_are_not_bundled(tmp_path):
+def test_results_judged_otherwise_than_recorded_are_not_bundled(tmp_path):
     root = write_repository(tmp_path, {"a": writes_findings(failing(), status=1)})
     assert hilgate(root, "gate").returncode == 1
     verdict = root / "results" / "verdict.json"

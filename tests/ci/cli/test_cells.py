@@ -85,7 +85,7 @@ def test_run_prints_the_table_and_a_green_gate_one_line_of_it(repository):
     assert "\nfig   ✗    ✓\n" in hilgate(repository, "gate").stdout
 
 
-def test_every_command_writes_the_same_file_with_its_verdict_and_the_next_gate_sets_it_aside(repository):
+def test_commands_write_one_cells_file_that_a_gate_sets_aside(repository):
     hilgate(repository, "gate")
     path = repository / "results" / "cells.json"
     first = path.read_bytes()
@@ -106,7 +106,7 @@ def test_every_command_writes_the_same_file_with_its_verdict_and_the_next_gate_s
     assert (repository / "results" / "previous" / "cells.json").read_bytes() == first
 
 
-def test_a_step_without_evidence_leaves_no_table_that_looks_whole(repository):
+def test_a_step_without_evidence_leaves_no_whole_looking_table(repository):
     (repository / "tests" / "conftest.py").write_text("import os; os._exit(7)")
     done = hilgate(repository, "run", "grid")
     assert done.returncode == Exit.NOTHING_RAN
@@ -125,7 +125,7 @@ def test_jobs_of_agents_leave_tables_and_the_judge_one_of_all(repository):
     assert (repository / "results" / "cells.json").read_bytes() == of_job
 
 
-def test_a_part_is_run_by_its_labels_and_says_so_and_what_it_needs_runs_whole(repository):
+def test_a_part_is_run_by_its_labels_and_its_needs_run_whole(repository):
     write_repository(repository, COMMANDS, grid=GRID | {"needs": ["other"]})
     done = hilgate(repository, "run", "grid", "--", "--fruit", "fig", "-k", "cut or peel")
     assert done.returncode == Exit.PASS, done.stderr
@@ -169,7 +169,7 @@ def test_of_several_parts_those_with_tests_are_judged(repository):
     assert "1 of 1 step passed" in done.stdout
 
 
-def test_a_part_that_ends_without_a_failing_test_is_repeated_as_it_was_asked(repository):
+def test_a_part_without_a_failing_test_is_repeated_as_asked(repository):
     (repository / "tests" / "conftest.py").write_text("import os; os._exit(7)")
     done = hilgate(repository, "run", "grid", "--", "-k", "fig or kiwi")
     assert "reproduce: hilgate run grid-cpu -- -k 'fig or kiwi'\n" in done.stdout
@@ -190,7 +190,7 @@ def test_misuse_is_answered_with_a_remedy(repository, arguments, message):
     assert not (repository / "results" / "run").exists()
 
 
-def test_what_a_gate_leaves_is_what_its_models_say_and_not_a_key_more(repository):
+def test_a_gate_leaves_what_its_models_say_and_no_more_keys(repository):
     assert hilgate(repository, "gate").returncode == Exit.PASS
     folder = repository / "results"
     lines = [json.loads(line) for line in (folder / STEP / "results.jsonl").open()]

@@ -44,7 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_repository(tmp_path_factory.mktemp("root"), {"a": writes_findings(passing())})
 
 
-def test_a_test_is_planned_run_judged_reported_and_bundled_without_any_extra(root: Path) -> None:
+def test_planning_to_bundling_works_without_any_extra(root: Path) -> None:
     commands = ("plan --all", "doctor", "gate --all", "bundle --out e.tar", "verify-bundle e.tar")
     for words in commands:
         done = without(root, *words.split())

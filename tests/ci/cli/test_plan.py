@@ -34,7 +34,7 @@ def hilgate():
     return functools.partial(plans.hilgate, REPOSITORY, **hidden)
 
 
-def test_first_screen_says_what_to_try_and_what_this_machine_can_do(hilgate):
+def test_the_first_screen_says_what_to_try_here(hilgate):
     shown = hilgate()
     assert shown.returncode == Exit.PASS
     assert shown.stderr == ""
@@ -133,7 +133,7 @@ def test_doctor_names_what_is_missing_and_ends_with_5(hilgate, tmp_path):
         (["--root", "/", "plan"], Exit.MISUSE, ["not inside a repository"]),
     ],
 )
-def test_mistake_has_its_status_a_place_and_a_remedy_and_no_traceback(hilgate, arguments, status, words):
+def test_a_mistake_has_a_status_a_place_and_a_remedy(hilgate, arguments, status, words):
     shown = hilgate(*arguments)
     assert shown.returncode == status
     assert shown.stdout == ""
@@ -189,7 +189,7 @@ def remember_failures(path, number):
         history.add(path, a_plan, recorded, decided.model_copy(update={"steps": steps}))
 
 
-def test_a_change_waits_for_no_queue_that_is_out_and_the_default_branch_probes_it(branch, tmp_path):
+def test_a_change_waits_for_no_queue_that_is_out_but_main_probes(branch, tmp_path):
     path = tmp_path / "history.sqlite"
     words = ("plan", "--profile", "pr", "--json", "--history", str(path))
     for failures, held in ((4, 0), (5, 1)):
@@ -210,7 +210,7 @@ def test_a_change_waits_for_no_queue_that_is_out_and_the_default_branch_probes_i
 
 
 @pytest.mark.parametrize(("profile", "minutes"), [("pr", 10), ("nightly", 30)])
-def test_timeouts_of_changes_follow_the_history_and_others_can_be_planned_again(branch, tmp_path, profile, minutes):
+def test_timeouts_of_changes_follow_the_history(branch, tmp_path, profile, minutes):
     path = tmp_path / "history.sqlite"
     for minute in range(LEAST_PASSES):
         builds.remember(path, [jobs.passed()], minute=minute)
@@ -224,7 +224,7 @@ def test_timeouts_of_changes_follow_the_history_and_others_can_be_planned_again(
 @pytest.mark.parametrize(
     ("damage", "words"), [("newer", "a newer hilgate wrote this history"), ("text", "not a database")]
 )
-def test_a_history_that_cannot_be_read_is_one_line_and_stops_no_plan(branch, tmp_path, damage, words):
+def test_an_unreadable_history_is_one_line_and_stops_no_plan(branch, tmp_path, damage, words):
     path = tmp_path / "history.sqlite"
     remember_failures(path, 5)
     if damage == "text":

@@ -73,7 +73,7 @@ def test_profiles(repository):
     assert "needs no-such-tool; not installed here (agents: amd-cpu)" in by_name.stderr
 
 
-def test_measured_minutes_are_in_the_footer_and_in_the_explanation(repository):
+def test_measured_minutes_stand_in_footer_and_explanation(repository):
     assert "(as declared)" in hilgate(repository, "plan").stdout
     assert "about 2 minutes (as declared)" in hilgate(repository, "plan", "--profile", "pr").stdout
     last = LastMinutes(host=socket.gethostname(), minutes={"plain-cpu": 5.0})

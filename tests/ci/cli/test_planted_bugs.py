@@ -138,7 +138,7 @@ def installed(repository, monkeypatch):
     return package
 
 
-def test_a_bug_of_an_installed_package_is_planted_in_a_copy_of_it(repository, installed):
+def test_a_bug_of_an_installed_package_is_planted_in_a_copy(repository, installed):
     """The installed files stay as they are; what the patch does not name is a link to them."""
     plant(repository, INSTALLED_PATCH, package="enginekernel")
     control, bug = outcomes(repository)

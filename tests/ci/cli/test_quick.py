@@ -53,7 +53,7 @@ QUICK, ALL = ("quick", ["base", "swift"]), ("gate", ["base", "whole", "swift"])
 WHY = "quick run: 6 checks of 2 of 3 steps; it decides no merge"
 
 
-def test_a_clean_clone_gets_a_quick_run_which_says_how_little_it_is(clone):
+def test_a_clean_clone_gets_a_quick_run_that_says_so(clone):
     done = gate(clone, HILGATE_GATE="make gate ARGS=")
     assert done.returncode == Exit.PASS, done.stderr
     assert planned(clone) == QUICK

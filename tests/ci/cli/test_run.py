@@ -40,7 +40,7 @@ def green(tmp_path):
     return write_repository(tmp_path, GREEN, a=MAY_LACK)
 
 
-def test_a_green_gate_says_so_and_leaves_everything_under_results(green):
+def test_a_green_gate_says_so_and_leaves_results(green):
     before = {path for path in green.rglob("*") if ".git/" not in str(path)}
     done = hilgate(green, "gate")
     assert done.returncode == Exit.PASS, done.stderr
@@ -61,7 +61,7 @@ def test_the_slowest_checks_are_named_where_that_is_asked_for(tmp_path):
     assert "slow" not in hilgate(root, "run", "a", "b").stdout
 
 
-def test_a_red_gate_shows_the_first_failure_and_the_line_that_repeats_it(tmp_path):
+def test_a_red_gate_shows_the_failure_and_how_to_repeat_it(tmp_path):
     root = write_repository(tmp_path, {"a": writes_findings(failing(), status=1), "b": writes_findings(passing())})
     done = hilgate(root, "gate")
     assert done.returncode == Exit.FAIL
@@ -71,7 +71,7 @@ def test_a_red_gate_shows_the_first_failure_and_the_line_that_repeats_it(tmp_pat
     assert hilgate(root, "run", "b").returncode == Exit.PASS
 
 
-def test_fail_fast_starts_nothing_after_the_first_red_step_and_resume_goes_on(tmp_path):
+def test_fail_fast_starts_nothing_more_and_resume_goes_on(tmp_path):
     red = writes_findings(failing(), status=1)
     steps = {"bad": red} | dict.fromkeys(("one", "two", "zero"), GREEN["b"])
     root = write_repository(tmp_path, steps, bad={"minutes": 9})
@@ -87,7 +87,7 @@ def test_fail_fast_starts_nothing_after_the_first_red_step_and_resume_goes_on(tm
     assert "2 steps" in hilgate(root, "run", *steps, "--fail-fast", "--jobs", "1").stdout
 
 
-def test_a_red_step_that_is_only_reported_stops_nothing_and_is_shown(tmp_path):
+def test_a_red_report_only_step_stops_nothing_and_is_shown(tmp_path):
     steps = {"bad": writes_findings(failing(), status=1)} | dict.fromkeys(("one", "two"), GREEN["b"])
     root = write_repository(tmp_path, steps, bad={"minutes": 9, "report_only": True})
     done = hilgate(root, "gate", "--fail-fast", "--jobs", "1")
@@ -129,7 +129,7 @@ SILENT = (
 )
 
 
-def test_brackets_in_names_ids_files_and_arguments_are_text_in_every_command(tmp_path):
+def test_brackets_in_names_and_arguments_are_text_everywhere(tmp_path):
     broken = writes_findings(failing(MARKUP), skipped(f"{MARKUP} too"), status=1)
     root = write_repository(tmp_path, {"a": broken, "b": GREEN["b"]}, a={"label": MARKUP, "env": {"X": MARKUP}})
     (root / "[").mkdir()
@@ -150,7 +150,7 @@ def test_colour_only_where_asked_for(green):
     assert "\x1b[3" not in hilgate(green, "--no-color", "judge", FORCE_COLOR="1", TERM="xterm").stdout
 
 
-def test_an_agents_job_runs_one_step_of_the_plan_and_judge_decides_on_all(green):
+def test_an_agents_job_runs_one_step_and_judge_decides_on_all(green):
     assert hilgate(green, "plan", "--write", "results/plan.json").returncode == 0
     one = hilgate(green, "run", "a-cpu", "--plan", "results/plan.json", "--results", "results/jobs/a-cpu")
     assert one.returncode == Exit.PASS, one.stderr
@@ -430,7 +430,7 @@ WITHOUT_GIT = (
     ],
     ids=["alone", "all", "another step"],
 )
-def test_without_git_the_first_line_names_the_steps_that_cannot_run(unpacked, options, line):
+def test_without_git_the_first_line_names_steps_that_cannot_run(unpacked, options, line):
     done = hilgate(unpacked, "gate", *options, CI="")
     shell = "steps do not get this shell's "  # whatever runs these tests has set
     lines = [line for line in done.stderr.splitlines() if not line.startswith(shell)]
@@ -446,7 +446,7 @@ def test_without_git_the_first_line_names_the_steps_that_cannot_run(unpacked, op
     assert "will not run here, this is no git checkout" in said
 
 
-def test_without_git_what_was_run_is_not_continued_and_nobody_blames_the_files(unpacked):
+def test_without_git_a_run_is_not_resumed_and_files_not_blamed(unpacked):
     assert hilgate(unpacked, "gate", CI="").returncode == Exit.NOTHING_RAN
     again = hilgate(unpacked, "gate", "--resume", CI="")
     assert again.returncode == Exit.INVALID_DECLARATION

@@ -93,7 +93,7 @@ def test_a_red_run_says_its_causes_before_it_asks_the_merge_base(tmp_path):
     assert cause not in after
 
 
-def test_a_change_that_loosens_its_tolerance_is_measured_with_the_old_one_and_is_red(changed):
+def test_a_looser_tolerance_is_measured_with_the_old_one(changed):
     done = hilgate(changed, *RUN)
     assert done.returncode == Exit.FAIL, done.stderr
     assert "as at the merge base, because its change is not approved: tests/tolerances.py" in done.stderr
@@ -108,7 +108,7 @@ def test_a_change_that_loosens_its_tolerance_is_measured_with_the_old_one_and_is
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["a job", "steps of a plan, run here"])
-def test_an_approval_over_results_of_the_old_tolerance_is_no_verdict_about_the_new_one(changed, several):
+def test_approving_needs_results_of_the_new_tolerance(changed, several):
     folder, jobs = ("results", ()) if several else ("results/jobs/measure-cpu", ("--jobs", "results/jobs"))
     (changed / "tests" / "test_error.py").write_text("def test_error():\n    pass\n")  # it passes with either
     assert hilgate(changed, *RUN[:-1], folder).returncode == Exit.PASS
@@ -123,7 +123,7 @@ def test_an_approval_over_results_of_the_old_tolerance_is_no_verdict_about_the_n
     assert hilgate(changed, *RUN[:-1], folder, "--approved-by", "A. Owner").returncode == Exit.PASS
 
 
-def test_with_an_approval_its_own_tolerance_counts_and_the_verdict_names_who_approved(changed):
+def test_with_approval_the_new_tolerance_counts_and_who_is_named(changed):
     done = hilgate(changed, *RUN, HILGATE_APPROVED_BY="A. Owner")
     assert done.returncode == Exit.PASS, done.stdout
     without = hilgate(changed, *JUDGE)
@@ -142,7 +142,7 @@ def test_a_merge_base_that_is_not_here_stops_the_job(changed):
     assert "is not in this checkout" in done.stderr
 
 
-def test_a_failing_test_is_run_again_on_another_node_and_not_on_its_own(changed, monkeypatch):
+def test_a_failing_test_is_run_again_on_another_node(changed, monkeypatch):
     hilgate(changed, *RUN)
     elsewhere = (
         "recheck",
@@ -196,7 +196,7 @@ def test_without_a_plan_there_is_a_red_verdict_and_an_annotation(tmp_path, name)
     assert "did not run" in (root / "results" / "annotation.md").read_text()
 
 
-def test_a_quarantine_that_cannot_be_read_is_red_and_everything_is_judged(tmp_path):
+def test_an_unreadable_quarantine_is_red_and_all_is_judged(tmp_path):
     root = write_repository(tmp_path, {"a": writes_findings(passing())})
     assert hilgate(root, "gate").returncode == Exit.PASS
     (root / "ci" / "quarantine.yaml").write_text("tests: [{test: t}]\n")
@@ -228,7 +228,7 @@ EVERY_WAY = (("gate",), ("gate", "--all"), ("gate", "--steps", "a"), ("run", "a"
 
 
 @pytest.mark.parametrize("command", EVERY_WAY, ids=" ".join)
-def test_no_way_to_run_a_change_takes_its_own_quarantine_or_tolerance(command, tmp_path):
+def test_no_run_takes_the_changes_own_quarantine_or_tolerance(command, tmp_path):
     root = write_repository(tmp_path, {"a": writes_findings(passing(), failing("x"), status=1)})
     (root / "ci" / "protected.yaml").write_text("rules:\n  - {paths: ['tests/**']}\n")
     git(root, "add", "-A")
@@ -301,7 +301,7 @@ def test_a_file_that_git_was_set_to_overlook_is_a_change(name, tmp_path):
     assert (made.changed_files, made.dirty) == (("step.py",), True)
 
 
-def test_a_private_list_of_exclusions_hides_no_file_of_the_repository(tmp_path):
+def test_a_private_exclusion_list_hides_no_repository_file(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_x.py").write_text("")
     root = write_repository(tmp_path, {"a": writes_findings(passing())})

@@ -91,14 +91,14 @@ def test_graph_is_of_the_given_root_whatever_is_installed(repository):
     assert build(REPOSITORY, PATH).knows("kernels/pagedkv/layout.py")
 
 
-def test_file_that_cannot_be_parsed_is_a_problem_and_not_an_exception(repository):
+def test_an_unparsable_file_is_a_problem_and_no_exception(repository):
     (repository / "kernels/pagedkv/broken.py").write_text("def (")
     graph = build(repository, PATH)
     assert "broken.py" in graph.problem
     assert not graph.knows("kernels/pagedkv/leaf.py")
 
 
-def test_a_name_that_is_not_utf8_and_a_panic_of_native_code_are_problems(repository, monkeypatch):
+def test_a_non_utf8_name_and_a_native_panic_are_problems(repository, monkeypatch):
     (repository / "kernels/pagedkv" / os.fsdecode(b"bad\xff.py")).write_text("")
     assert build(repository, PATH).problem == r"a file name is not UTF-8: pagedkv/bad\xff.py"
 

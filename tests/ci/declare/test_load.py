@@ -68,7 +68,7 @@ def test_the_quick_steps_take_three_minutes_on_two_cores():
     assert sum(step.minutes for step in quick) <= 3 * 2
 
 
-def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path):
+def test_a_queue_is_the_smallest_with_the_gpus_unless_named(tmp_path):
     named = STEP.replace("one,", "two,").replace("[cpu]", "[gfx942], agents: {queues: {gfx942: amd_mi300_8}}")
     four = STEP.replace("one,", "four, agents: {gpus: 4},").replace("[cpu]", "[cpu, gfx942]")
     declarations = load(write(tmp_path, a=area("a", STEP.replace("[cpu]", "[cpu, gfx942]"), named, four)))
@@ -359,7 +359,7 @@ def test_root_is_found_from_below(tmp_path):
         find_root(tmp_path)
 
 
-def test_a_queue_of_a_new_product_is_known_to_its_hosts_by_its_declaration_alone(tmp_path):
+def test_a_new_products_queue_is_known_to_hosts_by_declaration(tmp_path):
     line = "  amd_mi350_4: {device: gfx950, gpus: 4, memory_gib: 288, image: rocm}\n"
     text = (REPOSITORY / "ci/agents.yaml").read_text() + line
     write(tmp_path, text, a=area("a", STEP.replace("evidence", "agents: {provides: rocm}, evidence")), b=IMAGE_CPU)
@@ -386,7 +386,7 @@ IMAGE_CPU = area("b", STEP.replace("evidence", "agents: {provides: cpu}, evidenc
         ("statsu: x", "did you mean 'status'?"),
     ],
 )
-def test_a_project_that_hosts_refuse_or_that_lets_forks_onto_them(tmp_path, project, expected):
+def test_a_project_that_lets_forks_onto_hosts_is_refused(tmp_path, project, expected):
     root = write(tmp_path, a=area("a"))
     (root / "ci/project.yaml").write_text(project + "\n")
     found = mistakes(root)
@@ -466,7 +466,7 @@ def test_each_mistake_of_a_queue_of_pods_is_one_line(tmp_path, old, new, expecte
     assert all("\n" not in one for one in found)
 
 
-def test_a_partition_is_a_device_that_a_queue_offers_and_a_step_names(tmp_path):
+def test_a_partition_is_a_device_of_queues_and_steps(tmp_path):
     agents = AGENTS.replace("gfx942: {}", "gfx942: {}\n  gfx942-cpx: {}") + f"  cpx_1: {PARTITION}\n"
     declared = load(write(tmp_path, agents, a=area("a", STEP.replace("[cpu]", "[gfx942, gfx942-cpx]"))))
     (_, step) = next(iter(declared.steps()))

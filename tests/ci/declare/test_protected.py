@@ -143,7 +143,7 @@ HELD_AGAINST = {"reference.py", "selfcheck.py", "configurations.py", "conftest.p
         "a folder that nobody has thought of/x",
     ],
 )
-def test_what_influences_a_verdict_is_protected_and_so_is_what_nobody_has_thought_of(name):
+def test_what_influences_a_verdict_is_protected_by_default(name):
     assert protected.entry_for(entries(), name).flag == "any change"
 
 
@@ -183,7 +183,7 @@ def test_a_change_cannot_take_a_file_off_the_list(checkout):
         assert [one.path for one in found] == [protected.PROTECTED_FILE, AT]
 
 
-def test_a_list_of_another_version_leaves_the_other_one_and_is_flagged_itself(checkout):
+def test_a_list_of_another_version_is_flagged_itself(checkout):
     root, _ = checkout
     (root / protected.PROTECTED_FILE).write_text(f"rules:\n  - {{paths: [{AT}], compare: values}}\n")
     git(root, "commit", "-qam", "as it was")
@@ -228,7 +228,7 @@ def test_only_data_is_put_back(checkout):
         protected.files_to_restore(root, plan(protected_changes=found))
 
 
-def test_code_owners_approve_what_is_protected_and_no_line_of_theirs_is_about_nothing():
+def test_code_owners_cover_what_is_protected_and_nothing_else():
     tracked = tracked_files(ROOT)
     lines = [line.split() for line in (ROOT / "CODEOWNERS").read_text().splitlines() if line and line[0] != "#"]
     owner = {}

@@ -74,7 +74,7 @@ def test_an_unquoted_date_says_to_quote_it(root):
         loaded(root)
 
 
-def test_the_merge_base_counts_and_what_the_change_takes_out_does_not(root):
+def test_the_merge_bases_quarantine_counts_whatever_is_removed(root):
     kept, added, gone = ENTRY, ENTRY | {"test": "t::mine"}, ENTRY | {"test": "t::mended"}
     write(root, kept, gone)
     merge_base = commit(root)

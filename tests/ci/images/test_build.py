@@ -135,7 +135,7 @@ def test_an_image_found_by_its_content_is_checked_as_well(job, root):
     assert outcomes(build(job(), lambda _: engine))["labels match the pins"] is Outcome.FAIL
 
 
-def test_what_the_default_branch_runs_in_is_built_although_there_is_one(job, root):
+def test_what_main_runs_in_is_built_even_where_one_exists(job, root):
     poisoned, engine = "sha256:" + "e" * 64, FakeEngine(root)
     engine.images["cpu", contents(root)["cpu"]] = poisoned
     build(job(), lambda _: engine)
@@ -151,7 +151,7 @@ def test_another_revision_is_no_other_image(job, root):
 
 
 @pytest.mark.parametrize("error", [CannotRunHereError("no network"), KeyboardInterrupt()], ids=["machine", "interrupt"])
-def test_a_build_that_the_machine_or_a_person_stops_leaves_nothing_that_counts(job, root, error):
+def test_a_stopped_build_leaves_nothing_that_counts(job, root, error):
     with pytest.raises(type(error)):
         build(job(), lambda _: FakeEngine(root, build=error))
     assert not (job().out / "image.json").exists()

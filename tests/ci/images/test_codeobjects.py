@@ -121,7 +121,7 @@ def test_target_features_are_not_part_of_the_architecture(codeobjects, compiled,
     assert code.kernels == {"gfx942": 1}
 
 
-def test_a_library_without_device_code_holds_none_and_what_is_no_library_is_an_error(codeobjects, tmp_path):
+def test_a_library_without_device_code_has_none_a_text_file_errs(codeobjects, tmp_path):
     code = codeobjects.read(library(tmp_path / "a.so", b"x", name=b".text"))
     assert (code.kernels, code.bundles) == ({}, 0)
     (tmp_path / "a.so").write_text("not an ELF file")

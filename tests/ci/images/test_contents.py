@@ -181,7 +181,7 @@ def test_the_build_sees_what_the_key_covers_and_nothing_else(repository, tmp_pat
     assert set(pins) == ({"cpu"} if image == "cpu" else {"archs", "rocm", "sources"})
 
 
-def test_a_repository_without_images_has_no_keys_and_an_image_without_a_recipe_is_refused(tmp_path):
+def test_no_images_have_no_keys_and_each_needs_a_recipe(tmp_path):
     assert contents(tmp_path) == {}
     with pytest.raises(DeclarationError, match="no recipe"):
         inputs(Image(recipe="docker/cpu.Dockerfile"), ("README.md",))

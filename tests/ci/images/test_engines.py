@@ -90,7 +90,7 @@ def test_docker_builds_an_image_that_is_its_dockerfile_alone(tmp_path, root, bui
     assert "--label=hilgate.content=1" in words
 
 
-def test_docker_takes_a_wheel_that_the_registry_has_by_its_digest(outputs, order, docker, built):
+def test_docker_takes_a_registry_wheel_by_its_digest(outputs, order, docker, built):
     outputs[1]["wheels-aiter"] = (0, f"{DIGEST}\n")
     docker.build(order())
     (words,) = built
@@ -111,7 +111,7 @@ def test_a_fork_pushes_nothing_and_exports_no_cache(order, root, registry, built
     assert engine.store == "hilgate-fork"
 
 
-def test_what_a_fork_left_on_a_machine_is_found_by_no_other_build(outputs, root):
+def test_what_a_fork_left_is_found_by_no_other_build(outputs, root):
     for registry in ("", "registry/hilgate"):
         Docker(registry, root / "docker/docker-bake.hcl", fork=False).find("rocm", "1")
     assert not [words for words in outputs[0] if "fork" in words[-1]]
@@ -155,7 +155,7 @@ def store(tmp_path, monkeypatch, root, built):
     return Buildah(tmp_path / "store", "bookworm", root / "docker/scripts/debootstrap.sh"), built, names
 
 
-def test_buildah_builds_on_its_base_with_secret_mounts_and_labels(store, order):
+def test_buildah_builds_with_base_secret_mounts_and_labels(store, order):
     engine, built, names = store
     names.append("localhost/hilgate/base:bookworm")
     engine.build(order("cpu", mounts={"/wheels": "/run/hilgate/pip-0"}))
@@ -185,7 +185,7 @@ def test_buildah_finds_by_name_and_makes_a_base_once(store, order):
     assert len(built) == 2
 
 
-def test_buildah_keeps_the_newest_build_of_an_image_and_nothing_of_an_interrupted_one(store, order, outputs):
+def test_buildah_keeps_the_newest_build_and_no_interrupted_one(store, order, outputs):
     engine, _, names = store
     wanted = order("cpu")
     names += ["localhost/hilgate/base:bookworm", "localhost/hilgate/cpu:1", "localhost/hilgate/other:1"]
@@ -211,7 +211,7 @@ def adding(tmp_path):
     return make
 
 
-def test_what_buildah_cannot_add_is_cloned_at_its_commit_and_copied(adding, repository, tmp_path, monkeypatch):
+def test_what_buildah_cannot_add_is_cloned_at_its_commit(adding, repository, tmp_path, monkeypatch):
     for number, pair in enumerate((("protocol.file.allow", "always"), ("uploadpack.allowAnySHA1InWant", "true"))):
         monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", pair[0])
         monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", pair[1])
@@ -237,7 +237,7 @@ def test_buildah_clones_by_a_whole_commit_alone(adding, built, ref):
     assert built == []
 
 
-def test_a_disk_with_too_little_room_is_said_before_anything_is_built(store, order, monkeypatch):
+def test_too_little_disk_is_said_before_anything_is_built(store, order, monkeypatch):
     engine, built, _ = store
     monkeypatch.setattr(engines.shutil, "disk_usage", lambda _: SimpleNamespace(free=3e9))
     monkeypatch.setattr(engines, "FREE", 12)
@@ -302,7 +302,7 @@ def test_a_missing_program_is_named(tmp_path):
         engines.answer([sys.executable, "-c", "import sys; sys.stderr.write('oh'); sys.exit(3)"])
 
 
-def test_pip_is_configured_inside_as_outside_without_a_path_of_the_machine():
+def test_pip_is_configured_as_outside_without_machine_paths():
     listing = (
         ":env:.find-links='/srv/wheels'\nglobal.cert='/etc/ca.pem'\nglobal.index-url='https://index.example/simple'\n"
         ":env:.default-timeout='60'\nglobal.extra-index-url='\\nfile:///srv/one/simple\\nfile:///srv/two/simple'\n"

@@ -87,7 +87,7 @@ def test_a_sample_is_one_unit_for_one_architecture():
     assert measured.complaints(recorded, found, "gfx950") == [f"{GFX950} holds no kernel"]
 
 
-def test_the_record_has_a_line_for_each_unit_and_is_written_as_it_stands():
+def test_the_record_has_a_line_for_each_unit():
     text = (ROOT / "docker/extensions.json").read_text()
     sources = json.loads(text)["sources"]
     assert measured.written(sources) == text
@@ -340,7 +340,7 @@ def fetched(folder: Path, *, status: int = 0, body: str = "package") -> subproce
     return subprocess.run(words, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_base_is_made_of_the_packages_of_the_list_or_not_at_all(tmp_path):
+def test_a_base_is_made_of_all_listed_packages_or_not_at_all(tmp_path):
     gone = fetched(tmp_path, status=22)
     assert (gone.returncode, (tmp_path / "root").exists()) == (4, False)
     assert "http://mirror has no pool/main/h/hipcc_7.2.4_amd64.deb (any more)" in gone.stderr

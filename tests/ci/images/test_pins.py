@@ -162,7 +162,7 @@ def test_an_empty_pin_comes_with_the_command_that_fills_it(root, emptied):
     assert unfilled("cpu", read(root)) == unfilled("rocm", read(root)) == []
 
 
-def test_a_submodule_is_read_off_the_pinned_commit_and_not_the_tag(copy):
+def test_a_submodule_is_read_off_the_pinned_commit(copy):
     commands = dict(unfilled("rocm", read(copy(f'commit = "{KERNELS}"', 'commit = ""'))))
     (command,) = commands.values()
     assert f"origin {AITER} && " in command

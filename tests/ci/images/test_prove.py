@@ -36,7 +36,7 @@ def prove(monkeypatch):
     return module
 
 
-def test_the_versions_of_the_pins_are_accepted_with_their_local_parts(prove):
+def test_pinned_versions_are_accepted_with_local_parts(prove):
     found = prove.pinned(PINS, BASE)
     assert [(one["found"], one["pinned"]) for one in found] == [(BASE[name], PINS["rocm"][name]) for name in PARTS]
     assert {one["differs"] for one in found} == {one["refused"] for one in found} == {""}
@@ -64,7 +64,7 @@ def test_the_versions_of_the_pins_are_accepted_with_their_local_parts(prove):
         ("rocm", "missing", "is not there"),
     ],
 )
-def test_another_version_than_pinned_is_in_the_table_and_refused_unless_it_is_a_patch(prove, name, value, refused):
+def test_other_versions_are_shown_and_refused_unless_patches(prove, name, value, refused):
     found = {key: version for key, version in (BASE | {name: value}).items() if version != "missing"}
     compared = {one["name"]: one for one in prove.pinned(PINS, found)}
     said = compared.pop(name)
@@ -140,7 +140,7 @@ def test_a_module_that_raises_anything_is_a_problem(prove, tmp_path, monkeypatch
     assert [one.split(":")[0] for one in prove.imports("cpu")] == ["import breaks_at_import", "import not_there_at_all"]
 
 
-def test_packages_that_ask_a_gpu_at_import_are_answered_on_a_builder(prove, tmp_path, monkeypatch):
+def test_packages_that_ask_a_gpu_at_import_work_on_a_builder(prove, tmp_path, monkeypatch):
     text = "import os, torch\nassert torch.cuda.get_device_properties(0).gcnArchName == os.environ['GPU_ARCHS'][:6]\n"
     (tmp_path / "asks_the_first_gpu.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))

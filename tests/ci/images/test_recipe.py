@@ -110,7 +110,7 @@ def test_every_variable_of_the_bake_file_comes_from_the_pins(bake, variables):
     assert [name for name, block in declared.items() if set(block) - {"__is_block__"}] == []
 
 
-def test_targets_and_groups_of_which_nothing_is_published_or_cached_by_the_file_itself(bake):
+def test_targets_publish_and_cache_nothing_by_the_file_itself(bake):
     targets, _, groups = bake
     assert {"wheels-mamba", "wheels-conv1d", "wheels-aiter", "wheels-vllm", "rocm", "cpu"} <= set(targets)
     assert groups["default"]["targets"] == ["cpu", "rocm"]
@@ -120,7 +120,7 @@ def test_targets_and_groups_of_which_nothing_is_published_or_cached_by_the_file_
 
 
 @pytest.mark.parametrize("image", DOCKERFILES)
-def test_arguments_are_variables_and_every_argument_of_the_recipe_is_given(bake, variables, image):
+def test_every_argument_of_the_recipe_is_a_given_variable(bake, variables, image):
     targets, _, _ = bake
     given = {}
     for target in targets.values():

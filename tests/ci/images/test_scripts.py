@@ -101,7 +101,7 @@ def test_only_named_architectures_are_built_for(chain, scripts, tree, archs):
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_source_that_is_not_what_it_should_be_or_does_not_compile_is_no_wheel(chain, scripts, tree, tmp_path, name):
+def test_a_wrong_source_or_one_that_fails_is_no_wheel(chain, scripts, tree, tmp_path, name):
     (tmp_path / "empty").mkdir()
     version, archs, _ = SOURCES[name]
     script = str(scripts / f"wheel-{name}.sh")
@@ -242,7 +242,7 @@ def before_patch(lines: list[str]) -> str:
     return "\n".join([*text, ""])
 
 
-def test_the_image_installs_requirements_by_hash_and_wheels_without_an_index(chain, variables, tmp_path):
+def test_the_image_installs_by_hash_and_without_an_index(chain, variables, tmp_path):
     image = tmp_path / "opt/image"
     (image / "wheels").mkdir(parents=True)
     (image / "wheels/mamba_ssm.whl").touch()
@@ -260,7 +260,7 @@ def test_the_image_installs_requirements_by_hash_and_wheels_without_an_index(cha
     assert chain.calls("-I", "-", f"{image}/pyproject.toml")
 
 
-def test_vllm_finds_the_plugin_by_an_entry_point_without_its_package(tmp_path):
+def test_vllm_finds_the_plugin_by_an_entry_point(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
     python = tmp_path / "bin/python"
     subprocess.run([ROOT / "docker/scripts/entry-points.sh", python, ROOT / "kernels/pyproject.toml"], check=True)
@@ -272,7 +272,7 @@ def test_vllm_finds_the_plugin_by_an_entry_point_without_its_package(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["requirements/laptop.txt", "docker/rocm.txt", "docker/build.txt"])
-def test_what_is_installed_is_hashed_and_names_neither_torch_nor_triton(name):
+def test_what_is_installed_is_hashed_without_torch_and_triton(name):
     text = (ROOT / name).read_text()
     assert not re.search(r"^(torch|triton|pytorch-triton-rocm)\b[ =]", text, re.MULTILINE)
     assert len(re.findall(r"^[\w.-]+(\[[\w,-]+\])?==", text, re.MULTILINE)) == len(

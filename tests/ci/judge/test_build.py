@@ -69,7 +69,7 @@ def test_the_verdict_and_the_quarantine_that_counted_are_written(tmp_path):
     assert judged(folder, a_plan).exit_status == Exit.PASS
 
 
-def test_the_merge_base_s_quarantine_counts_until_somebody_approves_the_change_s_own(tmp_path, root):
+def test_the_merge_bases_quarantine_counts_until_approved(tmp_path, root):
     base = git(root, "rev-parse", "HEAD")
     quarantined(root, json.dumps({"tests": [ENTRY]}))
     folder, a_plan = tmp_path / "results", plan(A, merge_base=base)
@@ -117,7 +117,7 @@ def test_jobs_of_agents_ran_over_their_own_checkouts(tmp_path, root, local):
         assert (one.verdict.outcome, one.verdict.doubts) == (Outcome.PASS, ())
 
 
-def test_a_job_decides_on_its_own_step_and_leaves_node_image_and_approval_to_the_build(tmp_path):
+def test_a_job_decides_on_its_step_and_leaves_node_and_image(tmp_path):
     protected_changes = (ProtectedChange(path="evals/gates.yaml", what="deleted"),)
     only_reported = GATHER.model_copy(update={"report_only": True})
     a_plan = agents_plan(only_reported, gpu_step("scan"), protected_changes=protected_changes)
@@ -128,7 +128,7 @@ def test_a_job_decides_on_its_own_step_and_leaves_node_image_and_approval_to_the
     assert (found.verdict.outcome, found.verdict.protected_changes, found.exit_status) == (Outcome.PASS, (), Exit.PASS)
 
 
-def test_a_desk_that_decides_on_a_part_still_asks_for_the_approval(tmp_path):
+def test_a_part_at_a_desk_still_asks_for_the_approval(tmp_path):
     a_plan = plan(A, B, protected_changes=(ProtectedChange(path="evals/gates.yaml", what="deleted"),), profile="quick")
     folder = tmp_path / "results"
     recorded(folder, a_plan, *finished(A, passed()))

@@ -328,7 +328,7 @@ def test_a_verdict_names_twenty_failing_checks(tmp_path):
     [{"command": "true"}, {"environment": environment(image="")}, {"imported": {}}, None],
     ids=["command", "image", "packages", "damaged"],
 )
-def test_failures_that_are_not_believed_are_counted_and_not_listed(tmp_path, changes):
+def test_failures_not_believed_are_counted_and_not_listed(tmp_path, changes):
     jobs = Jobs(tmp_path)
     FAILS(jobs)
     assert (jobs.ruled().failed, jobs.ruled().counts.failed) == ((TEST,), 1)
@@ -350,7 +350,7 @@ PLAIN = gpu_step(key=GATHER.key, device="cpu", image=None)
 
 
 @pytest.mark.parametrize("a_plan", [agents_plan(PLAIN), agents_plan(profile="gate")], ids=["cpu", "local"])
-def test_a_cpu_step_of_an_agent_and_a_desk_need_no_health_and_no_image(tmp_path, a_plan):
+def test_a_cpu_step_or_a_desk_needs_no_health_and_no_image(tmp_path, a_plan):
     jobs = Jobs(tmp_path, a_plan)
     without("health-before.json", "health-after.json")(jobs)
     gather = a_plan.steps[-1]
@@ -430,7 +430,7 @@ def test_steps_of_a_shared_job_are_judged_alone(tmp_path):
     ],
     ids=["ended early", "no record", "half watched", "sick", "another node", "damaged", "its own notes", "a copy"],
 )
-def test_a_step_of_a_shared_job_without_sound_evidence_did_not_run(tmp_path, spoil, why):
+def test_a_shared_jobs_step_without_evidence_did_not_run(tmp_path, spoil, why):
     *_, second = of_a_shared_job(tmp_path, spoil)
     assert second.outcome is Outcome.DID_NOT_RUN
     assert why in second.why
@@ -512,7 +512,7 @@ def test_no_agent_can_take_a_step_without_a_queue(tmp_path):
     assert jobs.ruled().why == "no record of it arrived"
 
 
-def test_a_step_in_an_image_that_an_earlier_build_built_needs_no_record_of_it(tmp_path):
+def test_a_step_in_an_earlier_builds_image_needs_no_record_of_it(tmp_path):
     jobs = Jobs(tmp_path, agents_plan(digests={"rocm": DIGEST}))
     without("results.jsonl")(jobs)
     jobs.path(IMAGE_STEP.key).unlink()
@@ -522,7 +522,7 @@ def test_a_step_in_an_image_that_an_earlier_build_built_needs_no_record_of_it(tm
     assert jobs.ruled().why == f"it ran in image (none), built was {DIGEST}"
 
 
-def test_a_cpu_step_of_an_agent_is_believed_on_a_node_without_gpus(tmp_path):
+def test_an_agents_cpu_step_is_believed_without_gpus(tmp_path):
     jobs = Jobs(tmp_path, agents_plan(PLAIN))
     jobs.job(PLAIN.key, *finished(PLAIN, passed(), environment=environment(image="")))
     for moment in ("before", "after"):
@@ -530,7 +530,7 @@ def test_a_cpu_step_of_an_agent_is_believed_on_a_node_without_gpus(tmp_path):
     assert jobs.ruled(PLAIN.key).outcome is Outcome.PASS
 
 
-def test_a_test_that_a_step_of_other_evidence_names_is_not_a_stray_one(tmp_path):
+def test_a_test_named_by_a_step_of_other_evidence_is_no_stray(tmp_path):
     scan = gpu_step("scan", evidence="findings").redeclared(command="python -m pytest tests/mamba")
     jobs = Jobs(tmp_path, agents_plan(GATHER, scan))
     jobs.job(GATHER.key, *finished(GATHER, passed("tests/mamba/test_scan.py::test_a")))
@@ -728,7 +728,7 @@ def test_a_record_excuses_no_more_than_the_plan_declares(needs, lacked, outcome,
     assert why in decision.why
 
 
-def test_a_record_of_a_check_that_ran_without_what_it_needs_is_red():
+def test_a_check_that_ran_without_what_it_needs_is_red():
     a_step = GATHER.redeclared(may_lack=MAY_LACK)
     ran = passed().model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
     *lines, record = finished(a_step, ran, lacked=("cpu:amx_tile",), outcome=P)

@@ -120,7 +120,7 @@ REPORTED = A.model_copy(update={"report_only": True})
 
 
 @pytest.mark.parametrize("attempt", [record(A, [FAIL], exit_status=1), record(A, (), exit_status=4), None])
-def test_a_step_that_is_only_reported_is_named_and_decides_nothing(attempt):
+def test_a_report_only_step_is_named_and_decides_nothing(attempt):
     a_plan = plan(REPORTED, B)
     verdict = verdict_of(a_plan, record(B), *([attempt] if attempt else []))
     assert (verdict.outcome, verdict.why) == (Outcome.PASS, "all 1 steps passed")
@@ -165,7 +165,7 @@ def test_a_queue_that_is_out_leaves_no_pass_and_hides_no_failure():
     assert verdict_of(plan(A, omissions=(only_reported,)), record(A)).outcome is Outcome.PASS
 
 
-def test_doubts_about_the_files_leave_no_pass_and_hide_no_failure():
+def test_doubts_about_files_leave_no_pass_and_hide_no_failure():
     for attempt, outcome, why in [
         (record(A), Outcome.INCONCLUSIVE, "they moved"),
         (record(A, [FAIL], exit_status=1), Outcome.FAIL, "a-cpu: f: max_abs_err 0.5 > 0.001"),
@@ -293,7 +293,7 @@ def test_a_failing_check_never_improves_the_verdict(build, where):
     assert SEVERITY[after.outcome] >= SEVERITY[before.outcome]
 
 
-def test_an_expired_entry_is_red_even_where_its_step_is_not_planned(tmp_path):
+def test_an_expired_entry_is_red_without_its_step(tmp_path):
     jobs = Jobs(tmp_path)
     entry = Quarantined(
         test=TEST,
@@ -393,7 +393,7 @@ def test_judge_that_leaves_nothing_is_reported(tmp_path, name, how):
 
 
 @pytest.mark.parametrize(("status", "style"), [(0, "success"), (1, "error"), (4, "error"), (6, "warning")])
-def test_annotation_has_the_colour_of_the_verdict_and_changes_none(tmp_path, status, style):
+def test_an_annotation_has_the_colour_of_the_verdict(tmp_path, status, style):
     ended = decides(tmp_path, status=status, annotates=1)
     assert any(f"--style {style}" in call for call in ended.calls)
     assert ended.status == status
@@ -404,9 +404,7 @@ def test_annotation_has_the_colour_of_the_verdict_and_changes_none(tmp_path, sta
     ("judged", "protected_changes", "asks"), [(0, "[]", False), (6, "[]", False), (6, "[1]", True), (1, "[1]", False)]
 )
 @pytest.mark.parametrize("form", ["echo 'steps: []'", "exit 5"])
-def test_change_to_its_own_gate_asks_for_a_name_with_the_form_of_the_merge_base(
-    tmp_path, judged, protected_changes, asks, form
-):
+def test_a_change_to_its_gate_asks_for_a_name_by_the_bases_form(tmp_path, judged, protected_changes, asks, form):
     hilgate = f'[ "$1 $2" = "flow approve" ] && {{ {form}; exit; }}\n' + JUDGE.format(
         protected_changes=protected_changes, status=judged
     )
@@ -416,7 +414,7 @@ def test_change_to_its_own_gate_asks_for_a_name_with_the_form_of_the_merge_base(
     assert ended.uploads == (["results/approve.yml"] if asks and not broken else [])
 
 
-def test_a_verdict_that_is_retried_finds_its_form_uploaded_and_keeps_its_status(tmp_path):
+def test_a_retried_verdict_finds_its_form_and_keeps_its_status(tmp_path):
     refusing = '[ "$1" = pipeline ] && exit 1; ' + ANNOTATES.format(status=0)
     ended = decides(tmp_path, status=6, protected_changes="[1]", buildkite_agent=refusing)
     assert ended.status == 6
@@ -428,7 +426,7 @@ def test_images_are_left_for_reruns(tmp_path):
     assert 'buildkite-agent meta-data set hilgate-images {"rocm": "sha256:00"}' in ended.calls
 
 
-def test_failing_checks_are_left_for_later_builds_of_the_same_files(tmp_path):
+def test_failing_checks_are_left_for_later_builds(tmp_path):
     steps = '[{"key": "a-cpu", "failed": ["t::a"]}, {"key": "b-cpu", "failed": []}]'
     agent = '[ "$*" = "meta-data set hilgate-failed" ] && echo "left $(cat)" >> "$CALLS"; exit 0'
     hilgate = JUDGE.format(protected_changes="[]", status=1).replace('"steps": []', f'"steps": {steps}')
@@ -438,7 +436,7 @@ def test_failing_checks_are_left_for_later_builds_of_the_same_files(tmp_path):
 
 @pytest.mark.parametrize(("fork", "asks"), [("false", True), ("true", False), ("null", False)])
 @pytest.mark.parametrize("name", [*FLOWS, "approve.yml"])
-def test_what_came_before_is_asked_with_a_token_of_its_own_and_never_for_a_fork(tmp_path, fork, asks, name):
+def test_earlier_builds_are_asked_with_a_token_never_for_forks(tmp_path, fork, asks, name):
     agent = f"""[ "$1" = artifact ] && {{ echo '{{"fork": {fork}}}' > results/plan.json; exit; }}
 [ "$1 $2" = "secret get" ] && {{ [ "$3" = HILGATE_READ_TOKEN ] && echo secret || exit 1; }}; exit 0"""
     hilgate = 'echo "token for $1: ${BUILDKITE_API_TOKEN:-none}" >> "$CALLS"\n' + APPROVED.format(name="A", status=0)
@@ -488,7 +486,7 @@ def test_approval_judges_what_ran_as_approved(tmp_path, again):
     assert fetched == ["hilgate fetch --plan results/plan.json" + (" --approved" if again else "")]
 
 
-def test_an_approval_belongs_to_a_team_and_what_decides_waits_for_it():
+def test_an_approval_belongs_to_a_team_and_is_waited_for():
     ask, runs, wait, again = yaml.safe_load(FILES["approve.yml"])["steps"]
     assert (ask["allowed_teams"], ask["blocked_state"]) == (["rocm-gate-owners"], "failed")
     assert (runs["depends_on"], wait["continue_on_failure"]) == ("approve", True)

@@ -267,7 +267,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(clone):
     assert clone.installed == EVERYTHING
 
 
-def test_two_installations_at_once_and_another_users_clone_are_refused(clone, monkeypatch):
+def test_parallel_installs_and_another_users_clone_are_refused(clone, monkeypatch):
     handle = os.open(clone.folder / "requirements", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     done = clone.make()
@@ -297,7 +297,7 @@ def test_parts_are_for_an_image(clone):
 
 
 @pytest.mark.parametrize("vllm", [False, True])
-def test_a_python_with_torch_for_a_gpu_keeps_it_or_says_what_is_missing(clone, vllm):
+def test_a_python_with_gpu_torch_keeps_it_or_says_what_lacks(clone, vllm):
     own = Path(clone.env["PYTHONPATH"])
     (own / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: True)\n")
     if vllm:
@@ -330,7 +330,7 @@ def of(venv: Path, tree: Path, made_in: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["link", "copy", "moved", "shared"])
-def test_an_environment_of_another_tree_is_refused_before_anything_is_installed(clone, how, tmp_path):
+def test_an_environment_of_another_tree_is_refused_first(clone, how, tmp_path):
     other = tmp_path / "other"
     (other / "ci").mkdir(parents=True)
     assert clone.make("pip").returncode == 0

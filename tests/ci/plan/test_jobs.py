@@ -60,7 +60,7 @@ def test_steps_in_pods_share_nothing():
     assert [one.job for one in lay_out(pods, pods={"p"})] == ["a-gfx942", "a-gfx942", None, None]
 
 
-def test_steps_that_others_need_share_a_job_where_the_same_ones_need_them():
+def test_steps_with_the_same_dependants_share_a_job():
     first, second = ("a-gfx942", "b-gfx942"), ("a-gfx942", "b-gfx942", "c-gfx942")
     needs = small("a"), small("b"), small("c")
     found = jobs_of(*needs, small("d", depends_on=first), small("e", depends_on=second))
@@ -98,7 +98,7 @@ def test_a_long_step_is_dealt_to_jobs_by_what_it_usually_takes(minutes, times, s
         assert "pytest-split" in steps[0].step.packages
 
 
-def test_hosts_find_the_keys_and_jobs_of_steps_as_the_plan_has_them():
+def test_hosts_find_the_planned_keys_and_jobs_of_steps():
     steps = lay_out([long(timeout_minutes=180), small("a"), small("b")])
     read = json.loads(plan(*steps, profile="pr", images={"rocm": "d" * 64}).model_dump_json())["steps"]
     assert [job.key_of(one) for one in read] == [one.key for one in steps]
@@ -117,7 +117,7 @@ def test_hosts_find_the_keys_and_jobs_of_steps_as_the_plan_has_them():
     ],
     ids=["too few", "floor", "four times", "most passes", "never longer", "as declared"],
 )
-def test_a_timeout_follows_measured_times_and_is_never_longer_than_declared(passes, minutes):
+def test_a_timeout_follows_measured_times_below_the_declared(passes, minutes):
     (step,) = lay_out([small("a", timeout_minutes=60)], Times(passes={"a-gfx942": passes}))
     assert step.step.timeout_minutes == minutes
     assert (f"; ended after {minutes} min, as 95 % of {len(passes)} passes took up to" in step.reason) == (minutes < 60)

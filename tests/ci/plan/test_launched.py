@@ -195,7 +195,7 @@ def test_a_record_selects_what_launched_and_omits_what_did_not(checkout):
     assert needs["two-gfx942"] == ("one-gfx942",)
 
 
-def test_a_step_that_launches_nothing_changed_anywhere_is_omitted_once(checkout):
+def test_a_step_that_launches_nothing_changed_is_omitted_once(checkout):
     commit = git(checkout.root, "rev-parse", "HEAD")
     checkout.edit("x + 1", "x + 2")
     silent = [Launches(commit, frozenset({OTHER}))]
@@ -280,7 +280,7 @@ def test_whatever_else_changes_selects_by_imports(checkout, name, old, new):
     assert "changed" in why(plan)["one-cpu"]
 
 
-def test_a_record_of_an_earlier_commit_counts_while_nothing_of_the_step_changed(checkout):
+def test_an_earlier_record_counts_while_nothing_of_it_changed(checkout):
     old = git(checkout.root, "rev-parse", "HEAD")
     checkout.edit("return x\n", "return -x\n")  # a body that it does not launch
     checkout.write("docs/a.md", "x")
@@ -333,7 +333,7 @@ def test_records_that_do_not_count_say_why_and_an_older_one_may(checkout):
     assert "one-cpu" in reasons(checkout.plan({("one", "cpu"): [cut, Launches(commit)]}))
 
 
-def test_what_a_step_needs_is_not_planned_where_it_passed_and_nothing_of_it_changed(checkout):
+def test_an_unchanged_need_that_passed_is_not_planned(checkout):
     commit = git(checkout.root, "rev-parse", "HEAD")
     both = ("cpu", "gfx942")
     beside = step("beside", both, imports=("tests/kernels/test_two.py",))

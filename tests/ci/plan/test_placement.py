@@ -85,7 +85,7 @@ def reported(plan):
     return {one.key for one in plan.steps if one.report_only}
 
 
-def test_a_step_or_a_queue_is_only_reported_where_both_sides_say_so_and_never_in_a_release():
+def test_report_only_needs_both_sides_and_no_release_has_it():
     both = frozenset({"steady-cpu", "a-gfx950"})
     assert reported(planned()) == reported(planned(ChangeFacts(report_only=both))) == both
     assert reported(planned(ChangeFacts(report_only=frozenset({"steady-cpu", "a-cpu"})))) == {"steady-cpu"}
@@ -93,7 +93,7 @@ def test_a_step_or_a_queue_is_only_reported_where_both_sides_say_so_and_never_in
     assert reported(planned(profile="release")) == set()
 
 
-def test_a_queue_that_is_out_holds_up_its_own_steps_and_what_waits_for_them():
+def test_a_queue_that_is_out_holds_up_only_what_needs_it():
     plan = planned(ChangeFacts(out={"mi300": "mi300 is out", "new": "new is out"}, report_only=frozenset({"a-gfx950"})))
     assert [one.key for one in plan.steps] == ["a-cpu", "steady-cpu"]
     causes = {one.key: one.cause for one in plan.omissions}
@@ -102,7 +102,7 @@ def test_a_queue_that_is_out_holds_up_its_own_steps_and_what_waits_for_them():
     assert reasons(plan)["a-gfx942"] == "mi300 is out"
 
 
-def test_what_needs_a_step_whose_queue_is_out_is_held_up_on_its_own_queue():
+def test_dependants_of_a_held_up_step_wait_on_their_own_queue():
     steps = [step("base", ("cpu",)), step("top", ("gfx942",), needs=("base",))]
     facts = ChangeFacts(out={"cpus": "cpus is out"})
     plan = assemble(declare(FLEET, a=steps), EVERYTHING, None, profile="pr", facts=facts)
@@ -138,6 +138,6 @@ def test_one_gpu_is_not_two():
     assert "needs 2 x gfx942; this machine has 1" in refused.value.where
 
 
-def test_the_other_device_is_omitted_with_the_stronger_evidence_named():
+def test_the_other_device_is_omitted_for_stronger_evidence():
     plan = assemble(declare(a=[STEPS["with what is there"]]), EVERYTHING, MI300X, profile="gate")
     assert reasons(plan) == {"s-cpu": "runs on gfx942 here, which is the stronger evidence"}

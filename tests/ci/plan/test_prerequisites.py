@@ -57,7 +57,7 @@ def test_everything_that_is_missing_is_named_at_once(tmp_path):
 @pytest.mark.parametrize(
     "code", ["", "exit(1)", "raise SystemError('no')", "print('words')", line("a", "pass") + "exit(3)", "print('{}')"]
 )
-def test_a_command_that_does_not_answer_is_an_invalid_declaration(tmp_path, code):
+def test_a_command_that_does_not_answer_is_invalid(tmp_path, code):
     with pytest.raises(DeclarationError, match="prerequisites"):
         demand(tmp_path, declared(code))
 

@@ -111,7 +111,7 @@ IMPORTING = (
         ("evals/hileval/gone.py", {"gate"}),
     ],
 )
-def test_module_selects_what_imports_it_and_any_other_file_its_area(repository, changed, expected):
+def test_a_module_selects_importers_and_other_files_their_area(repository, changed, expected):
     assert set(select(IMPORTING, [changed], build(repository, PATH)).reasons) == expected
 
 
@@ -140,7 +140,7 @@ def test_new_module_selects_the_areas_that_claim_it(repository):
     assert selection.reasons["read"] == "kernels/pagedkv/new.py is new"
 
 
-def test_while_the_graph_is_not_known_a_module_selects_every_step_with_imports(repository):
+def test_without_a_graph_a_module_selects_all_steps_with_imports(repository):
     unknown = Imports(find(repository, PATH), problem="reader.py cannot be parsed")
     selection = select(IMPORTING, ["evals/hileval/gate.py"], unknown)
     assert set(selection.reasons) == {"read", "write", "gate"}
@@ -250,7 +250,7 @@ ATTENTION = [name for name in tracked_files(REPOSITORY) if re.match(r"kernels/pa
     changed=st.lists(st.sampled_from(ATTENTION), min_size=1, max_size=4), others=st.sampled_from([[], ["README.md"]])
 )
 @settings(max_examples=25, deadline=None)
-def test_a_change_of_attention_is_held_by_a_published_model_before_a_merge(changed, others):
+def test_an_attention_change_is_held_by_a_published_model(changed, others):
     """Whatever else changes: GSM8K on a hub's model, and the same way on a pocket model where the plugin imports it."""
     gates = {"accuracy-granite-4-0-h-micro", "accuracy-pocket-hybrid-paired"}
     reasons = set(select(DECLARED, [*changed, *others], GRAPH).reasons)
@@ -279,13 +279,13 @@ BACKENDS = {step.key for area in DECLARED if area.area == "backends" for step in
         ("evals/gates.yaml", False, False),
     ],
 )
-def test_a_bump_of_a_pin_selects_every_backend_and_a_kernel_of_ours_that_of_ours(changed, ours, theirs):
+def test_a_pin_selects_every_backend_and_our_kernel_selects_ours(changed, ours, theirs):
     reasons = set(select(DECLARED, [changed], GRAPH).reasons)
     assert ("models-families" in reasons) == ours
     assert reasons & BACKENDS == (BACKENDS if theirs else set())
 
 
-def test_every_declared_backend_has_a_step_on_the_queues_of_its_devices():
+def test_every_declared_backend_has_a_step_on_its_queues():
     """The axis of evals/families/backends.yaml, planned for a pull request that bumps a pin."""
     document = yaml.safe_load((REPOSITORY / "evals/families/backends.yaml").read_text(encoding="utf-8"))
     steps = {step.command.rpartition(" --backend ")[2]: step for area in DECLARED for step in area.steps}
@@ -301,7 +301,7 @@ def test_every_declared_backend_has_a_step_on_the_queues_of_its_devices():
     } == {name for name in document["backends"] if name != "pagedkv"}
 
 
-def test_steps_of_ranks_ask_for_a_gpu_each_and_excuse_no_lack_of_them():
+def test_rank_steps_ask_for_a_gpu_each_and_excuse_none():
     ranks = [step for area in DECLARED for step in area.steps if "MODELS_RANKS" in step.env]
     assert {step.env["MODELS_RANKS"]: step.gpus for step in ranks} == {"2": 2, "4": 4, "8": 8}
     assert not [condition for step in ranks for condition in step.may_lack if condition.startswith("gpus:")]

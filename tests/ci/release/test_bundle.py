@@ -102,7 +102,7 @@ def test_a_release_counts_every_step(tmp_path):
 
 
 @pytest.mark.parametrize("cause", sorted(verify.LEGITIMATE))
-def test_a_release_may_leave_out_what_no_machine_offers_or_other_plans_run(tmp_path, cause):
+def test_a_release_may_omit_what_no_machine_or_other_plan_offers(tmp_path, cause):
     problem = first_problem(write(tmp_path, **RELEASE, **omission(cause, "whatever it says")))
     assert problem.startswith("commit: a release is held against its commit"), "and so it passed what stands before"
 
@@ -114,7 +114,7 @@ def test_a_failing_build_has_a_sound_bundle_too(tmp_path):
     assert answer.verdict.outcome is Outcome.FAIL
 
 
-def test_a_quarantined_failure_is_derived_again_with_its_quarantine(tmp_path):
+def test_a_quarantined_failure_is_derived_with_its_quarantine(tmp_path):
     root, out = built(tmp_path, checks=[Check(id="t.py::a", outcome=Outcome.FAIL, message="wrong")])
     a_plan = read_plan(out / "plan.json")
     expires = NOW.date() + dt.timedelta(days=7)

@@ -263,7 +263,7 @@ def test_an_emptied_bill_is_found(release, tmp_path):
     assert first_problem(release.forged(tmp_path, emptied), unsigned).startswith("bill: ")
 
 
-def test_no_release_passes_without_a_commit_or_without_a_signature(release):
+def test_no_release_passes_without_a_commit_or_signature(release):
     assert first_problem(release.bundle, replace(release.asked, root=None)).startswith(
         "commit: a release is held against its commit: --root CLONE"
     )
@@ -320,7 +320,7 @@ def test_whoever_lists_no_key_verifies_nothing(release, tmp_path):
             verify.verify(release.bundle, replace(release.asked, signers=tmp_path / name))
 
 
-def test_a_machine_without_openssh_learns_nothing_about_the_bundle(release, monkeypatch):
+def test_a_machine_without_openssh_learns_nothing(release, monkeypatch):
     only = shutil.which("git")
     folder = release.folder / "bin"
     folder.mkdir()
@@ -330,7 +330,7 @@ def test_a_machine_without_openssh_learns_nothing_about_the_bundle(release, monk
         verify.verify(release.bundle, release.asked)
 
 
-def test_the_list_of_signers_is_protected_and_forks_cannot_change_it():
+def test_the_signers_are_protected_and_forks_cannot_change_them():
     entries = load(REPOSITORY, git(REPOSITORY, "rev-parse", "HEAD"))
     assert entry_for(entries, signature.SIGNERS_FILE).flag == "any change"
     assert not stays_inside(signature.SIGNERS_FILE, load_project(REPOSITORY).forks_may_change)
@@ -397,7 +397,7 @@ def test_the_step_that_signs_does_not_sign_what_did_not_pass(release, tmp_path):
     assert not (left / "SHA256SUMS.sig").exists()
 
 
-def test_the_step_that_signs_signs_nothing_with_another_key_or_without_one(release, tmp_path):
+def test_the_signing_step_signs_with_the_right_key_only(release, tmp_path):
     for name, env, status in (("none", {}, 5), ("other", {"HILGATE_RELEASE_KEY": str(release.other)}, 3)):
         (tmp_path / name).mkdir()
         done, left = signed_by_the_step(release, tmp_path / name, **env)

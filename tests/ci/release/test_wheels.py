@@ -146,7 +146,7 @@ def test_a_wheel_is_tried_beside_those_that_it_requires(tmp_path):
     assert "No module named 'other'" in check.message
 
 
-def test_a_step_tries_each_wheel_beside_the_others_and_is_red_where_one_fails(tmp_path, monkeypatch):
+def test_a_step_tries_each_wheel_and_is_red_where_one_fails(tmp_path, monkeypatch):
     changes = {
         "pyproject.toml": f'{ABOUT}dependencies = ["other>=0.1"]\n',
         "sample/__init__.py": "import other\n__version__ = '0.1.0'\n",
@@ -219,12 +219,12 @@ def test_a_wheel_is_bound_to_the_build_by_what_checks_say_of_it(tmp_path):
     ],
     ids=["no check", "other bytes were tried", "another wheel was tried"],
 )
-def test_no_bundle_of_a_wheel_that_was_not_tried_or_of_other_bytes(tmp_path, labels, words):
+def test_no_bundle_of_an_untried_wheel_or_other_bytes(tmp_path, labels, words):
     with pytest.raises(RecordsError, match=words):
         bundled(tmp_path, *labels)
 
 
-def test_a_step_that_tries_a_wheel_is_bundled_where_none_is_built(tmp_path):
+def test_a_step_that_tries_a_wheel_is_bundled_without_one(tmp_path):
     root, out = built(tmp_path, checks=[passed("t.py::a", labels=about())])
     bundle.write_bundle(root, out, tmp_path / "e.tar", committed=1)
     assert verify.verify(tmp_path / "e.tar").sound

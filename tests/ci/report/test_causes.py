@@ -44,7 +44,7 @@ def of(*checks):
 GRID = [f"{phase}-{dtype}-bs{n}" for phase in ("decode", "prefill") for dtype in ("fp16", "fp32") for n in (16, 48, 64)]
 
 
-def test_failures_that_look_alike_are_one_entry_with_the_smallest_case():
+def test_similar_failures_are_one_entry_with_the_smallest_case():
     checks = [
         case(name, n=number, by=f"[0.{number}]", labels={"shape": f"{9 - number}x4x64"})
         if name.startswith("decode")
@@ -146,7 +146,7 @@ def test_the_case_with_the_smallest_numbers_is_shown(names, smallest):
     ],
     ids=["numbers", "lists", "signs", "addresses", "its own parameters", "percent", "drawn", "cached", "a word"],
 )
-def test_the_shape_of_a_message_leaves_out_what_differs_between_cases(message, shape):
+def test_a_messages_shape_leaves_out_what_differs_by_case(message, shape):
     assert shape_of(message, "t[head-float16-bs16]") == shape
 
 

@@ -65,7 +65,7 @@ def screen(build):
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
-def test_a_terminal_of_80_columns_shows_the_cause_of_each_planted_bug(bug):
+def test_80_columns_show_the_cause_of_each_planted_bug(bug):
     build = build_of(bug, kept(bug))
     cause = cause_of(bug, build)
     shown = screen(build)
@@ -75,7 +75,7 @@ def test_a_terminal_of_80_columns_shows_the_cause_of_each_planted_bug(bug):
     assert f"{bug.turns_red}-cpu" in shown
 
 
-def test_a_screen_that_steps_fill_is_told_from_one_that_shows_the_cause(monkeypatch):
+def test_a_screen_full_of_steps_is_told_from_one_with_the_cause(monkeypatch):
     """The planted bug of this gate: all 23 green rows above the cause."""
     monkeypatch.setattr("hilgate.report.terminal.FEW", 23)
     build = build_of(BUGS[0], kept(BUGS[0]))
@@ -119,7 +119,7 @@ def test_a_phone_shows_the_cause_of_each_planted_bug(tab, tmp_path, bug):
 
 
 @pytest.mark.needs("program:chromium")
-def test_a_phone_whose_screen_is_full_of_another_cause_does_not_show_it(tab, tmp_path):
+def test_a_phone_full_of_another_cause_does_not_show_it(tab, tmp_path):
     """The planted bug of this gate."""
     long = [
         failed(f"tests/t.py::test_{n}[{'-'.join('abcdefgh' * 5)}]", f"{n}: {'far off ' * 40}") for n in ("a", "b", "c")

@@ -58,7 +58,7 @@ def test_what_was_recorded_is_read_back(path):
     }
 
 
-def test_checks_are_those_of_the_attempt_that_counts_and_seconds_those_of_all(path):
+def test_checks_are_of_the_attempt_that_counts_seconds_of_all(path):
     a_plan, recorded, verdict = built((step("a", "x"), CHECKS))
     (last,) = recorded.attempts["a-cpu"]
     first = results.Attempt(last.record.model_copy(update={"seconds": 10.0}), (passed("old"),) * 2)
@@ -124,7 +124,7 @@ def test_an_id_that_stands_twice_counts_once(path):
     assert history.lately(path, 9).failures == {("a-cpu", "f"): 1}
 
 
-def test_an_image_is_found_by_its_contents_in_the_newest_build_that_has_it(path):
+def test_an_image_is_found_by_contents_in_the_newest_build(path):
     for minute, (content, digest) in enumerate((("1", "a"), ("1", "b"), ("2", "c"))):
         known = {"images": {"rocm": content * 64}, "digests": {"rocm": "sha256:" + digest * 64}}
         remember(path, CHECKS, minute=minute, **known)
@@ -380,7 +380,7 @@ def test_a_file_that_is_no_database_and_a_folder_are_refused(path, use):
         use(path.parent)
 
 
-def test_a_damaged_file_is_an_error_for_show_and_nothing_for_images(path):
+def test_a_damaged_file_is_an_error_for_show_and_no_images(path):
     for minute in range(20):
         remember(path, [failed(f"f{minute}{n}") for n in range(20)], minute=minute)
     whole = path.read_bytes()
@@ -428,7 +428,7 @@ def test_accuracy_over_builds_with_its_interval(asked):
     assert row["baseline"] == [0.55, 0.55, None]
 
 
-def test_a_kernel_time_is_compared_with_the_median_of_those_before(asked):
+def test_a_kernel_time_is_compared_with_the_earlier_median(asked):
     (row,) = ask(asked, "kernels")
     assert (row["id"], row["number"], row["value"]) == ("decode", "ours_us", [10.0, 12.0, 22.0])
     assert (row["last"], row["before"], row["change"]) == (22.0, 11.0, 1.0)
@@ -473,7 +473,7 @@ def test_rows_are_json(asked):
     assert json.loads(text)[0]["time"][0] == "2026-11-21T00:00:00+00:00"
 
 
-def test_the_flake_rate_of_a_step_is_of_builds_that_say_something_about_it(path):
+def test_the_flake_rate_is_of_builds_that_say_something(path):
     for minute, (check, flaky) in enumerate(
         [(passed("c"), ()), (failed("c"), ("c",)), (failed("c"), ()), (passed("c"), ())]
     ):
@@ -518,7 +518,7 @@ def launched(path, kernels, *, minute=0, keep=None, devices=("cpu",), noted=(), 
     history.add(path, a_plan, began(recorded, NOW + dt.timedelta(minutes=minute)), verdict, keep=keep)
 
 
-def test_what_a_step_launched_is_kept_once_and_read_back_newest_first(path):
+def test_what_a_step_launched_is_kept_once_and_read_newest_first(path):
     launched(path, ("k.py::one",), commit="a" * 40)
     launched(path, ("k.py::one",), commit="b" * 40, minute=1)
     launched(path, ("k.py::one", "k.py::two"), commit="d" * 40, minute=2)

@@ -43,7 +43,7 @@ def only(facts, check, **more):
     return words
 
 
-def test_a_failure_is_new_or_red_there_too_by_what_the_check_did_there(tmp_path):
+def test_a_failure_is_new_or_red_there_too_by_its_check(tmp_path):
     remember(tmp_path / FILE, [failed("f", "max_abs_err 0.5\nmore"), passed("p"), skipped("s", "no GPU")], commit=BASE)
     facts = merge_base.find(PLAN, history=tmp_path / FILE)
     assert only(facts, failed("p", "x")) == "new here: it passed at bbbbbbbbbbbb"
@@ -159,7 +159,7 @@ def test_a_red_merge_base_makes_nothing_green():
     assert verdict.outcome is Outcome.FAIL
 
 
-def test_of_a_long_history_only_recent_builds_and_the_merge_base_count(tmp_path, monkeypatch):
+def test_of_a_long_history_recent_builds_and_the_base_count(tmp_path, monkeypatch):
     monkeypatch.setattr(merge_base, "RECENT_BUILDS", 2)
     for minute in range(3):
         remember(tmp_path / FILE, [failed("f")], minute=minute)

@@ -208,7 +208,7 @@ def test_the_annotation_is_commonmark_of_which_each_block_closes():
     assert not {"html_block", "html_inline"} & {token.type for token in tokens}
 
 
-def test_a_page_works_in_both_colour_schemes_on_a_phone_and_on_paper():
+def test_a_page_works_in_both_schemes_on_phone_and_paper():
     *build, facts = red()
     html = report_page(ReportView(*build, facts=facts))
     for words in ("(prefers-color-scheme: dark)", "@media print", "(max-width: 40rem)", 'name="viewport"', 'lang="en"'):
@@ -289,7 +289,7 @@ def test_nothing_recorded_is_nothing_shown():
     assert view.error(wrong_check(numbers={"seconds": 1.0}, labels={"error": "TimeoutError"})) == ""
 
 
-def test_the_headline_of_a_red_build_is_what_decided_and_not_its_commonest_skip():
+def test_a_red_headline_is_what_decided_and_not_a_skip():
     needs = {"needs": "device:gfx942"}
     skips = [skipped(f"s{number}", "no GPU").model_copy(update={"labels": needs}) for number in range(5)]
     lacks = {"may_lack": {"device:gfx942": {"why": "a CPU captures no graphs", "most": 5}}}

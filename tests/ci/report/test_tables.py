@@ -37,7 +37,7 @@ def of_attempt(build_, **changes):
     return a_plan, recorded, judge(a_plan, recorded, plan_digest(a_plan), decided=attempt.record.started)
 
 
-def test_cells_stand_in_the_order_in_which_they_ran_and_what_was_not_asked_is_blank():
+def test_cells_stand_in_run_order_and_unasked_ones_are_blank():
     found = table(cell("fig", "b"), cell("fig", "a", "did not run"), cell("apple", "c", "fail"))
     assert (found.rows, found.columns) == (("fig", "apple"), ("b", "a", "c"))
     assert ("apple", "b") not in found.grid
@@ -46,7 +46,7 @@ def test_cells_stand_in_the_order_in_which_they_ran_and_what_was_not_asked_is_bl
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_two_checks_of_a_cell_the_worse_wins_and_both_are_named(order):
+def test_the_worse_of_two_checks_wins_and_both_are_named(order):
     twice = [cell("fig", "a", id="t.py::one", seconds=1.0), cell("fig", "a", "fail", id="t.py::two", seconds=2.0)]
     found = table(*twice[::order], cell("fig", "b")).grid["fig", "a"]
     assert found.outcome is Outcome.FAIL
@@ -144,7 +144,7 @@ def test_files_of_other_plans_go_and_files_of_others_stay(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"notes.json", "copy.json", "folder.json"}
 
 
-def test_names_that_no_file_of_cells_may_have_are_those_of_builds():
+def test_forbidden_names_of_cells_files_are_those_of_builds():
     from hilgate.declare import quarantine
     from hilgate.release import bundle
     from hilgate.run import results
@@ -153,7 +153,7 @@ def test_names_that_no_file_of_cells_may_have_are_those_of_builds():
     assert theirs < RESERVED_FILES
 
 
-def test_each_reason_is_reported_once_with_the_cells_it_holds_for():
+def test_each_reason_is_reported_once_with_its_cells():
     fruits = [f"f{number}" for number in range(6)]
 
     def outcome(row, column):
@@ -191,7 +191,7 @@ def test_the_line_that_repeats_a_failing_cell_names_it(row, line):
     assert build(cell(row, "a", "fail"))[2].steps[0].reproduce == line
 
 
-def test_a_step_with_columns_has_a_row_for_each_check_and_its_values():
+def test_a_step_with_columns_has_a_row_for_each_check():
     one = step("a", "x", columns=("check", "arch", "err", "lds_bytes"))
     checks = [passed("p", labels={"arch": "gfx942"}, numbers={"err": 0.123456, "lds_bytes": 65536}), failed("f", "bad")]
     (found,) = tables.value_tables(*built((one, checks)))
@@ -201,7 +201,7 @@ def test_a_step_with_columns_has_a_row_for_each_check_and_its_values():
     assert (found.summary, list(tables.notes(found))) == ("1 passed, 1 failed", [])
 
 
-def test_steps_that_stand_together_share_the_table_of_their_columns():
+def test_steps_that_stand_together_share_a_table():
     """One table on each device, what did not pass first; a step that recorded nothing is said."""
     ours, others, lost = (
         step(key, "x", columns=("check", "err"), together="granite") for key in ("ours", "triton", "aiter")
@@ -217,7 +217,7 @@ def test_steps_that_stand_together_share_the_table_of_their_columns():
     assert (single.step.key, single.incomplete) == ("alone-cpu", "")
 
 
-def test_the_annotation_has_a_line_for_a_failing_cell_and_none_without():
+def test_the_annotation_has_a_line_for_each_failing_cell():
     text = annotation.render(ReportView(*build(cell("fig", "a", "fail"), cell("fig", "b", "fail"), cell("fig", "c"))))
     assert (
         "\n✗ grid-cpu: fig, a: max\\_abs\\_err 0.5 > 0.001 (and 1 more of its cells failed)\n".replace(">", "&gt;")
@@ -269,7 +269,7 @@ def test_steps_that_stand_beside_each_other_share_a_table():
     assert page.index("fruit x backend") < page.index(">ROCM_AITER_MLA<") < page.index(">deepseek-v3<")
 
 
-def test_a_step_without_cells_is_said_and_one_alone_has_nothing_beside_it():
+def test_a_step_without_cells_is_said_and_one_alone_stands_alone():
     (found,) = tables.tables_beside(*beside({"models": [("jamba", "decode")], "attn": [("jamba", "decode")]}))
     assert found.columns == ("pagedkv", "ROCM_ATTN")
     assert "fa" in found.incomplete

@@ -44,7 +44,7 @@ def mixed(row, column):
     return ["pass", "pass", "did not run", "inconclusive", "fail", ""][number % 6]
 
 
-def test_eighteen_rows_and_thirteen_columns_fit_80_columns_with_every_name_whole():
+def test_eighteen_rows_and_thirteen_columns_fit_80_columns():
     found = text(*grid(FRUITS, TESTS, mixed))
     assert max(cell_len(line) for line in found) <= 80
     for name in (*FRUITS, *TESTS):
@@ -82,7 +82,7 @@ def test_any_table_fits_its_terminal(width):
         assert any(f"column-{'x' * min(n, 3)}" in line for line in found)
 
 
-def test_marks_carry_the_colours_of_outcomes_and_hostile_names_are_text():
+def test_marks_have_outcome_colours_and_hostile_names_are_text():
     evil = "\x1b[31mred\u202e"
     spans = [span for line in terminal.lines(table(cell(evil, "a", "fail")), 80) for span in line.spans]
     assert STYLES[Outcome.FAIL] in {str(span.style) for span in spans}
@@ -114,7 +114,7 @@ def test_the_table_of_steps_is_never_cut(monkeypatch, capsys, width, header, sec
     assert max(cell_len(line) for line in lines[:4]) <= width
 
 
-def test_a_key_that_is_too_long_for_the_terminal_goes_on_in_the_next_line(monkeypatch, capsys):
+def test_a_key_too_long_for_the_terminal_is_continued(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
     terminal.print_verdict(Report(*built((step(DRIFT.removesuffix("-cpu"), "x"), [passed()])), Path("report.html")))
     first, second = capsys.readouterr().out.splitlines()[1:3]

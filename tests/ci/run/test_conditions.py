@@ -214,7 +214,7 @@ def ended(tmp_path, text, **declared):
     ],
     ids=["collected none", "ended the session", "left without a word"],
 )
-def test_a_step_of_which_not_every_collected_test_ended_did_not_run(tmp_path, text, why):
+def test_a_step_with_an_unfinished_test_did_not_run(tmp_path, text, why):
     record = ended(tmp_path, text)
     assert record.outcome is Outcome.DID_NOT_RUN
     assert why in record.message
@@ -233,7 +233,7 @@ def test_a_step_whose_test_has_no_declared_excuse_did_not_run(tmp_path):
     assert "needs program:no-such-thing, which the step does not declare" in record.message
 
 
-def test_a_step_whose_test_is_skipped_although_nothing_is_lacking_did_not_run(tmp_path):
+def test_a_step_with_a_needless_skip_did_not_run(tmp_path):
     text = TWO.replace("@pytest.mark", "@pytest.mark.skip(reason='no time')\n@pytest.mark")
     record = ended(
         tmp_path, text.format(condition="program:sh"), may_lack={"program:sh": {"why": "it needs a shell", "most": 1}}
@@ -241,7 +241,7 @@ def test_a_step_whose_test_is_skipped_although_nothing_is_lacking_did_not_run(tm
     assert record.outcome is Outcome.DID_NOT_RUN, record.message
 
 
-def test_a_step_whose_test_runs_without_what_it_is_declared_to_need_is_red(tmp_path):
+def test_a_step_whose_test_runs_without_its_need_is_red(tmp_path):
     text = "def test_two(record_property): record_property('needs', 'program:no-such-thing')\ndef test_one(): ...\n"
     record = ended(tmp_path, text, may_lack=MAY_LACK)
     assert record.outcome is Outcome.FAIL
@@ -301,7 +301,7 @@ def test_a_condition_is_asked_in_the_environment_of_the_step(tmp_path):
     assert (record.lacked, record.message) == (("program:no-such-thing",), "2 passed")
 
 
-def test_a_wrong_condition_of_a_declaration_is_said_with_its_place(tmp_path):
+def test_a_wrong_declared_condition_is_said_with_its_place(tmp_path):
     root = write_repository(tmp_path, {"a": "python -c pass"}, a={"may_lack": {"amx": {"why": "what", "most": 1}}})
     done = hilgate(root, "plan")
     assert done.returncode == Exit.INVALID_DECLARATION

@@ -38,7 +38,7 @@ def a_step(command="python -m pytest tests/kernels --ignore=tests/kernels/far -k
         ("docs/test_page.md", False),
     ],
 )
-def test_tests_are_listed_where_a_change_can_have_taken_some_away(file, due):
+def test_tests_are_listed_where_a_change_can_remove_some(file, due):
     paths = paths_to_list(a_step(), plan(merge_base=BASE, changed_files=("README.md", file)))
     assert paths == (("tests/kernels",) if due else ())
 
@@ -53,18 +53,18 @@ def test_tests_are_listed_where_a_change_can_have_taken_some_away(file, due):
     ],
     ids=["no-merge-base", "a-part", "no-tests", "another-program"],
 )
-def test_nothing_is_listed_without_a_merge_base_or_a_whole_run_of_pytest(a_step, merge_base):
+def test_nothing_is_listed_without_a_base_or_a_whole_pytest_run(a_step, merge_base):
     assert paths_to_list(a_step, plan(merge_base=merge_base, changed_files=("tests/test_a.py",))) == ()
 
 
-def test_declared_tests_count_and_not_what_the_command_seems_to_name():
+def test_declared_tests_count_and_not_the_commands_words():
     tests = ("tests/kernels", "!tests/kernels/far")
     found = a_step("python -m pytest --family jamba tests/kernels --ignore=tests/kernels/far", tests=tests)
     assert named_tests(found) == ("tests/kernels",)
     assert named_tests(a_step("make junit", tests=tests)) == ()
 
 
-def test_a_command_without_paths_takes_every_change_for_one_of_its_tests():
+def test_a_command_without_paths_takes_every_change_for_its_test():
     a_plan = plan(merge_base=BASE, changed_files=("src/layout.py",))
     assert paths_to_list(a_step("python -m pytest -q"), a_plan) == (".",)
 
@@ -101,7 +101,7 @@ def listed(key, at_base, here=(), **more):
     return ListingRecord(step=key, here=here, at_base=at_base, **more)
 
 
-def test_losses_of_a_file_are_one_sentence_with_the_first_names_and_the_count():
+def test_losses_of_a_file_are_one_sentence_with_a_count():
     steps = (a_step("python -m pytest tests"), a_step("python -m pytest tests", key="other-cpu"))
     a_plan = plan(*steps, merge_base=BASE, changed_files=("tests/conftest.py",))
     ids = tuple(f"tests/t.py::test_it[{n}]" for n in range(9))
@@ -176,7 +176,7 @@ def test_shards_are_whole_where_each_test_began_in_exactly_one(lists, why):
     assert wrongly_dealt(SHARDS, lists) == why
 
 
-def test_the_first_shard_lists_the_merge_base_for_all_and_losses_need_every_shard():
+def test_the_first_shard_lists_for_all_and_losses_need_all():
     a_plan = plan(*SHARDS, merge_base=BASE, changed_files=("tests/test_a.py",))
     assert [bool(paths_to_list(shard, a_plan)) for shard in SHARDS] == [True, False]
     lists = dealt("a", "b")

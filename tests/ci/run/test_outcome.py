@@ -63,7 +63,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_a_failed_program_said_is_its_error_and_not_its_remedy(name):
+def test_a_failed_programs_words_are_its_error_not_its_remedy(name):
     printed, quoted = SAID[name]
     assert said(printed.splitlines()) == quoted
 

@@ -39,7 +39,7 @@ def test_without_a_forecast_nothing_is_promised():
 
 
 @pytest.mark.parametrize(("said", "ending"), [("", ""), ("[ 40%]", ": [ 40%]")])
-def test_a_heartbeat_of_a_step_that_prints_nothing_ends_without_a_colon(monkeypatch, said, ending):
+def test_a_silent_steps_heartbeat_ends_without_a_colon(monkeypatch, said, ending):
     monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.0)
     printed = io.StringIO()
     lines = progress.Lines(Console(file=printed, width=80), buildkite=False)
@@ -48,7 +48,7 @@ def test_a_heartbeat_of_a_step_that_prints_nothing_ends_without_a_colon(monkeypa
     assert printed.getvalue().splitlines()[-1] == f"a-cpu: running for 1 min 01 s{ending}"
 
 
-def test_a_live_table_leaves_the_terminal_to_what_is_printed_after_its_steps(monkeypatch):
+def test_a_live_table_leaves_the_terminal_after_its_steps(monkeypatch):
     shown = io.StringIO()
     one = plan(step("a", "x"))
     console = Console(file=shown, width=80, force_terminal=True, _environ={"TERM": "xterm"})  # a dumb one has no table

@@ -174,7 +174,7 @@ IMAGES = {
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_the_image_that_a_step_builds_is_recorded_or_it_did_not_run(tmp_path, name):
+def test_an_image_that_is_not_recorded_did_not_run(tmp_path, name):
     text, outcome, why = IMAGES[name]
     then = "" if text is None else f"pathlib.Path(os.environ['HILGATE_OUT'], 'image.json').write_text({text!r})"
     build = IMAGE_STEP.redeclared(command=writes_findings({"id": "built", "outcome": "pass"}, then=then))
@@ -272,7 +272,7 @@ def test_a_green_run_has_nothing_to_say_early(tmp_path):
     [{}, {"base": "f" * 40}, {"base_known": frozenset({"samples-cpu"})}, {"most": 0.0}],
     ids=["no base", "a commit that is not there", "known already", "a step that takes long"],
 )
-def test_the_merge_bases_files_are_left_alone_where_that_does_not_pay(changed, more, monkeypatch):
+def test_the_merge_base_is_left_alone_where_it_does_not_pay(changed, more, monkeypatch):
     root, base = changed
     monkeypatch.setattr(recheck, "MOST_BASE_SECONDS", more.get("most", recheck.MOST_BASE_SECONDS))
     options = {"base": base, **more} if more else {}

@@ -195,7 +195,7 @@ RECHECK = f"{GATHER.key}.recheck"
     ],
     ids=["a-step", "a-rerun-on-the-same-node", "an-image", "other-files"],
 )
-def test_a_recheck_holds_reruns_on_another_node_over_the_same_files_and_nothing_else(jobs, records, tree):
+def test_a_recheck_holds_only_reruns_elsewhere_over_these_files(jobs, records, tree):
     jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=1))
     jobs.job(RECHECK, *records, environment=environment(ELSEWHERE), tree=tree * 64)
     assert set(jobs.recorded().damaged) == {RECHECK}
@@ -204,7 +204,7 @@ def test_a_recheck_holds_reruns_on_another_node_over_the_same_files_and_nothing_
     assert any("its rerun elsewhere cannot be believed" in line for line in ruled.evidence)
 
 
-def test_a_folder_of_no_planned_step_is_named_and_a_file_beside_them_is_no_job(jobs):
+def test_an_unplanned_steps_folder_is_named_and_files_ignored(jobs):
     (jobs.folder / "readme.txt").write_text("")
     jobs.job("scan-gfx942", *finished(WRITE, failed(), status=1))
     assert jobs.recorded().damaged == {"scan-gfx942": "the step 'scan-gfx942' is not in the plan"}
@@ -217,7 +217,7 @@ def test_what_a_job_put_back_is_reported(jobs):
 
 
 @pytest.mark.parametrize("folder", ["", ".recheck"])
-def test_with_an_approval_a_job_that_ran_over_files_of_the_merge_base_did_not_run(jobs, folder):
+def test_an_approved_job_over_the_bases_files_did_not_run(jobs, folder):
     jobs.path(GATHER.key + folder).parent.mkdir(exist_ok=True)
     jobs.path(GATHER.key + folder, NOTE).write_text('{"files": ["tests/support/tolerances.py"]}')
     recorded = results.read_all(jobs.folder.parent, jobs.folder, jobs.plan, plan_digest(jobs.plan), approved=True)
@@ -225,7 +225,7 @@ def test_with_an_approval_a_job_that_ran_over_files_of_the_merge_base_did_not_ru
     assert (GATHER.key in recorded.attempts) is bool(folder)
 
 
-def test_jobs_of_agents_are_read_together_and_one_that_left_nothing_did_not_run(tmp_path):
+def test_agents_jobs_are_read_together_and_none_may_be_missing(tmp_path):
     a_plan = plan(
         step("a", writes_findings(passing())), step("b", writes_findings(failing(), status=1)), step("c", "x")
     )
@@ -303,7 +303,7 @@ def state(root):
     return {path.name: path.read_text() for path in sorted((root / "tests").iterdir())}
 
 
-def test_the_files_are_the_merge_bases_and_after_an_interrupt_too_the_changes_again(checkout):
+def test_files_are_the_bases_and_restored_after_an_interrupt(checkout):
     root, sha, job = checkout
     before = state(root)
     with restored_files(root, sha, FILES, job):

@@ -63,7 +63,7 @@ def test_each_ending_becomes_its_outcome(name, tmp_path, monkeypatch):
     assert why in record.message
 
 
-def test_all_steps_are_recorded_and_a_dependant_of_a_failure_is_not_started(tmp_path):
+def test_a_dependant_of_a_failure_is_recorded_and_not_started(tmp_path):
     a_plan = plan(
         step("first", writes_findings(failing(), status=1)),
         step("middle", writes_findings(passing()), depends_on=("first-cpu",)),
@@ -105,7 +105,7 @@ def test_stale_evidence_is_never_read(tmp_path):
     assert recorded.last("sample-cpu").record.message == "it left no findings.jsonl"
 
 
-def test_a_step_records_what_it_launched_unless_a_process_noted_nothing(tmp_path):
+def test_a_step_records_launches_unless_a_process_noted_none(tmp_path):
     alone = "import subprocess, sys; subprocess.run([sys.executable, '-I', '-c', ''])"
     clean = (  # as a test may do that tries an installation, and hilgate when a step starts it
         "import subprocess, sys; from hilgate.pytest_recorder import recorders; from hilgate.run import process; "
@@ -139,7 +139,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     assert time.monotonic() - began < 10
 
 
-def test_an_interrupt_keeps_what_finished_and_resume_runs_the_rest(tmp_path):
+def test_an_interrupt_keeps_finished_steps_and_resume_goes_on(tmp_path):
     mark = tmp_path / "seen"
     slow = python(
         f"import os, pathlib, time; p = pathlib.Path({str(mark)!r}); n = p.exists(); p.write_text('x');"

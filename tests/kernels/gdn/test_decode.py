@@ -197,7 +197,7 @@ def test_a_decay_for_each_key(most, lower_bound, device, record_property):
     layer.step([1, most + 1, 1], 0, record_property)
 
 
-def test_a_sequence_without_tokens_keeps_its_state_and_its_drafts(device):
+def test_an_empty_sequence_keeps_its_state_and_its_drafts(device):
     layer = Layer("narrow", 2, DTYPES[-1], device, most=3)
     layer.step([4, 4])
     layer.accept([3, 2])
