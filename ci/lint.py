@@ -100,7 +100,7 @@ FORBIDDEN = {
 """Check id -> what no line of any file may hold, and why."""
 
 MOST_COLUMNS = 88
-"""Of a code block in a page."""
+"""Columns of a code block in a page."""
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)")
 _BLOCK = re.compile(r"^```[^\n]*\n(.*?)^```$|^    ([^\n]*)$", re.MULTILINE | re.DOTALL)

@@ -58,7 +58,7 @@ DRAWN = 150
 LEAST_KILLED = 0.9
 """Lower end of the rate's 95 % interval (Wilson)."""
 MINUTES = 85.0
-"""Of the step's 90: what has not run by then is missing, and the command fails for it."""
+"""Minutes to run mutants in, of the step's 90: what has not run by then is missing, and the command fails for it."""
 
 _SAME = re.compile(
     "ReplaceComparisonOperator_((Is_Eq|IsNot_NotEq) [A-Z_]+|(Is_GtE|IsNot_Lt) PASS|(Is_LtE|IsNot_Gt) DID_NOT_RUN)"

@@ -43,10 +43,10 @@ CACHE = "HILGATE_CACHE"
 """Variable of the agent: a folder of models that its jobs share, one part for reviewed code and one for all other."""
 
 DISPOSABLE = "HILGATE_DISPOSABLE"
-"""Of the agent: 1 where the machine is thrown away after each job, so a fork may run on the host itself."""
+"""Variable of the agent: 1 where the machine is thrown away after each job, so a fork may run on the host itself."""
 
 FROM_BUILD = "HILGATE_IMAGE_FROM_BUILD"
-"""Of a rerun: the build whose images are used, where this one builds none."""
+"""Variable of a rerun: the build whose images are used where this one builds none."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -65,7 +65,7 @@ class PlannedJob:
     content: str
     """sha256 of what the image is built from."""
     digest: str
-    """Of the image, where an earlier build has built it."""
+    """Digest of the image, where an earlier build has built it."""
     provider: str
     """Planned key of the step that builds the image."""
     gpus: int

@@ -130,7 +130,7 @@ class EvidenceKind(abc.ABC):
     """
 
     name: ClassVar[str]
-    """As areas write it."""
+    """The kind of evidence, as areas write it."""
     file: ClassVar[str]
     exits: ClassVar[Mapping[int, str]] = {status.value: meaning for status, meaning in EXIT_MEANINGS.items()}
     """Exit status of its steps -> what it means."""

@@ -19,7 +19,7 @@ VARIABLE = "HILGATE_LISTING"
 """Names the file to write: a JSON list of node ids."""
 
 NAME = "hilgate-listing"
-"""Of the plugin that is registered where there is a file to write."""
+"""Name of the plugin that is registered where there is a file to write."""
 
 DEALT = "dealt-"
 """What begins the name of the file beside it, in which a shard lists the tests of all shards."""

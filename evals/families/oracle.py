@@ -76,7 +76,7 @@ class Rounding:
     same_experts: float
     """The worst error where routers choose as the exact model does."""
     reach: tuple[float, ...]
-    """By how much it moves the lead of the last expert that a router chooses, for each router; () if not measured."""
+    """How much it moves the lead of the last expert that a router chooses, for each router; () if not measured."""
 
     @classmethod
     def largest(cls, several: Iterable[Rounding]) -> Rounding:

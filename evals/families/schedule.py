@@ -30,7 +30,7 @@ class FamilyAnswer:
     rows: torch.Tensor | None
     """Log-probabilities [positions, tokens] float64, of the last positions; None where not asked for."""
     gaps: tuple[float, ...]
-    """By how much each token was better than the second best, in nats; empty where not asked for."""
+    """How much each token was better than the second best, in nats; empty where not asked for."""
     cached: int
     """Prompt tokens that a prefix cache had."""
     ids: torch.Tensor | None = None

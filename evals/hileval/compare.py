@@ -87,7 +87,7 @@ class ReadRun:
     filter: str
     metric: str
     answers: dict[str, Answered]
-    """By their question's hash."""
+    """Answers by the hash of their question."""
 
 
 @dataclass(frozen=True)

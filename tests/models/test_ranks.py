@@ -38,7 +38,7 @@ def ranks_of(value: str) -> int:
 RANKS = ranks_of(os.environ.get(VARIABLE, "2"))
 
 SECONDS = 900
-"""Of one model. On GPUs most of it is Triton's: vLLM tunes its kernels of the delta rule and Mamba-2 at the start."""
+"""Seconds for one model. On GPUs vLLM tunes its kernels of the delta rule and Mamba-2 for most of it."""
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(SECONDS + 120)]
 

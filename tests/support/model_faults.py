@@ -39,7 +39,7 @@ class ModelFault(PlantedFault):
 
 
 PLANTS: dict[str, ModelFault] = {}
-"""By name, as `processes.py` takes it after a family's: `granite-4.0-h+freed-block`."""
+"""Faults by name, as `processes.py` takes it after a family's: `granite-4.0-h+freed-block`."""
 
 
 def plant(name: str, fails: str, *passes: str, family: str = "granite-4.0-h") -> Callable[[Any], None]:

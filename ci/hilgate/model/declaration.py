@@ -304,7 +304,7 @@ class Step(StrictModel):
     label: str
     """What a person reads: a few words, no device name."""
     tests: tuple[str, ...] = ()
-    """As declared; empty where it is no run of pytest, or was declared by its command."""
+    """The tests as declared; empty where it is no run of pytest, or was declared by its command."""
     command: Annotated[str, AfterValidator(_needs_no_shell)]
     """Run without a shell in the repository root; a leading `python` is the interpreter that runs hilgate."""
     devices: tuple[Key, ...] = Field(min_length=1)
@@ -317,7 +317,7 @@ class Step(StrictModel):
     """Fewest checks that must run, where its evidence is findings. Of a step of pytest every test that is collected
     must end, and at least one must run."""
     may_lack: Excuses = Field(default_factory=dict)
-    """As `DeclaredStep.may_lack`."""
+    """Conditions that a machine may lack, as in `DeclaredStep.may_lack`."""
     timeout_minutes: int = Field(ge=1, le=180)
     """When it is ended; it then did not run."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -438,7 +438,7 @@ class OnAgents(StrictModel):
 PYTEST = "python -m pytest"
 
 CHECKOUT, PROGRAM, MODEL = "checkout", "program:", "model:"
-"""Of `DeclaredStep.requires`: a git checkout, a program on the path, a model; other words are distributions."""
+"""Words of `DeclaredStep.requires` that name no distribution: a git checkout, a program on the path, a model."""
 
 
 def _requirement(text: str) -> str:

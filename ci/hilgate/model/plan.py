@@ -35,7 +35,7 @@ class PlannedStep(StrictModel):
     """A declared step on a device, with where it runs there and the reason it was selected."""
 
     step: Step
-    """As declared; without its secrets where the change comes from a fork."""
+    """The step as declared; without its secrets where the change comes from a fork."""
     area: Key
     device: Key
     queue: Key | None
@@ -132,7 +132,7 @@ class ProtectedChange(StrictModel):
 
     path: str
     what: str
-    """In a few words: changed, deleted or new, or which tests are gone."""
+    """The kind of change in a few words: changed, deleted or new, or which tests are gone."""
     hunk: str = ""
     """The beginning of its diff against the merge base."""
     tests: tuple[str, ...] = ()

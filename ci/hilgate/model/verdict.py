@@ -62,7 +62,7 @@ class StepVerdict(StrictModel):
     reproduce: str
     """A line to paste: the command that repeats this step."""
     exit_status: int | None = None
-    """As recorded; None when nothing was recorded, started or left to end by itself."""
+    """The recorded exit status; None when nothing was recorded, started or left to end by itself."""
     report_only: bool = False
     """Whether it is in the report and never in the verdict."""
     attempts: int = Field(default=0, ge=0)
@@ -75,7 +75,7 @@ class Verdict(StrictModel):
     schema_version: Literal[8] = 8
     decided: dt.datetime
     profile: PlanProfile | None
-    """Of its plan; null where there was none. What a quick run says is no answer about a change."""
+    """The plan's profile; null where there was none. A quick run decides no merge."""
     commit: str
     plan_digest: str
     outcome: Outcome

@@ -144,7 +144,7 @@ class Answer:
 
     runs: bool
     reason: str
-    """In full, or what is added to why imports select it where none counts."""
+    """The whole reason, or what is added to why imports select it where none counts."""
     counts: bool = True
     """Whether there is a record that counts."""
 

@@ -601,7 +601,7 @@ RECENT_BUILDS, MOST_PASSES = 200, 50
 """Builds, the newest, whose passes are times, and passes of a step."""
 
 LEAST_SECONDS = 0.001
-"""Of a test: pytest-split gives all tests that take no time to one shard."""
+"""Least seconds of a test: pytest-split gives all tests that take no time to one shard."""
 
 
 def times(path: Path, keys: Iterable[str]) -> Times:

@@ -43,7 +43,7 @@ LIMIT_BYTES = 1024 * 1024
 """Buildkite refuses larger annotations; a report of that size is still a mailable file."""
 
 NAMED_IDS, EVIDENCE_LINES = 20, 12
-"""Of flaky and quarantined checks of one step; the others are counted. Of the evidence of one step."""
+"""How many flaky and quarantined checks of a step are named, and how many lines of its evidence are shown."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class StepProblem:
     skips: tuple[tuple[str, int], ...]
     """(reason, how many checks), of the checks that did not run."""
     merge_base: str
-    """Of the step itself, where no check says more; empty locally where nobody can know."""
+    """The reason of the step itself, where no check says more; empty locally where nobody can know."""
     container: str
     """The line that repeats it in its image; empty when it ran in none."""
     steps: tuple[str, ...] = ()

@@ -47,9 +47,9 @@ GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL: long enough for pytest to write its report, short against any step's timeout."""
 
 LISTING_FILE = "tests.json"
-"""In the output folder of a step of pytest: ids of the tests that began."""
+"""File in the output folder of a pytest step: ids of the tests that began."""
 DURATIONS_FILE = "durations.json"
-"""In that of a shard: seconds of its step's tests, for pytest-split."""
+"""File in the output folder of a shard: seconds of its step's tests, for pytest-split."""
 OUT_VARIABLE = "HILGATE_OUT"
 PROFILE_VARIABLE = "HILGATE_PROFILE"
 """What the plan is for, given to every step: gates are stricter before a release."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hilgate.model.plan import PlannedStep
 
 READS_FILE: Final = "reads.txt"
-"""In the output folder of a step: the files of the checkout that it read, one on each line."""
+"""File in the output folder of a step: the files of the checkout that it read, one on each line."""
 KERNELS_FILE: Final = "kernels.txt"
 """Beside it: the functions of Triton that it compiled or interpreted, and what it read as text; why that is not all."""
 

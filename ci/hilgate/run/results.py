@@ -55,9 +55,9 @@ AS_AT_BASE = "it ran with files of the merge base, not with those that were appr
 MOMENTS = ("before", "after")
 
 MOST_BYTES, MOST_NOTE_BYTES = 64 * 2**20, 2**20
-"""Of a step's results and of its note that are read: code of the change may have written both."""
+"""Bytes that are read of a step's results or note: code of the change may have written both."""
 MOST_ATTEMPTS, MOST_RERUNS = 100, 1000
-"""Of a step; more than a runner makes of one."""
+"""More attempts and reruns of a step than a runner makes."""
 
 
 @dataclass(frozen=True)

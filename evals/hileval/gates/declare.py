@@ -278,7 +278,7 @@ class Backend(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     platforms: tuple[Literal["cpu", "cuda", "rocm"], ...]
-    """Where it exists."""
+    """The platforms of vLLM that have it."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment of its engines."""
 

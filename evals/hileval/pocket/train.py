@@ -119,7 +119,7 @@ RECIPES = {
     "packed": TrainingRecipe("packed", steps=700),
     "speech": TrainingRecipe("speech", steps=1500, batch=64),
 }
-"""By architecture."""
+"""Recipes by architecture."""
 
 Trained = tuple["PreTrainedModel", "PreTrainedTokenizerFast", float]
 """The model in eval mode, its tokenizer, and the seconds it took."""

@@ -63,7 +63,7 @@ class Code:
     same: str = ""
     """Equal where a GPU is given the same: machine code, LDS, waves."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """By the names of `FIGURES`."""
+    """Figures by the names of `FIGURES`."""
 
 
 @dataclass(frozen=True)

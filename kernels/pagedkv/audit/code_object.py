@@ -210,7 +210,7 @@ class Loop:
     """Instructions of the vector ALU, transcendental ones included."""
     transcendental: int = 0
     lds_bytes: int = 0
-    """That each lane moves to, from or through LDS, as many as its instructions say."""
+    """Bytes that each lane moves to, from or through LDS, as many as its instructions say."""
     lds_waits: int = 0
     """Waits for LDS or scalar loads."""
     barriers: int = 0

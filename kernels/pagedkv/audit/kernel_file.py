@@ -50,7 +50,7 @@ class ArchResult:
 
     arch: str
     figures: dict[str, float]
-    """By the names of `_BUDGETS`; the LDS alone where it is too much to compile on."""
+    """Figures by the names of `_BUDGETS`; the LDS alone where it is too much to compile on."""
     exceeded: str = ""
     """What is wrong; empty within the budget."""
     timed_out: bool = False

@@ -59,7 +59,7 @@ class Kernel:
     reads: str
     """`cache`; `dense`: keys and values that somebody gathered; `none`: it does not attend."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
-    """By feature."""
+    """Limits by feature."""
 
     @property
     def provider(self) -> str:
@@ -83,7 +83,7 @@ class Preferred:
 
 
 Orders = Mapping[str, Mapping[Task, tuple[Preferred, ...]]]
-"""By arch and task the kernels, best first."""
+"""The kernels by arch and task, best first."""
 
 
 @functools.cache
