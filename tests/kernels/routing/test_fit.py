@@ -237,11 +237,12 @@ def test_the_kernels_tests_take_every_size_that_a_hybrid_gets():
 
 
 def test_the_page_shows_what_fit_prints(monkeypatch, capsys):
-    """Command and output of docs/how-to/serve-a-model.md."""
+    """Command and output of docs/how-to/fit-a-model.md."""
     root = Path(__file__).parents[3]
     monkeypatch.chdir(root)
-    page = Path("docs/how-to/serve-a-model.md").read_text(encoding="utf-8")
-    (shown,) = (block.split("```")[0] for block in page.split("```console\n$ hilgate ")[1:])
-    command, _, output = shown.replace("\\\n", "").partition("\n")
-    assert cli.main(shlex.split(command)) == 0
-    assert capsys.readouterr().out == output
+    page = Path("docs/how-to/fit-a-model.md").read_text(encoding="utf-8")
+    shown = page.split("```console\n$ python -m pagedkv.fit ")[1].split("```")[0].replace("\\\n", "")
+    command, *lines, status = shown.splitlines()
+    assert f"exit {cli.main(['fit', *shlex.split(command)])}" == status
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line not in (*printed, "...")] == []
