@@ -230,7 +230,7 @@ PARTS = (
         (PYTHON, "-m", "hileval", "gate", "pocket-hybrid", "--out", "{out}"),
         240,
         "findings.jsonl",
-        ("torch", "vllm", "lm_eval", "scipy", "statsmodels"),
+        ("torch", "vllm", "lm_eval", "scipy"),
     ),
     *(_timing(index, case) for index, case in enumerate(TIMED, start=1)),
 )

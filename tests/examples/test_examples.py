@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples do what they say; those of a page are run by tests/shown, and the one that serves by test_serve.py."""
+"""The examples do what they say; those of a page are run by tests/shown, the one that serves by
+test_serve.py, and the runs of lm-eval are compared in tests/models/test_distribution.py.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from support import shown
 
 from hilgate.model.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
 ENV = os.environ | {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])), "COLUMNS": "100"}
-
-
-def test_lm_eval_writes_what_the_page_compares(tmp_path):
-    """The page is docs/how-to/compare-two-runs.md."""
-    page = (ROOT / "docs/how-to/compare-two-runs.md").read_text(encoding="utf-8")
-    command = [sys.executable, str(ROOT / "examples/lm_eval_runs.py"), str(tmp_path)]
-    subprocess.run(
-        command, check=True, capture_output=True, env=ENV | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-    )
-    files = [*tmp_path.glob("before/samples_*.jsonl"), *tmp_path.glob("after/samples_*.jsonl")]
-    done = subprocess.run(["hileval", "compare", *files], capture_output=True, text=True, check=False, env=ENV)
-    (command,) = shown.commands(page)
-    assert done.returncode == command.status
-    assert shown.not_printed(command.prints, done.stdout) == ""
 
 
 def test_another_repository_is_red_by_a_planted_bug(tmp_path):
