@@ -10,22 +10,26 @@ from support.hopper import compiled, compiled_by
 from support.wgmma import disassemble, overwritten, parse
 from triton import language as tl
 
+from pagedkv.audit.budgets import load_budgets
+
 CASES = {
-    "prefill 4 x 4k": "attention_kernel",
-    "prefill 4 x 4k fp8": "attention_kernel",
-    "prefill 4 x 4k native 784": "attention_kernel",
-    "prefill 4 x 4k d256": "attention_kernel",
-    "prefill 4 x 4k d64 block 544": "attention_kernel",
-    "prefill 16 x 512": "attention_kernel",
-    "extend 512 on 16k d256 block 784": "attention_kernel",
-    "mla 128 heads bs32 8k": "mla_decode_kernel",
-    "scan 16 x 512 64 heads d64 n64": "ssd_prefill_kernel",
-    "scan 16 x 512 128 heads d64 n128": "ssd_prefill_kernel",
-    "scan 16 x 512 24 heads d128 n256": "ssd_prefill_kernel",
-    "gdn 1 x 8192 2 k 8 v heads": "gdn_prefill_kernel",
-    "gdn 16 x 512 16 k 32 v heads": "gdn_prefill_kernel",
+    "prefill 4 x 4k": {"attention_kernel"},
+    "prefill 4 x 4k fp8": {"attention_kernel"},
+    "prefill 4 x 4k native 784": {"attention_kernel"},
+    "prefill 4 x 4k d256": {"attention_kernel"},
+    "prefill 4 x 4k d64 block 544": {"attention_kernel"},
+    "prefill 16 x 512": {"attention_kernel"},
+    "extend 512 on 16k d256 block 784": {"attention_kernel"},
+    "mla 128 heads bs32 8k": {"mla_decode_kernel"},
+    "scan 16 x 512 64 heads d64 n64": {"ssd_prefill_kernel", "ssd_carry_kernel"},
+    "scan 16 x 512 128 heads d64 n128": {"ssd_prefill_kernel", "ssd_carry_kernel"},
+    "scan 16 x 512 24 heads d128 n256": {"ssd_prefill_kernel", "ssd_carry_kernel"},
+    "gdn 1 x 8192 2 k 8 v heads": {"gdn_prefill_kernel", "gdn_carry_kernel"},
+    "gdn 16 x 512 16 k 32 v heads": {"gdn_prefill_kernel"},
 }
-"""By case of the benchmarks, a kernel of it that multiplies what it has in registers: weights, or decayed scores."""
+"""By case of the benchmarks, its kernels that multiply what they have in registers: weights, or decayed scores."""
+FROM_SHARED_MEMORY = {"gdn_chunks_kernel", "gdn_join_kernel"}
+"""Kernels whose products take both factors from shared memory. They are looked at too."""
 
 
 @triton.jit
@@ -44,15 +48,17 @@ def weighted_kernel(
     tl.store(out + rows[:, None] * width + channels[None, :], total)
 
 
-@pytest.mark.parametrize(("case", "name"), CASES.items(), ids=CASES)
-def test_no_register_is_written_while_it_is_read(case, name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("case", "names"), CASES.items(), ids=CASES)
+def test_no_register_is_written_while_it_is_read(case, names, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernels = compiled(case)
-    listing = disassemble(kernels[name].cubin, tmp_path)
-    assert listing.factors_in_registers, "nothing that could go wrong"
-    assert overwritten(listing) == []
-    for other in kernels.keys() - {name}:
-        assert overwritten(disassemble(kernels[other].cubin, tmp_path)) == []
+    listings = {kernel: disassemble(made.cubin, tmp_path) for kernel, made in compiled(case).items()}
+    assert {kernel for kernel, listing in listings.items() if listing.factors_in_registers} == names
+    assert {kernel: overwritten(listing) for kernel, listing in listings.items()} == {kernel: [] for kernel in listings}
+
+
+def test_every_kernel_with_products_is_looked_at():
+    with_products = {kernel for kernel, budget in load_budgets().kernels.items() if budget.mfma}
+    assert with_products == set().union(*CASES.values(), FROM_SHARED_MEMORY)
 
 
 @pytest.mark.parametrize(("stages", "wrong"), [(1, False), (2, True)])
