@@ -8,9 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from pagedkv.audit import changed
-from pagedkv.audit.changed import BaseUnreadableError, Code, KernelListing, compare, findings_of, merge_base
+from pagedkv.audit.changed import (
+    BaseUnreadableError,
+    Code,
+    KernelListing,
+    compare,
+    findings_of,
+    installed_triton,
+    merge_base,
+    triton_findings,
+)
 from pagedkv.audit.code_object import UnreadableCodeObjectError, machine_code
 from pagedkv.audit.compile import specialisations
 from pagedkv.audit.objects import given_key
@@ -114,9 +124,9 @@ def test_what_is_given_the_same_is_not_compiled():
         (SAME, Code("", "another", NUMBERS), "pass", "other instructions, the same figures"),
         (SAME, None, "pass", "0 of 2 kernels changed for gfx942, 1 gone"),
         (None, SAME, "pass", "0 of 2 kernels changed for gfx942, 1 new"),
-        (CRASH, SAME, "pass", "1 new: b (new, the merge base's does not compile: Crash"),
+        (CRASH, SAME, "pass", "1 new: b (new, did not compile before: Crash"),
         (CRASH, CRASH, "pass", "0 of 2 kernels changed for gfx942"),
-        (SAME, CRASH, "fail", "1 broken: b (compiles in the merge base and not here: Crash"),
+        (SAME, CRASH, "fail", "1 broken: b (compiled before and does not now: Crash"),
     ],
 )
 def test_what_is_said_of_a_kernel_that_is_given_something_else(was, now, outcome, says):
@@ -132,6 +142,71 @@ def test_what_is_said_of_a_kernel_that_is_given_something_else(was, now, outcome
     assert bool(found[0].labels.get("passed_but")) == moved
     if moved:
         assert (found[1].id, found[1].outcome) == ("changed/gfx942/b", outcome)
+
+
+SPILT = Code("", "spilt", NUMBERS | {"vgpr_spills": 16, "scratch_bytes": 64, "loop_instructions": 12})
+SLOWER = Code("", "slower", NUMBERS | {"waves_per_simd": 5, "loop_moves": 11, "instructions": 15})
+BETTER = Code("", "better", NUMBERS | {"waves_per_simd": 11, "vgpr_spills": 0, "loop_moves": 0, "instructions": 5})
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome", "says", "of_it"),
+    [
+        (SAME, "pass", "0 of 1 kernels worse", None),
+        (OTHER, "pass", "0 of 1 kernels worse; instructions x 1.00 to 1.00, median 1.00", None),
+        (BETTER, "pass", "0 of 1 kernels worse; instructions x 0.50", None),
+        (SPILT, "pass", "1 of 1 kernels worse, spills 1, scratch 1;", "vgpr_spills 10 -> 16, scratch_bytes 10 -> 64"),
+        (SLOWER, "pass", "fewer waves 1, moves 1;", "waves_per_simd 10 -> 5, loop_moves 10 -> 11"),
+        (CRASH, "fail", "1 of 1 kernels worse, no code 1", "compiled before and does not now: Crash"),
+        (None, "fail", "1 of 1 kernels worse, no code 1", "gone"),
+    ],
+)
+def test_what_another_triton_compiles_worse_is_listed(now, outcome, says, of_it):
+    before, after = (KernelListing({"gfx942/b": key} if side else {}, {}) for side, key in ((SAME, "2"), (now, "3")))
+    sides = [compiles(**{"gfx942/b": side} if side else {}) for side in (SAME, now)]
+    found = triton_findings(compare("gfx942", before, after, *sides), "3.6.0", "3.8.0")
+    assert (found[0].id, found[0].outcome) == ("changed/3.6.0-3.8.0/gfx942", outcome)
+    assert found[0].message.startswith("gfx942, Triton 3.6.0 -> 3.8.0: ")
+    assert says in found[0].message
+    assert bool(found[0].labels.get("passed_but")) == (of_it is not None) == (len(found) == 2)
+    if of_it:
+        assert (found[1].id, found[1].outcome) == ("changed/3.6.0-3.8.0/gfx942/b", outcome)
+        assert of_it in found[1].message
+
+
+def test_a_triton_is_found_by_folder_or_version(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    metadata = tmp_path / ".triton" / "next" / "triton-9.9.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: triton\nVersion: 9.9.0\n")
+    assert installed_triton("next") == installed_triton("9.9.0") == ("9.9.0", tmp_path / ".triton" / "next")
+    assert installed_triton(triton.__version__) == (triton.__version__, Path(triton.__file__).parents[1])
+
+
+def test_one_kernel_of_two_tritons_is_compiled_by_each(tmp_path, monkeypatch, capsys):
+    """With itself in a folder, because a machine may have no other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".triton").mkdir()
+    (tmp_path / ".triton" / "same").symlink_to(Path(triton.__file__).parents[1])
+    command = ["--tritons", triton.__version__, "same", "--arch", "gfx942", "--only", "merge-copy-float32"]
+    assert changed.main([*command, "--jobs", "1", "--out", str(tmp_path)]) == 0
+    [finding] = left_by(tmp_path)
+    assert finding["id"] == f"changed/{triton.__version__}-{triton.__version__}/gfx942"
+    assert finding["numbers"]["kernels"] >= 1
+    assert "0 of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["--tritons", "3.6.0"], 2, "--tritons takes at least two and no --base"),
+        (["--tritons", "3.6.0", "3.8.0", "--base", "main"], 2, "--tritons takes at least two and no --base"),
+        (["--tritons", triton.__version__, "0.1"], 5, "pip install --target .triton/0.1 --no-deps triton==0.1"),
+    ],
+)
+def test_tritons_that_cannot_be_compared_are_refused(words, status, says, capsys):
+    assert changed.main(words) == status
+    assert says in capsys.readouterr().err
 
 
 def test_a_launcher_that_raises_where_it_did_not_is_broken():

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels have other machine code than in the merge base, and what changed of each.
+"""Which kernels have other machine code than in the merge base, or with another Triton, and what changed of each.
 
     python -m pagedkv.audit.changed --base main --arch gfx942
+    python -m pagedkv.audit.changed --tritons 3.6.0 3.8.0 next
 
 Each checkout lists what its own launchers compile, in a process of its own. A kernel for which the compiler is given
 the same in both has the same machine code; only the others are compiled, and their code is compared as a GPU loads it
-(`code_object.machine_code`). The code that lists, compiles and reads is that of the change on both sides.
+(`code_object.machine_code`). The code that lists, compiles and reads is that of the change on both sides. Of Tritons
+each is compared with the one named before it, and only what it compiles worse is listed.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.metadata
 import io
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tarfile
 import tempfile
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -40,8 +46,16 @@ PACKAGE = "kernels/pagedkv"
 """Where a checkout has it."""
 ASKING = ("changed", "code_object", "compile", "imports", "isolation", "machine", "objects")
 """Modules of the audit that the merge base's kernels are asked with: the change's, so that both are asked the same."""
-FIGURES = ("instructions", "mfma", "vgpr", "sgpr", "lds_bytes", "vgpr_spills", "sgpr_spills", "scratch_bytes")
-"""What is said of a kernel, before and after."""
+FIGURES = (
+    *("instructions", "mfma", "vgpr", "sgpr", "lds_bytes", "vgpr_spills", "sgpr_spills", "scratch_bytes"),
+    *("waves_per_simd", "loop_instructions", "loop_moves"),
+)
+"""What is said of a kernel, before and after; of the loop, what a turn of the first one with products issues."""
+WORSE = {"waves_per_simd": "fewer waves", "vgpr_spills": "spills", "scratch_bytes": "scratch", "loop_moves": "moves"}
+"""Figures by which another Triton compiles a kernel worse -> what that is called. More waves are better, the rest is
+worse where there is more of it."""
+TRITONS = Path(".triton")
+"""Where Tritons beside the environment's own are installed, a folder each."""
 MOST_NAMED = 3
 """Kernels in the sentence about all; each has a finding of its own."""
 
@@ -84,18 +98,29 @@ class ChangedKernel:
     before: Code
     after: Code
 
-    def text(self) -> str:
-        """What changed of it, in a few words."""
+    def text(self, figures: Sequence[str] = FIGURES) -> str:
+        """What changed of it, in a few words; of its numbers those of `figures`."""
         if self.change == "broken":
-            return f"compiles in the merge base and not here: {self.after.problem}"
+            return f"compiled before and does not now: {self.after.problem}"
         if self.change == "new":
-            problem = self.before.problem
-            return f"new, the merge base's does not compile: {problem}" if problem else "new"
+            return f"new, did not compile before: {self.before.problem}" if self.before.problem else "new"
         if self.change == "gone":
             return "gone"
-        pairs = [(name, self.before.numbers[name], self.after.numbers[name]) for name in FIGURES]
+        pairs = [(name, self.before.numbers[name], self.after.numbers[name]) for name in figures]
         moved = [f"{name} {before:g} -> {after:g}" for name, before, after in pairs if before != after]
         return ", ".join(moved) or "other instructions, the same figures"
+
+    @property
+    def worse(self) -> tuple[str, ...]:
+        """Names of `WORSE` for what is worse than before; nothing of a kernel that compiles on one side alone."""
+        was, now = self.before.numbers, self.after.numbers
+        if self.change != "changed":
+            return ()
+        return tuple(
+            called
+            for name, called in WORSE.items()
+            if (now[name] < was[name] if name == "waves_per_simd" else now[name] > was[name])
+        )
 
 
 @dataclass(frozen=True)
@@ -173,12 +198,49 @@ def findings_of(comparison: CodeComparison, commit: str) -> list[Finding]:
     outcome: Outcome = "fail" if broken else "pass"
     numbers: dict[str, float] = {"kernels": comparison.kernels, **counts}
     found = [Finding(f"changed/{comparison.arch}", outcome, 0.0, sentence, labels | moved, numbers)]
-    for one in comparison.changed:
-        figures = {f"{name}_before": value for name, value in one.before.numbers.items()} | dict(one.after.numbers)
-        about = labels | {"kernel": one.ids[0].rpartition("/")[2], "change": one.change}
-        about |= {"configurations": " ".join(one.ids)}
-        broken = one.change == "broken"
-        found.append(Finding(f"changed/{one.ids[0]}", "fail" if broken else "pass", 0.0, one.text(), about, figures))
+    return found + [
+        _about(one, one.text(), f"changed/{one.ids[0]}", labels, fails=one.change == "broken")
+        for one in comparison.changed
+    ]
+
+
+def _about(one: ChangedKernel, text: str, name: str, labels: Mapping[str, str], *, fails: bool) -> Finding:
+    """The finding of one kernel."""
+    from .findings import Finding
+
+    figures = {f"{key}_before": value for key, value in one.before.numbers.items()} | dict(one.after.numbers)
+    about = {"kernel": one.ids[0].rpartition("/")[2], "change": one.change, "configurations": " ".join(one.ids)}
+    return Finding(name, "fail" if fails else "pass", 0.0, text, {**labels, **about}, figures)
+
+
+def triton_findings(comparison: CodeComparison, before: str, after: str) -> list[Finding]:
+    """One finding about two Tritons for the arch, and one for each kernel that the second compiles worse or not at all.
+
+    Args:
+        comparison: Of what both make of the same kernels.
+        before: Version of the first.
+        after: Version of the second.
+    """
+    from .findings import Finding
+
+    shown = [one for one in comparison.changed if one.worse or one.change in {"broken", "gone"}]
+    both = [one for one in comparison.changed if one.change == "changed"]
+    ratios = [one.after.numbers["instructions"] / one.before.numbers["instructions"] for one in both]
+    counts = {called: sum(called in one.worse for one in shown) for called in WORSE.values()}
+    counts["no code"] = sum(not one.worse for one in shown)
+    place = f"{before}-{after}/{comparison.arch}"
+    sentence = f"{comparison.arch}, Triton {before} -> {after}: {len(shown)} of {comparison.kernels} kernels worse"
+    sentence += "".join(f", {called} {count}" for called, count in counts.items() if count)
+    if ratios:
+        sentence += f"; instructions x {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}"
+    labels = {"arch": comparison.arch, "tritons": f"{before} -> {after}"}
+    moved = {"passed_but": sentence} if shown else {}
+    outcome: Outcome = "fail" if counts["no code"] else "pass"
+    found = [Finding(f"changed/{place}", outcome, 0.0, sentence, labels | moved, {"kernels": comparison.kernels})]
+    for one in shown:
+        text, name = one.text((*WORSE, "loop_instructions")), f"changed/{before}-{after}/{one.ids[0]}"
+        about = labels | {"worse": ", ".join(one.worse) or "no code"}
+        found.append(_about(one, text, name, about, fails=not one.worse))
     return found
 
 
@@ -264,6 +326,10 @@ def serve(options: argparse.Namespace, requests: IO[str], answers: IO[str]) -> E
     from .objects import ObjectStore, given_key
 
     wanted: dict[str, Any] = {}
+    if options.triton:
+        from .__main__ import check_environment
+
+        check_environment(options.triton)
     store = ObjectStore(options.objects) if options.objects else None
     answers.write(json.dumps(pagedkv.__file__) + "\n")
     answers.flush()
@@ -317,14 +383,30 @@ def _described(result: Any) -> dict[str, Any]:
 def numbers_of(figures: Figures) -> dict[str, float]:
     """Figures of a kernel, by the names of `FIGURES`."""
     code, text = figures.code, figures.text
-    known = {"instructions": text.instructions, "mfma": text.mfma, "lds_bytes": figures.lds_bytes}
+    known: dict[str, float] = {"instructions": text.instructions, "mfma": text.mfma, "lds_bytes": figures.lds_bytes}
+    known["waves_per_simd"] = figures.waves_per_simd
+    known["loop_instructions"] = text.loops[0].instructions if text.loops else 0
+    known["loop_moves"] = text.loops[0].moves if text.loops else 0
     return {name: known[name] if name in known else getattr(code, name) for name in FIGURES}
 
 
 class Checkout:
-    """A process that imports `pagedkv` from a folder, and its answers. The first one is where it found the package."""
+    """A process that imports `pagedkv` from a folder, and its answers. The first one is where it found the package.
 
-    def __init__(self, kernels: Path, arguments: Sequence[str], module: str = "pagedkv.audit.changed") -> None:
+    Args:
+        kernels: The folder.
+        arguments: Of the module's `--serve`.
+        module: What answers.
+        ahead: Folders of packages that come before the environment's.
+    """
+
+    def __init__(
+        self,
+        kernels: Path,
+        arguments: Sequence[str],
+        module: str = "pagedkv.audit.changed",
+        ahead: Sequence[Path] = (),
+    ) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         given = [str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
         self._process = subprocess.Popen(
@@ -334,8 +416,9 @@ class Checkout:
             stderr=self._log,
             text=True,
             cwd=kernels.parent,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(kernels), *given])},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(kernels), *map(str, ahead), *given])},
         )
+        self._compiled: dict[str, Code] = {}
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
             self._check(Path(self._answer()), kernels)
@@ -370,7 +453,9 @@ class Checkout:
 
     def compile(self, ids: Sequence[str]) -> dict[str, Code]:
         """Machine code of kernels that it has listed."""
-        return {name: Code(**found) for name, found in self.ask({"compile": list(ids)}).items()}
+        wanted = [name for name in ids if name not in self._compiled]
+        self._compiled |= {name: Code(**found) for name, found in self.ask({"compile": wanted}).items()}
+        return {name: self._compiled[name] for name in ids}
 
     def close(self) -> None:
         """End the process."""
@@ -391,8 +476,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .machine import CDNA, MACHINES
 
     parser = Parser(prog="python -m pagedkv.audit.changed", description=__doc__.partition("\n")[0])
+    parser.add_argument("--base", metavar="REV", help="what to compare with; default: $HILGATE_BASE")
     parser.add_argument(
-        "--base", default=os.environ.get("HILGATE_BASE", ""), metavar="REV", help="what to compare with"
+        "--tritons",
+        nargs="+",
+        metavar="TRITON",
+        help="compare no commits but these Tritons, each with the one before: the environment's own or a folder of "
+        f"{TRITONS}, by version or by the folder's name",
     )
     parser.add_argument("--arch", nargs="+", choices=list(MACHINES), default=CDNA, help="default: CDNA")
     parser.add_argument("--source", nargs="+", choices=tuple(SOURCES), default=["ours"], help="whose; default: ours")
@@ -402,6 +492,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=180.0, metavar="SECONDS", help="for one kernel; default: 180")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where findings.jsonl goes; default: $HILGATE_OUT")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--triton", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:
         answers = answers_alone()
@@ -410,37 +501,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> Exit:
-    # Not above: a merge base reads this file beside an errors.py of its own, which may lack it.
-    from pagedkv.errors import NothingSelectedError
-
     from .__main__ import check_environment, compiles_all
-    from .findings import Finding, write_findings
+    from .findings import WIDTH, Finding, write_findings
 
     if options.jobs < 1 or options.timeout <= 0:
         raise MisuseError(f"--jobs and --timeout must be above 0, got {options.jobs} and {options.timeout:g}")
+    if options.tritons and (options.base is not None or len(options.tritons) < 2):
+        raise MisuseError("--tritons takes at least two and no --base\n  to do: name them as in --tritons 3.6.0 3.8.0")
+    tritons = [installed_triton(name) for name in options.tritons or ()]
     check_environment(None)
     kernels = Path(__file__).parents[2]
+    base = os.environ.get("HILGATE_BASE", "") if options.base is None else options.base
     out = options.out or os.environ.get("HILGATE_OUT")
 
     def leave(findings: Sequence[Finding], status: Exit) -> Exit:
         for each in findings:
-            indent = "  " if each.id.count("/") > 1 else ""
-            sys.stdout.write(f"{indent}{each.id.partition('/')[2] + ': ' if indent else ''}{each.message}\n")
+            name = each.labels.get("configurations", "").partition(" ")[0]
+            first, others = ("    ", "    ") if name else ("", "  ")
+            lines = textwrap.wrap(
+                each.message, WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+            )
+            sys.stdout.writelines(f"{line}\n" for line in ([f"  {name}", *lines] if name else lines))
         if out:
             write_findings(Path(out) / "findings.jsonl", findings)
         return status
 
-    try:
-        commit = merge_base(kernels.parent, options.base)
-    except CannotRunHereError as error:
-        if options.base or os.environ.get("BUILDKITE") == "true":
-            raise
-        why = f"compared with nothing: {error}".partition("\n")[0]
-        return leave([Finding("changed", "pass", 0.0, why, {"passed_but": why})], Exit.PASS)
     shared = ["--source", *options.source, "--only", *options.only, "--jobs", str(options.jobs)]
     shared += ["--timeout", str(options.timeout)]
     objects = [] if compiles_all(os.environ) or not options.objects else ["--objects", str(options.objects.resolve())]
-    findings: list[Finding] = []
+    if tritons:
+        findings = _compare_tritons(kernels, tritons, options, [*shared, *objects])
+        return leave(findings, Exit.FAIL if any(one.outcome == "fail" for one in findings) else Exit.PASS)
+    try:
+        commit = merge_base(kernels.parent, base)
+    except CannotRunHereError as error:
+        if base or os.environ.get("BUILDKITE") == "true":
+            raise
+        why = f"compared with nothing: {error}".partition("\n")[0]
+        return leave([Finding("changed", "pass", 0.0, why, {"passed_but": why})], Exit.PASS)
+    findings = []
     with contextlib.ExitStack() as stack:
         try:
             ours = stack.enter_context(contextlib.closing(Checkout(kernels, [*shared, *objects])))
@@ -453,13 +552,64 @@ def _run(options: argparse.Namespace) -> Exit:
             theirs = stack.enter_context(contextlib.closing(Checkout(folder, shared)))
             for arch, after in listed.items():
                 comparison = compare(arch, theirs.listing(arch), after, theirs.compile, ours.compile)
-                if not comparison.kernels and not after.problems:
-                    raise NothingSelectedError(f"no case matches --only {options.only!r}\n  to do: see --list")
+                _check_selected(comparison, after, options.only)
                 findings += findings_of(comparison, commit)
         except BaseUnreadableError as error:
             finding = Finding("changed", "inconclusive", 0.0, f"merge base {commit[:12]}: {error}")
             return leave([finding], Exit.INCONCLUSIVE)
     return leave(findings, Exit.FAIL if any(one.outcome == "fail" for one in findings) else Exit.PASS)
+
+
+def _check_selected(comparison: CodeComparison, listing: KernelListing, only: Sequence[str]) -> None:
+    # Not above: a merge base reads this file beside an errors.py of its own, which may lack it.
+    from pagedkv.errors import NothingSelectedError
+
+    if not comparison.kernels and not listing.problems:
+        raise NothingSelectedError(f"no case matches --only {only!r}\n  to do: see --list")
+
+
+def installed_triton(name: str) -> tuple[str, Path]:
+    """Version of a Triton, and the folder that it is installed in.
+
+    Args:
+        name: Of a folder of `TRITONS`, or the version of one there or of the environment's own.
+
+    Raises:
+        CannotRunHereError: There is none.
+    """
+    folders = [TRITONS / name, *sorted(TRITONS.glob("[!.]*")), *map(Path, sys.path)]
+    found = []
+    for folder in folders:
+        for each in importlib.metadata.distributions(name="triton", path=[str(folder)]):
+            if name in (each.version, folder.name):
+                return each.version, folder.resolve()
+            found.append(each.version)
+    raise CannotRunHereError(
+        f"no Triton {name!r} is installed here or in {TRITONS}; there are {', '.join(sorted(set(found)))}\n"
+        f"  to do: pip install --target {TRITONS}/{name} --no-deps triton=={name} (of the next one: make next)"
+    )
+
+
+def _compare_tritons(
+    kernels: Path, tritons: Sequence[tuple[str, Path]], options: argparse.Namespace, shared: Sequence[str]
+) -> list[Finding]:
+    """Findings about each Triton and the one before it, arch by arch."""
+    findings: list[Finding] = []
+    with contextlib.ExitStack() as stack:
+        try:
+            sides = []
+            for version, folder in tritons:
+                side = Checkout(kernels, [*shared, "--triton", version], ahead=[folder])
+                sides.append((version, stack.enter_context(contextlib.closing(side))))
+            for arch in options.arch:
+                listed = [(version, side, side.listing(arch)) for version, side in sides]
+                for (old, was, before), (new, now, after) in itertools.pairwise(listed):
+                    comparison = compare(arch, before, after, was.compile, now.compile)
+                    _check_selected(comparison, after, options.only)
+                    findings += triton_findings(comparison, old, new)
+        except BaseUnreadableError as error:
+            raise CannotRunHereError(f"Tritons {' '.join(options.tritons)}: {error}") from error
+    return findings
 
 
 if __name__ == "__main__":

@@ -214,6 +214,8 @@ class Loop:
     lds_waits: int = 0
     """Waits for LDS or scalar loads."""
     barriers: int = 0
+    moves: int = 0
+    """Copies between VGPRs and AGPRs."""
 
 
 @dataclass(frozen=True)
@@ -346,4 +348,5 @@ def _loop(lines: list[tuple[str, str]]) -> Loop:
         lds_bytes=lds,
         lds_waits=sum(bool(_LDS_WAIT.match(line)) for _, line in lines),
         barriers=sum(name in {"s_barrier", "s_barrier_wait"} for name, _ in lines),
+        moves=sum(name.startswith("v_accvgpr_") for name, _ in lines),
     )
