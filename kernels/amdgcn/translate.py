@@ -48,7 +48,7 @@ _NAMES: dict[str, Any] = {
 } | {name: each for name, each in vars(arithmetic).items() if not name.startswith("_")}
 
 _NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep", "buffer_wbl2", "buffer_inv"}
-_NOTHING |= {"s_barrier_signal", "s_delay_alu", "s_clause", "s_wait_alu", "s_sendmsg"}
+_NOTHING |= {"s_delay_alu", "s_clause", "s_wait_alu", "s_sendmsg"}
 _NO_EFFECT = {"sc0", "sc1", "nt", "glc", "slc", "expcnt", "th", "scope"}
 """Modifiers that change no value here: cache policy, and a counter that no known instruction raises."""
 _BRANCHES = {"scc0": "~scc", "scc1": "scc"}
@@ -148,13 +148,16 @@ def _leave(program: Program, index: int) -> str:
 
 
 def _check_barriers(program: Program) -> None:
-    """Refuse accesses and waits between a wave's signal and its wait for the others: here the two are one barrier."""
-    signal = None
-    for one in program.instructions:
-        if signal and (effects(one).counter or re.match(r"s_(waitcnt|c?branch|endpgm|barrier_signal)", one.mnemonic)):
-            raise UnknownInstructionError(signal.text, f"{one.text!r} stands between it and its wait")
-        if one.mnemonic in {"s_barrier_signal", "s_barrier"}:
-            signal = one if one.mnemonic == "s_barrier_signal" else None
+    """Refuse accesses and branches between a wave's signal and its wait for the others, which make one barrier here."""
+    for block in program.blocks:
+        signal = None
+        for one in block.instructions:
+            if signal and (effects(one).counter or re.match(r"s_(c?branch|endpgm|barrier_signal)", one.mnemonic)):
+                raise UnknownInstructionError(signal.text, f"{one.text!r} stands between it and its wait")
+            if one.mnemonic in {"s_barrier_signal", "s_barrier"}:
+                signal = one if one.mnemonic == "s_barrier_signal" else None
+        if signal:
+            raise UnknownInstructionError(signal.text, "its wait is in another block")
 
 
 class _Modifiers(dict[str, str]):
@@ -222,6 +225,8 @@ class _Writer:
         try:
             if name == "s_waitcnt":
                 return [f"g.wait({waited(one)})"]
+            if name == "s_barrier_signal":
+                return ["g.signal()"]
             if name == "global_inv":  # counts as a load
                 return ["g.issue('vm', (), (), None)"]
             if name.startswith(("s_", "v_s_")):

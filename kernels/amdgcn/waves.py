@@ -100,6 +100,7 @@ class Waves:
         self.machine, self.n, self.lanes = machine, count, machine.target.lanes
         self._upper = machine.target.words - 1
         self.outstanding: list[Outstanding] = []
+        self._signalled: list[Outstanding] | None = None
         self.E: Array | None = None
         self.block, self.waiting = 0, False
         self.scratch: dict[int, Array] = {}
@@ -501,10 +502,16 @@ class Waves:
         tags = (self.machine.interval * 16 + self.wave[: self.real]).astype(np.int32)
         return np.broadcast_to(tags[:, None], (self.real, self.lanes))
 
+    def signal(self) -> None:
+        """`s_barrier_signal`: others need not wait for what is outstanding now, also where this wave does."""
+        self._signalled = list(self.outstanding)
+
     def cross_barrier(self) -> None:
         """Operations that are outstanding at a barrier happen in the interval after it as well."""
         waves = self.workgroup[: self.real] @ _LINEAR * 16 + self.wave[: self.real]
-        for each in self.outstanding:
+        late = self.outstanding if self._signalled is None else self._signalled
+        self._signalled = None
+        for each in late:
             for number in each.shared:
                 self.machine.sharing.cross(number, waves, self.machine.interval)
             on = slice(None) if each.enabled is None else each.enabled[: self.real]

@@ -26,13 +26,25 @@ COPY = """
 """64 lanes copy 16 bytes each."""
 
 
-def launch(lines, *, size=1024, readonly=False, waves=1, lds_bytes=4096, twins=2, source=None, split=False, **tensor):
+def launch(
+    lines,
+    *,
+    size=1024,
+    readonly=False,
+    waves=1,
+    lds_bytes=4096,
+    twins=2,
+    source=None,
+    split=False,
+    arch="gfx942",
+    **tensor,
+):
     """Run on a source of `size` bytes and a target of 1024; return the target."""
     memory, data = Memory(), np.arange(size // 2, dtype=np.uint16).view(np.uint8) if source is None else source
     target = np.zeros(1024, np.uint8)
     pointers = [memory.add("key_cache", data, **tensor), memory.add("out", target, readonly=readonly)]
     kernarg = memory.add("kernel arguments", np.array(pointers, np.uint64).view(np.uint8), readonly=True)
-    one = machine(lines, memory=memory, lds_bytes=lds_bytes, twins=twins, split=split)
+    one = machine(lines, arch=arch, memory=memory, lds_bytes=lds_bytes, twins=twins, split=split)
     one.run((1, 1, 1), waves, kernarg)
     return target
 
@@ -440,6 +452,38 @@ def test_a_fault_is_named(fault, monkeypatch):
         return complaint(ProgramFault, launch, site[0], waves=waves, **site[1])
 
     must_be_noticed(fault, look, instead((changed(lines, old, new), dict(*options))), (lines, {}))
+
+
+GFX12_EXCHANGE = """
+    s_load_b128 s[4:7], s[0:1], 0x0
+    v_lshlrev_b32_e32 v1, 2, v0
+    ds_store_b32 v1, v0
+    s_wait_dscnt 0x0
+    s_barrier_signal -1
+    v_xor_b32_e32 v2, 0x80, v1
+    s_barrier_wait -1
+    ds_load_b32 v3, v2
+    s_wait_dscnt 0x0
+    s_wait_kmcnt 0x0
+    global_store_b32 v1, v3, s[6:7]
+    """
+GFX12_BARRIER = "s_barrier_signal -1\n    v_xor_b32_e32 v2, 0x80, v1\n    s_barrier_wait -1"
+GFX12_RACES = {
+    "no barrier": (GFX12_BARRIER, "v_xor_b32_e32 v2, 0x80, v1"),
+    "no wait": (f"s_wait_dscnt 0x0\n    {GFX12_BARRIER}", GFX12_BARRIER),
+    "a wait after the signal": (
+        "s_wait_dscnt 0x0\n    s_barrier_signal -1",
+        "s_barrier_signal -1\n    s_wait_dscnt 0x0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), GFX12_RACES.values(), ids=GFX12_RACES)
+def test_a_wave_of_gfx12_waits_before_it_signals(old, new):
+    got = launch(GFX12_EXCHANGE, waves=2, arch="gfx1201").view(np.uint32)
+    assert got[:64].tolist() == [k ^ 32 for k in range(64)]
+    with pytest.raises(ProgramFault, match=LDS_RACE):
+        launch(changed(GFX12_EXCHANGE, old, new), waves=2, arch="gfx1201")
 
 
 REPLICATED = """

@@ -1487,8 +1487,8 @@ def test_each_counter_waits_for_its_own(lines, arrived):
     ("lines", "why"),
     [
         ("s_barrier_signal -1\nds_store_b32 v1, v2\ns_barrier_wait -1", "stands between it and its wait"),
-        ("s_barrier_signal -1\ns_wait_dscnt 0x0\ns_barrier_wait -1", "stands between it and its wait"),
-        ("s_barrier_signal -1", "stands between it and its wait"),
+        ("s_barrier_signal -1\ns_branch .LBB0_1\n.LBB0_1:\ns_barrier_wait -1", "stands between it and its wait"),
+        ("s_barrier_signal -1\n.LBB0_1:\ns_barrier_wait -1", "its wait is in another block"),
         ("s_sendmsg sendmsg(MSG_INTERRUPT)", "is not known"),
         ("v_permlanex16_b32 v1, v2, -1, -1", "op_sel"),
         ("v_dual_frobnicate_b32 v1, v2 :: v_dual_mov_b32 v2, v1", "no meaning is known|operands are not known"),
