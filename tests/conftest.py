@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--amdgcn",
         metavar="ARCH",
-        help="run the kernels' tests on gfx942 or gfx950 machine code, on this CPU (kernels/amdgcn)",
+        help="run the kernels' tests on gfx942, gfx950 or gfx1201 machine code, on this CPU (kernels/amdgcn)",
     )
     parser.addoption(
         "--launch",
