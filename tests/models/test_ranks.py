@@ -53,6 +53,7 @@ WIDER = {
     # Every expert is chosen: in 16 bits rounding would send tokens to others, and that hides what ranks do.
     "qwen3-next": HEADS
     | {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "num_experts": 8, "num_experts_per_tok": 8}
+    | {"head_dim": 128}  # or a block would hold more tokens than the longest prompt has
     | {"num_key_value_heads": 4, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256},
     "deepseek-v3": {"moe_intermediate_size": 256, "initializer_range": 0.07},
 }
