@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("vllm", reason="needs package:vllm")
 
+from pagedkv import prepared
 from pagedkv.vllm_plugin import delta, errors
 
 pytestmark = pytest.mark.device
@@ -187,3 +188,31 @@ def test_what_is_not_served_is_refused_by_name(monkeypatch, device, drafts, give
     inputs = drawn(3, 4 * layer.head_k_dim, seed=1), drawn(3, HEADS, seed=2), drawn(3, HEADS, seed=3)
     with pytest.raises(errors.UnsupportedFeatureError, match=said):
         step(monkeypatch, layer, inputs, [(range(3), 1, 5, 1)])
+
+
+def test_the_warm_up_launches_every_variant_and_writes_no_state(monkeypatch, device):
+    """Without a pool, one prefill of as many tokens as vLLM measures memory with."""
+    launched = []
+
+    def noting(name, launch):
+        def call(**given):
+            launched.append((name, len(given["q"]), given.get("num_segments"), "drafts" in given))
+            launch(**given)
+
+        monkeypatch.setattr(delta, name, call)
+
+    noting("gdn_prefill", delta.gdn_prefill)
+    noting("gdn_decode", delta.gdn_decode)
+    monkeypatch.setattr(delta, "INTERPRETED", False)
+    prepared.clear()
+    layer = layer_of(2, device)
+    pools, layer.kv_cache = layer.kv_cache, ()
+    mixed = drawn(7, CHANNELS, seed=1).to(device)
+    delta._warmup_prefill_kernels(layer, mixed, 0)
+    assert launched == [("gdn_prefill", 7, None, False)]
+    layer.kv_cache = pools
+    for _ in range(2):
+        delta._warmup_prefill_kernels(layer, mixed, 0)
+    prefills = [("gdn_prefill", delta.WARM_TOKENS, segments, False) for segments in (1, 2, 3)]
+    assert launched[1:] == [*prefills, ("gdn_decode", 1, None, False), ("gdn_decode", 1, None, True)]
+    assert all(pool.isnan().all() for pool in pools)

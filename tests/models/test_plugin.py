@@ -151,8 +151,8 @@ def test_the_mamba_2_prefill_is_ours_where_asked(monkeypatch, registry, said, lo
 def test_gated_delta_nets_are_ours_where_asked(monkeypatch, registry, said, load):
     layer = import_module(delta.LAYERS).QwenGatedDeltaNetAttention
     builder = import_module(delta.BUILDERS).GDNAttentionMetadataBuilder
-    names = [(layer, name) for name in ("_forward_core", "_can_use_fused_gdn_mtp_decode", "forward_cpu", "forward_hip")]
-    names += [(builder, name) for name in ("build", "update_block_table")]
+    names = [(layer, name) for name in ("_forward_core", "_warmup_prefill_kernels", "forward_cpu", "forward_hip")]
+    names += [(layer, "_can_use_fused_gdn_mtp_decode"), (builder, "build"), (builder, "update_block_table")]
     theirs = [getattr(owner, name) for owner, name in names]
     for (owner, name), method in zip(names, theirs, strict=True):
         monkeypatch.setattr(owner, name, method)  # put back after this test

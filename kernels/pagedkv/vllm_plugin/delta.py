@@ -57,7 +57,8 @@ def claim() -> Callable[[], None]:
     """
     layer: Any = import_module(LAYERS).QwenGatedDeltaNetAttention
     builder: Any = import_module(BUILDERS).GDNAttentionMetadataBuilder
-    ours: list[tuple[Any, Callable[..., Any]]] = [(layer, _forward_core), (layer, _can_use_fused_gdn_mtp_decode)]
+    methods = (_forward_core, _warmup_prefill_kernels, _can_use_fused_gdn_mtp_decode)
+    ours: list[tuple[Any, Callable[..., Any]]] = [(layer, method) for method in methods]
     ours += [(builder, build), (builder, update_block_table)]
     before = [(owner, method.__name__, getattr(owner, method.__name__, None)) for owner, method in ours]
     # What calls `_forward_core`, and not kernels of its own.
@@ -151,9 +152,7 @@ def _forward_core(self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_
     from vllm.forward_context import get_forward_context
 
     global calls  # noqa: PLW0603 - the workers' report reads it
-    if not self._prefill_kernels_warmed_up:
-        _refuse(self)
-        _warm_up(self, mixed_qkv, b, a, core_attn_out)
+    _warmup_prefill_kernels(self, mixed_qkv, 0)
     every = get_forward_context().attn_metadata
     metadata = every.get(self.prefix) if isinstance(every, dict) else None
     if metadata is None:
@@ -329,52 +328,47 @@ def _plain_convolution(
     return out
 
 
-def _refuse(layer: Any) -> None:
-    """Refuse a layer that is not served.
-
-    Raises:
-        UnsupportedFeatureError: It is not.
-    """
-    sizes = {layer.head_k_dim, layer.head_v_dim}
-    cached = layer.cache_config.mamba_cache_mode != "none"
-    heads = f"gated delta nets of {layer.head_k_dim} keys and {layer.head_v_dim} values a head (unset PAGEDKV_GDN)"
-    drafts = "drafts of gated delta nets beside a prefix cache (unset PAGEDKV_GDN, or --no-enable-prefix-caching)"
-    refuse({heads: not sizes <= set(HEAD_SIZES), drafts: layer.num_spec > 0 and cached})
-
-
-def _warm_up(layer: Any, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+def _warmup_prefill_kernels(self: Any, qkv_or_qkvz: Tensor, v_dim: int) -> None:  # noqa: ARG001 - arguments are vLLM's
     """Take the memory of the longest prefill, or compile every variant that the layer may launch.
 
     vLLM's first step, of as many tokens as may come, measures memory, and there is no pool yet. A later one, on the
     pool, comes before vLLM reports ready, unless a graph is being captured.
+
+    Raises:
+        UnsupportedFeatureError: The layer is not served.
     """
+    layer, mixed = self, qkv_or_qkvz
+    if layer._prefill_kernels_warmed_up:
+        return
+    sizes = (layer.head_k_dim, layer.head_v_dim)
+    heads = f"gated delta nets of {sizes[0]} keys and {sizes[1]} values a head (unset PAGEDKV_GDN)"
+    drafts = "drafts of gated delta nets beside a prefix cache (unset PAGEDKV_GDN, or --no-enable-prefix-caching)"
+    cached = layer.cache_config.mamba_cache_mode != "none"
+    refuse({heads: not set(sizes) <= set(HEAD_SIZES), drafts: layer.num_spec > 0 and cached})
     if INTERPRETED or (mixed.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
     pools: Any = getattr(layer, "kv_cache", ())
-    nowhere, starts = mixed.new_full((1,), -1, dtype=torch.int32), mixed.new_zeros(2, dtype=torch.int32)
+    ready = len(pools) > 1 and pools[1].numel() > 0
+    tokens, num_heads = WARM_TOKENS if ready else len(mixed), layer.value_dim // layer.tp_size // layer.head_v_dim
+    gates = mixed.new_zeros((tokens, num_heads))
+    rows = (mixed.new_zeros((tokens, mixed.shape[1])), gates, gates, mixed.new_empty((*gates.shape, layer.head_v_dim)))
+    nowhere, starts = gates.new_full((1,), -1, dtype=torch.int32), gates.new_zeros(2, dtype=torch.int32)
+    starts[1] = tokens
     prefill = {"starts": starts, "sources": nowhere, "targets": nowhere, "known": nowhere > 0}
-    if len(pools) < 2 or not pools[1].numel():
-        starts[1] = len(mixed)
-        states = mixed.new_empty(
-            (1, out.shape[1], layer.head_v_dim, layer.head_k_dim), dtype=layer.get_state_dtype()[1]
-        )
-        gdn_prefill(**_inputs(layer, mixed, b, a, out, states=states), **prefill)
-        out.zero_()
+    if not ready:
+        states = mixed.new_empty((1, num_heads, *reversed(sizes)), dtype=layer.get_state_dtype()[1])
+        gdn_prefill(**_inputs(layer, *rows, states=states), **prefill)
         return
-    layer._prefill_kernels_warmed_up = True  # noqa: SLF001 - vLLM's own mark of the same
-    sizes = (layer.head_k_dim, layer.head_v_dim, layer.num_spec)
-    if not first_warm_up("gdn", mixed[:0], a[:0], out[:0], pools[1], layer.dt_bias, sizes):
+    layer._prefill_kernels_warmed_up = True
+    if not first_warm_up("gdn", mixed[:0], pools[1], layer.A_log, layer.dt_bias, sizes, layer.num_spec):
         return
     began = time.perf_counter()
-    mixed, b, a, out = (rows.new_zeros((WARM_TOKENS, *rows.shape[1:])) for rows in (mixed, b, a, out))
-    starts[1] = WARM_TOKENS
     for segments in (1, 2, 3):
-        gdn_prefill(**_inputs(layer, mixed, b, a, out), **prefill, num_segments=segments)
-    padding, one = mixed.new_zeros((1, layer.num_spec + 1), dtype=torch.int32), torch.ones_like(nowhere)
-    first = _inputs(layer, mixed, b, a, out, slice(1))
-    gdn_decode(**first, state_indices=nowhere * 0, pad_index=NULL_BLOCK)
+        gdn_prefill(**_inputs(layer, *rows), **prefill, num_segments=segments)
+    one, first = torch.ones_like(nowhere), _inputs(layer, *rows, slice(1))
+    gdn_decode(**first, state_indices=torch.zeros_like(nowhere), pad_index=NULL_BLOCK)
     if layer.num_spec:
-        starts[1] = 1
-        _verify(layer, first, padding, starts, one, one)
+        padding = starts.new_zeros((1, layer.num_spec + 1))
+        _verify(layer, first, padding, starts.clamp(max=1), one, one)
     if (seconds := time.perf_counter() - began) > WORTH_SAYING:
         log.info("pagedkv compiled the gated delta rule in %.1f s: none of it is left to serving", seconds)
