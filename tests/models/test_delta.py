@@ -109,7 +109,7 @@ def step(monkeypatch, layer, inputs, parts):
         seq_lens=ints([before + len(tokens) for tokens, _, before, _ in drafted]),
     )
     context = SimpleNamespace(attn_metadata={"layer": metadata})
-    monkeypatch.setattr("vllm.forward_context.get_forward_context", lambda: context)
+    monkeypatch.setattr(f"{delta.LAYERS}.get_forward_context", lambda: context)
     inputs = [side.to(layer.A_log.device) for side in inputs]
     out = inputs[0].new_zeros(len(inputs[0]), HEADS, SIZE)
     delta._forward_core(layer, *inputs, out)

@@ -149,11 +149,9 @@ def _forward_core(self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_
     Raises:
         UnsupportedFeatureError: The layer is not served.
     """
-    from vllm.forward_context import get_forward_context
-
     global calls  # noqa: PLW0603 - the workers' report reads it
     _warmup_prefill_kernels(self, mixed_qkv, 0)
-    every = get_forward_context().attn_metadata
+    every = import_module(LAYERS).get_forward_context().attn_metadata
     metadata = every.get(self.prefix) if isinstance(every, dict) else None
     if metadata is None:
         return
