@@ -27,7 +27,7 @@ _TWO_WRITTEN = re.compile(
 )
 _BOTH_WRITTEN = re.compile(r"v_permlane(?:16|32)_swap_b32")
 _DESTINATION_READ = re.compile(
-    r"v_fmac_f32|v_mad_u16|v_bitop3_b16|v_writelane_b32|v_fma_mix(?:lo|hi)_f16|s_(?:addk|mulk)_i32|(?:global|ds|buffer)_\w+_d16(?:_hi)?"
+    r"v_fmac_f32|v_mad_u16|v_bitop3_b16|v_writelane_b32|v_fma_mix(?:lo|hi)_f16|s_(?:addk|mulk)_i32|s_bitset[01]_b32|(?:global|ds|buffer)_\w+_d16(?:_hi)?"
 )
 _HALF_WRITTEN = re.compile(
     r"v_(?:add|sub|mul|mul_lo|mad|lshlrev|lshrrev|ashrrev|min|max|(?:min|max)_num)_[iubf]16|v_cvt_f16_f32"

@@ -35,7 +35,8 @@ RENAMED = {
     "s_or_not1_b32": "s_orn2_b32",
     "s_or_not1_b64": "s_orn2_b64",
     "s_and_not1_saveexec_b32": "s_andn2_saveexec_b32",
-    "s_clz_i32": "s_flbit_i32",
+    "s_cls_i32": "s_flbit_i32",
+    "s_ctz_i32_b32": "s_ff1_i32_b32",
     "s_barrier_wait": "s_barrier",
 }
 _SIZES = {"u8": "ubyte", "i8": "sbyte", "b8": "byte", "u16": "ushort", "i16": "sshort", "b16": "short", "b32": "dword"}

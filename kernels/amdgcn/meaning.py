@@ -191,6 +191,7 @@ SCALAR: dict[str, tuple[str, str, str]] = {
     "s_bfe_i32": ("u", "field_signed(a, b, (b >> U(16)) & U(127))", "r != 0"),
     "s_pack_ll_b32_b16": ("u", "(a & U(0xFFFF)) | (b << U(16))", ""),
     "s_bcnt1_i32_b32": ("u", "count_bits(a)", "r != 0"),
+    "s_ff1_i32_b32": ("u", "np.where(a == 0, U(0xFFFFFFFF), count_bits(~a & (a - U(1))))", ""),
     "s_flbit_i32": ("u", "leading_difference(a)", ""),
     "s_not_b32": ("u", "~a", "r != 0"),
     "s_brev_b32": ("u", "reverse_bits(a)", ""),
@@ -215,6 +216,8 @@ SCALAR |= {
     "s_add_nc_u64": ("Q", "a + b", ""),
     "s_sub_nc_u64": ("Q", "a - b", ""),
     "s_mul_u64": ("Q", "a * b", ""),
+    "s_bitset0_b32": ("u", "a & ~(U(1) << (b & U(31)))", ""),
+    "s_bitset1_b32": ("u", "a | (U(1) << (b & U(31)))", ""),
 }
 _ON_SCALARS = (
     "add_f32 sub_f32 mul_f32 max_num_f32 min_num_f32 cvt_f32_i32 cvt_f32_u32 cvt_i32_f32 cvt_u32_f32 cvt_f32_f16"
@@ -286,7 +289,8 @@ v_mfma_f32_16x16x16_f16 v_mfma_f32_32x32x8_f16 v_mfma_f32_16x16x32_f16 v_mfma_f3
 v_mfma_f32_16x16x16_bf16 v_mfma_f32_32x32x8_bf16 v_mfma_f32_16x16x32_bf16 v_mfma_f32_32x32x16_bf16
 ds_bpermute_b32 ds_permute_b32 ds_swizzle_b32 ds_read_b64_tr_b16 ds_read_b64_tr_b8
 ds_read_u8 ds_read_i8 ds_read_u16 ds_read_i16
-ds_read_u16_d16 ds_read_u16_d16_hi ds_read_b32 ds_read_b64 ds_read_b96 ds_read_b128 ds_read2_b32 ds_read2_b64
+ds_read_u8_d16 ds_read_u8_d16_hi ds_read_u16_d16 ds_read_u16_d16_hi ds_read_b32 ds_read_b64 ds_read_b96 ds_read_b128
+ds_read2_b32 ds_read2_b64
 ds_read2st64_b32 ds_read2st64_b64 ds_write_b8 ds_write_b8_d16_hi ds_write_b16 ds_write_b16_d16_hi ds_write_b32
 ds_write_b64 ds_write_b96 ds_write_b128 ds_write2_b32 ds_write2_b64 ds_write2st64_b32 ds_write2st64_b64
 global_load_ubyte global_load_sbyte global_load_ushort global_load_sshort global_load_short_d16

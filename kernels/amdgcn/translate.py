@@ -51,6 +51,8 @@ _NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep"
 _NOTHING |= {"s_delay_alu", "s_clause", "s_wait_alu", "s_sendmsg"}
 _NO_EFFECT = {"sc0", "sc1", "nt", "glc", "slc", "expcnt", "th", "scope"}
 """Modifiers that change no value here: cache policy, and a counter that no known instruction raises."""
+_PERMUTES = {"ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"}
+"""They count as LDS and leave it alone."""
 _BRANCHES = {"scc0": "~scc", "scc1": "scc"}
 _MASKS = {"vccz": (VCC, "=="), "vccnz": (VCC, "!="), "execz": (EXEC, "=="), "execnz": (EXEC, "!=")}
 
@@ -152,7 +154,8 @@ def _check_barriers(program: Program) -> None:
     for block in program.blocks:
         signal = None
         for one in block.instructions:
-            if signal and (effects(one).counter or re.match(r"s_(c?branch|endpgm|barrier_signal)", one.mnemonic)):
+            accesses = effects(one).counter and one.mnemonic not in _PERMUTES
+            if signal and (accesses or re.match(r"s_(c?branch|endpgm|barrier_signal)", one.mnemonic)):
                 raise UnknownInstructionError(signal.text, f"{one.text!r} stands between it and its wait")
             if one.mnemonic in {"s_barrier_signal", "s_barrier"}:
                 signal = one if one.mnemonic == "s_barrier_signal" else None
@@ -449,7 +452,7 @@ class _Writer:
         if name not in SCALAR:
             raise UnknownInstructionError(one.text)
         kinds, text, scc = SCALAR[name]
-        sources = operands if name.endswith("k_i32") else operands[1:]
+        sources = operands if re.search("k_i32$|bitset", name) else operands[1:]
         read = (
             f"{'ab'[k]} = np.broadcast_to({self._scalar_read(each, kinds[k % len(kinds)])}, n)"
             for k, each in enumerate(sources)

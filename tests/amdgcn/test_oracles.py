@@ -913,6 +913,8 @@ def test_lds_words(form):
         ("ds_read_i8", lambda x, old: signed(x, 8)),
         ("ds_read_u16", lambda x, old: x & 0xFFFF),
         ("ds_read_i16", lambda x, old: signed(x, 16)),
+        ("ds_read_u8_d16", lambda x, old: old & 0xFFFF0000 | x & 255),
+        ("ds_read_u8_d16_hi", lambda x, old: old & 0xFFFF | (x & 255) << 16),
         ("ds_read_u16_d16", lambda x, old: old & 0xFFFF0000 | x & 0xFFFF),
         ("ds_read_u16_d16_hi", lambda x, old: old & 0xFFFF | (x & 0xFFFF) << 16),
     ],
