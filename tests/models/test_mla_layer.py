@@ -18,6 +18,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadat
 from vllm.v1.attention.backends.mla import cpu_mla
 
 from pagedkv import prepared
+from pagedkv.arch import limits
 from pagedkv.attention import reference
 from pagedkv.device import INTERPRETED
 from pagedkv.mla.warm_up import warm_up
@@ -277,6 +278,13 @@ def test_tables_of_every_step_are_the_same_memory(make, parallel):
 def test_layer_refuses_what_is_not_served(make, where, features, named):
     with pytest.raises(errors.UnsupportedFeatureError, match=f"does not serve {named}"):
         make(where, **features)
+
+
+@pytest.mark.parametrize("where", IMPLS)
+def test_rdna_is_refused_by_name(monkeypatch, make, where):
+    monkeypatch.setattr(mla_backend, "current", lambda: limits("gfx1100"))
+    with pytest.raises(errors.UnsupportedFeatureError, match="does not serve MLA on gfx1100"):
+        make(where)
 
 
 def test_context_parallelism_is_refused(make, parallel):

@@ -85,6 +85,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="TEXT",
         help="Compile only cases whose id contains one of these texts.",
     )
+    parser.add_argument("--promised", action="store_true", help="Leave out what budgets.toml does not promise.")
     parser.add_argument("--triton", metavar="VERSION", help="Refuse to run with another Triton version.")
     parser.add_argument("--pins", type=Path, metavar="FILE", help="Refuse to run with other versions than it pins.")
     parser.add_argument("--list", action="store_true", help="List the ids of the cases, and compile nothing.")
@@ -114,10 +115,14 @@ def _run(options: argparse.Namespace) -> Exit:
     version = check_environment(options.triton)
     try:
         from . import runner  # imports Triton, and so do the sources
+        from .budgets import load_budgets
 
         cases = select(options.only, options.arch, options.source)
     except ImportError as error:
         raise CannotRunHereError(f"the audit cannot be imported with Triton {version}: {error}") from error
+    if options.promised:
+        promise = load_budgets().promise
+        cases = [(arch, case) for arch, case in cases if not all(promise(case.id(arch, k)) for k in case.kernels)]
     if not cases:
         raise NothingSelectedError(f"no case matches --only {options.only!r}\n  to do: see --list")
     if options.list:

@@ -52,8 +52,12 @@ class KernelBudget:
     mfma: int = 0
     mfma_share: float = 1.0
     """Least share of what the matrix instructions of a loop compute that the products of a tile need."""
+    wmma_share: float = 1.0
+    """Likewise on RDNA."""
     wide: tuple[str, ...] = ()
     """Pointer arguments through which rows of K and V are read, 16 bytes at a time wherever rows allow it."""
+    wmma_wide: int = 16
+    """Bytes of a wide load on RDNA."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,15 @@ class Ceiling:
     """Most matrix instructions of those."""
     waves_per_simd: float
     """Fewest."""
+
+
+@dataclass(frozen=True)
+class Unpromised:
+    """One `[[unpromised]]`: rows of ours that an arch need not hold within budget; what they cost is reported."""
+
+    rows: str
+    """Regular expression found in `Case.id`."""
+    why: str
 
 
 FIGURES = ("waves_per_simd", "kv_tokens_in_flight", "query_rows_in_flight")
@@ -110,18 +123,24 @@ class Budgets:
     """Evidence about vLLM's kernels."""
     ceilings: dict[str, dict[str, Ceiling]] = field(default_factory=dict)
     """Version of Triton -> `Case.id` -> its ceiling."""
+    unpromised: tuple[Unpromised, ...] = ()
+
+    def promise(self, row: str) -> Unpromised | None:
+        """Why a row of ours is not promised; None of one that is."""
+        return next((each for each in self.unpromised if re.search(each.rows, row)), None)
 
     def narrow(self, figures: Figures, pointer: str) -> str:
         """What is wrong with the loads through `pointer`; empty if they are as wide as asked."""
+        wide = self.kernels[figures.kernel].wmma_wide if limits(figures.arch).matrix == "wmma" else 16
         sites = figures.text.loads_through(pointer)
         if not sites:
             return f"no tl.load through {pointer} in the machine code: correct the kernel, or `wide` in {FILE.name}"
-        share = wide_share(sites)
+        share = wide_share(sites, wide)
         if share >= self.every.wide_share:
             return ""
-        narrow = ", ".join(f"{site.count} of {site.width} B at {site.source}" for site in sites if site.width < 16)
+        narrow = ", ".join(f"{site.count} of {site.width} B at {site.source}" for site in sites if site.width < wide)
         return (
-            f"{share:.0%} of the bytes read through {pointer} come in 16-byte loads, at least "
+            f"{share:.0%} of the bytes read through {pointer} come in {wide}-byte loads, at least "
             f"{self.every.wide_share:.0%} must: {narrow}"
         )
 
@@ -181,7 +200,8 @@ class Budgets:
             return []
         found = []
         issued, needed = numbers["mfma_issued"], numbers["mfma_needed"]
-        if needed < self.kernels[figures.kernel].mfma_share * issued:
+        budget = self.kernels[figures.kernel]
+        if needed < (budget.wmma_share if limits(figures.arch).matrix == "wmma" else budget.mfma_share) * issued:
             found.append(
                 f"a wave issues {issued:g} MFMA instructions in a turn of the loop over tiles and needs {needed:g}: "
                 "waves compute the same; use fewer waves, or an instruction of fewer rows (matrix_instr_nonkdim)"
@@ -223,7 +243,8 @@ class Budgets:
             )
         if not spill and code.vgpr_spills > self.every.vgpr_spills:
             found.append(
-                f"{code.vgpr_spills} VGPRs spilled (budget {self.every.vgpr_spills}) at {code.vgpr} of 512: "
+                f"{code.vgpr_spills} VGPRs spilled (budget {self.every.vgpr_spills}) at {code.vgpr} of "
+                f"{limits(figures.arch).registers}: "
                 "use a smaller tile or more waves"
             )
         if not spill and code.scratch_bytes > self.every.scratch_bytes:
@@ -266,14 +287,15 @@ def load_budgets(path: Path = FILE) -> Budgets:
     Raises:
         InvalidFileError: Not TOML, an unknown key, or a value of the wrong type or sign.
     """
-    tables = ("every", "kernels", "evidence", "compare", "loop", "ceilings")
+    tables = ("every", "kernels", "evidence", "compare", "loop", "ceilings", "unpromised")
     data = toml.parse(path.name, path.read_text(encoding="utf-8"), tables)
     every = toml.entry(f"{path.name}: every", data.get("every", {}), Limits)
     if every.wide_share > 1:
         raise InvalidFileError(f"{path.name}: every: wide_share is a share, got {every.wide_share}")
     loops = toml.entries(f"{path.name}: loop", data.get("loop", []), LoopBudget)
-    for each in loops:
-        _pattern(f"{path.name}: loop", each.rows)
+    unpromised = toml.entries(f"{path.name}: unpromised", data.get("unpromised", []), Unpromised)
+    for name, each in (*(("loop", loop) for loop in loops), *(("unpromised", row) for row in unpromised)):
+        _pattern(f"{path.name}: {name}", each.rows)
     comparisons = toml.entries(f"{path.name}: compare", data.get("compare", []), Comparison)
     toml.among(f"{path.name}: compare: figure", (each.figure for each in comparisons), FIGURES)
     kernels, evidence = (
@@ -284,7 +306,7 @@ def load_budgets(path: Path = FILE) -> Budgets:
         version: {row: toml.entry(f"{path.name}: ceilings, {row}", table, Ceiling) for row, table in rows.items()}
         for version, rows in data.get("ceilings", {}).items()
     }
-    return Budgets(every, comparisons, loops, kernels, evidence, ceilings)
+    return Budgets(every, comparisons, loops, kernels, evidence, ceilings, unpromised)
 
 
 EVERY = "every"

@@ -248,9 +248,9 @@ class Assembly:
         return tuple(site for site in self.loads if pattern.search(site.code))
 
 
-def wide_share(sites: Iterable[Site]) -> float:
-    """Share of the bytes of these loads that arrive in 16-byte pieces; 0 where nothing is loaded."""
-    sizes = [(site.width * site.count, site.width == 16) for site in sites]
+def wide_share(sites: Iterable[Site], wide: int = 16) -> float:
+    """Share of the bytes of these loads that arrive in pieces of `wide` bytes or more; 0 where nothing is loaded."""
+    sizes = [(site.width * site.count, site.width >= wide) for site in sites]
     total = sum(size for size, _ in sizes)
     return sum(size for size, wide in sizes if wide) / total if total else 0.0
 

@@ -142,7 +142,10 @@ def _ours(row: Row, budgets: Budgets, declared: Declared, triton: str) -> tuple[
         triton: Its version.
     """
     narrow, spill = declared.narrow_pointers(row.id, triton), declared.spill(row.id, triton)
-    result = row.result
+    result, unpromised = row.result, budgets.promise(row.id)
+    if unpromised and (not _timed_out(result)):
+        problems = budgets.violations(result) if isinstance(result, Figures) else [failure(result)]
+        return "pass", f"not promised ({unpromised.why}): {'; '.join(problems) or 'within budget'}"
     if isinstance(result, LdsExceededError):
         return "fail", lds_message(result.kernel, result.lds_bytes, row.arch)
     if not isinstance(result, Figures):

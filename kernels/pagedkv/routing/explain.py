@@ -85,8 +85,10 @@ class Explanation:
 
     @property
     def served(self) -> bool:
-        """Whether every layer with a paged cache has a route."""
-        return not any(isinstance(layer.answer, NoKernelError) for layer in self.layers)
+        """Whether every layer with a paged cache has a route, and every latent one a kernel."""
+        latent = any(layer.kind.keeps == "latent" for layer in self.layers)
+        routed = not any(isinstance(layer.answer, NoKernelError) for layer in self.layers)
+        return routed and not (latent and limits(self.deployment.arch).matrix == "wmma")
 
 
 def explain(config: Config, deployment: Deployment) -> Explanation:
@@ -131,6 +133,8 @@ def _explain(
     heads, kv_heads = _shared(kind, deployment.tp)
     if kind.keeps == "latent":
         cache = f"[num_blocks, block_size, {kind.head_size}]"
+        if limits(deployment.arch).matrix == "wmma":
+            return Explained(kind, note=f"Not served: pagedkv.mla_decode does not run on {deployment.arch}.")
         return Explained(kind, note=f"Decode by pagedkv.mla_decode: {heads} heads over one latent, {cache}.")
     kv_cache_dtype = kv_format(deployment.kv_cache_dtype, deployment.arch, dtype)
     longest = deployment.max_seq_len or kind.max_seq_len
