@@ -81,6 +81,7 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": command_line(),
         "docs/reference/yaml.md": yaml_keys(),
         "docs/reference/exit-status.md": exit_statuses(),
+        "docs/reference/what-fits.md": what_fits(),
         "docs/reference/attacks.md": attacks(),
     }
 
@@ -182,6 +183,15 @@ def attacks() -> str:
             raise UndocumentedError(f"{path.name} does not say who, what and what must happen")
         parts += [f"## {path.stem.removeprefix('test_').replace('_', ' ')}", text]
     return "\n\n".join(parts) + "\n"
+
+
+def what_fits() -> str:
+    """The table that an audit wrote to results/fit/, and how to make it where none did."""
+    table = ROOT / "results/fit/fit.md"
+    made = table.read_text(encoding="utf-8") if table.exists() else "No audit wrote the table before this build.\n"
+    command = "python -m pagedkv.audit --source ours vllm --arch gfx942 gfx1201 --out results/fit"
+    how = f"The step `codeobjects-all` writes `fit.md` every night; so does\n\n    {command}\n"
+    return "\n".join(["# Which attention kernels fit", "", how, made])
 
 
 def what_runs() -> list[tuple[str, str, int, int, float, float, float]]:

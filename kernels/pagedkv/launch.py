@@ -259,12 +259,16 @@ class GdnLaunch:
     waves: int
     """Waves of a program that walks."""
     stages: int
+    most_segments: int = SEGMENTS[-1]
 
     def of(self, key_size: int, value_size: int, element_bytes: int) -> GdnLaunch:
         """Return the launch for heads of these sizes; with elements of 4 bytes half the tokens and half the rows."""
         shares = max(1, element_bytes // 2)
         values = min(self.values, key_size, value_size) // shares
-        return replace(self, chunk=self.chunk // shares, values=max(16, values))
+        # Eight waves read heads of 64 keys in short pieces.
+        waves, chunk_waves = (min(count, key_size // 16) for count in (self.waves, self.chunk_waves))
+        chunk = max(16, self.chunk // shares)
+        return replace(self, chunk=chunk, values=max(16, values), waves=waves, chunk_waves=chunk_waves)
 
     def segments(self, programs: int, tokens: int, compute_units: int) -> int:
         """Return into how many segments sequences of about `tokens` are cut, which have `programs` all together.
@@ -282,7 +286,11 @@ class GdnLaunch:
         def crowd(programs: int) -> float:
             return max(1.0, CROWDED * programs / compute_units)
 
-        return min(SEGMENTS, key=cost) if chunks >= FEWEST_CHUNKS_CUT else 1
+        return (
+            min((count for count in SEGMENTS if count <= self.most_segments), key=cost)
+            if chunks >= FEWEST_CHUNKS_CUT
+            else 1
+        )
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,18 @@ def test_ceilings_and_declared_spills_are_of_rows_that_exist():
     assert {each.triton for each in load_declared().spills} == {"3.6.0"}, "3.8.0 spills nothing"
 
 
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx1151", "gfx1201"])
+def test_rdna_is_promised_most_of_what_cdna_is(arch):
+    promise = load_budgets().promise
+    cases = [case for case in cases_of("ours") if not case.name.startswith("mla-")]
+    lost = [case.name for case in cases if any(promise(case.id(arch, kernel)) for kernel in case.kernels)]
+    assert len(lost) <= 0.4 * len(cases)
+    named = {"gdn_decode_kernel", "_write_kernel", "packed_gather_kernel", "gdn_prefill_kernel", "ssd_prefill_kernel"}
+    kept = {kernel for case in cases if case.name not in lost for kernel in case.kernels}
+    assert named | {"attention_kernel", "reduce_kernel"} <= kept
+    assert not any(promise(case.id("gfx942", kernel)) for case in cases for kernel in case.kernels)
+
+
 def test_no_products_or_no_loop_means_no_loop_figures(figures):
     assert BUDGETS.loop_numbers(figures(kernel="other"), SHAPE) == {}
     assert BUDGETS.loop_numbers(figures(loops=()), SHAPE) == {}

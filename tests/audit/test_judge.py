@@ -6,11 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from pagedkv.audit.budgets import EVERY, Comparison, Declared, DeclaredCrash, DeclaredNarrow, KernelBudget, load_budgets
+from pagedkv.audit.budgets import (
+    EVERY,
+    Comparison,
+    Declared,
+    DeclaredCrash,
+    DeclaredNarrow,
+    KernelBudget,
+    Unpromised,
+    load_budgets,
+)
 from pagedkv.audit.cases import Case, LaunchConfiguration, cases_of
 from pagedkv.audit.code_object import Site
 from pagedkv.audit.compile import LdsExceededError
 from pagedkv.audit.findings import Finding, format_report
+from pagedkv.audit.fit_table import format_table
 from pagedkv.audit.isolation import Crash
 from pagedkv.audit.judge import Row, compare, judge, judge_row
 from pagedkv.errors import Exit
@@ -96,6 +106,13 @@ def test_theirs_over_the_lds_limit_cannot_beat_ours():
     stopped = replace(theirs(None), numbers={"lds_bytes": 131072, "lds_limit_bytes": 65536})
     [finding] = compare([mine(), stopped], [RULE])
     assert (finding.outcome, "cannot start" in finding.message) == ("pass", True)
+
+
+def test_what_spills_on_rdna_is_no_measure():
+    spilling = replace(theirs(4), numbers={"waves_per_simd": 4, "vgpr_spills": 82})
+    assert [found.outcome for found in compare([mine(3)], [RULE]) + compare([mine(3), spilling], [RULE])] == ["fail"]
+    on_rdna = [replace(each, labels=each.labels | {"arch": "gfx1201"}) for each in (mine(3), spilling)]
+    assert compare(on_rdna, [RULE]) == []
 
 
 @pytest.mark.parametrize("label", ["arch", "operation", "dtype", "head_size", "block_size"])
@@ -211,3 +228,29 @@ def test_the_report_fits_80_columns_and_names_what_is_declared():
     report = format_report(findings, status=Exit.PASS, seconds=1.0)
     assert "declared: gfx942/vllm/scan\n" in report
     assert max(map(len, report.splitlines())) == 80
+
+
+UNPROMISED = replace(BUDGETS, unpromised=(Unpromised("^gfx942/ours/gdn-.*join", "it spills"),))
+
+
+@pytest.mark.parametrize(("spills", "outcome"), [(95, "pass"), (0, "fail")])
+def test_what_is_not_promised_is_reported_until_it_fits(figures, spills, outcome):
+    [case] = [case for case in cases_of("ours") if "gdn_join_kernel" in case.kernels]
+    row = Row(case, "gfx942", "gdn_join_kernel", (), figures(kernel="attend", vgpr_spills=spills))
+    found = judge([row], UNPROMISED, Declared(), triton="3.6.0")
+    assert found[0].outcome == "pass"
+    assert found[0].message.startswith(f"not promised (it spills): {f'{spills} VGPRs spilled' if spills else 'within'}")
+    assert found[-1].outcome == outcome
+    assert outcome == "pass" or "promise them" in found[-1].message
+
+
+def test_the_table_shows_what_cannot_start_in_red():
+    labels = LABELS | {"side": "vllm", "kernel": "their_attend", "tile": "64", "triton": "3.6.0"}
+    numbers = {"lds_bytes": 65792.0, "lds_limit_bytes": 65536.0}
+    red = Finding("gfx942/vllm/decode-d256/their_attend", "pass", labels=labels, numbers=numbers)
+    fits = {"lds_bytes": 8192.0, "vgpr": 96.0, "waves_per_simd": 5.0, "vgpr_spills": 7.0}
+    good = replace(red, id="gfx950/vllm/decode-d256/their_attend", labels=labels | {"arch": "gfx950"})
+    table = format_table([red, replace(good, numbers=numbers | fits)])
+    assert '| 64 | 2048 | vLLM | `their_attend` | decode-d256 | <span style="color: red">**65792 B of 65536**' in table
+    assert "| 8192 B, 96, 5, *7 spill* |" in table
+    assert format_table([]) == ""

@@ -18,6 +18,7 @@ from pagedkv.errors import CannotRunHereError, Exit, MisuseError, NothingSelecte
 
 from .cases import SOURCES, select
 from .findings import exit_status, format_report, write_findings
+from .fit_table import format_table
 from .machine import CDNA, MACHINES
 from .pins import check_pins
 
@@ -89,7 +90,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--triton", metavar="VERSION", help="Refuse to run with another Triton version.")
     parser.add_argument("--pins", type=Path, metavar="FILE", help="Refuse to run with other versions than it pins.")
     parser.add_argument("--list", action="store_true", help="List the ids of the cases, and compile nothing.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="Folder for findings.jsonl (default: $HILGATE_OUT).")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="Folder for findings.jsonl and fit.md, the table of attention kernels (default: $HILGATE_OUT).",
+    )
     jobs = max(1, (os.cpu_count() or 1) - 1)  # of two cores, other steps of a gate have one: nothing waits for imports
     parser.add_argument(
         "--jobs", type=int, default=jobs, help="Number of compilers at a time (default: one fewer than the cores)."
@@ -134,6 +140,7 @@ def _run(options: argparse.Namespace) -> Exit:
     )
     if out := options.out or os.environ.get("HILGATE_OUT"):
         write_findings(Path(out) / "findings.jsonl", findings)
+        (Path(out) / "fit.md").write_text(format_table(findings), encoding="utf-8")
     status = exit_status(findings, compiled=compiled)
     sys.stdout.write(format_report(findings, status=status, seconds=time.monotonic() - started))
     sys.stdout.write(f"{compiled} code objects read, {kept} of them compiled by an earlier run\n")

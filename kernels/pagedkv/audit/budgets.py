@@ -294,8 +294,10 @@ def load_budgets(path: Path = FILE) -> Budgets:
         raise InvalidFileError(f"{path.name}: every: wide_share is a share, got {every.wide_share}")
     loops = toml.entries(f"{path.name}: loop", data.get("loop", []), LoopBudget)
     unpromised = toml.entries(f"{path.name}: unpromised", data.get("unpromised", []), Unpromised)
-    for name, each in (*(("loop", loop) for loop in loops), *(("unpromised", row) for row in unpromised)):
-        _pattern(f"{path.name}: {name}", each.rows)
+    for each in unpromised:
+        _pattern(f"{path.name}: unpromised", each.rows)
+    for loop in loops:
+        _pattern(f"{path.name}: loop", loop.rows)
     comparisons = toml.entries(f"{path.name}: compare", data.get("compare", []), Comparison)
     toml.among(f"{path.name}: compare: figure", (each.figure for each in comparisons), FIGURES)
     kernels, evidence = (

@@ -12,7 +12,10 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from pagedkv.arch import limits
 from pagedkv.errors import Exit
+
+from .machine import MACHINES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -122,7 +125,8 @@ def _table(arch: str, findings: Sequence[Finding]) -> list[str]:
         shapes = {shape(row.labels) for row in rows if row.labels["side"] == "vllm"}
         shown = [row for row in rows if shape(row.labels) in shapes] or rows
         limit = int(rows[0].numbers["lds_limit_bytes"])
-        lines += ["", f"{arch}: {limit} B of LDS, 512 VGPRs a lane, at most 8 waves a SIMD", _HEAD]
+        lane, waves = limits(arch).registers, MACHINES[arch].max_waves
+        lines += ["", f"{arch}: {limit} B of LDS, {lane} VGPRs a lane, at most {waves} waves a SIMD", _HEAD]
         lines += [_row(row) for row in sorted(shown, key=_order)]
         lines += _rest([row for row in rows if row not in shown])
     kernels = [_kernel_row(each) for each in findings if "configurations" in each.numbers]

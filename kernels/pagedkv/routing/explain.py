@@ -132,10 +132,12 @@ def _explain(
         return Explained(kind, note="Keeps no cache: attention over the source alone, not routed here.")
     heads, kv_heads = _shared(kind, deployment.tp)
     if kind.keeps == "latent":
-        cache = f"[num_blocks, block_size, {kind.head_size}]"
+        note = (
+            f"Decode by pagedkv.mla_decode: {heads} heads over one latent, [num_blocks, block_size, {kind.head_size}]."
+        )
         if limits(deployment.arch).matrix == "wmma":
-            return Explained(kind, note=f"Not served: pagedkv.mla_decode does not run on {deployment.arch}.")
-        return Explained(kind, note=f"Decode by pagedkv.mla_decode: {heads} heads over one latent, {cache}.")
+            note = f"Not served: pagedkv.mla_decode does not run on {deployment.arch}."
+        return Explained(kind, note=note)
     kv_cache_dtype = kv_format(deployment.kv_cache_dtype, deployment.arch, dtype)
     longest = deployment.max_seq_len or kind.max_seq_len
     if longest is None:
