@@ -61,9 +61,9 @@ def test_every_kernel_with_products_is_looked_at():
     assert with_products == set().union(*CASES.values(), FROM_SHARED_MEMORY)
 
 
-@pytest.mark.parametrize(("stages", "wrong"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("stages", "wrong"), [(1, False), (2, not triton.__version__.startswith("3.9."))])
 def test_a_pipelined_loop_that_writes_them_is_found(stages, wrong, tmp_path, monkeypatch):
-    """The loop is that of vLLM's `_chunk_scan_fwd_kernel`; Triton 3.6 comes with ptxas 12.8."""
+    """The loop is that of vLLM's `_chunk_scan_fwd_kernel`, which Triton 3.6 and 3.8 compile so, and 3.9 does not."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     floats, values = torch.zeros(128 * 128), torch.zeros(128 * 128, dtype=torch.bfloat16)
     arguments = [floats, floats, values, floats, 4]
