@@ -41,6 +41,8 @@ class Arch:
     """Rows from which the matrix instruction takes K and V from LDS (wgmma: 64); otherwise they pass registers."""
     operand_copies: int = 1
     """Times that an operand of a product lies in the registers of a wave (RDNA3: lanes 16 to 31 repeat 0 to 15)."""
+    least_waves: int = 1
+    """Fewest waves of a program with products (see `aborts_on_one_wave`)."""
     async_copies: bool = False
     """Whether pipelined loads reach LDS past the registers (cp.async; on gfx950 see `copies_past_registers`)."""
     dependent_launches: bool = False
@@ -149,8 +151,17 @@ def copies_past_registers(name: str, version: str, chosen: bool | None) -> bool:
     """
     if name not in ASYNC_COPIES_SINCE:
         return False
-    since = tuple(int(part) for part in version.split(".")[:2]) >= ASYNC_COPIES_SINCE[name]
+    since = _numbers(version) >= ASYNC_COPIES_SINCE[name]
     return since if chosen is None else chosen
+
+
+def aborts_on_one_wave(arch: Arch, version: str) -> bool:
+    """Return whether Triton aborts on products of WMMA in a program of one wave ("Expected basis of 'warp'")."""
+    return arch.matrix == "wmma" and _numbers(version) >= (3, 8)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def limits(name: str) -> Arch:

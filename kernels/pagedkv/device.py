@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from pagedkv.arch import Arch, copies_past_registers, limits
+from pagedkv.arch import Arch, aborts_on_one_wave, copies_past_registers, limits
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -51,7 +51,8 @@ def _target() -> Arch:
     # CUDA targets carry the compute capability as an integer (90), HIP targets the gfx name.
     name = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
     copies = copies_past_registers(name, triton.__version__, triton.knobs.amd.use_async_copy)
-    return dataclasses.replace(limits(name), async_copies=True) if copies else limits(name)
+    arch = dataclasses.replace(limits(name), async_copies=True) if copies else limits(name)
+    return dataclasses.replace(arch, least_waves=2) if aborts_on_one_wave(arch, triton.__version__) else arch
 
 
 def on(tensor: torch.Tensor) -> AbstractContextManager[object]:

@@ -61,7 +61,7 @@ def reading_waves(arch: Arch, *, tile: int, head_size: int, element_bytes: int, 
     16 bytes is the widest load of a lane (global_load_dwordx4, ld.global.v4); with more waves than that the compiler
     shares the tile out in narrower pieces.
     """
-    return max(1, min(most, tile * next_power_of_two(head_size) * element_bytes // (16 * arch.lanes)))
+    return max(arch.least_waves, min(most, tile * next_power_of_two(head_size) * element_bytes // (16 * arch.lanes)))
 
 
 def tile_tokens(
@@ -217,7 +217,7 @@ def _fitted(
     while True:
         program = _Program(0, 0, waves, tokens, parts, group)
         rows = program.rows
-        used = min(waves, rows // 16) if alone else waves
+        used = max(arch.least_waves, min(waves, rows // 16)) if alone else waves
         # With what is wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages.
         fit = functools.partial(tile_tokens, arch, rows=rows, waves=used, **shape)
         for deep, occupancy in product(range(stages, 0, -1), range(data.occupancy, 0, -1)):

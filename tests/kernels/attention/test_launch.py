@@ -82,6 +82,19 @@ def test_copies_past_the_registers_take_lds_for_every_stage():
     assert (tile_tokens(copying, **shape), tile_tokens(plain, **shape)) == (128, 256)
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "fewest"), [("gfx1201", "3.6.0", 1), ("gfx1201", "3.8.0", 2), ("gfx942", "3.8.0", 1)]
+)
+def test_no_program_of_one_wave_where_triton_aborts_on_it(monkeypatch, name, version, fewest):
+    target = SimpleNamespace(backend="hip", arch=name)
+    there = SimpleNamespace(get_current_target=lambda: target)
+    monkeypatch.setattr(device.triton, "__version__", version)
+    monkeypatch.setattr(device.triton.runtime.driver, "_active", there)
+    step = {"num_tokens": 8, "num_seqs": 8, "max_query_len": 1, "max_kv_len": 4096, "num_splits": None}
+    chosen = launch.choose(device._target(), head_size=64, element_bytes=2, num_q_heads=8, num_kv_heads=8, **step)
+    assert chosen.waves == fewest
+
+
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("case", [c for c in CONFIGURATIONS if c.op == "attention"], ids=lambda c: c.id)
 def test_every_promised_case_has_a_launch(arch, case):
