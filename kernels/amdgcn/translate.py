@@ -51,8 +51,8 @@ _NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep"
 _NOTHING |= {"s_delay_alu", "s_clause", "s_wait_alu", "s_sendmsg"}
 _NO_EFFECT = {"sc0", "sc1", "nt", "glc", "slc", "expcnt", "th", "scope"}
 """Modifiers that change no value here: cache policy, and a counter that no known instruction raises."""
-_PERMUTES = {"ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"}
-"""They count as LDS and leave it alone."""
+_OWN = ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32", "scratch_")
+"""They meet no memory of other waves."""
 _BRANCHES = {"scc0": "~scc", "scc1": "scc"}
 _MASKS = {"vccz": (VCC, "=="), "vccnz": (VCC, "!="), "execz": (EXEC, "=="), "execnz": (EXEC, "!=")}
 
@@ -154,7 +154,7 @@ def _check_barriers(program: Program) -> None:
     for block in program.blocks:
         signal = None
         for one in block.instructions:
-            accesses = effects(one).counter and one.mnemonic not in _PERMUTES
+            accesses = effects(one).counter and not one.mnemonic.startswith(_OWN)
             if signal and (accesses or re.match(r"s_(c?branch|endpgm|barrier_signal)", one.mnemonic)):
                 raise UnknownInstructionError(signal.text, f"{one.text!r} stands between it and its wait")
             if one.mnemonic in {"s_barrier_signal", "s_barrier"}:

@@ -1502,12 +1502,11 @@ def test_what_gfx12_has_and_the_machine_has_not_is_refused(lines, why):
     assert lines.split()[0].replace("dual_", "") in str(error.value).replace("dual_", "")
 
 
-def test_hints_do_nothing_and_barriers_may_hold_arithmetic():
+def test_hints_do_nothing_and_barriers_may_hold_own_work():
     covers(["s_barrier_signal", "s_delay_alu", "s_clause", "s_wait_alu", "s_sendmsg"])
     delay = "s_delay_alu instid0(VALU_DEP_1) | instskip(NEXT) | instid1(SALU_CYCLE_1)"
-    group = on_gfx12(
-        f"s_clause 0x1\n{delay}\ns_wait_alu 0xfffe\ns_barrier_signal -1\nv_mov_b32_e32 v2, v1\ns_barrier_wait -1"
-    )
+    spill = "scratch_store_b32 off, v1, off\nscratch_load_b32 v2, off, off\ns_wait_loadcnt 0x0"
+    group = on_gfx12(f"s_clause 0x1\n{delay}\ns_wait_alu 0xfffe\ns_barrier_signal -1\n{spill}\ns_barrier_wait -1")
     assert (group.V[2] == NARROW[1]).all()
 
 
