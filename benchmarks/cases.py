@@ -41,6 +41,8 @@ SSD = "_mamba_chunk_scan_combined_fwd"
 FLA = "chunk_gated_delta_rule"
 """What vLLM's layer launches from the convolution's output to its own: a split with norms and gates, the gather of
 states, the seven kernels of this function, the scatter of states, and the copy of the outputs."""
+KDA = "chunk_kda_with_fused_gate"
+"""Its like where each key has a decay: norms, gates and six kernels, from q, k and v that are dense."""
 GDN_DECODE = "fused_recurrent_gated_delta_rule_packed_decode_kernel"
 GDN_VERIFY = "fused_sigmoid_gating_delta_rule_update_kernel"
 """vLLM's where sequences have drafts. It writes the state after each token."""
@@ -99,6 +101,8 @@ class BenchmarkCase:
     state_size: int = 0
     """Scan: elements of a channel's state. The peer's chunk is `block_size`, its groups are `num_kv_heads`. Delta rule:
     channels of a key; `num_kv_heads` are the key heads."""
+    by_key: bool = False
+    """Delta rule: whether each key has a decay."""
     runs: bool = False
     """Whether a write fills blocks in runs, as a prefill does, and not slots in random order."""
     host: bool = False
@@ -143,7 +147,8 @@ class BenchmarkCase:
             rows = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + 1)
             return self.states_bytes() + tokens * rows * ELEMENT_BYTES
         if self.op == "gdn":
-            rows = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + 2)
+            gates = self.state_size + 1 if self.by_key else 2
+            rows = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + gates)
             return self.states_bytes() + tokens * rows * ELEMENT_BYTES
         if self.op == "mla":
             return tokens * self.head_size * (ELEMENT_BYTES if self.scales == "none" else 1)
@@ -244,9 +249,13 @@ def _scan(
     )
 
 
-def _gdn(key_heads: int, heads: int, num_seqs: int, length: int, ratio: float = 1.0) -> BenchmarkCase:
+def _gdn(
+    key_heads: int, heads: int, num_seqs: int, length: int, ratio: float = 1.0, *, by_key: bool = False
+) -> BenchmarkCase:
     return BenchmarkCase(
-        f"gdn {num_seqs} x {length} {key_heads} k {heads} v heads",
+        f"kda {num_seqs} x {length} {heads} heads"
+        if by_key
+        else f"gdn {num_seqs} x {length} {key_heads} k {heads} v heads",
         "gdn",
         num_seqs,
         length,
@@ -254,7 +263,8 @@ def _gdn(key_heads: int, heads: int, num_seqs: int, length: int, ratio: float = 
         num_q_heads=heads,
         num_kv_heads=key_heads,
         state_size=128,
-        peer=FLA,
+        by_key=by_key,
+        peer=KDA if by_key else FLA,
         goal=Goal(ratio=ratio),
     )
 
@@ -394,6 +404,7 @@ CASES: tuple[BenchmarkCase, ...] = (
     _gdn(16, 32, 4, 2048, ratio=2.8),
     _gdn(16, 32, 16, 512, ratio=3.0),
     *(_gdn(*heads, *shape) for heads in ((16, 48), (16, 64), (2, 8)) for shape in ((1, 8192), (4, 2048), (16, 512))),
+    *(_gdn(32, 32, *shape, by_key=True) for shape in ((1, 8192), (4, 2048), (16, 512))),
     *(_gdn_decode(num_seqs, *heads) for heads in GDN_HEADS for num_seqs in (1, 8, 64, 256)),
     *(_gdn_decode(num_seqs, *heads, drafts=3) for heads in GDN_HEADS for num_seqs in (8, 64)),
     BenchmarkCase("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
@@ -449,7 +460,7 @@ def smoke(case: BenchmarkCase) -> BenchmarkCase:
         seq_len=query_len if gdn else 37,
         query_len=query_len,
         num_q_heads=4,
-        num_kv_heads=min(case.num_kv_heads, 2),
+        num_kv_heads=4 if case.by_key else min(case.num_kv_heads, 2),
         head_size=64 if gdn else 48 if case.op == "mla" else 32,
         latent_size=min(case.latent_size, 32),
         state_size=64 if gdn else min(case.state_size, 32),

@@ -370,14 +370,15 @@ def _gdn(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> Mea
     widths = (*[case.num_kv_heads * case.state_size] * 2, heads * case.head_size)
     starts = torch.arange(count + 1, device=device, dtype=torch.int32) * case.seq_len
     A_log = 3 * torch.rand(heads, device=device) - 1  # decays from nearly 1 to nearly 0 a token
-    dt_bias = torch.randn(heads, device=device)
+    decay = (heads, case.state_size) if case.by_key else (heads,)
+    dt_bias = torch.randn(decay, device=device)
     sources = torch.randperm(count, device=device, dtype=torch.int32)
     targets = sources + count
     known = torch.ones(count, device=device, dtype=torch.bool)
     inputs = []
     for _ in range(sets):
         mixed = torch.randn(tokens, sum(widths), device=device, dtype=dtype)
-        gates = torch.randn(2, tokens, heads, device=device, dtype=dtype)
+        gates = (torch.randn(tokens, *each, device=device, dtype=dtype) for each in (decay, (heads,)))
         inputs.append((mixed, *gates, torch.randn(2 * count, heads, case.head_size, case.state_size, device=device)))
 
     def views(mixed: Tensor) -> tuple[Tensor, ...]:
@@ -403,7 +404,8 @@ def _gdn(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> Mea
         gdn_prefill(*views(mixed), a, b, out, pool, A_log=A_log, dt_bias=dt_bias, **options)
 
     def peer() -> MeasuredSide:
-        return make(peers.gdn(case, starts, sources.long(), known, A_log=A_log, dt_bias=dt_bias))
+        make_peer = peers.kda if case.by_key else peers.gdn
+        return make(make_peer(case, starts, sources.long(), known, A_log=A_log, dt_bias=dt_bias))
 
     return MeasuredWork(make(ours), peer, oracle.delta_bound(dtype), sets)
 

@@ -260,6 +260,41 @@ def gdn(
     return run
 
 
+def kda(
+    case: BenchmarkCase, starts: Tensor, sources: Tensor, known: Tensor, *, A_log: Tensor, dt_bias: Tensor
+) -> Callable[..., None]:
+    """Return a function as of `gdn`, as Kimi Linear's layer calls its kernels on this platform.
+
+    There the convolution writes q, k and v apart: they are copied once for each set of inputs, before the first call of
+    a graph is captured.
+    """
+    platform = "amd" if torch.version.hip else "nvidia"
+    ops = _module(f"vllm.models.kimi_k3.{platform}.ops.third_party.kda")
+    gather = _module("vllm.model_executor.layers.mamba.ops.gather_initial_states").gather_initial_states
+    targets, widths = sources + case.num_seqs, [case.num_q_heads * case.state_size] * 3
+    dense: dict[int, list[Tensor]] = {}
+
+    def run(mixed, a, b, pool, out) -> None:
+        if mixed.data_ptr() not in dense:
+            parts = mixed.split(widths, dim=1)
+            dense[mixed.data_ptr()] = [each.unflatten(1, (case.num_q_heads, -1)).contiguous()[None] for each in parts]
+        _, states = ops.chunk_kda_with_fused_gate(
+            *dense[mixed.data_ptr()],
+            raw_g=a[None],
+            raw_beta=b[None],
+            A_log=A_log,
+            g_bias=dt_bias,
+            initial_state=gather(pool, sources, known),
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+            cu_seqlens=starts,
+            out=out[None],  # vLLM's layer has it write over v, and copies
+        )
+        pool[targets] = states
+
+    return run
+
+
 def gdn_decode(case: BenchmarkCase, *, A_log: Tensor, dt_bias: Tensor) -> Callable[..., None]:
     """Return a function (step, layer, out) of `GdnStep` and `GdnLayer`; with drafts a sequence has a state a token."""
     ops = "vllm.third_party.flash_linear_attention.ops"

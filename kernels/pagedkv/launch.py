@@ -320,6 +320,8 @@ class Tuning:
     scan_256: SsdLaunch
     """Launch for more."""
     gdn_prefill: GdnLaunch
+    kda_prefill: GdnLaunch
+    """Launch where each key has a decay."""
     gdn_decode: GdnDecode
     gdn_verify: GdnDecode
     """Launch for steps with drafts."""

@@ -26,6 +26,8 @@ CASES = {
     "scan 16 x 512 24 heads d128 n256": {"ssd_prefill_kernel", "ssd_carry_kernel"},
     "gdn 1 x 8192 2 k 8 v heads": {"gdn_prefill_kernel", "gdn_carry_kernel"},
     "gdn 16 x 512 16 k 32 v heads": {"gdn_prefill_kernel"},
+    "kda 1 x 8192 32 heads": {"kda_chunks_kernel", "gdn_prefill_kernel", "gdn_carry_kernel"},
+    "kda 16 x 512 32 heads": {"kda_chunks_kernel", "gdn_prefill_kernel"},
 }
 """By case of the benchmarks, its kernels that multiply what they have in registers: weights, or decayed scores."""
 FROM_SHARED_MEMORY = {"gdn_chunks_kernel", "gdn_join_kernel"}
@@ -109,6 +111,9 @@ def listed(*lines: str) -> str:
         ([".L_x_0:", WRITE, PRODUCT, "@P0 BRA `(.L_x_0)", WAIT], 1),
         ([".L_x_0:", WRITE, PRODUCT, WAIT, "@P0 BRA `(.L_x_0)"], 0),
         ([PRODUCT, "@P0 BRA `(.L_x_0)", WAIT, ".L_x_0:", WRITE], 1),
+        # BREAK takes lanes out of a barrier of convergence; where they go on, a branch says.
+        ([PRODUCT, "@P0 BREAK B0", "@P0 BRA `(.L_x_0)", WAIT, ".L_x_0:", WRITE], 1),
+        ([PRODUCT, "BREAK B0", WAIT, WRITE], 0),
         ([PRODUCT, WAIT, "BRA `(.L_x_0)", WRITE, ".L_x_0:", PRODUCT, "EXIT", WRITE], 0),
     ],
 )

@@ -24,12 +24,12 @@ FACTOR = 4
 """Registers of a thread that hold a first factor of 64 rows and 32 bytes of each."""
 
 WRITES_NONE = re.compile(
-    "BAR|BRA|BSSY|BSYNC|CCTL|DEPBAR|ERRBAR|EXIT|FENCE|FSETP|HSETP2|ISETP|LDGDEPBAR|LDGSTS|MEMBAR|NOP|PLOP3|R2UR|RED|ST|"
-    "STG|STS|SYNCS|UTMALDG|WARPGROUP|WARPSYNC|YIELD"
+    "BAR|BRA|BREAK|BSSY|BSYNC|CCTL|DEPBAR|ERRBAR|EXIT|FENCE|FSETP|HSETP2|ISETP|LDGDEPBAR|LDGSTS|MEMBAR|NOP|PLOP3|R2UR|RED|"
+    "ST|STG|STS|SYNCS|UTMALDG|WARPGROUP|WARPSYNC|YIELD"
 )
 """Instructions whose first register, if they name one, is read. Any other writes it."""
 
-NOT_FOLLOWED = frozenset({"BRX", "BREAK", "CALL", "JMP", "JMX", "RET"})
+NOT_FOLLOWED = frozenset({"BRX", "CALL", "JMP", "JMX", "RET"})
 
 MOST_GROUPS = 8
 """Pending groups that are kept apart; the oldest of more are merged."""

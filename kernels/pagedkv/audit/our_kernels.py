@@ -312,7 +312,7 @@ def _scan(
 
 
 def _delta_cases() -> list[Case]:
-    """Gated delta nets: Qwen3.5 whole and on a rank of 8, in segments, in pieces, other heads, fp16."""
+    """Gated delta nets: Qwen3.5 whole and on a rank of 8, in segments, in pieces, other heads, fp16; Kimi Linear."""
     return [
         _delta(key_heads=16, heads=32),
         _delta(key_heads=16, heads=32, segments=2),
@@ -320,6 +320,9 @@ def _delta_cases() -> list[Case]:
         _delta(key_heads=16, heads=48, segments=2, piece=256),
         _delta(key_heads=16, heads=32, size=64, segments=2),
         _delta(key_heads=16, heads=32, dtype=torch.float16, segments=2),
+        _delta(key_heads=32, heads=32, segments=2, by_key=True),
+        _delta(key_heads=4, heads=4, segments=8, piece=256, by_key=True, lower_bound=-5.0),
+        _delta(key_heads=32, heads=32, size=64, dtype=torch.float16, by_key=True),
     ]
 
 
@@ -331,6 +334,8 @@ def _delta(
     dtype: torch.dtype = torch.bfloat16,
     segments: int = 1,
     piece: int | None = None,
+    by_key: bool = False,
+    lower_bound: float | None = None,
 ) -> Case:
     """A prefill of 8,192 tokens in 16 sequences, views of the convolution's output; states are a pool in fp32.
 
@@ -341,30 +346,33 @@ def _delta(
     mixed = torch.empty(tokens, (2 * key_heads + heads) * size, dtype=dtype)
     q, k, v = (rows.unflatten(1, (-1, size)) for rows in mixed.split([size * key_heads] * 2 + [size * heads], dim=1))
     ends = torch.arange(1, sequences + 1, dtype=torch.int32) * (pieces // sequences)
+    size_of_decay = (size,) if by_key else ()
     launch = partial(
         gdn_prefill,
         q,
         k,
         v,
-        torch.empty(tokens, heads, dtype=dtype),
+        torch.empty(tokens, heads, *size_of_decay, dtype=dtype),
         torch.empty(tokens, heads, dtype=dtype),
         torch.empty(tokens, heads, size, dtype=dtype),
         torch.empty(2 * pieces, heads, size, size),
         A_log=torch.empty(heads),
-        dt_bias=torch.empty(heads),
+        dt_bias=torch.empty(heads, *size_of_decay),
         starts=torch.arange(pieces + 1, dtype=torch.int32) * (tokens // pieces),
         sources=torch.arange(sequences, dtype=torch.int32),
         targets=torch.arange(pieces, dtype=torch.int32),
         known=torch.ones(sequences, dtype=torch.bool),
         last_pieces=None if piece is None else ends - 1,
+        lower_bound=lower_bound,
         num_segments=segments,
     )
     kind = str(dtype).removeprefix("torch.")
-    special = "-segments" * (segments > 1) + "-pieces" * (piece is not None)
+    special = "-segments" * (segments > 1) + "-pieces" * (piece is not None) + "-by-key" * by_key
     name = f"gdn-{kind}-k{key_heads}v{heads}-d{size}{special}"
     labels = {"operation": "gdn", "dtype": kind, "head_size": str(size), "block_size": str(piece or 0)}
     cut = ["gdn_carry_kernel"] * (segments > 1) + ["gdn_join_kernel"] * (segments > 2)
-    kernels = ("gdn_chunks_kernel", *cut, "gdn_prefill_kernel")
+    of_chunks = ("kda_scale_kernel", "kda_chunks_kernel") if by_key else ("gdn_chunks_kernel",)
+    kernels = (*of_chunks, *cut, "gdn_prefill_kernel")
     return Case("ours", name, kernels, launch, labels | {"layout": "pool", "cache": "small"})
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,12 +61,12 @@ def tensors(
             )
     checks.shape("out", out, (tokens, heads, value_size), "[tokens, heads, value size]")
     checks.shape("states", states, (None, heads, value_size, key_size), "[blocks, heads, value size, key size]")
-    gates = {"a": a, "b": b}
-    for name, tensor in gates.items():
-        checks.shape(name, tensor, (tokens, heads), "[tokens, heads]")
-    rates = {"A_log": A_log, "dt_bias": dt_bias}
-    for name, tensor in rates.items():
-        checks.shape(name, tensor, (heads,), "[heads]")
+    by_key = (key_size,) if a.dim() == 3 else ()
+    checks.shape("a", a, (tokens, heads, *by_key), "[tokens, heads] or [tokens, heads, key size]")
+    checks.shape("b", b, (tokens, heads), "[tokens, heads]")
+    checks.shape("A_log", A_log, (heads,), "[heads]")
+    checks.shape("dt_bias", dt_bias, (heads, *by_key), "[heads] or [heads, key size], as a has")
+    gates, rates = {"a": a, "b": b}, {"A_log": A_log, "dt_bias": dt_bias}
     checks.shape("targets", targets, (None,), "[pieces]")
     checks.shape("starts", starts, (len(targets) + 1,), "[pieces + 1]")
     sequences = len(targets)
@@ -75,6 +76,9 @@ def tensors(
         indices["last_pieces"] = last_pieces
         sequences = len(last_pieces)
     checks.shape("sources", sources, (sequences,), "[sequences]")
+    contiguous("dt_bias", dt_bias)
+    if by_key:
+        checks.near("a", a)
     others = {**gates, **rates, **indices, "states": states}
     if known is not None:
         checks.shape("known", known, (sequences,), "[sequences]")
@@ -92,6 +96,34 @@ def tensors(
     for name, tensor in {**rows, **others}.items():
         checks.dense(name, tensor)
     checks.device(("q", q), {**rows, **others})
+
+
+def contiguous(name: str, tensor: Tensor) -> None:
+    """Check that a parameter is contiguous.
+
+    Raises:
+        ArgumentError: if it is not.
+    """
+    if not tensor.is_contiguous():
+        raise ArgumentError(
+            "stride",
+            name,
+            got=f"strides {tensor.stride()}",
+            expected="contiguous",
+            remedy="Call .contiguous() when the model is loaded.",
+        )
+
+
+def bound(lower_bound: float | None) -> None:
+    """Check the lower bound of the logarithms of decays.
+
+    Raises:
+        ArgumentError: if it is no finite number below 0.
+    """
+    if lower_bound is not None and not -math.inf < lower_bound < 0:
+        raise ArgumentError(
+            "option", "lower_bound", got=lower_bound, expected="finite and < 0", remedy="Pass None for no bound."
+        )
 
 
 def blocks(sources: Tensor, targets: Tensor, known: Tensor | None, last_pieces: Tensor | None, num_blocks: int) -> None:
@@ -135,7 +167,8 @@ def decays(A_log: Tensor, dt_bias: Tensor) -> None:
     Raises:
         ArgumentError: of kind "decay": exp(A_log) overflows, or a parameter is NaN.
     """
-    for name, values, most in (("A_log", A_log, LARGEST_LOG), ("dt_bias", dt_bias, float("inf"))):
+    bias = dt_bias if dt_bias.dim() == 1 else dt_bias.amax(dim=1)
+    for name, values, most in (("A_log", A_log, LARGEST_LOG), ("dt_bias", bias, float("inf"))):
         wrong = ~(values <= most)
         if wrong.any():
             at = int(wrong.nonzero()[0])

@@ -125,7 +125,7 @@ def gdn_decode(
     decode_checks.options(scale, lower_bound)
     decode_checks.drafts(k, a, states, state_indices, drafts, draft_indices, at, max_query_len)
     if debug:
-        checks.decays(A_log, dt_bias if dt_bias.dim() == 1 else dt_bias.amax(dim=1))
+        checks.decays(A_log, dt_bias)
         decode_checks.slots("state_indices", state_indices, pad_index, len(states))
         if drafts is not None:
             decode_checks.steps(state_indices, draft_indices, pad_index, drafts, at, len(q), max_query_len)

@@ -10,7 +10,7 @@ import torch
 
 from pagedkv import checks
 from pagedkv.errors import ArgumentError
-from pagedkv.gdn.checks import HEAD_SIZES
+from pagedkv.gdn.checks import HEAD_SIZES, bound, contiguous
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,14 +70,7 @@ def tensors(
         checks.dtype(name, tensor, checks.DTYPES, "Cast it.")
         checks.computable(name, tensor)
         checks.dense(name, tensor)
-    if not dt_bias.is_contiguous():
-        raise ArgumentError(
-            "stride",
-            "dt_bias",
-            got=f"strides {dt_bias.stride()}",
-            expected="contiguous",
-            remedy="Call .contiguous() when the model is loaded.",
-        )
+    contiguous("dt_bias", dt_bias)
     checks.device(("k", k), given | {"state_indices": state_indices})
 
 
@@ -87,10 +80,7 @@ def options(scale: float | None, lower_bound: float | None) -> None:
         raise ArgumentError(
             "option", "scale", got=scale, expected="finite and > 0", remedy="Pass None for 1 / sqrt(keys)."
         )
-    if lower_bound is not None and not -math.inf < lower_bound < 0:
-        raise ArgumentError(
-            "option", "lower_bound", got=lower_bound, expected="finite and < 0", remedy="Pass None for no bound."
-        )
+    bound(lower_bound)
 
 
 def drafts(

@@ -55,8 +55,9 @@ class DeltaStrides(NamedTuple):
     """Strides of token and head, as out has them."""
     out: tuple[int, ...]
     a: tuple[int, ...]
-    """Stride of token, as b has it."""
+    """Stride of token; with BY_KEY of token and head."""
     b: tuple[int, ...]
+    """Stride of token."""
     states: tuple[int, ...]
     """Strides of block, head and value."""
 
@@ -81,6 +82,10 @@ class DeltaOptions(NamedTuple):
     """Whether `known` says of which sequences there is a state before."""
     SEGMENTED: bool
     """Whether a sequence has several segments."""
+    BY_KEY: bool
+    """Whether each key has a decay (`kda_kernel`). q and k of a walk are then scaled, and of heads."""
+    BOUNDED: bool
+    """Whether decays have a lower bound; used with BY_KEY."""
 
 
 class DeltaInputs(NamedTuple):
@@ -89,6 +94,8 @@ class DeltaInputs(NamedTuple):
     k: Any
     k_token: Any
     """Stride of a token, int64; likewise below."""
+    ends: Any
+    """With BY_KEY as k: keys scaled by the decay from a token to the end of its chunk."""
     v: Any
     v_token: Any
     inverses: Any
@@ -174,10 +181,15 @@ def unit_lower_inverse(A, C: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def unit_factor(squares):
+    """Return the factor that makes a row one of length 1, of the sum of its squares; 0 of a row of zeros."""
+    return tl.where(squares > 0.0, tl.rsqrt(squares + EPSILON), 0.0)
+
+
+@triton.jit
 def of_unit(rows):
     """Return the factor that makes each row one of length 1; 0 of a row of zeros, which has no direction."""
-    squares = tl.sum(rows.to(tl.float32) * rows.to(tl.float32), axis=1)
-    return tl.where(squares > 0.0, tl.rsqrt(squares + EPSILON), 0.0)
+    return unit_factor(tl.sum(rows.to(tl.float32) * rows.to(tl.float32), axis=1))
 
 
 @triton.jit(
@@ -271,19 +283,24 @@ def span_of(starts, last_pieces, sequence, segment, segments, OPTIONS: tl.conste
 
 
 @triton.jit
-def inputs_of(k, v, inverses, factors, strides, head, value, OPTIONS: tl.constexpr):
+def inputs_of(k, ends, v, inverses, factors, strides, head, value, OPTIONS: tl.constexpr):
     """Return the `DeltaInputs` of a program. Tokens in a chunk are addressed with 32 bits, chunks with 64."""
     C: tl.constexpr = OPTIONS.CHUNK
+    NUMBERS: tl.constexpr = OPTIONS.K if OPTIONS.BY_KEY else FACTORS * C
     stride_k_token, stride_k_head = wide(strides.k)
     stride_v_token, stride_v_head = wide(strides.v)
     row, channel = tl.arange(0, C), tl.arange(0, OPTIONS.K // 2)
+    scaled = k
+    if OPTIONS.BY_KEY:
+        scaled = ends + head * stride_k_head + row[:, None] * strides.k[0] + channel[None, :]
     return DeltaInputs(
         k + head // OPTIONS.HEADS_OF_KEY * stride_k_head + row[:, None] * strides.k[0] + channel[None, :],
         stride_k_token,
+        scaled,
         v + head * stride_v_head + row[:, None] * strides.v[0] + value[None, :],
         stride_v_token,
         inverses + head * (C * C) + row[:, None] * C + row[None, :],
-        factors + head * (FACTORS * C),
+        factors + head * NUMBERS,
     )
 
 
@@ -296,6 +313,7 @@ def walk(low, high, begin, end, span, piece, inputs, outputs, has_values, OPTION
     """
     C: tl.constexpr = OPTIONS.CHUNK
     HALF: tl.constexpr = OPTIONS.K // 2
+    NUMBERS: tl.constexpr = OPTIONS.K if OPTIONS.BY_KEY else FACTORS * C  # factors of a chunk and head
     DTYPE: tl.constexpr = inputs.k.dtype.element_ty
     row = tl.arange(0, C)
     first = first_chunk(begin, piece, C)
@@ -308,29 +326,44 @@ def walk(low, high, begin, end, span, piece, inputs, outputs, has_values, OPTION
         keys_low, keys_high = tl.load(keys_at, mask=live, other=0.0), tl.load(keys_at + HALF, mask=live, other=0.0)
         values = tl.load(inputs.v + token * inputs.v_token, mask=live & has_values, other=0.0)
         T = tl.load(inputs.inverses + place * (C * C))
-        factor = inputs.factors + place * (FACTORS * C)
-        of_key, of_write = tl.load(factor + row), tl.load(factor + 2 * C + row)
-        left = tl.load(factor + 3 * C)
+        factor = inputs.factors + place * NUMBERS
+        if OPTIONS.BY_KEY:
+            ends_at = inputs.ends + token * inputs.k_token
+            ends_low, ends_high = tl.load(ends_at, mask=live, other=0.0), tl.load(ends_at + HALF, mask=live, other=0.0)
+            left_low = tl.load(factor + tl.arange(0, HALF))[None, :]
+            left_high = tl.load(factor + HALF + tl.arange(0, HALF))[None, :]
+        else:
+            ends_low, ends_high = keys_low, keys_high
+            of_key, of_write = tl.load(factor + row), tl.load(factor + 2 * C + row)
+            left_low = tl.load(factor + 3 * C)
+            left_high = left_low
 
         old_low, old_high = narrow(low, DTYPE), narrow(high, DTYPE)
         said = tl.dot(old_low, tl.trans(keys_low), input_precision="ieee")
         said = tl.dot(old_high, tl.trans(keys_high), said, input_precision="ieee")
-        X = tl.trans(values).to(tl.float32) - said * of_key[None, :]
+        if not OPTIONS.BY_KEY:
+            said *= of_key[None, :]
+        X = tl.trans(values).to(tl.float32) - said
         U = tl.dot(narrow(X, DTYPE), tl.trans(T), input_precision="ieee")
         if WRITES:
             queries_at = outputs.q + token * outputs.q_token
             queries_low = tl.load(queries_at, mask=live, other=0.0)
             queries_high = tl.load(queries_at + HALF, mask=live, other=0.0)
             P = tl.load(outputs.scores + place * (C * C))
-            of_query = tl.load(factor + C + row)
+            if not OPTIONS.BY_KEY:
+                of_query = tl.load(factor + C + row)
             rows = tl.dot(old_low, tl.trans(queries_low), input_precision="ieee")
-            rows = tl.dot(old_high, tl.trans(queries_high), rows, input_precision="ieee") * of_query[None, :]
+            rows = tl.dot(old_high, tl.trans(queries_high), rows, input_precision="ieee")
+            if not OPTIONS.BY_KEY:
+                rows *= of_query[None, :]
             rows = tl.dot(narrow(U, DTYPE), tl.trans(P), rows, input_precision="ieee")
             out = narrow(tl.trans(rows), outputs.out.dtype.element_ty)
             tl.store(outputs.out + token * outputs.out_token, out, mask=live)
-        writes = narrow(U * of_write[None, :], DTYPE)
-        low = tl.dot(writes, keys_low, low * left, input_precision="ieee")
-        high = tl.dot(writes, keys_high, high * left, input_precision="ieee")
+        if not OPTIONS.BY_KEY:
+            U *= of_write[None, :]
+        writes = narrow(U, DTYPE)
+        low = tl.dot(writes, ends_low, low * left_low, input_precision="ieee")
+        high = tl.dot(writes, ends_high, high * left_high, input_precision="ieee")
     return low, high
 
 
@@ -370,6 +403,7 @@ def carried_at(carried, sequence, segments, segment, head, value, OPTIONS: tl.co
 )
 def gdn_carry_kernel(
     k,
+    ends,
     v,
     states,
     inverses,
@@ -410,7 +444,7 @@ def gdn_carry_kernel(
     key, channel = (row - OPTIONS.V)[:, None], tl.arange(0, HALF)[None, :]
     low += tl.where((has_values == 0) & (key == channel), 1.0, 0.0)
     high += tl.where((has_values == 0) & (key == channel + HALF), 1.0, 0.0)
-    inputs = inputs_of(k, v, inverses, factors, strides, head, row, OPTIONS)
+    inputs = inputs_of(k, ends, v, inverses, factors, strides, head, row, OPTIONS)
     if OPTIONS.PIECES:
         for piece in range(span.first, span.end_piece):
             begin, end = tl.load(starts + piece), tl.load(starts + piece + 1)
@@ -467,6 +501,7 @@ def store_state(states, block, low, high, strides, head, value, OPTIONS: tl.cons
 def gdn_prefill_kernel(
     q,  # [tokens, key heads, K]
     k,  # as q
+    ends,  # with BY_KEY as k: keys scaled by the decay to the end of a chunk
     v,  # [tokens, heads, V]
     out,  # as v
     states,  # [blocks, heads, V, K]
@@ -501,7 +536,7 @@ def gdn_prefill_kernel(
         block, has = source_of(sources, known, sequence, OPTIONS)
         low, high = load_state(states, block, has, strides, head, value, DTYPE, OPTIONS)
 
-    inputs = inputs_of(k, v, inverses, factors, strides, head, value, OPTIONS)
+    inputs = inputs_of(k, ends, v, inverses, factors, strides, head, value, OPTIONS)
     row, channel = tl.arange(0, OPTIONS.CHUNK), tl.arange(0, HALF)
     stride_q_token, stride_q_head = wide(strides.q)
     stride_out_token, stride_out_head = wide(strides.out)

@@ -10,7 +10,9 @@ import torch
 
 from pagedkv.checks import segments as check_segments
 from pagedkv.device import current, on
+from pagedkv.errors import ArgumentError
 from pagedkv.gdn import checks
+from pagedkv.gdn.kda_kernel import kda_chunks_kernel, kda_scale_kernel
 from pagedkv.gdn.kernel import (
     FACTORS,
     DeltaOptions,
@@ -38,22 +40,25 @@ def gdn_prefill(
     q: Tensor,  # [tokens, key heads, key size]
     k: Tensor,  # [tokens, key heads, key size]
     v: Tensor,  # [tokens, heads, value size]
-    a: Tensor,  # [tokens, heads]
+    a: Tensor,  # [tokens, heads], or for a decay of each key [tokens, heads, key size]
     b: Tensor,  # [tokens, heads]
     out: Tensor,  # [tokens, heads, value size]
     states: Tensor,  # [blocks, heads, value size, key size]
     *,
     A_log: Tensor,  # [heads]
-    dt_bias: Tensor,  # [heads]
+    dt_bias: Tensor,  # [heads] or [heads, key size]
     starts: Tensor,  # [pieces + 1] int32
     sources: Tensor,  # [sequences] int32
     targets: Tensor,  # [pieces] int32
     known: Tensor | None = None,  # [sequences] bool
     last_pieces: Tensor | None = None,  # [sequences] int32
+    lower_bound: float | None = None,
     num_segments: int | None = None,
     debug: bool = False,
 ) -> None:
     """Outputs and states of the gated delta rule for the tokens of some sequences (Yang, Kautz and Hatamizadeh 2024).
+
+    With a decay for each key it is Kimi Delta Attention (Kimi Linear 2025).
 
     Of each sequence and head, from its state S or zeros, with q and k divided by their norms,
 
@@ -83,6 +88,7 @@ def gdn_prefill(
         known: False where the state before is zeros whatever `sources` says. None: `sources` alone says it.
         last_pieces: The last piece of each sequence, which has at least one. A piece ends where a state is asked for,
             as at the edges of blocks that a prefix cache keeps. None: every sequence is one piece.
+        lower_bound: g is lower_bound sigmoid(exp(A_log) (a + dt_bias)) instead; for decays of each key.
         num_segments: Segments of a sequence that are walked at the same time; None lets the device decide.
         debug: Also check indices and decays (synchronises with the device).
 
@@ -91,13 +97,22 @@ def gdn_prefill(
     """
     last = starts if last_pieces is None else last_pieces
     tensors = (q, k, v, a, b, out, states, A_log, dt_bias, starts, last, sources, known, targets)
-    given = (last_pieces is None, num_segments)
+    given = (last_pieces is None, lower_bound, num_segments)
     key = None if debug else ("gdn", *map(signature, tensors), *given, compiler_settings())
     call = find(key)
     if call is not None:
         call.run(*tensors)
         return
     checks.tensors(q, k, v, a, b, out, states, A_log, dt_bias, starts, sources, targets, known, last_pieces)
+    checks.bound(lower_bound)
+    if lower_bound is not None and a.dim() != 3:
+        raise ArgumentError(
+            "option",
+            "lower_bound",
+            got=lower_bound,
+            expected="None, because a has a decay for each head",
+            remedy="Pass a of [tokens, heads, key size], or no bound.",
+        )
     check_segments(num_segments)
     if debug:
         check_pieces(starts, last_pieces, q.shape[0])
@@ -107,7 +122,9 @@ def gdn_prefill(
         return
     (tokens, key_heads, key_size), (heads, value_size) = q.shape, v.shape[1:]
     arch = current(q)
-    data = tuning(arch.name).gdn_prefill.of(key_size, value_size, q.element_size())
+    by_key = a.dim() == 3
+    tables = tuning(arch.name)
+    data = (tables.kda_prefill if by_key else tables.gdn_prefill).of(key_size, value_size, q.element_size())
     programs = heads * value_size // data.values * len(sources)
     segments = num_segments or data.segments(programs, tokens // len(sources), arch.compute_units)
     constants = DeltaOptions(
@@ -120,17 +137,19 @@ def gdn_prefill(
         PIECES=last_pieces is not None,
         KNOWN=known is not None,
         SEGMENTED=segments > 1,
+        BY_KEY=by_key,
+        BOUNDED=lower_bound is not None,
     )
     strides = DeltaStrides(
         q=q.stride()[:2],
         k=k.stride()[:2],
         v=v.stride()[:2],
         out=out.stride()[:2],
-        a=a.stride()[:1],
+        a=a.stride()[: 1 + by_key],
         b=b.stride()[:1],
         states=states.stride()[:3],
     )
-    call = _prepare(arch, data, constants, strides, tokens, len(targets), len(sources), segments)
+    call = _prepare(arch, data, constants, strides, tokens, len(targets), len(sources), segments, lower_bound or 0.0)
     call.run(*tensors)
     keep(key, call)
 
@@ -139,6 +158,8 @@ def gdn_prefill(
 class DeltaCall:
     """Launches of the calls with one signature."""
 
+    scale: Launch
+    """Scales keys and queries for the walk, where each key has a decay."""
     chunks: Launch
     carry: Launch
     """Makes what each segment does to the state."""
@@ -146,6 +167,9 @@ class DeltaCall:
     """Makes the states between segments of that."""
     walk: Launch
     strides: DeltaStrides
+    by_key: bool
+    """Whether each key has a decay: keys and queries are then scaled for the walk."""
+    lower_bound: float
     pieces: int
     segments: int
     chunk: int
@@ -158,24 +182,41 @@ class DeltaCall:
     @property
     def launches(self) -> tuple[Launch, ...]:
         """The kernels that `run` launches."""
-        return self.chunks, self.walk, *[self.carry] * (self.segments > 1), *[self.join] * (self.segments > 2)
+        return (
+            *[self.scale] * self.by_key,
+            self.chunks,
+            self.walk,
+            *[self.carry] * (self.segments > 1),
+            *[self.join] * (self.segments > 2),
+        )
 
     def run(self, *tensors: Tensor | None) -> None:
         """Launch for the tensors of one call."""
         q, k, v, a, b, out, states, A_log, dt_bias, starts, last, sources, known, targets = tensors
         assert q is not None
-        heads = self.room[2]
-        where, cut = (starts, last, sources, known), (self.strides, self.segments)
+        heads, keys = self.room[2], self.room[4]
+        where = (starts, last, sources, known)
+        ends, strides = None, self.strides
         with on(q):
             inverses, scores = (q.new_empty(self.numbers, heads, self.chunk, self.chunk) for _ in range(2))
-            factors = carried = q.new_empty(self.numbers, heads, FACTORS.value, self.chunk, dtype=torch.float32)
-            self.chunks(q, k, a, b, A_log, dt_bias, inverses, scores, factors, starts, self.strides, self.pieces)
+            of_chunk = (keys,) if self.by_key else (FACTORS.value, self.chunk)
+            factors = carried = q.new_empty(self.numbers, heads, *of_chunk, dtype=torch.float32)
+            if self.by_key:
+                sums, scaled = factors.new_empty(len(q), heads, keys), q.new_empty(3, len(q), heads, keys)
+                made, where_to = (sums, *scaled, factors), (starts, strides, self.pieces)
+                self.scale(q, k, a, A_log, dt_bias, *made, *where_to, self.lower_bound)
+                self.chunks(q, k, b, sums, inverses, scores, *where_to)
+                q, k, ends = scaled
+                strides = strides._replace(q=q.stride()[:2], k=k.stride()[:2])
+            else:
+                self.chunks(q, k, a, b, A_log, dt_bias, inverses, scores, factors, starts, strides, self.pieces)
+            cut = (strides, self.segments)
             if self.segments > 1:
                 carried = q.new_empty(self.room, dtype=torch.float32)
-                self.carry(k, v, states, inverses, factors, carried, *where, *cut)
+                self.carry(k, ends, v, states, inverses, factors, carried, *where, *cut)
             if self.segments > 2:
                 self.join(carried, self.segments)
-            self.walk(q, k, v, out, states, inverses, scores, factors, carried, *where, targets, *cut)
+            self.walk(q, k, ends, v, out, states, inverses, scores, factors, carried, *where, targets, *cut)
 
 
 def _prepare(
@@ -187,25 +228,32 @@ def _prepare(
     pieces: int,
     sequences: int,
     segments: int,
+    lower_bound: float,
 ) -> DeltaCall:
     """Choose the grids and the options of the compiler."""
     heads, keys, values = constants.HEADS, constants.K, constants.V
     amd = {"matrix_instr_nonkdim": 16} if arch.amd else {}
     launch = {"num_warps": data.waves, "num_stages": data.stages, **amd}
     numbers = tokens // data.chunk + pieces
+    of_chunk = {"OPTIONS": constants, "num_warps": data.chunk_waves, "num_stages": 1, **amd}
+    scale = Launch(kda_scale_kernel, (heads, numbers), **of_chunk)
+    chunks = Launch(kda_chunks_kernel if constants.BY_KEY else gdn_chunks_kernel, (heads, numbers), **of_chunk)
+    if constants.BY_KEY:  # what the walk reads is scaled for each head
+        constants = constants._replace(HEADS_OF_KEY=1)
     # Few rows for each program that joins, because products of fp32 take three times the registers.
     few = constants._replace(VALUES=JOINED_ROWS)
     of_carry = heads * (values + keys) // data.values, max(1, segments - 1), sequences
     return DeltaCall(
-        chunks=Launch(
-            gdn_chunks_kernel, (heads, numbers), OPTIONS=constants, num_warps=data.chunk_waves, num_stages=1, **amd
-        ),
+        scale=scale,
+        chunks=chunks,
         carry=Launch(gdn_carry_kernel, of_carry, OPTIONS=constants, **launch),
         join=Launch(gdn_join_kernel, (heads * values // JOINED_ROWS, sequences), OPTIONS=few, **launch),
         walk=Launch(
             gdn_prefill_kernel, (heads * values // data.values, segments, sequences), OPTIONS=constants, **launch
         ),
         strides=strides,
+        by_key=constants.BY_KEY,
+        lower_bound=lower_bound,
         pieces=pieces,
         segments=segments,
         chunk=data.chunk,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gated delta rule's prefill against the recurrence, with NaN wherever nobody may read."""
+"""Prefill of the gated delta rule and of Kimi Delta Attention against the recurrence, NaN where nobody may read."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ SHAPES = {  # key heads, heads, key size, value size
     "odd": (1, 3, 64, 64),
     "mixed": (2, 2, 64, 128),
 }
+KIMI = {"kimi": (2, 2, 128, 128), **SHAPES}
+BY_KEY = pytest.mark.parametrize("by_key", [False, True], ids=["head", "key"])
+"""Whether there is a decay for each head or for each key."""
 
 
 class Case:
@@ -44,17 +47,20 @@ class Case:
         device: str,
         *,
         hard: str = "",
+        by_key: bool = False,
+        lower_bound: float | None = None,
         stored: torch.dtype = torch.float32,  # states
     ) -> None:
-        key_heads, heads, keys, values = SHAPES[shape]
+        key_heads, heads, keys, values = KIMI[shape]
         self.ends = ends = STARTS[starts] if isinstance(starts, str) else starts
         tokens, sequences, kind = ends[-1], len(ends) - 1, getattr(torch, dtype)
         torch.manual_seed(tokens + heads)
         self.dtype, self.stored = dtype, stored
         # The convolution's output, each token's row padded with NaN: q, k and v are views of it.
         mixed = torch.randn(tokens, 2 * key_heads * keys + heads * values)
-        gates = torch.randn(2, tokens, heads)
-        A_log, bias = 3 * torch.rand(heads) - 1, torch.randn(heads)
+        decay = (heads, keys) if by_key else (heads,)
+        gates = [torch.randn(tokens, *decay), torch.randn(tokens, heads)]
+        A_log, bias = 3 * torch.rand(heads) - 1, torch.randn(decay)
         if hard == "equal":  # equal keys, no decay, all is written: the worst case of the inverse
             mixed[:, key_heads * keys : 2 * key_heads * keys] = torch.randn(key_heads * keys)
             gates[0] -= 100
@@ -64,9 +70,9 @@ class Case:
         rows = torch.full((tokens, mixed.shape[1] + 8), float("nan"), dtype=kind, device=device)
         rows[:, :-8] = mixed
         q, k, v = rows[:, :-8].split([key_heads * keys, key_heads * keys, heads * values], dim=1)
-        a, b = torch.full((tokens, 2, heads + 3), float("nan"), dtype=kind, device=device)[..., :heads].unbind(1)
-        a.copy_(gates[0])
-        b.copy_(gates[1])
+        rows_of_a = torch.full((tokens, decay[0] + 3, *decay[1:]), float("nan"), dtype=kind, device=device)
+        a = rows_of_a[:, :heads].copy_(gates[0])
+        b = torch.full((tokens, heads + 3), float("nan"), dtype=kind, device=device)[:, :heads].copy_(gates[1])
         # A pool with more blocks than states, each padded as vLLM pads a page, NaN wherever no state is.
         pool = torch.full((2 * sequences + 2, heads * values * keys + 24), float("nan"), dtype=stored, device=device)
         pool = pool[:, :-24].unflatten(1, (heads, values, keys))
@@ -87,12 +93,14 @@ class Case:
             "sources": sources,
             "targets": targets,
         }
+        if lower_bound is not None:
+            self.arguments["lower_bound"] = lower_bound
 
     def recurrence(self, state: torch.Tensor | None, begin: int, end: int) -> reference.Delta:
         """What the recurrence makes of tokens of a sequence."""
-        given = {name: value.cpu() for name, value in self.arguments.items()}
-        q, k, v, a, b = (given[name][begin:end] for name in ("q", "k", "v", "a", "b"))
-        g = reference.log_decay(a, given["A_log"], given["dt_bias"])
+        given = self.arguments
+        q, k, v, a, b = (given[name][begin:end].cpu() for name in ("q", "k", "v", "a", "b"))
+        g = reference.log_decay(a, given["A_log"].cpu(), given["dt_bias"].cpu(), given.get("lower_bound"))
         return reference.gated_delta_rule(q, k, v, g, b.double().sigmoid(), state)
 
     def run(self, record=None, *, ends: list[int] | None = None, last: list[int] | None = None, **options) -> None:
@@ -147,11 +155,21 @@ def test_prefill(dtype, shape, starts, device, record_property):
     Case(shape, starts, dtype, device).run(record_property)
 
 
+@pytest.mark.parametrize("lower_bound", [None, -5.0], ids=["softplus", "bounded"])
+@pytest.mark.parametrize("starts", ["edges"])
+@pytest.mark.parametrize("shape", ["kimi", "odd", "mixed"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_decay_for_each_key(dtype, shape, starts, lower_bound, device, record_property):
+    """Kimi Delta Attention, also with key heads that are shared."""
+    Case(shape, starts, dtype, device, by_key=True, lower_bound=lower_bound).run(record_property)
+
+
+@BY_KEY
 @pytest.mark.parametrize("segments", [2, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_segments_of_a_sequence(dtype, segments, device, record_property):
+def test_segments_of_a_sequence(dtype, segments, by_key, device, record_property):
     """Walked at the same time; states go where they came from, and one sequence has fewer chunks than segments."""
-    case = Case("odd", "longer", dtype, device)
+    case = Case("odd", "longer", dtype, device, by_key=by_key)
     case.arguments["targets"] = case.arguments["sources"]
     case.run(record_property, num_segments=segments)
 
@@ -162,11 +180,12 @@ PIECES = {  # ends of the pieces, the last piece of each sequence; of 200 and 3 
 }
 
 
+@BY_KEY
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("pieces", PIECES)
-def test_states_at_the_edges_of_pieces(pieces, segments, device, record_property):
+def test_states_at_the_edges_of_pieces(pieces, segments, by_key, device, record_property):
     """As a prefix cache asks for them: inside a sequence, after no token, and after its last; one is not kept."""
-    case = Case("odd", "longer", DTYPES[0], device)
+    case = Case("odd", "longer", DTYPES[0], device, by_key=by_key)
     ends, last = PIECES[pieces]
     count = len(ends) - 1
     pool = torch.full((count + 4, *case.arguments["states"].shape[1:]), float("nan"), device=device)
@@ -183,10 +202,11 @@ def test_states_at_the_edges_of_pieces(pieces, segments, device, record_property
     case.run(record_property, ends=ends, last=last, num_segments=segments, **options)
 
 
+@BY_KEY
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("hard", ["equal", "steep"])
-def test_keys_and_decays_at_their_worst(hard, segments, device, record_property):
-    case = Case("odd", "longer", "float16", device, hard=hard)
+def test_keys_and_decays_at_their_worst(hard, segments, by_key, device, record_property):
+    case = Case("odd", "longer", "float16", device, hard=hard, by_key=by_key)
     case.run(record_property, num_segments=segments)
 
 
@@ -214,10 +234,11 @@ def test_a_key_of_zeros_writes_nothing(device):
     case.run()
 
 
+@BY_KEY
 @pytest.mark.parametrize("segments", [1, 2])
-def test_a_nan_stays_in_its_sequence(segments, device):
+def test_a_nan_stays_in_its_sequence(segments, by_key, device):
     """Of the second of three sequences everything is NaN: its inputs and the state before it."""
-    case = Case("odd", [0, 70, 200, 270], "float16", device)
+    case = Case("odd", [0, 70, 200, 270], "float16", device, by_key=by_key)
     whole = {name: value.clone() for name, value in case.arguments.items()}
     given = case.arguments
     gdn_prefill(**whole, num_segments=segments)
@@ -241,10 +262,11 @@ REACHED = {  # Input in fp32 -> where its NaN is, and which outputs that makes N
 }
 
 
+@BY_KEY
 @pytest.mark.parametrize("name", REACHED)
-def test_a_nan_with_every_bit_set_reaches_its_outputs(name, device):
+def test_a_nan_with_every_bit_set_reaches_its_outputs(name, by_key, device):
     """Rounding by an addition to the bits would make it a zero."""
-    case = Case("odd", "longer", DTYPES[-1], device)
+    case = Case("odd", "longer", DTYPES[-1], device, by_key=by_key)
     at, outputs = REACHED[name]
     case.arguments[name].view(torch.int32)[at] = 0x7FFFFFFF
     gdn_prefill(**case.arguments)
@@ -264,10 +286,11 @@ def test_tokens_of_no_sequence_are_left_alone(device):
     assert case.arguments["out"][75:].isnan().all()
 
 
+@BY_KEY
 @pytest.mark.parametrize("far", ["v", "states"])
-def test_prefill_beyond_int32(far, device, far_storage):
+def test_prefill_beyond_int32(far, by_key, device, far_storage):
     """Tokens lie 2^24 elements apart, or states 2^30: offsets do not fit 32 bits."""
-    case = Case("odd", [0, 140] if far == "v" else [0, 3, 6], "float16", device, stored=torch.float16)
+    case = Case("odd", [0, 140] if far == "v" else [0, 3, 6], "float16", device, stored=torch.float16, by_key=by_key)
     tensor, stride = case.arguments[far], 1 << (24 if far == "v" else 30)
     wide = far_storage(stride * (len(tensor) - 1) + tensor[0].numel(), torch.float16)
     case.arguments[far] = wide.as_strided(tensor.shape, (stride, *tensor[0].contiguous().stride()))
@@ -322,11 +345,24 @@ WRONG = [
     ({"known": lambda _: torch.ones(2).int()}, "dtype", "known: got torch.int32"),
     ({"dt_bias": lambda t: t.to("meta")}, "device", "dt_bias: got meta"),
     ({"num_segments": lambda _: 0}, "split", "num_segments: got 0"),
+    ({"lower_bound": lambda _: -5.0}, "option", "lower_bound: got -5.0"),
+]
+WRONG_BY_KEY = [
+    ({"a": lambda t: t[..., :8]}, "shape", "a: got"),
+    ({"a": lambda t: t.to("meta").as_strided(t.shape, (1 << 25, *t.stride()[1:]))}, "stride", "a: got 33554432"),
+    ({"dt_bias": lambda t: t[:, 0]}, "shape", "dt_bias: got"),
+    ({"dt_bias": lambda t: t.T.contiguous().T}, "stride", "dt_bias: got strides"),
+    ({"dt_bias": lambda t: t * float("nan")}, "decay", "dt_bias: got nan"),
+    ({"lower_bound": lambda _: 5.0}, "option", "lower_bound: got 5.0"),
+    ({"lower_bound": lambda _: float("nan")}, "option", "lower_bound: got nan"),
 ]
 
 
-@pytest.mark.parametrize(("change", "kind", "named"), WRONG, ids=[f"{kind}-{named}" for _, kind, named in WRONG])
-def test_prefill_refuses(change, kind, named, device):
-    given = Case("odd", "longer", "float16", device).arguments
+@pytest.mark.parametrize(
+    ("change", "kind", "named", "by_key"),
+    [*((*each, False) for each in WRONG), *((*each, True) for each in WRONG_BY_KEY)],
+)
+def test_prefill_refuses(change, kind, named, by_key, device):
+    given = Case("odd", "longer", "float16", device, by_key=by_key).arguments
     with refused(kind, named):
         gdn_prefill(**given | {name: wrong(given.get(name)) for name, wrong in change.items()}, debug=True)
