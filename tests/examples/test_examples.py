@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples do what they say; those of a page are run by tests/shown, the one that serves by
-test_serve.py, and the runs of lm-eval are compared in tests/models/test_distribution.py.
+test_serve.py, and the runs of lm-eval are compared in tests/wheels/test_distribution.py.
 """
 
 from __future__ import annotations
