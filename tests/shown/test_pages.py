@@ -20,12 +20,6 @@ def text_of(page):
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    shown.copy_of_this(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_shows_what_happens(page, checkout):
     assert [one for one in shown.commands(text_of(page)) if not one.mark], "a page that shows no command"

@@ -16,16 +16,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from support.plans import git
-
-from hilgate.git import tracked_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,22 +47,6 @@ def commands(page: str) -> Iterator[Command]:
             line, *prints = part.replace("\\\n", "").splitlines()
             status = int(prints.pop().removeprefix("exit ")) if prints and prints[-1].startswith("exit ") else 0
             yield Command(line, tuple(one for one in prints if one.strip(" .")), status, block["mark"].strip())
-
-
-def copy_of_this(root: Path) -> None:
-    """This working tree as a checkout of its own, of which origin/main is the newest commit."""
-    for name in tracked_files(ROOT):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, root / name, follow_symlinks=False)
-    for name in (".venv", ".triton"):
-        if (ROOT / name).exists():
-            (root / name).symlink_to((ROOT / name).resolve())
-    git(root, "init", "-q", "-b", "main")
-    git(root, "add", "-A")
-    git(root, "commit", "-qm", "a copy")
-    git(root, "remote", "add", "origin", "https://forge.invalid/hilgate")
-    git(root, "update-ref", "refs/remotes/origin/main", "HEAD")
-    git(root, "symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/main")
 
 
 def shell(root: Path, line: str) -> subprocess.CompletedProcess[str]:

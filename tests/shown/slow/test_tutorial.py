@@ -9,8 +9,7 @@ from support.shown import ROOT
 
 
 @pytest.mark.timeout(1500)
-def test_the_tutorial_shows_what_happens(tmp_path):
+def test_the_tutorial_shows_what_happens(checkout):
     page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
     assert any(one.mark == shown.SLOW for one in shown.commands(page))
-    shown.copy_of_this(tmp_path)
-    assert shown.run(page, tmp_path, slow=True) == []
+    assert shown.run(page, checkout, slow=True) == []
