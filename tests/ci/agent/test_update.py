@@ -7,15 +7,13 @@ import os
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
 import pytest
 from support.nodes import ROOT
 from support.plans import git
 from support.shown import not_printed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Clone:
@@ -86,7 +84,9 @@ LAST = "systemctl daemon-reload && systemctl enable --now hilgate-reap.timer bui
 
 
 def set_up(*answers: str) -> subprocess.CompletedProcess[str]:
-    script, env = ROOT / "ci/agent/set-up.sh", os.environ | {"BUILDKITE_AGENT_TOKEN": "secret"}
+    # A host has python3-yaml; of this machine only this Python has it for certain.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    script, env = ROOT / "ci/agent/set-up.sh", os.environ | {"BUILDKITE_AGENT_TOKEN": "secret", "PATH": path}
     typed = "".join(f"{answer}\n" for answer in answers)
     return subprocess.run([script, "--dry-run"], input=typed, env=env, capture_output=True, text=True, check=False)
 
