@@ -235,7 +235,7 @@ UNPROMISED = replace(BUDGETS, unpromised=(Unpromised("^gfx942/ours/gdn-.*join", 
 
 @pytest.mark.parametrize(("spills", "outcome"), [(95, "pass"), (0, "fail")])
 def test_what_is_not_promised_is_reported_until_it_fits(figures, spills, outcome):
-    [case] = [case for case in cases_of("ours") if "gdn_join_kernel" in case.kernels]
+    case = next(case for case in cases_of("ours") if "gdn_join_kernel" in case.kernels)
     row = Row(case, "gfx942", "gdn_join_kernel", (), figures(kernel="attend", vgpr_spills=spills))
     found = judge([row], UNPROMISED, Declared(), triton="3.6.0")
     assert found[0].outcome == "pass"

@@ -146,7 +146,8 @@ def test_a_maintainer_publishes_a_release_once(release, tmp_path):
     clone, origin, tools = (tmp_path / name for name in ("clone", "origin", "tools"))
     subprocess.run(["git", "clone", "-q", "--bare", str(release.root), str(origin)], check=True)
     subprocess.run(["git", "clone", "-q", str(origin), str(clone)], check=True)
-    for name, value in (("gpg.format", "ssh"), ("user.signingkey", str(release.other)), ("user.email", "a@b.invalid")):
+    who = {"user.name": "A. Maintainer", "user.email": "a@b.invalid", "user.signingkey": str(release.other)}
+    for name, value in ({"gpg.format": "ssh"} | who).items():
         git(clone, "config", name, value)
     (clone / "ci/allowed_signers").write_text(release.signers.read_text())
     # GitHub as a folder: a release is a file that lists what is attached.
