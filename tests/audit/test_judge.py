@@ -235,9 +235,10 @@ UNPROMISED = replace(BUDGETS, unpromised=(Unpromised("^gfx942/ours/gdn-.*join", 
 
 @pytest.mark.parametrize(("spills", "outcome"), [(95, "pass"), (0, "fail")])
 def test_what_is_not_promised_is_reported_until_it_fits(figures, spills, outcome):
-    case = next(case for case in cases_of("ours") if "gdn_join_kernel" in case.kernels)
-    row = Row(case, "gfx942", "gdn_join_kernel", (), figures(kernel="attend", vgpr_spills=spills))
-    found = judge([row], UNPROMISED, Declared(), triton="3.6.0")
+    cases = [case for case in cases_of("ours") if "gdn_join_kernel" in case.kernels]
+    of_each = figures(kernel="attend", vgpr_spills=spills)
+    rows = [Row(case, "gfx942", "gdn_join_kernel", (), of_each) for case in cases]
+    found = judge(rows, UNPROMISED, Declared(), triton="3.6.0")
     assert found[0].outcome == "pass"
     assert found[0].message.startswith(f"not promised (it spills): {f'{spills} VGPRs spilled' if spills else 'within'}")
     assert found[-1].outcome == outcome
