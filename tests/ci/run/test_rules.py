@@ -231,3 +231,16 @@ def test_no_surroundings_make_a_step_better():
         among_them = decide(replace(other, **own)).outcome
         doubted = (without, among_them) == (F, D)
         assert SEVERITY[among_them] >= SEVERITY[without] or doubted, (alone, other)
+
+
+def test_a_record_that_says_otherwise_is_named_with_the_steps_own_evidence():
+    for one, *_ in EXAMPLES + IN_ITS_SURROUNDINGS:
+        step = replace(one, recorded=P)
+        shown = decide(step)
+        own = shown.rule in {step.alone.rule, "crashed"}  # whether it crashed or was killed depends on its node
+        assert shown.why.endswith("(recorded as pass)") == (own and shown.outcome is not P), shown
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_record_of_the_same_outcome_explains_it(outcome):
+    assert decide(facts(0, recorded=outcome, stopped="as recorded")).why == "as recorded"
