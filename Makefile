@@ -12,9 +12,9 @@ unexport ARGS
 gate: setup  ## plan, run, judge, report: what changed, else the quick steps; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" "$(VENV)/bin/hilgate" gate $(ARGS)
 
-# Tests that start no engine, drive no attention backend of vLLM and compile for no AMD GPU.
-TESTS := pages units images-units kernels-cache kernels-attention kernels-mla kernels-semantics kernels-gdn kernels-ssd \
-	amdgcn-oracles mamba-kernels
+# Tests that start no engine, drive no attention backend of vLLM, compile for no AMD GPU and play no attack.
+TESTS := pages units-ci units-release units-agent units-evals units-audit units-benchmarks routing images-units kernels-cache \
+	kernels-attention kernels-mla kernels-semantics kernels-gdn kernels-ssd amdgcn-oracles mamba-kernels
 
 test: setup  ## the tests that start no engine, and the ten slowest of them; ARGS names files for plain pytest
 ifeq ($(ARGS),)
