@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our prefill of Mamba-2 where the plugin puts it, in place of all steps of vLLM's; the engine's step runs it."""
+"""Our prefill of Mamba-2 where the plugin puts it, in place of all steps of vLLM's; `kernels-ssd` runs it."""
 
 from __future__ import annotations
 

@@ -445,13 +445,13 @@ def test_damaged_plan_is_refused(tmp_path, damage, expected):
 
 
 def test_make_test_runs_tests_without_engines_and_ci_the_others():
-    """No engine, no backend of vLLM and no compiler in `make test`; `.ci/run` runs each step of the whole gate once."""
+    """`make test`: no engine, backend of vLLM, compiler or attack. `.ci/run` runs each step of the whole gate once."""
     makefile, ci = ((REPOSITORY / name).read_text().replace("\\\n", "") for name in ("Makefile", ".ci/run"))
     named = set(re.search(r"^TESTS := (.+)$", makefile, re.MULTILINE)[1].split())
     for area, one in load(REPOSITORY).steps():
         if "cpu" in one.devices and "gate" in one.profiles:
             wanted = "-m pytest " in one.command and not re.search(
-                "tests/(models|families|examples|vllm_kernels|operators)|--amdgcn", one.command
+                "tests/(attacks|models|families|examples|vllm_kernels|operators)|--amdgcn", one.command
             )
             assert bool({area.area, one.key} & named) is wanted, one.key
     assert ".ci/bare-machine 'make test && make rest && make test ARGS=tests/bugs'" in ci
