@@ -78,13 +78,19 @@ class HilgateError(Exception):
 
 
 def run_typer(command: Callable[..., Any], **options: Any) -> NoReturn:
-    """Run a program made with typer, and exit with its status.
+    """Run a program made with typer, and exit with its status once its output has arrived.
 
     Raises:
         MisuseError: typer does not understand the arguments.
+        KeyboardInterrupt: Ctrl-C, on which typer ends without a word.
+        BrokenPipeError: Nobody reads its output, which typer and rich take for a failure (1).
     """
     try:
         status = command(standalone_mode=False, **options)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):
+            raise ended.__context__ from None
+        status = ended.code
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # type: ignore[attr-defined]
@@ -92,6 +98,9 @@ def run_typer(command: Callable[..., Any], **options: Any) -> NoReturn:
         if not hasattr(error, "format_message"):
             raise
         raise _misuse(error) from None
+    if status == Exit.INTERRUPTED:
+        raise KeyboardInterrupt
+    sys.stdout.flush()  # what does not arrive must not end as a pass
     sys.exit(status or Exit.PASS)
 
 

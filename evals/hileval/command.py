@@ -13,7 +13,6 @@ from rich.console import Console
 
 from hileval.errors import RunsError
 from hilgate.errors import (
-    Exit,
     HilgateError,
     RunInterruptedError,
     bug,
@@ -35,16 +34,7 @@ def run(command: typer.Typer) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):  # answers may hold half of a character, and a locale may know few
             stream.reconfigure(errors="backslashreplace")
     try:
-        try:
-            run_typer(command)
-        except SystemExit as ended:
-            # typer ends on Ctrl-C without a word, and takes a closed pipe for a failure (1).
-            if isinstance(ended.__context__, BrokenPipeError):
-                raise ended.__context__ from None
-            if ended.code == Exit.INTERRUPTED:
-                raise KeyboardInterrupt from None
-            sys.stdout.flush()  # what does not arrive must not end as a pass
-            raise
+        run_typer(command)
     except (HilgateError, RunsError) as error:
         _end(error)
     except KeyboardInterrupt:
@@ -55,7 +45,6 @@ def run(command: typer.Typer) -> NoReturn:
         if isinstance(error, OSError):
             drop_what_cannot_be_written()
         _end(trouble or bug("hileval", error))
-    sys.exit(Exit.PASS)
 
 
 def _end(error: HilgateError | RunsError) -> NoReturn:

@@ -26,7 +26,6 @@ from hilgate.cli import plan, run as running, buildkite, builds  # noqa: F401
 
 # isort: on
 from hilgate.errors import (
-    Exit,
     HilgateError,
     RunInterruptedError,
     bug,
@@ -87,13 +86,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _prepare_streams()
         try:
             run_typer(program, prog_name="hilgate", args=arguments, obj=settings)
-        except SystemExit as ended:
-            # typer ends on Ctrl-C without a word, and like rich it takes a closed pipe for a failure (1).
-            if isinstance(ended.__context__, BrokenPipeError):
-                raise ended.__context__ from None
-            if ended.code == Exit.INTERRUPTED or _interrupts:
+        except SystemExit:
+            if _interrupts:
                 raise KeyboardInterrupt from None
-            sys.stdout.flush()  # what does not arrive must not end as a pass
             raise
     except HilgateError as error:
         _end(error, settings)
@@ -106,7 +101,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if isinstance(error, OSError):
             drop_what_cannot_be_written()
         _end(trouble or bug("hilgate", error), settings)
-    sys.exit(Exit.PASS)
 
 
 def _prepare_streams() -> None:
