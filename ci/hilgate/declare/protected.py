@@ -111,6 +111,12 @@ def entry_for(entries: Sequence[Protected], path: str) -> Protected | None:
     return None if found is None or found.flag == "nothing" else found
 
 
+def _entries_of(entries: Sequence[Protected], paths: Iterable[str]) -> dict[str, Protected]:
+    """How those of these files are protected that are."""
+    found = ((path, entry_for(entries, path)) for path in paths)
+    return {path: entry for path, entry in found if entry}
+
+
 def _matches(entry: Protected, path: str) -> bool:
     """Whether an entry is about a path.
 
@@ -202,8 +208,7 @@ def protected_changes(
     if not merge_base:
         return ()
     entries = load(root, merge_base)
-    found = ((path, entry_for(entries, path)) for path in sorted(set(changed_files)))
-    touched = {path: entry for path, entry in found if entry}
+    touched = _entries_of(entries, sorted(set(changed_files)))
     before = git.tree(root, merge_base)
     after = git.tree(root, commit) if commit else _working_tree(root, touched, before)
     changes = ((path, _what(entry, before.get(path), after.get(path))) for path, entry in touched.items())
@@ -268,5 +273,4 @@ def files_to_restore(root: Path, plan: Plan) -> tuple[str, ...]:
             remedy="plan again with --base",
         )
     entries = load(root, plan.merge_base)
-    found = ((path, entry_for(entries, path)) for path in paths)
-    return tuple(path for path, entry in found if entry and entry.put_back)
+    return tuple(path for path, entry in _entries_of(entries, paths).items() if entry.put_back)
