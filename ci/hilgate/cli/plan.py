@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -259,9 +258,13 @@ def fit(ctx: typer.Context) -> None:
 def _ask_kernels(ctx: typer.Context, module: str, *words: str) -> None:
     """Run a command of pagedkv, of this repository or as installed, and end as it does."""
     path = [os.environ.get("PYTHONPATH", "")]
-    with contextlib.suppress(MisuseError):  # outside a repository
-        path.insert(0, str(repository(ctx) / "kernels"))
-    if not (Path(path[0], "pagedkv").is_dir() or find_spec("pagedkv")):
+    try:
+        kernels = repository(ctx) / "kernels"
+    except MisuseError:  # outside a repository
+        kernels = None
+    if kernels and (kernels / "pagedkv").is_dir():
+        path.insert(0, str(kernels))
+    elif not find_spec("pagedkv"):
         raise CannotRunHereError("pagedkv is not here", where=module, remedy="pip install pagedkv, or use a checkout")
     done = subprocess.run(
         [sys.executable, "-m", module, *words, *ctx.args],
