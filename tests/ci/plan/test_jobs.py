@@ -126,7 +126,7 @@ def test_a_timeout_follows_measured_times_below_the_declared(passes, minutes):
 def test_a_full_plan_has_far_fewer_jobs_than_steps():
     plan = assemble(DECLARED, change("pyproject.toml", base="main"), None, profile="pr")
     jobs = plan.jobs()
-    assert len(jobs) < 0.6 * len(plan.steps)
+    assert len(jobs) * 2 < len(plan.steps)
     for steps in jobs.values():
         assert len(steps) == 1 or sum(one.step.minutes for one in steps) <= JOB_MINUTES
     on_gpus = [steps for steps in jobs.values() if steps[0].gpus]
