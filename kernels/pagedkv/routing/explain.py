@@ -88,7 +88,7 @@ class Explanation:
         """Whether every layer with a paged cache has a route, and every latent one a kernel."""
         latent = any(layer.kind.keeps == "latent" for layer in self.layers)
         routed = not any(isinstance(layer.answer, NoKernelError) for layer in self.layers)
-        return routed and not (latent and limits(self.deployment.arch).matrix == "wmma")
+        return routed and not (latent and _lacks_mla(self.deployment.arch))
 
 
 def explain(config: Config, deployment: Deployment) -> Explanation:
@@ -131,13 +131,14 @@ def _explain(
     if kind.keeps == "nothing":
         return Explained(kind, note="Keeps no cache: attention over the source alone, not routed here.")
     heads, kv_heads = _shared(kind, deployment.tp)
+    undescribed = f"Which kernel serves it is not described here for arch {deployment.arch}."
     if kind.keeps == "latent":
         note = (
             f"Decode by pagedkv.mla_decode: {heads} heads over one latent, [num_blocks, block_size, {kind.head_size}]."
         )
-        if limits(deployment.arch).matrix == "wmma":
+        if _lacks_mla(deployment.arch):
             note = f"Not served: pagedkv.mla_decode does not run on {deployment.arch}."
-        return Explained(kind, note=note)
+        return Explained(kind, note=note if deployment.arch in ARCHES else undescribed)
     kv_cache_dtype = kv_format(deployment.kv_cache_dtype, deployment.arch, dtype)
     longest = deployment.max_seq_len or kind.max_seq_len
     if longest is None:
@@ -154,12 +155,17 @@ def _explain(
         "max_seq_len": longest,
     }
     if deployment.arch not in ARCHES:
-        return Explained(kind, note=f"Which kernel serves it is not described here for arch {deployment.arch}.")
+        return Explained(kind, note=undescribed)
     request = Request(**asked)
     try:
         return Explained(kind, request, route(request, deployment.providers))
     except NoKernelError as error:
         return Explained(kind, request, error)
+
+
+def _lacks_mla(arch: str) -> bool:
+    """Return whether the launch data of an arch has none for MLA decode."""
+    return arch in ARCHES and tuning(arch).mla is None
 
 
 def _scan(kind: Kind, state: State | None, deployment: Deployment) -> Choice | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from pagedkv.device import INTERPRETED, current
+from pagedkv.launch import tuning
 from pagedkv.mla.checks import LARGEST_LATENT, LARGEST_ROPE
 from pagedkv.mla.decode import mla_decode
 from pagedkv.mla.launch import MlaShape
@@ -175,7 +176,7 @@ class MLADecode:
             "a sliding window in MLA": sliding_window,
             "a soft cap in MLA": logits_soft_cap,
             f"attention type {attn_type!r} in MLA": attn_type != AttentionType.DECODER,
-            f"MLA on {current().name}": current().matrix == "wmma",
+            f"MLA on {current().name}": tuning(current().name).mla is None,
         }
         refuse(refused)
         refuse_what_the_interpreter_gets_wrong()

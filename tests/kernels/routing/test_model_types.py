@@ -569,3 +569,11 @@ def test_every_name_that_is_said_to_be_read_is_read(tmp_path):
     for config in configs:
         layer_kinds(dataclasses.replace(config, keys=Recording(config.keys, asked)))
     assert asked >= model_types.READ
+
+
+@pytest.mark.parametrize("arch", ["any", "gfx1030"])
+def test_latent_layers_fit_on_an_arch_without_routes(arch, tmp_path, capsys):
+    written(tmp_path, KIMI_K3)
+    given = ["--arch", arch, "--memory", "192", "--weights", "9", "--tp", "8"]
+    assert cli.main(["fit", str(tmp_path), *given]) == Exit.PASS
+    assert f"not described here for arch {arch}" in " ".join(capsys.readouterr().out.split())
