@@ -465,7 +465,7 @@ class ModelRun:
 @contextmanager
 def our_kernels(family: Family) -> Iterator[None]:
     """Kernels of ours for the states of a family, where it declares them."""
-    with scan.claimed() if family.ssd else nullcontext(), delta.claimed() if family.gdn else nullcontext():
+    with scan.claim() if family.ssd else nullcontext(), delta.claim() if family.gdn else nullcontext():
         yield
 
 

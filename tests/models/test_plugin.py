@@ -130,18 +130,23 @@ def test_a_vllm_without_a_symbol_is_named_to_who_selects_us(monkeypatch, registr
         registry.CUSTOM.get_class()
 
 
+def stranger(x, mask):
+    """Stand for a function of vLLM whose arguments have changed."""
+    return x, mask
+
+
 def test_the_mamba_2_prefill_is_ours_where_asked(monkeypatch, registry, said, load):
     module = import_module(scan.MODULE)
     theirs = getattr(module, scan.NAME)
-    monkeypatch.setattr(module, scan.NAME, theirs)  # put back behind this test
+    monkeypatch.setattr(module, scan.NAME, theirs)  # restored after this test
     load()
     assert getattr(module, scan.NAME) is theirs
-    with scan.claimed():
+    with scan.claim():
         assert getattr(module, scan.NAME) is scan.combined
     assert getattr(module, scan.NAME) is theirs
     load(PAGEDKV_SSD="1")
     assert getattr(module, scan.NAME) is scan.combined
-    monkeypatch.setattr(module, scan.NAME, stranger := lambda x, mask: (x, mask))
+    monkeypatch.setattr(module, scan.NAME, stranger)
     load(PAGEDKV_SSD="1")
     assert f"{scan.NAME} takes (x, mask), not (x, dt, A" in said.text
     assert getattr(module, scan.NAME) is stranger
@@ -155,17 +160,17 @@ def test_gated_delta_nets_are_ours_where_asked(monkeypatch, registry, said, load
     names += [(layer, "_can_use_fused_gdn_mtp_decode"), (builder, "build"), (builder, "update_block_table")]
     theirs = [getattr(owner, name) for owner, name in names]
     for (owner, name), method in zip(names, theirs, strict=True):
-        monkeypatch.setattr(owner, name, method)  # put back after this test
+        monkeypatch.setattr(owner, name, method)  # restored after this test
     load()
     assert [getattr(owner, name) for owner, name in names] == theirs
-    with delta.claimed():
+    with delta.claim():
         assert layer._forward_core is delta._forward_core
         assert layer.forward_cpu is layer.forward_hip is layer.forward_cuda
     assert [getattr(owner, name) for owner, name in names] == theirs
     load(PAGEDKV_GDN="1")
     load(PAGEDKV_GDN="1")
     assert delta._theirs["build"] is theirs[-2], "ours must not call itself"
-    monkeypatch.setattr(layer, "_forward_core", stranger := lambda x, mask: (x, mask))
+    monkeypatch.setattr(layer, "_forward_core", stranger)
     monkeypatch.setattr(builder, "build", theirs[-2])
     load(PAGEDKV_GDN="1")
     assert "_forward_core takes (x, mask), not (self, mixed_qkv, b, a, core_attn_out)" in said.text

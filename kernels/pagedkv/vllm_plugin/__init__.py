@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 from pagedkv.vllm_plugin import settings
 from pagedkv.vllm_plugin.errors import TESTED, BackendTakenError, PluginError, SettingError, VersionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
 BACKEND = "pagedkv.vllm_plugin.backend.PagedKVBackend"
 """Class path that vLLM resolves when it selects the backend."""
@@ -135,6 +141,29 @@ def _claim(path: str, *names: str, asked: bool = False) -> None:
             if asked:
                 _refused[member.name] = error
                 register_backend(member, f"{__name__}.{member.name}")
+
+
+def check_parameters(theirs: Callable[..., Any] | None, ours: Callable[..., Any], place: str, *more: str) -> None:
+    """Check that a function of vLLM takes the arguments of ours, and no others but `more`.
+
+    Raises:
+        VersionError: It does not, or is gone (None).
+    """
+    known = list(signature(ours).parameters)
+    found = [] if theirs is None else list(signature(theirs).parameters)
+    if [name for name in found if name not in more] != known:
+        raise VersionError.of_this_vllm(f"{place} takes ({', '.join(found)}), not ({', '.join(known)})")
+
+
+def replace_functions(functions: Collection[tuple[Any, str, Callable[..., Any]]]) -> ExitStack:
+    """Put functions in classes and modules; the stack restores the earlier ones when it is closed."""
+    earlier = [(owner, name, getattr(owner, name)) for owner, name, _ in functions]
+    restore = ExitStack()
+    for owner, name, function in functions:
+        setattr(owner, name, function)
+    for place in earlier:
+        restore.callback(setattr, *place)
+    return restore
 
 
 def _refuse(error: SettingError) -> None:

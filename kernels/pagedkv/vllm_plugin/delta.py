@@ -8,9 +8,7 @@ it is kept in the last, until the next step knows how many count.
 
 from __future__ import annotations
 
-import inspect
 import time
-from contextlib import contextmanager
 from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -23,11 +21,12 @@ from pagedkv.gdn.checks import HEAD_SIZES
 from pagedkv.gdn.decode import Drafts, gdn_decode
 from pagedkv.gdn.prefill import gdn_prefill
 from pagedkv.prepared import first_warm_up
-from pagedkv.vllm_plugin import WORTH_SAYING, log
-from pagedkv.vllm_plugin.errors import VersionError, refuse
+from pagedkv.vllm_plugin import WORTH_SAYING, check_parameters, log, replace_functions
+from pagedkv.vllm_plugin.errors import refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import ExitStack
 
     from torch import Tensor
 
@@ -46,11 +45,11 @@ _theirs: dict[str, Callable[..., Any]] = {}
 """vLLM's methods that ours call, by name."""
 
 
-def claim() -> Callable[[], None]:
+def claim() -> ExitStack:
     """Put our methods in vLLM's classes, if vLLM's take the arguments that we know. A second call changes nothing.
 
     Returns:
-        A function that puts back what stood there.
+        What restores the earlier ones: `with claim():` uses ours inside the block.
 
     Raises:
         VersionError: One takes others, or is gone. vLLM's own are then left in place.
@@ -58,39 +57,13 @@ def claim() -> Callable[[], None]:
     layer: Any = import_module(LAYERS).QwenGatedDeltaNetAttention
     builder: Any = import_module(BUILDERS).GDNAttentionMetadataBuilder
     methods = (_forward_core, _warmup_prefill_kernels, _can_use_fused_gdn_mtp_decode)
-    ours: list[tuple[Any, Callable[..., Any]]] = [(layer, method) for method in methods]
-    ours += [(builder, build), (builder, update_block_table)]
-    before = [(owner, method.__name__, getattr(owner, method.__name__, None)) for owner, method in ours]
+    ours: list[tuple[Any, str, Callable[..., Any]]] = [(layer, method.__name__, method) for method in methods]
+    ours += [(builder, method.__name__, method) for method in (build, update_block_table)]
+    for owner, name, method in ours:
+        check_parameters(getattr(owner, name, None), method, f"{owner.__module__}.{owner.__name__}.{name}")
+    _theirs.update((name, getattr(owner, name)) for owner, name, method in ours if getattr(owner, name) is not method)
     # What calls `_forward_core`, and not kernels of its own.
-    before += [(layer, name, getattr(layer, name)) for name in ("forward_cpu", "forward_hip")]
-    for (owner, method), (_, name, theirs) in zip(ours, before, strict=False):
-        known = list(inspect.signature(method).parameters)
-        found = [] if theirs is None else list(inspect.signature(theirs).parameters)
-        if found != known:
-            where = f"{owner.__module__}.{owner.__name__}.{name}"
-            raise VersionError.of_this_vllm(f"{where} takes ({', '.join(found)}), not ({', '.join(known)})")
-    for owner, method in ours:
-        theirs = getattr(owner, method.__name__)
-        if theirs is not method:
-            _theirs[method.__name__] = theirs
-        setattr(owner, method.__name__, method)
-    layer.forward_cpu = layer.forward_hip = layer.forward_cuda
-
-    def put_back() -> None:
-        for owner, name, theirs in before:
-            setattr(owner, name, theirs)
-
-    return put_back
-
-
-@contextmanager
-def claimed() -> Iterator[None]:
-    """Use our methods inside the block and the earlier ones after it; raises as `claim`."""
-    put_back = claim()
-    try:
-        yield
-    finally:
-        put_back()
+    return replace_functions([*ours, *((layer, name, layer.forward_cuda) for name in ("forward_cpu", "forward_hip"))])
 
 
 def build(

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import inspect
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pagedkv import prepared
 from pagedkv.ssd.prefill import ssd_prefill
-from pagedkv.vllm_plugin.errors import VersionError
+from pagedkv.vllm_plugin import check_parameters, replace_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from contextlib import ExitStack
 
     from torch import Tensor
 
@@ -24,34 +22,19 @@ calls = 0
 """Calls of our launcher in this process."""
 
 
-def claim() -> Callable[[], None]:
+def claim() -> ExitStack:
     """Put our function in vLLM's module, if vLLM's takes the arguments that we know. A second call changes nothing.
 
     Returns:
-        A function that puts back what stood there.
+        What restores the earlier one: `with claim():` uses ours inside the block.
 
     Raises:
         VersionError: It takes others, or is gone. vLLM's own is then left in place.
     """
     module: Any = import_module(MODULE)
-    theirs = getattr(module, NAME, None)
-    if theirs is not combined:
-        known = list(inspect.signature(combined).parameters)
-        found = [] if theirs is None else list(inspect.signature(theirs).parameters)
-        if [parameter for parameter in found if parameter != "kwargs"] != known:  # the CPU platform's takes more
-            raise VersionError.of_this_vllm(f"{MODULE}.{NAME} takes ({', '.join(found)}), not ({', '.join(known)})")
-        setattr(module, NAME, combined)
-    return lambda: setattr(module, NAME, theirs)
-
-
-@contextmanager
-def claimed() -> Iterator[None]:
-    """Use our function inside the block and the earlier one behind it; raises as `claim`."""
-    put_back = claim()
-    try:
-        yield
-    finally:
-        put_back()
+    # The function of the CPU platform takes more.
+    check_parameters(getattr(module, NAME, None), combined, f"{MODULE}.{NAME}", "kwargs")
+    return replace_functions([(module, NAME, combined)])
 
 
 def combined(
