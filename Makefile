@@ -43,9 +43,11 @@ next: setup  ## the next Triton and vLLM (requirements/next.in), for the steps `
 	@requirements/install.sh "$(VENV)" "$(PYTHON)" next
 
 docs: setup  ## build the documentation into results/site/; a dead link or an undocumented name fails
+	@"$(VENV)/bin/python" docs/reference.py
 	@NO_MKDOCS_2_WARNING=1 "$(VENV)/bin/python" -m mkdocs build --strict
 
 docs-serve: setup  ## serve the documentation, and build it again after each edit
+	@"$(VENV)/bin/python" docs/reference.py
 	@NO_MKDOCS_2_WARNING=1 "$(VENV)/bin/python" -m mkdocs serve
 
 wheels: setup  ## build the three wheels twice, compare their bytes, install and try each: results/wheels/wheels/
