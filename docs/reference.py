@@ -14,7 +14,7 @@ import re
 import sys
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer.main
 
@@ -23,7 +23,7 @@ from hilgate.cli.app import program
 from hilgate.declare import imports
 from hilgate.declare.load import load
 from hilgate.declare.protected import Protected, ProtectedList
-from hilgate.errors import EXIT_MEANINGS
+from hilgate.errors import EXIT_MEANINGS, Exit, HilgateError, Parser, ending
 from hilgate.git import Changes
 from hilgate.images.contents import contents
 from hilgate.model import StrictModel, declaration
@@ -67,8 +67,10 @@ CHANGES = {
 NOTE = "This page is made from the code when the site is built.\n"
 
 
-class UndocumentedError(Exception):
+class UndocumentedError(HilgateError):
     """A public name that no sentence explains."""
+
+    exit_status = Exit.FAIL
 
 
 def pages() -> dict[str, str]:
@@ -180,7 +182,8 @@ def attacks() -> str:
     for path in sorted((ROOT / "tests/attacks").glob("test_*.py")):
         text = said(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path.name)
         if not all(word in text for word in ("Who: ", "What: ", "What must happen: ")):
-            raise UndocumentedError(f"{path.name} does not say who, what and what must happen")
+            remedy = "begin its docstring with `Who: `, `What: ` and `What must happen: `"
+            raise UndocumentedError(f"{path.name} does not say who, what and what must happen", remedy=remedy)
         parts += [f"## {path.stem.removeprefix('test_').replace('_', ' ')}", text]
     return "\n\n".join(parts) + "\n"
 
@@ -194,21 +197,30 @@ def what_fits() -> str:
     return "\n".join(["# Which attention kernels fit", "", how, made])
 
 
-def what_runs() -> list[tuple[str, str, int, int, float, float, float]]:
-    """Of each kind of change: the file, steps, jobs, their minutes, those of the longest job, and GPU-minutes.
+class PlannedChange(NamedTuple):
+    """What a pull request of one kind of change runs; times are in minutes, as declared."""
 
-    Planned for a pull request by imports alone, with images that are built already, from declared minutes.
-    """
+    change: str
+    file: str
+    steps: int
+    jobs: int
+    minutes: float
+    longest_job: float
+    gpu_minutes: float
+
+
+def what_runs() -> list[PlannedChange]:
+    """What each kind of change runs, planned by imports alone, with images that are built already."""
     declarations, images = load(ROOT), contents(ROOT)
     graph = imports.build(ROOT, declarations.project.python_path)
     facts = ChangeFacts(images=images, digests=dict.fromkeys(images, f"sha256:{'0' * 64}"))
     found = []
-    for kind_of_change, name in CHANGES.items():
-        change = Changes(commit="0" * 40, dirty=True, base="main", files=(name,))
-        plan = assemble(declarations, change, None, profile="pr", graph=graph, facts=facts)
+    for change, name in CHANGES.items():
+        changes = Changes(commit="0" * 40, dirty=True, base="main", files=(name,))
+        plan = assemble(declarations, changes, None, profile="pr", graph=graph, facts=facts)
         size, jobs = estimate(plan), plan.jobs()
         longest = max(sum(size.each[step.key] for step in steps) for steps in jobs.values())
-        found.append((kind_of_change, name, len(plan.steps), len(jobs), size.minutes, longest, size.gpu_minutes))
+        found.append(PlannedChange(change, name, len(plan.steps), len(jobs), size.minutes, longest, size.gpu_minutes))
     return found
 
 
@@ -222,13 +234,19 @@ def table_of_changes() -> str:
     return "\n".join([head, "|---|---|---:|---:|---:|---:|---:|", *rows]) + "\n"
 
 
-def main() -> None:
-    """Write all of them."""
+@ending
+def main() -> int:
+    """Write the pages, and with `--what-runs` the table of what runs."""
+    parser = Parser(description="Write the pages that are made from the code.")
+    parser.add_argument("--what-runs", action="store_true", help=f"also the table of {WHAT_RUNS.name}")
+    given = parser.parse_args()
     for name, text in pages().items():
         (ROOT / name).write_text(text, encoding="utf-8")
-    if sys.argv[1:] == ["--what-runs"]:
+    if given.what_runs:
         page = WHAT_RUNS.read_text(encoding="utf-8")
-        WHAT_RUNS.write_text(re.sub(r"^\|(?:.*\n\|)*.*\n", table_of_changes(), page, count=1, flags=re.MULTILINE))
+        page = re.sub(r"^\|(?:.*\n\|)*.*\n", table_of_changes(), page, count=1, flags=re.MULTILINE)
+        WHAT_RUNS.write_text(page, encoding="utf-8")
+    return Exit.PASS
 
 
 def said(text: str | None, name: str) -> str:
@@ -238,7 +256,7 @@ def said(text: str | None, name: str) -> str:
         UndocumentedError: It is not.
     """
     if not (text or "").strip():
-        raise UndocumentedError(f"{name} has no sentence; write a docstring or help=")
+        raise UndocumentedError(f"{name} has no sentence", remedy="write a docstring or help=")
     return inspect.cleandoc(str(text)).replace("\b\n", "").replace("\f", "")
 
 
@@ -248,4 +266,4 @@ def cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

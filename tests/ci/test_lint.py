@@ -169,7 +169,7 @@ def test_make_writes_the_reference_before_the_site(target):
     assert re.search(r"docs/reference\.py\n.* -m mkdocs ", done.stdout), done.stdout
 
 
-def test_what_has_no_sentence_ends_the_build_of_the_site(monkeypatch, tmp_path):
+def test_what_has_no_sentence_ends_the_build_of_the_site(monkeypatch, tmp_path, capsys):
     spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "docs/reference.py")
     reference = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reference)
@@ -185,6 +185,9 @@ def test_what_has_no_sentence_ends_the_build_of_the_site(monkeypatch, tmp_path):
 
     with pytest.raises(reference.UndocumentedError, match="silent has no sentence"):
         reference.pages()
+    monkeypatch.setattr("sys.argv", ["reference.py"])
+    assert reference.main() == Exit.FAIL
+    assert capsys.readouterr().err.startswith("error: silent has no sentence\n  to do: ")
     attack.write_text('"""Who: a fork. What: it shouts."""\n')
     with pytest.raises(reference.UndocumentedError, match=r"test_loud\.py does not say who, what and what must happen"):
         reference.attacks()
