@@ -144,7 +144,7 @@ def tiny_plans(family: Family, platform: str, sizes: Sequence[int] = ()) -> tupl
 
 
 def state_dtype(family: Family, platform: str) -> str:
-    """Of states, where a cell asks for another one than the model's.
+    """Dtype of states, where a cell asks for another one than the model's.
 
     Not bfloat16 on CPUs where a kernel of ours has them: Triton's interpreter computes it wrongly, so ours refuse it.
     """

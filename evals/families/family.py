@@ -99,7 +99,7 @@ class Family:
     ssd: str = ""
     """Whose kernels make the prefill of Mamba-2: "pagedkv" for ours, empty for vLLM's."""
     gdn: str = ""
-    """Whose kernels make the gated delta rule, likewise."""
+    """Whose kernels make the gated delta rule: "pagedkv" for ours, empty for vLLM's."""
     engine_cpu: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments on the CPU platform."""
     engine_gpu: Mapping[str, Any] = field(default_factory=dict)

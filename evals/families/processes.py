@@ -133,7 +133,8 @@ class _Driver:
     def __init__(self, spec: dict[str, Any], folder: Path, log: Path) -> None:
         self._log = log
         self._told, its_end = multiprocessing.Pipe()
-        # What inductor chose by time in another run, under another load, is nobody's choice here.
+        # A new cache: inductor chooses kernels by their time, and what another run timed under another load must not
+        # decide here.
         here = {"TORCHINDUCTOR_CACHE_DIR": str(log.with_suffix(".inductor"))}
         environment = ENVIRONMENT | here | spec.get("environment", {})
         self._process = start("families.drive", log, environment, spec, folder, its_end)
