@@ -28,7 +28,7 @@ ask() {
 }
 
 setting() {
-  [ -z "$2" ] || printf "sed -i '/^%s=/d' %s/host.env && echo '%s=%s' >> %s/host.env\n" "$1" "$etc" "$1" "$2" "$etc"
+  [ -z "$2" ] || printf "sed -i '/^%s=/d' %s/host.env\necho '%s=%s' >> %s/host.env\n" "$1" "$etc" "$1" "$2" "$etc"
 }
 
 case "${1-}" in
@@ -64,9 +64,12 @@ if [ -z "$token" ] && [ -z "${1-}" ] && [ ! -s "$etc/token" ]; then
   read -r -s -p "token of the cluster: " token && echo
 fi
 
+# One command a line: `bash -e` goes on after a failure to the left of `&&`.
 commands() {
-  echo "ln -sfn $agent/hilgate.sysusers.conf /etc/sysusers.d/hilgate.conf && systemd-sysusers"
-  echo "ln -sfn $agent/hilgate.tmpfiles.conf /etc/tmpfiles.d/hilgate.conf && systemd-tmpfiles --create"
+  echo "ln -sfn $agent/hilgate.sysusers.conf /etc/sysusers.d/hilgate.conf"
+  echo systemd-sysusers
+  echo "ln -sfn $agent/hilgate.tmpfiles.conf /etc/tmpfiles.d/hilgate.conf"
+  echo "systemd-tmpfiles --create"
   echo "ln -sfn $agent/buildkite-agent.cfg $etc/buildkite-agent.cfg"
   echo "ln -sfn $agent/buildkite-agent@.service $agent/hilgate-reap.service $agent/hilgate-reap.timer /etc/systemd/system/"
   # shellcheck disable=SC2016  # the token is in no command line
@@ -83,7 +86,8 @@ commands() {
     printf '%s\n' "printf '[Service]\nUser=root\n' > /etc/systemd/system/buildkite-agent@$queue.service.d/root.conf"
   fi
   [[ " ${needs[*]} " != *" make "* ]] || echo "make -C $clone setup"
-  echo "systemctl daemon-reload && systemctl enable --now hilgate-reap.timer buildkite-agent@$queue"
+  echo "systemctl daemon-reload"
+  echo "systemctl enable --now hilgate-reap.timer buildkite-agent@$queue"
 }
 
 missing=()
