@@ -42,7 +42,7 @@ FLA = "chunk_gated_delta_rule"
 """What vLLM's layer launches from the convolution's output to its own: a split with norms and gates, the gather of
 states, the seven kernels of this function, the scatter of states, and the copy of the outputs."""
 KDA = "chunk_kda_with_fused_gate"
-"""Its like where each key has a decay: norms, gates and six kernels, from q, k and v that are dense."""
+"""What vLLM's layer launches where each key has a decay: norms, gates and six kernels, from dense q, k and v."""
 GDN_DECODE = "fused_recurrent_gated_delta_rule_packed_decode_kernel"
 GDN_VERIFY = "fused_sigmoid_gating_delta_rule_update_kernel"
 """vLLM's where sequences have drafts. It writes the state after each token."""

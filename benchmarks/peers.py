@@ -263,7 +263,7 @@ def gdn(
 def kda(
     case: BenchmarkCase, starts: Tensor, sources: Tensor, known: Tensor, *, A_log: Tensor, dt_bias: Tensor
 ) -> Callable[..., None]:
-    """Return a function as of `gdn`, as Kimi Linear's layer calls its kernels on this platform.
+    """Return a function with the arguments of `gdn`'s, as Kimi Linear's layer calls its kernels on this platform.
 
     There the convolution writes q, k and v apart: they are copied once for each set of inputs, before the first call of
     a graph is captured.

@@ -231,12 +231,12 @@ def minimum(a: Array, b: Array) -> Array:
 
 
 def larger_number(a: Array, b: Array) -> Array:
-    """The same on gfx12: the number beside any NaN."""
+    """Larger one of two floats on gfx12: the number beside any NaN, also a signalling one, +0 above -0."""
     return _extreme(a, b, np.fmax, np.bitwise_and, signals=False)
 
 
 def smaller_number(a: Array, b: Array) -> Array:
-    """Smaller one on gfx12."""
+    """Smaller one of two floats on gfx12: the number beside any NaN, also a signalling one, -0 below +0."""
     return _extreme(a, b, np.fmin, np.bitwise_or, signals=False)
 
 
@@ -261,7 +261,7 @@ def median(a: Array, b: Array, c: Array) -> Array:
 
 
 def middle_number(a: Array, b: Array, c: Array) -> Array:
-    """Middle one of three on gfx12."""
+    """Middle one of three on gfx12; the least of the others where one is NaN."""
     least, most = smaller_number(a, b), larger_number(a, b)
     nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
     return np.where(nan, smaller_number(least, c), larger_number(least, smaller_number(most, c)))

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Counter = Literal["", "vm", "ds", "sm", "st"]
-"""Of outstanding operations: vector memory, LDS and scalar memory (which has no order), and stores on gfx12. On CDNA
-stores count as vector memory, and `lgkmcnt` counts LDS and scalar memory."""
+"""Counter of outstanding operations: vector memory, LDS, scalar memory (which has no order), stores (gfx12 only).
+
+On CDNA a store counts as vector memory, and `lgkmcnt` counts both LDS and scalar memory."""
 
 VCC, EXEC = 106, 126
 _CDNA_NAMES = {"vcc": (VCC, 2), "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "m0": (124, 1)}
@@ -27,7 +28,7 @@ class Target:
     lds_bytes: int
     """LDS of a workgroup."""
     compute_units: int
-    """As HIP counts them: of RDNA pairs of units."""
+    """Multiprocessors that HIP reports: compute units on CDNA, pairs of them on RDNA."""
     junk: tuple[int, int]
     """What is undefined holds the first in one twin and the second in the other.
 

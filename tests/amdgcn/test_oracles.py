@@ -1372,7 +1372,7 @@ def test_lanes_of_32_lanes():
 
 
 LOADS = {
-    # Of a load: bytes, and the register that it makes of them and of what was there.
+    # Load -> its bytes, and the register that it makes of them and of the old content.
     "u8": (1, lambda x, old: x & 0xFF),
     "i8": (1, lambda x, old: signed(x, 8)),
     "u16": (2, lambda x, old: x & 0xFFFF),
