@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .errors import UnknownInstructionError
-from .targets import EXEC, TARGETS, VCC
+from .targets import EXEC, VCC
 
 if TYPE_CHECKING:
-    from .targets import Counter
+    from .targets import Counter, Target
     from .text import Instruction, Operand
 
 Register = tuple[str, int]
@@ -63,15 +63,14 @@ def effects(instruction: Instruction) -> Effects:
         instruction.modifiers.get("dst_unused") == "UNUSED_PRESERVE" or "row_mask" in instruction.modifiers,
         instruction.to_lds,
         instruction.returns,
-        instruction.target.name,
+        instruction.target,
     )
 
 
 @lru_cache(maxsize=1 << 16)
 def _effects(
-    mnemonic: str, operands: tuple[Operand, ...], merges: bool, to_lds: bool, returns: bool, arch: str
+    mnemonic: str, operands: tuple[Operand, ...], merges: bool, to_lds: bool, returns: bool, target: Target
 ) -> Effects:
-    target = TARGETS[arch]
     vcc, exec_ = (frozenset(("s", first + k) for k in range(target.words)) for first in (VCC, EXEC))
     written = (
         1

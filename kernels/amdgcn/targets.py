@@ -20,9 +20,9 @@ _CDNA_NAMES |= {"exec": (EXEC, 2), "exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1
 _GFX12_NAMES = _CDNA_NAMES | {"m0": (125, 1)} | {f"ttmp{k}": (108 + k, 1) for k in range(16)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
-    """One architecture."""
+    """One architecture: one object each, so that caches can have it in their keys."""
 
     name: str
     lds_bytes: int

@@ -223,7 +223,7 @@ def parse(text: str) -> Program:
             if target is None:
                 raise UnreadableTextError(number, line, "an instruction before the arch is named")
             try:
-                read = _instructions(code, target.name)
+                read = _instructions(code, target)
             except ValueError as error:
                 raise UnreadableTextError(number, line, str(error)) from error
             for each in read:
@@ -243,12 +243,11 @@ def parse(text: str) -> Program:
 
 
 @lru_cache(maxsize=1 << 16)
-def _instructions(code: str, arch: str) -> tuple[Instruction, ...]:
+def _instructions(code: str, target: Target) -> tuple[Instruction, ...]:
     """The instruction of a line, or the two."""
-    target = TARGETS[arch]
     parts = gfx12.halves(code) if target.gfx12 else [code]
-    read = (_instruction(part, code, target) for part in parts)
-    return tuple(dataclasses.replace(each, paired=k > 0) for k, each in enumerate(read))
+    first, *second = (_instruction(part, code, target) for part in parts)
+    return (first, *(dataclasses.replace(each, paired=True) for each in second))
 
 
 def _instruction(alone: str, code: str, target: Target) -> Instruction:
