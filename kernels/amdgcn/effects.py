@@ -90,8 +90,9 @@ def _effects(
     if returns and mnemonic.startswith("buffer_"):  # what was there comes into the first register of the data
         reads |= writes
         writes = set(operands[0].registers()[:1])
-    kept = _HALF_WRITTEN if target.gfx12 else _DESTINATION_READ
-    if merges or any(each.fullmatch(mnemonic) for each in (_BOTH_WRITTEN, _DESTINATION_READ, kept)):
+    if merges or _BOTH_WRITTEN.fullmatch(mnemonic) or _DESTINATION_READ.fullmatch(mnemonic):
+        reads |= writes
+    if target.gfx12 and _HALF_WRITTEN.fullmatch(mnemonic):
         reads |= writes
     if mnemonic.startswith(("v_", "global_", "buffer_", "ds_", "scratch_")):
         reads |= exec_
