@@ -90,11 +90,16 @@ def translate(program: Program) -> Translated:
     sources = []
     for index, block in enumerate(program.blocks):
         lines = [f"def block{index}(g):", "    V, S, E, n, scc = g.V, g.S, g.E, g.n, g.scc"]
+        written = ""
         for instruction, following in zip_longest(block.instructions, block.instructions[1:]):
             effects(instruction)
+            own = writer.instruction(instruction)
+            if instruction.paired:  # it does not see what the first of the pair has just written
+                own = [f"after = {written}; {written} = before", *own, f"{written} = after"]
             if following and following.paired:
-                lines.append(f"    before = V[{instruction.operands[0].register}]")
-            lines += [f"    {line}" for line in writer.instruction(instruction)]
+                written = f"V[{instruction.operands[0].register}]"
+                own = [f"before = {written}", *own]
+            lines += [f"    {line}" for line in own]
         lines += ["    g.E, g.scc = E, scc", f"    {_leave(program, index)}"]
         sources.append("\n".join(lines) + "\n")
     names = _NAMES | writer.constants | {"lanes": program.target.lanes}
@@ -197,8 +202,6 @@ class _Writer:
         self.target = program.target
         self.whole = f"(n, {self.target.lanes})"
         self.constants: dict[str, Any] = {}
-        self.first: Instruction | None = None
-        """What ran last: the other of a pair."""
 
     def instruction(self, one: Instruction) -> list[str]:
         """Write an instruction.
@@ -211,10 +214,6 @@ class _Writer:
         lines = self._lines(replace(one, modifiers=modifiers))
         if unread := modifiers.unread():
             raise UnknownInstructionError(one.text, f"nothing here reads {', '.join(unread)}")
-        other, self.first = self.first, one
-        if one.paired and other:  # it does not see what the other one has just written
-            written = f"V[{other.operands[0].register}]"
-            lines = [f"after = {written}; {written} = before", *lines, f"{written} = after"]
         return lines
 
     def _lines(self, one: Instruction) -> list[str]:
