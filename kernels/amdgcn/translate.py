@@ -159,9 +159,10 @@ def _check_barriers(program: Program) -> None:
     for block in program.blocks:
         signal = None
         for one in block.instructions:
-            accesses = effects(one).counter and not one.mnemonic.startswith(_OWN)
-            if signal and (accesses or re.match(r"s_(c?branch|endpgm|barrier_signal)", one.mnemonic)):
-                raise UnknownInstructionError(signal.text, f"{one.text!r} stands between it and its wait")
+            if signal:
+                accesses = effects(one).counter and not one.mnemonic.startswith(_OWN)
+                if accesses or re.match(r"s_(c?branch|endpgm|barrier_signal)", one.mnemonic):
+                    raise UnknownInstructionError(signal.text, f"{one.text!r} stands between it and its wait")
             if one.mnemonic in {"s_barrier_signal", "s_barrier"}:
                 signal = one if one.mnemonic == "s_barrier_signal" else None
         if signal:
