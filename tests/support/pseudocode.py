@@ -70,10 +70,10 @@ def texts(arch: str = "gfx942") -> dict[str, str]:
 
 
 def described(arch: str = "gfx942") -> dict[str, str]:
-    """An arch's instructions of which its text says what they compute, and as what the executor knows them."""
-    known = {name: renamed(name) if arch == "gfx1201" else name for name in texts(arch)}
-    left_out = [name for name in known if any(re.fullmatch(pattern, name) for pattern in LEFT_OUT)]
-    return {name: other for name, other in known.items() if other in MNEMONICS and name not in left_out}
+    """An arch's instructions whose text says what they compute -> the names that the executor knows them by."""
+    names = {name: renamed(name) if arch == "gfx1201" else name for name in texts(arch)}
+    known = {name: other for name, other in names.items() if other in MNEMONICS}
+    return {name: known[name] for name in known if not any(re.fullmatch(pattern, name) for pattern in LEFT_OUT)}
 
 
 @dataclass(frozen=True)
@@ -670,7 +670,8 @@ def function(name):
 
     def instruction(*sources):
         names = start({f"S{k}": each.bits if isinstance(each, Float) else each for k, each in enumerate(sources)})
-        compiled((texts("gfx1201") | texts())[name])(names)
+        source = texts() if name in texts() else texts("gfx1201")
+        compiled(source[name])(names)
         if isinstance(sources[0], Float):
             return Float(names["D0"], sources[0].width)
         return names["D0"] - (1 << 32) if "_i32" in name and names["D0"] >> 31 else names["D0"]
