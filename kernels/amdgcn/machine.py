@@ -129,10 +129,11 @@ class Machine:
         if self.target.gfx12:  # (AMDGPUUsage, initial kernel execution state)
             group.S[self.target.names["ttmp9"][0]] = ids[:, 0].copy()
             group.S[self.target.names["ttmp7"][0]] = ids[:, 1] | (ids[:, 2] << U(16))
-        for axis, name in enumerate("xyz"):
-            if not self.target.gfx12 and self.program.descriptor.get(f"system_sgpr_workgroup_id_{name}"):
-                group.S[register] = ids[:, axis].copy()
-                register += 1
+        else:
+            for axis, name in enumerate("xyz"):
+                if self.program.descriptor.get(f"system_sgpr_workgroup_id_{name}"):
+                    group.S[register] = ids[:, axis].copy()
+                    register += 1
         group.V[0] = (group.wave[:, None] * group.lanes + np.arange(group.lanes)[None]).astype(U)
         return group
 
