@@ -19,6 +19,7 @@ import numpy as np
 from . import arithmetic, matrix, permute, waves
 from .effects import effects
 from .errors import UnknownInstructionError
+from .gfx12 import HINTS
 from .meaning import ATOMICS, COMPARE, COMPARED, LOGIC, MNEMONICS, PACKED, SCALAR, SCALAR_COMPARE, VECTOR, WIDTHS
 from .targets import EXEC, VCC
 from .text import Operand
@@ -48,7 +49,7 @@ _NAMES: dict[str, Any] = {
 } | {name: each for name, each in vars(arithmetic).items() if not name.startswith("_")}
 
 _NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep", "buffer_wbl2", "buffer_inv"}
-_NOTHING |= {"s_delay_alu", "s_clause", "s_wait_alu", "s_sendmsg"}
+_NOTHING |= HINTS | {"s_sendmsg"}
 _NO_EFFECT = {"sc0", "sc1", "nt", "glc", "slc", "expcnt", "th", "scope"}
 """Modifiers that change no value here: cache policy, and a counter that no known instruction raises."""
 _OWN = ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32", "scratch_")
@@ -382,6 +383,12 @@ class _Writer:
         if not any(each.kind == "v" for each in one.operands[1:]):
             text = f"np.broadcast_to({text}, {self.whole})"
         return [f"V[{number}] = merge({lanes}, {text}, V[{number}])"]
+
+    def _put_mask(self, target: Operand, lanes: str) -> str:
+        """Text that writes `c` into a mask; none for gfx12's `null`."""
+        if self.target.gfx12 and target.kind == "literal":
+            return ""
+        return f"g.set_mask({target.register}, c, {lanes})"
 
     @staticmethod
     def _put_two(target: Operand, first: str, second: str) -> str:
@@ -744,8 +751,7 @@ class _Writer:
     def _with_carry(self, one: Instruction) -> list[str]:
         """Instructions with a second result, a mask: carries, 64-bit multiply-add, division's scaling."""
         name, (target, mask, *sources) = one.mnemonic, one.operands
-        unseen = self.target.gfx12 and mask.kind == "literal"  # `null`
-        carry = "" if unseen else f"g.set_mask({mask.register}, c, E)"
+        carry = self._put_mask(mask, "E")
         if name == "v_div_scale_f32":
             three = ", ".join(f"np.broadcast_to({self._read(each, 'f', one)}, {self.whole})" for each in sources)
             return [
@@ -771,7 +777,7 @@ class _Writer:
             *before,
             f"r = np.broadcast_to({a}, {self.whole}).astype(Q) {sign} {b}{taken}; c = high(r) != 0",
             f"V[{target.register}] = merge({lanes}, low(r), V[{target.register}])",
-            "" if unseen else f"g.set_mask({mask.register}, c, {lanes})",
+            self._put_mask(mask, lanes),
         ]
 
     def _mixed(self, one: Instruction) -> tuple[str, str]:
