@@ -42,6 +42,13 @@ def span_of_chunk(starts, chunk, pieces, C: tl.constexpr):
     return first, tokens
 
 
+@triton.jit
+def rows_at(strides, token, head, row):
+    """Return where the rows of a chunk and head lie; `token` is the first of the chunk, in int64."""
+    stride_token, stride_head = wide(strides)
+    return token * stride_token + head * stride_head + row * strides[0]
+
+
 @triton.jit(
     do_not_specialize=["pieces"],
     do_not_specialize_on_alignment=["starts"],
@@ -75,13 +82,10 @@ def kda_scale_kernel(
     row, part = tl.arange(0, C)[:, None], tl.arange(0, PART)
     live = row < tokens
     token = first.to(tl.int64)
-    stride_q_token, stride_q_head = wide(strides.q)
-    stride_k_token, stride_k_head = wide(strides.k)
-    stride_a_token, stride_a_head = wide(strides.a)
     key_head = head // OPTIONS.HEADS_OF_KEY
-    q += token * stride_q_token + key_head * stride_q_head + row * strides.q[0]
-    k += token * stride_k_token + key_head * stride_k_head + row * strides.k[0]
-    a += token * stride_a_token + head * stride_a_head + row * strides.a[0]
+    q += rows_at(strides.q, token, key_head, row)
+    k += rows_at(strides.k, token, key_head, row)
+    a += rows_at(strides.a, token, head, row)
     at = (token * OPTIONS.HEADS + head) * K + row * (OPTIONS.HEADS * K)
     of_key = of_unit(tl.load(k + tl.arange(0, K)[None, :], mask=live, other=0.0))[:, None]
     of_query = of_unit(tl.load(q + tl.arange(0, K)[None, :], mask=live, other=0.0))[:, None] * (K**-0.5)
@@ -138,12 +142,10 @@ def kda_chunks_kernel(
     i, j = row[:, None], row[None, :]
     live = i < tokens
     token = first.to(tl.int64)
-    stride_q_token, stride_q_head = wide(strides.q)
-    stride_k_token, stride_k_head = wide(strides.k)
     (stride_b,) = wide(strides.b)
     key_head = head // OPTIONS.HEADS_OF_KEY
-    q += token * stride_q_token + key_head * stride_q_head + i * strides.q[0] + part[None, :]
-    k += token * stride_k_token + key_head * stride_k_head + i * strides.k[0] + part[None, :]
+    q += rows_at(strides.q, token, key_head, i) + part[None, :]
+    k += rows_at(strides.k, token, key_head, i) + part[None, :]
     sums += (token * OPTIONS.HEADS + head) * K + part[None, :]
     stride: tl.constexpr = OPTIONS.HEADS * K
     of_key, of_query, own = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
