@@ -260,6 +260,7 @@ class GdnLaunch:
     """Waves of a program that walks."""
     stages: int
     most_segments: int = SEGMENTS[-1]
+    """Most segments of a sequence that are walked at the same time."""
 
     def of(self, key_size: int, value_size: int, element_bytes: int) -> GdnLaunch:
         """Return the launch for heads of these sizes; with elements of 4 bytes half the tokens and half the rows."""
@@ -286,11 +287,9 @@ class GdnLaunch:
         def crowd(programs: int) -> float:
             return max(1.0, CROWDED * programs / compute_units)
 
-        return (
-            min((count for count in SEGMENTS if count <= self.most_segments), key=cost)
-            if chunks >= FEWEST_CHUNKS_CUT
-            else 1
-        )
+        if chunks < FEWEST_CHUNKS_CUT:
+            return 1
+        return min((count for count in SEGMENTS if count <= self.most_segments), key=cost)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ CASES = {
     "kda 1 x 8192 32 heads": {"kda_chunks_kernel", "gdn_prefill_kernel", "gdn_carry_kernel"},
     "kda 16 x 512 32 heads": {"kda_chunks_kernel", "gdn_prefill_kernel"},
 }
-"""By case of the benchmarks, its kernels that multiply what they have in registers: weights, or decayed scores."""
+"""Kernels of each case of the benchmarks that multiply what they have in registers: weights, or decayed scores."""
 FROM_SHARED_MEMORY = {"gdn_chunks_kernel", "gdn_join_kernel"}
 """Kernels whose products take both factors from shared memory. They are looked at too."""
 

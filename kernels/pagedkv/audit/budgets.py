@@ -53,7 +53,7 @@ class KernelBudget:
     mfma_share: float = 1.0
     """Least share of what the matrix instructions of a loop compute that the products of a tile need."""
     wmma_share: float = 1.0
-    """Likewise on RDNA."""
+    """The same least share on RDNA."""
     wide: tuple[str, ...] = ()
     """Pointer arguments through which rows of K and V are read, 16 bytes at a time wherever rows allow it."""
     wmma_wide: int = 16

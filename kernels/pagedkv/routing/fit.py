@@ -269,7 +269,7 @@ def gpu_of(arch: str, name: str | None, memory: float | None) -> tuple[str, str,
     Raises:
         MisuseError: There is no such arch or GPU, they contradict each other, or nothing says how much memory it has.
     """
-    arches = dict.fromkeys(["any", *(of for of, _ in GPUS.values()), *ARCHES])
+    arches = dict.fromkeys([ANY, *(of for of, _ in GPUS.values()), *ARCHES])
     if arch not in arches:
         raise MisuseError(f"--arch: got {arch}; expected one of {', '.join(arches)} (any with --memory GIB).")
     names = {_spelt(gpu): gpu for gpu in GPUS}
