@@ -991,14 +991,16 @@ GLOBAL = {
 }
 
 
-def in_memory(lines, values):
-    """Run with 4 KiB behind s[4:5], and a descriptor of it in s[8:11], that hold 0..1023."""
-    memory = Memory()
-    words = np.arange(1024, dtype=np.uint32) * np.uint32(0x01030507) + np.uint32(0x80)
+WORDS = np.arange(1024, dtype=np.uint32) * np.uint32(0x01030507) + np.uint32(0x80)
+
+
+def in_memory(lines, values, arch="gfx942"):
+    """Run with a copy of WORDS, whose address is in s[4:5] and whose descriptor in s[8:11]; return it as well."""
+    memory, words = Memory(), WORDS.copy()
     base = memory.add("words", words.view(np.uint8))
-    low, high = base & ONES, base >> 32
-    registers = {4: low, 5: high, 8: low, 9: high, 10: 0x7FFFFFFE, 11: 0x27000, 12: 64}
-    return run(lines, values, registers, memory=memory), words
+    low, high, flags = base & ONES, base >> 32, 0x31027000 if arch == GFX12 else 0x27000
+    registers = {4: low, 5: high, 8: low, 9: high, 10: 0x7FFFFFFE, 11: flags, 12: 64}
+    return run(lines, values, registers, arch=arch, memory=memory), words
 
 
 @pytest.mark.parametrize("name", GLOBAL)
@@ -1265,9 +1267,6 @@ def test_branches(branch, setup, taken):
 
 GFX12 = "gfx1201"
 NARROW = {k + 1: each.reshape(-1, 32) for k, each in enumerate((A, B, C))}
-WORDS = np.arange(1024, dtype=np.uint32) * np.uint32(0x01030507) + np.uint32(0x80)
-
-
 ODD = np.arange(32) % 2 == 1
 
 
@@ -1383,13 +1382,6 @@ LOADS = {
 }
 
 
-def gfx12_memory(lines, values):
-    memory, words = Memory(), WORDS.copy()
-    base = memory.add("words", words.view(np.uint8))
-    registers = {4: base & ONES, 5: base >> 32, 8: base & ONES, 9: base >> 32, 10: 0x7FFFFFFE, 11: 0x31027000}
-    return on_gfx12(lines, values, registers, memory=memory), words
-
-
 def of_registers(count, first=20):
     return f"v[{first}:{first + count - 1}]" if count > 1 else f"v{first}"
 
@@ -1403,7 +1395,7 @@ def test_loads_under_their_new_names(name):
     lines += [f"buffer_load_{name} {target}, v1, s[8:11], null offen offset:32\ns_wait_loadcnt 0x0"]
     lines = lines[:1] if "d16" in name or name in {"i8", "i16"} else lines
     for each in lines:
-        group, words = gfx12_memory(each, {1: at} | dict.fromkeys(range(20, 24), old))
+        group, words = in_memory(each, {1: at} | dict.fromkeys(range(20, 24), old), GFX12)
         for j in range(count):
             want = [oracle(int(words[8 + 4 * lane + j]), int(old[0, lane])) & ONES for lane in range(32)]
             assert group.V[20 + j][0].tolist() == want, each
@@ -1415,7 +1407,7 @@ def test_loads_under_their_new_names(name):
             f"s_load_{name} {scalars}, s[4:5], 0x20",
             f"s_mov_b32 s3, 28\ns_load_{name} {scalars}, s[4:5], s3 offset:0x4",
         ):
-            group, words = gfx12_memory(f"{line}\ns_wait_kmcnt 0x0", {1: at})
+            group, words = in_memory(f"{line}\ns_wait_kmcnt 0x0", {1: at}, GFX12)
             assert [int(group.S[20 + j][0]) for j in range(count)] == [
                 oracle(int(words[8 + j]), 0) & ONES for j in range(count)
             ]
@@ -1431,7 +1423,7 @@ def test_stores_under_their_new_names(name, size):
     lines = [f"global_store_{name} v1, {source}, s[4:5]"]
     lines += [] if "hi" in name else [f"buffer_store_{name} {source}, v1, s[8:11], null offen"]
     for line in lines:
-        _, words = gfx12_memory(line, values)
+        _, words = in_memory(line, values, GFX12)
         for lane, j in itertools.product(range(32), range(count)):
             new = int(values[20 + j][0, lane]) >> shift & mask
             assert int(words[4 * lane + j]) == int(WORDS[4 * lane + j]) & ~mask | new, line
@@ -1481,7 +1473,7 @@ def test_each_counter_waits_for_its_own(lines, arrived):
     use = "v_mov_b32_e32 v3, s2" if lines.startswith("s_load") else "v_mov_b32_e32 v3, v2"
     text = f"ds_store_b32 v1, v1\ns_wait_dscnt 0x0\n{lines}\n{use}"
     assert (check_waits(program(text, GFX12)) == []) == arrived
-    group, _ = gfx12_memory(text, {1: np.zeros((1, 32), np.uint32)})
+    group, _ = in_memory(text, {1: np.zeros((1, 32), np.uint32)}, GFX12)
     assert (group.V[3] != group.junk).all() == arrived
 
 
