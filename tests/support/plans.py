@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import functools
 import io
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import typer.main
@@ -26,7 +27,7 @@ from hilgate.model.record import Environment
 from hilgate.plan import limits
 from hilgate.plan.make import plan_digest
 from hilgate.run import results, surroundings
-from hilgate.run.runner import Runner
+from hilgate.run.runner import Options, Runner, new_build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,19 +145,14 @@ class Silent:
         pass
 
 
-def runner(a_plan: Plan, folder: Path, **changes: object) -> Runner:
+def runner(a_plan: Plan, folder: Path, **changes: Any) -> Runner:
+    """A runner of a plan in a folder; `changes` are options of the run or arguments of the runner."""
     folder.mkdir(parents=True, exist_ok=True)
-    values: dict[str, object] = {
-        "plan": a_plan,
-        "digest": plan_digest(a_plan),
-        "root": folder,
-        "results_folder": folder,
-        "environment": ENVIRONMENT,
-        "tree": "t" * 64,
-        "cores": 2,
-        "progress": Silent(),
-    }
-    return Runner(**(values | changes))
+    names = {each.name for each in dataclasses.fields(Options)} & changes.keys()
+    options = Options(**({"cores": 2} | {name: changes.pop(name) for name in names}))
+    build = new_build(a_plan, tree="t" * 64).model_copy(update={"environment": ENVIRONMENT})
+    values = {"root": folder, "build": build, "progress": Silent(), "options": options}
+    return Runner(a_plan, results_folder=folder, **(values | changes))
 
 
 def results_of(a_plan: Plan, folder: Path, **changes: object) -> results.Recorded:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hilgate.report.terminal import Printed
     from hilgate.report.write import Report
     from hilgate.run.results import Recorded
+    from hilgate.run.runner import Options, Reruns
 
 
 Jobs = Annotated[
@@ -129,7 +130,7 @@ def gate(
     from hilgate.plan.machine import detect
     from hilgate.plan.make import first_line, make_plan
     from hilgate.report import terminal
-    from hilgate.run.runner import locked
+    from hilgate.run.runner import Options, locked
 
     root = repository(ctx)
     folder = results or root / "results"
@@ -161,7 +162,8 @@ def gate(
             return judge_and_report(folder, plan, root=root, approved_by=approved_by)
 
         first = CausesFirst(decide)
-        size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, announce=announce, ended=first)
+        options = Options(cores=jobs, fail_fast=fail_fast, ended=first)
+        size = run_plan(plan, root, folder, options, recorded=earlier, announce=announce)
         judged, report = decide()
         keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(report, printed=first.printed)
@@ -221,7 +223,7 @@ def run(
     from hilgate.plan.limits import within_limits
     from hilgate.plan.make import make_plan, read_plan
     from hilgate.report.terminal import print_slowest, print_verdict
-    from hilgate.run.runner import keep_untracked, locked
+    from hilgate.run.runner import Options, keep_untracked, locked
 
     arguments: str = ctx.meta[ARGUMENTS]
     chosen = tuple(names)
@@ -256,17 +258,8 @@ def run(
             return judge_and_report(folder, plan, only=selected(), job=job, root=root)
 
         first = CausesFirst(decide)
-        run_plan(
-            plan,
-            root,
-            folder,
-            cores=jobs,
-            only=only,
-            job=job,
-            approved_by=approved_by,
-            fail_fast=fail_fast,
-            ended=first,
-        )
+        options = Options(cores=jobs, only=only, job=job, fail_fast=fail_fast, ended=first)
+        run_plan(plan, root, folder, options, approved_by=approved_by)
         judged, report = decide()
         keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     print_verdict(report, every=True, printed=first.printed)
@@ -417,16 +410,11 @@ def run_plan(
     plan: Plan,
     root: Path,
     folder: Path,
-    recorded: Recorded | None = None,
+    options: Options,
     *,
-    announce: Callable[[frozenset[str]], Estimate] | None = None,
-    cores: int | None = None,
-    only: frozenset[str] | None = None,
-    job: str = "",
+    recorded: Recorded | None = None,
     approved_by: str = "",
-    only_ids: tuple[str, ...] = (),
-    fail_fast: bool = False,
-    ended: Callable[[str], None] | None = None,
+    announce: Callable[[frozenset[str]], Estimate] | None = None,
 ) -> Estimate | None:
     """Run a plan whose results folder is already locked; returns the forecast of it, if one was announced.
 
@@ -434,16 +422,10 @@ def run_plan(
         plan: What to run.
         root: The repository, at the plan's commit.
         folder: The results folder.
+        options: Which steps are run, and how.
         recorded: What was left by an earlier run, or by the job whose tests are run once more: of the same files.
-        announce: Called with the keys that will run; returns their forecast, so that what is left is
-            shown; None where nobody asked.
-        cores: How many to fill; None takes the machine's.
-        only: Planned keys to run of the plan; None runs all.
-        job: The only step, where `folder` is that of an agent's job.
         approved_by: Who approved the protected changes, so that the change is measured with its own values.
-        only_ids: Failing tests of the one step to run once more, instead of the step.
-        fail_fast: Start nothing more after the first step that has not passed.
-        ended: Called when all steps have ended and failing tests still run (`Runner.ended`).
+        announce: Called with the keys that will run; returns their forecast, so that what is left is shown.
 
     Raises:
         RunInterruptedError: Ctrl-C or SIGTERM.
@@ -452,64 +434,69 @@ def run_plan(
             to the merge base.
     """
     from hilgate import git
-    from hilgate.declare.load import load_project
-    from hilgate.plan import prerequisites
-    from hilgate.plan.machine import detect, environment
-    from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
-    from hilgate.report.merge_base import known_on_base
     from hilgate.run import bytecode, progress
-    from hilgate.run.process import not_passed_on
     from hilgate.run.results import Recorded, restored_files
-    from hilgate.run.runner import Runner
-    from hilgate.run.surroundings import surroundings
+    from hilgate.run.runner import Runner, new_build
 
-    require_commit(plan, root)
-    if plan.local:
-        prerequisites.demand(root, load_project(root))
-    chosen = [step for step in plan.steps if only is None or step.key in only]
-    if names := not_passed_on(chosen, plan, root):
-        what = f"steps do not get this shell's {', '.join(names)}: each has what its own `env` declares"
-        terminal.say(terminal.stderr(), what, whole=True)
+    chosen = options.chosen(plan)
+    _demand_what_is_needed(plan, root, chosen)
     foreign = _unapproved_files(plan, root, approved_by)
     with restored_files(root, plan.merge_base, foreign, folder):
         fingerprint = git.fingerprint(root)
         if plan.commit:  # without git nobody knows which files are the tree's
             bytecode.remove_stale(root, git.tracked_files(root))
-        machine = detect()
-        resumable = plan.local and fingerprint and os.environ.get("BUILDKITE") != "true" and not only_ids
-        around = surroundings(root, machine) if resumable else ""
+        build = new_build(plan, fingerprint, _surroundings(plan, root, fingerprint, options))
         if recorded:
-            _require_same_state(recorded, root, folder, fingerprint, None if only_ids else around)
-        earlier = recorded if recorded and not only_ids else Recorded((), {})
-        keys = frozenset(step.key for step in chosen)
-        cores = cores or machine.cores
-        same = plan.merge_base == plan.commit and not plan.dirty
-        base = "" if same or only_ids else plan.merge_base
-        known = known_on_base(plan, root) if base else frozenset[str]()
-        size = announce(keys - earlier.passed()) if announce else None
-        with progress.choose(plan, keys - earlier.passed(), terminal.stderr(), size) as shown_progress:
-            Runner(
-                plan=plan,
-                digest=plan_digest(plan),
-                root=root,
-                results_folder=folder,
-                environment=environment(machine),
-                tree=fingerprint,
-                surroundings=around,
-                cores=cores,
-                progress=shown_progress,
-                only=only,
-                job=job,
-                earlier=earlier,
-                reruns=True,
-                fail_fast=fail_fast,
-                only_ids=only_ids,
-                base=base,
-                base_known=known,
-                ended=ended,
-            ).run()
+            _require_same_state(recorded, root, folder, fingerprint, None if options.only_ids else build.surroundings)
+        earlier = recorded if recorded and not options.only_ids else Recorded((), {})
+        keys = frozenset(step.key for step in chosen) - earlier.passed()
+        size = announce(keys) if announce else None
+        reruns = _reruns(plan, root, options)
+        with progress.choose(plan, keys, terminal.stderr(), size) as shown:
+            Runner(plan, root, folder, build, shown, options, earlier=earlier, reruns=reruns).run()
     return size
+
+
+def _demand_what_is_needed(plan: Plan, root: Path, chosen: list[PlannedStep]) -> None:
+    """Refuse another commit and a machine that lacks what the repository needs; name variables that steps do not get.
+
+    Raises:
+        RecordsError: The plan is of another commit.
+        CannotRunHereError: This machine lacks something.
+    """
+    from hilgate.declare.load import load_project
+    from hilgate.plan import prerequisites
+    from hilgate.report import terminal
+    from hilgate.run.process import not_passed_on
+
+    require_commit(plan, root)
+    if plan.local:
+        prerequisites.demand(root, load_project(root))
+    names = not_passed_on(chosen, plan, root)
+    if names:
+        what = f"steps do not get this shell's {', '.join(names)}: each has what its own `env` declares"
+        terminal.say(terminal.stderr(), what, whole=True)
+
+
+def _surroundings(plan: Plan, root: Path, fingerprint: str, options: Options) -> str:
+    """Digest of what --resume compares beside the files; empty where a run cannot be resumed."""
+    from hilgate.plan.machine import detect
+    from hilgate.run.surroundings import surroundings
+
+    resumable = plan.local and fingerprint and os.environ.get("BUILDKITE") != "true" and not options.only_ids
+    return surroundings(root, detect()) if resumable else ""
+
+
+def _reruns(plan: Plan, root: Path, options: Options) -> Reruns:
+    """How failing tests run once more: over the merge base's files too, where the change has another tree."""
+    from hilgate.report.merge_base import known_on_base
+    from hilgate.run.runner import Reruns
+
+    same = plan.merge_base == plan.commit and not plan.dirty
+    if same or options.only_ids or not plan.merge_base:
+        return Reruns()
+    return Reruns(plan.merge_base, known_on_base(plan, root))
 
 
 def _unapproved_files(plan: Plan, root: Path, approved_by: str) -> tuple[str, ...]:
@@ -654,7 +641,7 @@ def recheck(
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.run.recheck import pending
     from hilgate.run.results import RESULTS_FILE, read, read_all
-    from hilgate.run.runner import locked
+    from hilgate.run.runner import Options, locked
 
     root, plan = repository(ctx), read_plan(plan_file)
     require_known((key,), frozenset(step.key for step in plan.steps), str(plan_file))
@@ -677,7 +664,8 @@ def recheck(
         )
     with locked(results):
         set_previous_aside(results)
-        run_plan(plan, root, results, recorded, only=frozenset({key}), job=key, approved_by=approved_by, only_ids=ids)
+        options = Options(only=frozenset({key}), job=key, only_ids=ids)
+        run_plan(plan, root, results, options, recorded=recorded, approved_by=approved_by)
     reruns = read(results / RESULTS_FILE, plan, digest, key, elsewhere=True).reruns
     for rerun in reruns:
         sys.stdout.write(f"{rerun.outcome.value}: {rerun.check}\n")

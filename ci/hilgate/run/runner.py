@@ -27,7 +27,7 @@ from hilgate.errors import CannotRunHereError, HilgateError, MisuseError, Nothin
 from hilgate.evidence import LOG_FILE, Collected, collect_image, kind_of
 from hilgate.model.declaration import CPU
 from hilgate.model.plan import Plan, PlannedStep
-from hilgate.model.record import BuildRecord, Environment, ListingRecord, Outcome, StepRecord
+from hilgate.model.record import BuildRecord, ListingRecord, Outcome, StepRecord
 from hilgate.names import whole_key
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
@@ -55,58 +55,161 @@ LOCK_FILE = ".lock"
 _ENDED = {Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "was inconclusive", Outcome.DID_NOT_RUN: "did not run"}
 
 
-@dataclass
-class Runner:
-    """One run of the steps of one plan.
+@dataclass(frozen=True)
+class Options:
+    """Which steps of a plan are run, and how.
 
     Attributes:
+        cores: Number of cores that the steps fill; None for all of the machine.
         only: Keys to run; None runs every step. What they need outside of it is taken as met (an agent's job starts
             after the jobs it depends on).
-        job: The one key of `only`, where `results_folder` is the folder of its job.
-        earlier: What an earlier run of the same plan over the same files left; what passed there is not repeated.
-        reruns: Whether failing tests are run once more, in what is left of their step's time.
-        fail_fast: Whether no other step starts once one has run and has not passed.
+        job: The one key of `only`, where the results folder is the folder of its job.
         only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
-        base: The merge base, over whose files failing tests run too (`recheck.start_on_base`); empty for none.
-        base_known: Keys of the steps that need no such run: it is known how they ended there.
+        fail_fast: Whether no other step starts once one has run and has not passed.
         ended: Called where all steps have ended and failing tests still run, with what the run does meanwhile.
     """
 
-    plan: Plan
-    digest: str
-    root: Path
-    results_folder: Path
-    environment: Environment
-    tree: str
-    cores: int
-    progress: LiveTable | Lines
-    surroundings: str = ""
+    cores: int | None = None
     only: frozenset[str] | None = None
     job: str = ""
-    earlier: Recorded = field(default_factory=lambda: Recorded((), {}))
-    reruns: bool = False
-    fail_fast: bool = False
     only_ids: tuple[str, ...] = ()
-    base: str = ""
-    base_known: frozenset[str] = frozenset()
+    fail_fast: bool = False
     ended: Callable[[str], None] | None = None
-    _began: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
-    _records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
-    _running: dict[str, process.Child] = field(default_factory=dict)
-    _again: dict[str, recheck.Rerun] = field(default_factory=dict)
-    _on_base: dict[str, recheck.Rerun] = field(default_factory=dict)
-    _listings: dict[str, listing.BaseListing] = field(default_factory=dict)
-    _failed: dict[str, tuple[tuple[Check, ...], float]] = field(default_factory=dict)
-    _base_tree: tempfile.TemporaryDirectory[str] | None = None
-    _outcomes: dict[str, Outcome] = field(default_factory=dict)
-    _red: str = ""
-    _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
-    _installed: frozenset[str] = frozenset()
-    _no_checkout: str = ""
-    _leftover: str = ""
-    _context: process.RunContext = field(init=False)
-    _selecting: Selecting = field(init=False)
-    _imports: dict[frozenset[tuple[str, str]], dict[str, str]] = field(default_factory=dict)
+
+    def chosen(self, plan: Plan) -> list[PlannedStep]:
+        """The steps of a plan that they name."""
+        return [step for step in plan.steps if self.only is None or step.key in self.only]
+
+
+@dataclass(frozen=True)
+class Reruns:
+    """How failing tests are run once more, in what is left of their step's time.
+
+    Attributes:
+        base: The merge base, over whose files they run too (`recheck.start_on_base`); empty for none.
+        known: Keys of the steps whose tests need no run there: history says how they ended.
+    """
+
+    base: str = ""
+    known: frozenset[str] = frozenset()
+
+
+class _Machine:
+    """What the steps of a plan need of this machine, and what it lacks."""
+
+    def __init__(self, plan: Plan, context: process.RunContext) -> None:
+        self.plan, self.context = plan, context
+        self.leftover = strange_metadata(context.root, plan.python_path)
+        self.installed = frozenset(installed({name for step in plan.steps for name in step.step.packages}))
+        wanted = any(step.step.checkout for step in plan.steps)
+        self.no_checkout = git.no_checkout(context.root) if wanted else ""
+        self._imports: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
+
+    def obstacle(self, step: PlannedStep) -> str:
+        """Why a step must not start here: something is missing, or it would import another tree's code."""
+        if step.step.checkout and self.no_checkout:
+            return f"needs a git checkout, and {self.no_checkout}: {git.TO_MAKE_ONE}"
+        missing = [name for name in step.step.packages if name not in self.installed]
+        if missing:
+            return f"needs {', '.join(missing)}, not installed here"
+        if self.leftover:
+            return f"{self.leftover}: remove that, or install the project it belongs to"
+        return other_packages(self.plan, self.imported(step))
+
+    def imported(self, step: PlannedStep) -> dict[str, str]:
+        """Where a step finds the packages of the plan; a Python is asked once for each environment that steps have."""
+        env = frozenset(step.env.items())
+        if env not in self._imports:
+            self._imports[env] = self.context.imported(step)
+        return self._imports[env]
+
+    def lacked(self, step: PlannedStep) -> tuple[str, ...]:
+        """Which of the conditions that a step may lack this machine lacks."""
+        gpus = detect().gpus if step.step.may_lack and step.device != CPU else 0
+        here = Where(step.device, gpus, self.context.variables(step))
+        return tuple(condition for condition in step.step.may_lack if not holds(condition, here))
+
+
+@dataclass
+class _Processes:
+    """What runs for the steps now, by the key of the step."""
+
+    steps: dict[str, process.Child] = field(default_factory=dict)
+    reruns: dict[str, recheck.Rerun] = field(default_factory=dict)
+    reruns_on_base: dict[str, recheck.Rerun] = field(default_factory=dict)
+    listings: dict[str, listing.BaseListing] = field(default_factory=dict)
+
+    def after_their_step(self) -> list[PlannedStep]:
+        """The ended steps for which something still runs."""
+        groups = (self.reruns, self.reruns_on_base, self.listings)
+        return [one.step for group in groups for one in group.values()]
+
+    def end_all(self) -> None:
+        """End what still runs; it leaves no record, so it counts as not finished."""
+        children = [
+            *self.steps.values(),
+            *(rerun.child for rerun in (*self.reruns.values(), *self.reruns_on_base.values())),
+            *(listed.child for listed in self.listings.values() if listed.child),
+        ]
+        for child in children:
+            child.stop("interrupted")
+        while children:
+            children = [child for child in children if child.poll() is None]
+            time.sleep(POLL_SECONDS)
+
+
+@dataclass
+class _Seen:
+    """What is known of the steps so far.
+
+    Attributes:
+        records: All records of a step's file, by key.
+        outcomes: How each step ended, by key.
+        failed: The checks and seconds of each failed step whose failing tests are run again, by key.
+        red: The first step that ended without a pass and counts.
+    """
+
+    records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    failed: dict[str, tuple[tuple[Check, ...], float]] = field(default_factory=dict)
+    red: str = ""
+
+
+class Runner:
+    """One run of the steps of one plan.
+
+    Args:
+        plan: What to run.
+        root: The repository.
+        results_folder: Where each step leaves its records, log and evidence.
+        build: First record of each file of results.
+        progress: Shows what starts and ends.
+        options: Which steps are run, and how.
+        earlier: What an earlier run of the same plan over the same files left; what passed there is not repeated.
+        reruns: How failing tests are run once more; None runs none again.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        root: Path,
+        results_folder: Path,
+        build: BuildRecord,
+        progress: LiveTable | Lines,
+        options: Options,
+        *,
+        earlier: Recorded | None = None,
+        reruns: Reruns | None = None,
+    ) -> None:
+        self.plan, self.root, self.results_folder, self.build = plan, root, results_folder, build
+        self.progress, self.options, self.earlier = progress, options, earlier or Recorded((), {})
+        self.reruns = reruns
+        self._processes, self._seen, self._interrupts = _Processes(), _Seen(), process.Interrupts()
+        self._cores = options.cores or detect().cores
+        self._base_tree: tempfile.TemporaryDirectory[str] | None = None
+        self._context: process.RunContext
+        self._machine: _Machine
+        self._selecting: Selecting
 
     def run(self) -> None:
         """Run to the end.
@@ -117,45 +220,42 @@ class Runner:
             CannotRunHereError: The repository has another hilgate of its own.
         """
         require_own_hilgate(self.root, self.plan.packages)
-        self._leftover = strange_metadata(self.root, self.plan.python_path)
-        self._installed = frozenset(installed({name for step in self.plan.steps for name in step.step.packages}))
-        if any(step.step.checkout for step in self.plan.steps):
-            self._no_checkout = git.no_checkout(self.root)
         self._selecting = Selecting(self.root)
-        self._records |= {key: self.earlier.records(key) for key in self.earlier.attempts}
-        self._outcomes |= dict.fromkeys(self.earlier.passed(), Outcome.PASS)
-        steps = {
-            step.key: step
-            for step in self.plan.steps
-            if (self.only is None or step.key in self.only) and step.key not in self._outcomes
-        }
+        self._seen.records |= {key: self.earlier.records(key) for key in self.earlier.attempts}
+        self._seen.outcomes |= dict.fromkeys(self.earlier.passed(), Outcome.PASS)
+        steps = {step.key: step for step in self.options.chosen(self.plan) if step.key not in self._seen.outcomes}
         with process.Watchdog() as watchdog, self._interrupts:
             self._context = process.RunContext(self.root, self.plan, watchdog)
+            self._machine = _Machine(self.plan, self._context)
             try:
-                if self.only_ids:
-                    _, step = steps.popitem()
-                    if why := self._obstacle(step):
-                        raise CannotRunHereError(why, where=step.key, remedy="run it on another node")
-                    self._run_again(step, self.only_ids)
-                    if not self._again:
-                        raise NothingSelectedError(
-                            f"the command of {step.key} cannot be narrowed to single tests",
-                            where=step.step.command,
-                            remedy="run the whole step again",
-                        )
+                if self.options.only_ids:
+                    self._start_only_ids(steps.popitem()[1])
                 for step in self.plan.steps:  # the earlier run may have been interrupted before it had listed them
-                    if step.key in self._outcomes and step.key not in self.earlier.listings:
+                    if step.key in self._seen.outcomes and step.key not in self.earlier.listings:
                         self._list_tests(step, 0.0)
                 self._run(steps)
             finally:
-                self._end_all()
+                self._processes.end_all()
                 if self._base_tree:
                     self._base_tree.cleanup()
         if self._interrupts.number:
             raise RunInterruptedError(
-                f"interrupted by {self._interrupts.name}; {count(len(self._outcomes), 'finished step')} kept",
+                f"interrupted by {self._interrupts.name}; {count(len(self._seen.outcomes), 'finished step')} kept",
                 where=str(self.results_folder),
                 remedy="go on with `hilgate gate --resume`; give any other command again",
+            )
+
+    def _start_only_ids(self, step: PlannedStep) -> None:
+        """Start the tests that failed on another node, instead of their step."""
+        why = self._obstacle(step)
+        if why:
+            raise CannotRunHereError(why, where=step.key, remedy="run it on another node")
+        self._run_again(step, self.options.only_ids)
+        if not self._processes.reruns:
+            raise NothingSelectedError(
+                f"the command of {step.key} cannot be narrowed to single tests",
+                where=step.step.command,
+                remedy="run the whole step again",
             )
 
     def _run(self, steps: dict[str, PlannedStep]) -> None:
@@ -165,16 +265,16 @@ class Runner:
         waiting: list[str] = []
         pause = POLL_SECONDS / 16
         announced = False
-        while (sorter.is_active() or self._beside()) and not self._interrupts.number:
-            if self.ended and not announced and not (sorter.is_active() or self._listings):
+        while (sorter.is_active() or self._processes.after_their_step()) and not self._interrupts.number:
+            if self.options.ended and not announced and not (sorter.is_active() or self._processes.listings):
                 announced = True
                 meanwhile = self._meanwhile()
                 self.progress.ended(meanwhile)
-                self.ended(meanwhile)
+                self.options.ended(meanwhile)
             waiting = sorted({*waiting, *sorter.get_ready()}, key=order.index)
             settled = self._start_ready(steps, waiting)
             settled += self._reap(steps)
-            if not self._listings:  # a verdict needs them, and the merge base is asked after the causes are said
+            if not self._processes.listings:  # a verdict needs them; the merge base is asked after the causes are said
                 self._reap_reruns()
             self._reap_listings()
             for key in settled:
@@ -196,44 +296,29 @@ class Runner:
                 waiting.remove(key)
                 self._record(step, process.Ended(None, obstacle, 0.0, None))
                 settled.append(key)
-            elif fits(step, [*(steps[other] for other in self._running), *self._beside()], self.cores):
+                continue
+            running = [*(steps[other] for other in self._processes.steps), *self._processes.after_their_step()]
+            if fits(step, running, self._cores):
                 waiting.remove(key)
                 self._start(step)
         return settled
 
-    def _beside(self) -> list[PlannedStep]:
-        """The ended steps for which something else runs."""
-        return [one.step for ones in (self._again, self._on_base, self._listings) for one in ones.values()]
-
     def _obstacle(self, step: PlannedStep) -> str:
-        """Why it must not start: an earlier failure, a need that did not pass, what is missing, another tree's code."""
-        if self.fail_fast and self._red:
-            return f"{NOT_STARTED}: {self._red} {_ENDED[self._outcomes[self._red]]} before it (--fail-fast)"
+        """Why a step must not start: an earlier failure, a need that did not pass, or something of this machine."""
+        if self.options.fail_fast and self._seen.red:
+            ended = _ENDED[self._seen.outcomes[self._seen.red]]
+            return f"{NOT_STARTED}: {self._seen.red} {ended} before it (--fail-fast)"
         for need in step.depends_on:
-            outcome = self._outcomes.get(need, Outcome.PASS)
+            outcome = self._seen.outcomes.get(need, Outcome.PASS)
             if outcome is not Outcome.PASS:
                 return f"{NOT_STARTED}: it needs {need}, which {_ENDED[outcome]}"
-        if step.step.checkout and self._no_checkout:
-            return f"needs a git checkout, and {self._no_checkout}: {git.TO_MAKE_ONE}"
-        missing = [name for name in step.step.packages if name not in self._installed]
-        if missing:
-            return f"needs {', '.join(missing)}, not installed here"
-        if self._leftover:
-            return f"{self._leftover}: remove that, or install the project it belongs to"
-        return other_packages(self.plan, self._imported(step))
-
-    def _imported(self, step: PlannedStep) -> dict[str, str]:
-        """Where it finds the packages of the plan; a Python is asked once for each environment that steps have."""
-        env = frozenset(step.env.items())
-        if env not in self._imports:
-            self._imports[env] = self._context.imported(step)
-        return self._imports[env]
+        return self._machine.obstacle(step)
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
         seconds = self._seconds_left(step)
         child = process.start(step, step.step.command, folder, self._context, seconds, recorded=True)
-        self._running[step.key] = child
+        self._processes.steps[step.key] = child
         self.progress.started(step, child)
 
     def _seconds_left(self, step: PlannedStep, used: float = 0.0) -> float:
@@ -245,10 +330,10 @@ class Runner:
         return step.step.timeout_minutes * SECONDS_PER_MINUTE
 
     def _reap(self, steps: dict[str, PlannedStep]) -> list[str]:
-        polled = [(key, child, child.poll()) for key, child in self._running.items()]
+        polled = [(key, child, child.poll()) for key, child in self._processes.steps.items()]
         ended = [(key, child, end) for key, child, end in polled if end is not None]
         for key, *_ in ended:  # all of them, for recording one may raise, and nobody may wait for the others again
-            del self._running[key]
+            del self._processes.steps[key]
         for key, child, how in ended:
             step, end = steps[key], how
             seconds = self._timeout(step)
@@ -257,13 +342,13 @@ class Runner:
                 why = f"its job had {child.timeout_seconds:g} s left for it, and its own time is {seconds:g} s"
                 end = replace(end, reason=why)
             checks = self._record(step, end, child)
-            counts = self._outcomes[key] is not Outcome.PASS and not step.report_only
-            self._red = self._red or (key if counts else "")
+            counts = self._seen.outcomes[key] is not Outcome.PASS and not step.report_only
+            self._seen.red = self._seen.red or (key if counts else "")
             self._list_tests(step, end.seconds)
-            if self.reruns and self._outcomes[key] is Outcome.FAIL:
-                self._failed[key] = checks, end.seconds
+            if self.reruns and self._seen.outcomes[key] is Outcome.FAIL:
+                self._seen.failed[key] = checks, end.seconds
                 self._run_again(step, kind_of(step).failing_ids(checks), used=end.seconds)
-                if key not in self._again:
+                if key not in self._processes.reruns:
                     self._run_on_base(step)
         return [key for key, *_ in ended]
 
@@ -274,7 +359,7 @@ class Runner:
         if not (listed or step.shard) or not (folder / process.LISTING_FILE).exists():
             return  # without a list of its own a step has not come to its end, and is red
         if not listed:
-            self._listings[step.key] = listing.BaseListing(step, folder, None)
+            self._processes.listings[step.key] = listing.BaseListing(step, folder, None)
             return
         try:
             base = replace(self._context, root=self._tree_of_base(self.plan.merge_base))
@@ -283,7 +368,7 @@ class Runner:
             return
         left = max(self._timeout(step) - used, listing.SECONDS)
         seconds = inner_timeout(left, os.environ, time.time())
-        self._listings[step.key] = listing.start(step, folder, self.root, base, seconds)
+        self._processes.listings[step.key] = listing.start(step, folder, self.root, base, seconds)
 
     def _tree_of_base(self, commit: str) -> Path:
         """A clone of the merge base, for all of this run.
@@ -301,60 +386,60 @@ class Runner:
         folder = step_folder(self.results_folder, step.key) / recheck.FOLDER
         rerun = recheck.start(step, ids, folder, self._context, self._seconds_left(step, used))
         if rerun:
-            self._again[step.key] = rerun
+            self._processes.reruns[step.key] = rerun
 
     def _reap_reruns(self) -> None:
-        for key, rerun in list(self._again.items()):
-            records = rerun.poll(self.environment.host, elsewhere=bool(self.only_ids))
+        for key, rerun in list(self._processes.reruns.items()):
+            records = rerun.poll(self.build.environment.host, elsewhere=bool(self.options.only_ids))
             if records is not None:
-                del self._again[key]
+                del self._processes.reruns[key]
                 self._write(key, *records)
-                if any(one.outcome is not Outcome.PASS for one in records) and key in self._failed:
+                if any(one.outcome is not Outcome.PASS for one in records) and key in self._seen.failed:
                     self._run_on_base(rerun.step, rerun.child.seconds)
-        for key, rerun in list(self._on_base.items()):
-            records = rerun.poll(self.environment.host, elsewhere=False)
+        for key, rerun in list(self._processes.reruns_on_base.items()):
+            records = rerun.poll(self.build.environment.host, elsewhere=False)
             if records is not None:
-                del self._on_base[key]
+                del self._processes.reruns_on_base[key]
                 self._write(key, *records)
 
     def _asks_base(self, key: str) -> bool:
         """Whether the failing tests of a step run over the merge base's files."""
-        _, seconds = self._failed[key]
-        known = whole_key(key) in self.base_known
-        return bool(self.base) and not known and seconds <= recheck.MOST_BASE_SECONDS
+        _, seconds = self._seen.failed[key]
+        asked = self.reruns and self.reruns.base and whole_key(key) not in self.reruns.known
+        return bool(asked) and seconds <= recheck.MOST_BASE_SECONDS
 
     def _meanwhile(self) -> str:
         """What is done after all steps have ended."""
-        if self._on_base or any(self._asks_base(key) for key in self._again):
+        if self._processes.reruns_on_base or any(self._asks_base(key) for key in self._processes.reruns):
             return "asking the merge base"
         return "running the failing tests once more"
 
     def _reap_listings(self) -> None:
-        for key, listed in list(self._listings.items()):
+        for key, listed in list(self._processes.listings.items()):
             try:
                 record = listed.poll()
             except ValueError:  # then there is no record, and the judge misses it
-                del self._listings[key]
+                del self._processes.listings[key]
                 continue
             if record is not None:
-                del self._listings[key]
+                del self._processes.listings[key]
                 self._write(key, record)
 
     def _run_on_base(self, step: PlannedStep, rerun_seconds: float = 0.0) -> None:
         """Start the failing tests of a short step over the merge base's files, if nothing says how they end there."""
-        if not self._asks_base(step.key):
+        if not self.reruns or not self._asks_base(step.key):
             return
-        checks, seconds = self._failed[step.key]
+        checks, seconds = self._seen.failed[step.key]
         left = self._seconds_left(step, seconds + rerun_seconds)
         try:
-            context = replace(self._context, root=self._tree_of_base(self.base))
+            context = replace(self._context, root=self._tree_of_base(self.reruns.base))
         except HilgateError:
-            self.base = ""  # the report then says that nothing is known of it
+            self.reruns = Reruns()  # no other step asks; the report then says that nothing is known of the merge base
             return
         folder = step_folder(self.results_folder, step.key) / recheck.BASE_FOLDER
         rerun = recheck.start_on_base(step, checks, folder, context, left)
         if rerun:
-            self._on_base[step.key] = rerun
+            self._processes.reruns_on_base[step.key] = rerun
 
     def _record(self, step: PlannedStep, end: process.Ended, child: process.Child | None = None) -> tuple[Check, ...]:
         """Write what a step left, or that it was not started; returns its checks."""
@@ -365,7 +450,7 @@ class Runner:
         notes = collect(folder, self._selecting.tracked) if child else None
         reads = self._selecting.problem(step, notes) if notes else ""
         held = bool(reads) and self._selecting.is_held(step)
-        lacked = self._lacked(step) if child else ()
+        lacked = self._machine.lacked(step) if child else ()
         image, problem = collect_image(step, self.plan, folder)
         decision = decide(
             StepFacts(
@@ -393,51 +478,24 @@ class Runner:
             message=decision.why,
             checks=len(found.checks),
             command=step.step.command,
-            imported=self._imported(step),
+            imported=self._machine.imported(step),
             peak_memory_mib=end.peak_memory_mib,
-            environment=self.environment,
+            environment=self.build.environment,
             lacked=lacked,
             kernels=notes.kernels if notes else None,
         )
         attempt = results.Attempt(record, found.checks)
         built = [image] if image and decision.outcome is Outcome.PASS else []
         self._write(step.key, *results.records_of(attempt), *built)
-        self._outcomes[step.key] = decision.outcome
+        self._seen.outcomes[step.key] = decision.outcome
         self.progress.finished(step, attempt, folder / LOG_FILE)
         return found.checks
 
-    def _lacked(self, step: PlannedStep) -> tuple[str, ...]:
-        """Which of the conditions that it may lack this machine lacks."""
-        gpus = detect().gpus if step.step.may_lack and step.device != CPU else 0
-        here = Where(step.device, gpus, self._context.variables(step))
-        return tuple(condition for condition in step.step.may_lack if not holds(condition, here))
-
     def _write(self, key: str, *records: Record) -> None:
         """Write the file of a step anew, with these records at its end."""
-        self._records[key] += records
-        build = BuildRecord(
-            started=self._began,
-            plan_digest=self.digest,
-            commit=self.plan.commit,
-            tree=self.tree,
-            surroundings=self.surroundings,
-            environment=self.environment,
-        )
-        folder = self.results_folder if self.job else step_folder(self.results_folder, key)
-        results.write(folder, build, self._records[key])
-
-    def _end_all(self) -> None:
-        """End what still runs; it leaves no record, so it counts as not finished."""
-        children = [
-            *self._running.values(),
-            *(rerun.child for rerun in (*self._again.values(), *self._on_base.values())),
-            *(listed.child for listed in self._listings.values() if listed.child),
-        ]
-        for child in children:
-            child.stop("interrupted")
-        while children:
-            children = [child for child in children if child.poll() is None]
-            time.sleep(POLL_SECONDS)
+        self._seen.records[key] += records
+        folder = self.results_folder if self.options.job else step_folder(self.results_folder, key)
+        results.write(folder, self.build, self._seen.records[key])
 
 
 def keep_untracked(folder: Path) -> None:
@@ -470,16 +528,19 @@ def locked(folder: Path) -> Iterator[None]:
 
 def run_plan(plan: Plan, root: Path, folder: Path) -> Recorded:
     """Run every step of a plan over `root`, outside of any gate, and return what it left in `folder`."""
-    digest, machine = plan_digest(plan), detect()
+    build = new_build(plan)
     with Lines(Console(stderr=True), buildkite=False) as progress:
-        Runner(
-            plan=plan,
-            digest=digest,
-            root=root,
-            results_folder=folder,
-            environment=environment(machine),
-            tree="",
-            cores=machine.cores,
-            progress=progress,
-        ).run()
-    return results.read_all(folder, None, plan, digest)
+        Runner(plan, root, folder, build, progress, Options()).run()
+    return results.read_all(folder, None, plan, build.plan_digest)
+
+
+def new_build(plan: Plan, tree: str = "", surroundings: str = "") -> BuildRecord:
+    """The record of a run of a plan that begins now on this machine."""
+    return BuildRecord(
+        started=dt.datetime.now(dt.UTC),
+        plan_digest=plan_digest(plan),
+        commit=plan.commit,
+        tree=tree,
+        surroundings=surroundings,
+        environment=environment(detect()),
+    )

@@ -29,6 +29,7 @@ from hilgate.model.verdict import Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import process, recheck, results
 from hilgate.run.process import RunContext, Watchdog
+from hilgate.run.runner import Reruns
 
 # Fails until the file `mended` exists, which its first run may leave; one more passes always.
 TESTS = """
@@ -55,7 +56,7 @@ def repository(tmp_path):
 def run_step(root):
     """One JUnit step with reruns; returns its records, its ruling and the folder of its rerun."""
     a_plan = plan(step("samples", COMMAND, evidence="junit", env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
-    recorded = results_of(a_plan, root / "results", root=root, reruns=True)
+    recorded = results_of(a_plan, root / "results", root=root, reruns=Reruns())
     verdict = judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
     return recorded, verdict.steps[0], results.step_folder(root / "results", "samples-cpu") / recheck.FOLDER
 
@@ -121,7 +122,7 @@ def test_a_rerun_that_hangs_is_ended_and_clears_nothing(repository, monkeypatch)
 
 def test_findings_are_not_run_again(tmp_path):
     a_plan = plan(step("a", writes_findings(failing(), status=1)))
-    assert results_of(a_plan, tmp_path, reruns=True).reruns == {}
+    assert results_of(a_plan, tmp_path, reruns=Reruns()).reruns == {}
 
 
 def fails(jobs, *lines):
@@ -224,14 +225,14 @@ def changed(tmp_path):
 def run_on_base(root, **more):
     command = "python -m pytest tests -q -p no:cacheprovider"
     a_plan = plan(step("samples", command, evidence="junit", env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
-    recorded = results_of(a_plan, root / "results", root=root, reruns=True, **more)
+    recorded = results_of(a_plan, root / "results", root=root, **more)
     found = {one.check.split("::")[1]: (one.outcome, one.message) for one in recorded.on_base.get("samples-cpu", ())}
     return a_plan, recorded, found
 
 
 def test_failing_tests_run_over_the_merge_bases_files_too(changed):
     root, base = changed
-    a_plan, recorded, found = run_on_base(root, base=base)
+    a_plan, recorded, found = run_on_base(root, reruns=Reruns(base))
     assert {name: outcome for name, (outcome, _) in found.items()} == {
         "test_old[bs48]": Outcome.FAIL,
         "test_was_fine": Outcome.PASS,
@@ -252,8 +253,8 @@ def test_causes_can_be_said_before_the_merge_base_has_answered(changed, known):
         lines = (root / "results/steps/samples-cpu/results.jsonl").read_text().splitlines()
         said.append((meanwhile, [json.loads(line)["kind"] for line in lines]))
 
-    more = {"base_known": frozenset({"samples-cpu"})} if known else {}
-    _, recorded, _ = run_on_base(root, base=base, ended=ended, **more)
+    reruns = Reruns(base, frozenset({"samples-cpu"}) if known else frozenset())
+    _, recorded, _ = run_on_base(root, reruns=reruns, ended=ended)
     ((meanwhile, kinds),) = said
     assert meanwhile == ("running the failing tests once more" if known else "asking the merge base")
     assert "step" in kinds
@@ -263,18 +264,16 @@ def test_causes_can_be_said_before_the_merge_base_has_answered(changed, known):
 
 def test_a_green_run_has_nothing_to_say_early(tmp_path):
     said = []
-    results_of(plan(step("a", writes_findings(passing()))), tmp_path, reruns=True, ended=said.append)
+    results_of(plan(step("a", writes_findings(passing()))), tmp_path, reruns=Reruns(), ended=said.append)
     assert said == []
 
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"base": "f" * 40}, {"base_known": frozenset({"samples-cpu"})}, {"most": 0.0}],
+    [{"base": ""}, {"base": "f" * 40}, {"known": frozenset({"samples-cpu"})}, {"most": 0.0}],
     ids=["no base", "a commit that is not there", "known already", "a step that takes long"],
 )
 def test_the_merge_base_is_left_alone_where_it_does_not_pay(changed, more, monkeypatch):
     root, base = changed
-    monkeypatch.setattr(recheck, "MOST_BASE_SECONDS", more.get("most", recheck.MOST_BASE_SECONDS))
-    options = {"base": base, **more} if more else {}
-    options.pop("most", None)
-    assert run_on_base(root, **options)[2] == {}
+    monkeypatch.setattr(recheck, "MOST_BASE_SECONDS", more.pop("most", recheck.MOST_BASE_SECONDS))
+    assert run_on_base(root, reruns=Reruns(**{"base": base} | more))[2] == {}
