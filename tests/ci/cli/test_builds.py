@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -114,16 +113,6 @@ def test_bad_input_is_refused_with_what_to_do(repository, arguments, status, wor
     assert (refused.returncode, refused.stdout) == (status, "")
     assert words in refused.stderr
     assert "Traceback" not in refused.stderr
-
-
-def test_a_verdict_of_another_plan_is_refused(repository, tmp_path):
-    folder = tmp_path / "results"
-    shutil.copytree(repository / "results", folder)
-    verdict = json.loads((folder / "verdict.json").read_text())
-    (folder / "verdict.json").write_text(json.dumps(verdict | {"plan_digest": "0" * 64}))
-    refused = hilgate(repository, "history", "add", "--results", str(folder))
-    assert refused.returncode == 3
-    assert "another plan" in refused.stderr
 
 
 @pytest.mark.parametrize(("named", "place"), [("", HISTORY), ("far", "far")], ids=["default", "named"])

@@ -266,37 +266,14 @@ def test_a_verdict_over_files_that_changed_since_is_no_pass(tmp_path):
     assert "the files are not those that its steps ran over" in " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize("command", [("gate",), ("run", "a")], ids=" ".join)
-def test_files_that_change_while_steps_run_leave_no_pass(command, tmp_path):
-    edit = "pathlib.Path('page.md').write_text('edited')"
-    root = write_repository(tmp_path, {"a": writes_findings(passing(), then=edit)})
-    done = hilgate(root, *command)
-    assert done.returncode == Exit.INCONCLUSIVE, done.stdout
-    assert "changed since, or while they ran" in " ".join(done.stdout.split())
-    assert json.loads(next(root.glob("results/**/verdict.json")).read_text())["outcome"] == "inconclusive"
-    assert hilgate(root, *command).returncode == Exit.PASS
-
-
-HIDDEN = {
-    "assume-unchanged": lambda root: git(root, "update-index", "--assume-unchanged", "step.py"),
-    "skip-worktree": lambda root: git(root, "update-index", "--skip-worktree", "step.py"),
-    "no modes": lambda root: git(root, "config", "core.fileMode", "false"),
-}
-
-
-@pytest.mark.parametrize("name", HIDDEN)
-def test_a_file_that_git_was_set_to_overlook_is_a_change(name, tmp_path):
+def test_a_mode_that_git_was_set_to_overlook_is_a_change(tmp_path):
     (tmp_path / "step.py").write_text("")
     root = write_repository(tmp_path, {"a": writes_findings(passing())})
     git(root, "branch", "-M", "main")
     git(root, "checkout", "-qb", "change")
-    HIDDEN[name](root)
-    if name == "no modes":
-        (root / "step.py").chmod(0o755)
-    else:
-        (root / "step.py").write_text("raise SystemError")
-    done = hilgate(root, "plan", "--write", "results/plan.json")
-    assert "1 file changed against main" in done.stderr, done.stderr
+    git(root, "config", "core.fileMode", "false")
+    (root / "step.py").chmod(0o755)
+    assert hilgate(root, "plan", "--write", "results/plan.json").returncode == 0
     made = Plan.load(root / "results/plan.json", "")
     assert (made.changed_files, made.dirty) == (("step.py",), True)
 

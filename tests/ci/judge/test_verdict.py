@@ -7,8 +7,6 @@ import datetime as dt
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.jobs import GATHER, TEST, Jobs, agents_plan, failed, finished
 from support.plans import ENVIRONMENT, plan, step
 from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
@@ -18,7 +16,7 @@ from hilgate.evidence import KINDS, kind_of
 from hilgate.judge.verdict import BACK, UNCOMPARED, exit_status, judge, read_verdict, totals
 from hilgate.model.declaration import Quarantine, Quarantined
 from hilgate.model.plan import Omission, ProtectedChange
-from hilgate.model.record import SEVERITY, BuildRecord, Check, Outcome, StepRecord
+from hilgate.model.record import BuildRecord, Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
 from hilgate.run.rules import StepFacts, decide
@@ -240,57 +238,6 @@ def test_the_verdict_is_written_and_read_back(tmp_path):
     for path in (tmp_path / "verdict.json", tmp_path / "none.json"):
         with pytest.raises(RecordsError):
             read_verdict(path)
-
-
-outcomes = st.sampled_from([PASS, FAIL, SKIP, OPEN])
-statuses = st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5, 6, 70, 137, -11, None])
-claims = st.sampled_from([None, *Outcome])
-attempts_at = st.tuples(statuses, st.lists(outcomes, max_size=4), claims)
-
-
-@st.composite
-def builds(draw):
-    """A plan and an attempt (or none) at each of its steps."""
-    steps = tuple(
-        step(name, "python -c pass", minimum=draw(st.integers(1, 3))) for name in "abc"[: draw(st.integers(0, 3))]
-    )
-    drawn = [draw(st.none() | attempts_at) for _ in steps]
-    attempts = [
-        record(one, checks, claims=claim, exit_status=status)
-        for one, attempt in zip(steps, drawn, strict=True)
-        if attempt
-        for status, checks, claim in [attempt]
-    ]
-    return plan(*steps), attempts
-
-
-@settings(max_examples=150, deadline=None)
-@given(builds())
-def test_a_pass_needs_every_step_to_have_passed_on_its_evidence(build):
-    a_plan, attempts = build
-    verdict = verdict_of(a_plan, *attempts)
-    if verdict.outcome is Outcome.PASS:
-        assert len(attempts) == len(a_plan.steps) > 0
-        for one, attempt in zip(a_plan.steps, attempts, strict=True):
-            assert attempt.record.exit_status == 0
-            assert attempt.record.outcome is Outcome.PASS
-            assert {check.outcome for check in attempt.checks} <= {Outcome.PASS, Outcome.DID_NOT_RUN}
-            assert sum(check.outcome is Outcome.PASS for check in attempt.checks) >= one.step.minimum
-    assert (exit_status(verdict, a_plan) == Exit.PASS) == (verdict.outcome is Outcome.PASS)
-
-
-@settings(max_examples=150, deadline=None)
-@given(builds(), st.integers(0, 2))
-def test_a_failing_check_never_improves_the_verdict(build, where):
-    a_plan, attempts = build
-    if not attempts:
-        return
-    before = verdict_of(a_plan, *attempts)
-    spoilt = attempts[where % len(attempts)]
-    worse = results.Attempt(spoilt.record, (*spoilt.checks, FAIL))
-    after = verdict_of(a_plan, *[worse if attempt is spoilt else attempt for attempt in attempts])
-    assert after.outcome is Outcome.FAIL
-    assert SEVERITY[after.outcome] >= SEVERITY[before.outcome]
 
 
 def test_an_expired_entry_is_red_without_its_step(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,46 +133,12 @@ def test_a_marker_that_cannot_be_asked_is_a_usage_error(tmp_path, condition, wha
     assert found.checks == ()
 
 
-def test_a_test_that_ends_the_session_is_missed(tmp_path):
-    """pytest ends with 0 here, and its report has three tests of five and one without a name."""
-    bodies = ["...", "...", "...", "pytest.exit(returncode=0)", "..."]
-    left = "import pytest\n" + "".join(f"def test_{number}(): {body}\n" for number, body in enumerate(bodies))
-    done, found = run_pytest(tmp_path, left)
-    assert done.returncode == 0, done.stdout
-    assert found.problem == "its junit.xml has a testcase without a name, which did not end"
-
-
 def test_workers_of_xdist_tell_how_many_tests_were_collected(tmp_path):
     text = "def test_one(): ...\ndef test_two(): ...\n"
     done, found = run_pytest(tmp_path, text, "-p", "xdist.plugin", "-n", "2")
     assert (done.returncode, found.problem, len(found.checks), found.counted) == (0, "", 2, True), done.stdout
     report = (tmp_path / "junit.xml").read_text()
     assert report.count('<property name="collected" value="2"') == 1
-
-
-def test_a_report_that_lacks_a_collected_test_is_not_whole(tmp_path):
-    run_pytest(tmp_path, "def test_one(): ...\ndef test_two(): ...\n")
-    report = tmp_path / "junit.xml"
-    cut = re.sub(r"<testcase [^>]*test_two[^>]*/>", "", report.read_text()).replace('tests="2"', 'tests="1"')
-    report.write_text(cut)
-    found = KINDS["junit"].collect(tmp_path, tmp_path)
-    assert found.problem == "pytest collected 2 tests, and its junit.xml reports 1"
-
-
-@pytest.mark.parametrize(
-    ("command", "problem"),
-    [
-        ("python -m pytest test_sample.py", "does not say how many tests pytest collected"),
-        ("tox run", ""),
-    ],
-)
-def test_pytest_must_say_how_many_tests_it_collected(tmp_path, command, problem):
-    """Where our plugin is loaded; of another command's report only its own counts are known."""
-    run_pytest(tmp_path, "def test_one(): ...\n")
-    report = tmp_path / "junit.xml"
-    report.write_text(re.sub(r'<property name="collected"[^>]*/>', "", report.read_text()))
-    found = KINDS["junit"].collect(tmp_path, tmp_path, command)
-    assert (len(found.checks), problem in found.problem, bool(found.problem)) == (1, True, bool(problem))
 
 
 def test_an_empty_parameter_set_is_an_error(tmp_path):
@@ -205,47 +170,11 @@ def ended(tmp_path, text, **declared):
     return results_of(a_plan, tmp_path / "out", root=tmp_path).last("a-cpu").record
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "exit 5 (no tests were collected)"),
-        ("import pytest\ndef test_one(): ...\ndef test_two(): pytest.exit(returncode=0)\n", "pytest.exit"),
-        ("import os\ndef test_one(): ...\ndef test_two(): os._exit(0)\n", "it left no junit.xml"),
-    ],
-    ids=["collected none", "ended the session", "left without a word"],
-)
-def test_a_step_with_an_unfinished_test_did_not_run(tmp_path, text, why):
-    record = ended(tmp_path, text)
-    assert record.outcome is Outcome.DID_NOT_RUN
-    assert why in record.message
-
-
 def test_a_step_says_what_cannot_run_here_and_passes(tmp_path):
     record = ended(tmp_path, TWO.format(condition="program:no-such-thing"), may_lack=MAY_LACK)
     assert record.outcome is Outcome.PASS
     assert record.message == "1 check passed, 1 cannot run here: the second test needs no-such-thing"
     assert record.lacked == tuple(MAY_LACK)
-
-
-def test_a_step_whose_test_has_no_declared_excuse_did_not_run(tmp_path):
-    record = ended(tmp_path, TWO.format(condition="program:no-such-thing"))
-    assert record.outcome is Outcome.DID_NOT_RUN
-    assert "needs program:no-such-thing, which the step does not declare" in record.message
-
-
-def test_a_step_with_a_needless_skip_did_not_run(tmp_path):
-    text = TWO.replace("@pytest.mark", "@pytest.mark.skip(reason='no time')\n@pytest.mark")
-    record = ended(
-        tmp_path, text.format(condition="program:sh"), may_lack={"program:sh": {"why": "it needs a shell", "most": 1}}
-    )
-    assert record.outcome is Outcome.DID_NOT_RUN, record.message
-
-
-def test_a_step_whose_test_runs_without_its_need_is_red(tmp_path):
-    text = "def test_two(record_property): record_property('needs', 'program:no-such-thing')\ndef test_one(): ...\n"
-    record = ended(tmp_path, text, may_lack=MAY_LACK)
-    assert record.outcome is Outcome.FAIL
-    assert "ran without program:no-such-thing, so drop that condition" in record.message
 
 
 FAMILIES = load(HERE).step("models-families")[1].may_lack
@@ -280,32 +209,12 @@ def test_the_prefix_cache_of_mla(tmp_path, monkeypatch, flags, prefix, outcome, 
     assert message in record.message
 
 
-def test_only_so_many_tests_may_be_excused_as_the_step_declares(tmp_path):
-    """19 of 20 were, from inside a test file (each kept the step green)."""
-    text = "import pytest\n@pytest.mark.parametrize('n', range(20))\n@MARK\ndef test_it(n): assert False\n"
-    text = text.replace("@MARK\n", "@pytest.mark.needs('program:no-such-thing')\n") + "def test_one(): ...\n"
-    may_lack = {"program:no-such-thing": {"why": "it needs no-such-thing", "most": 19}}
-    record = ended(tmp_path, text, may_lack=may_lack)
-    assert record.outcome is Outcome.DID_NOT_RUN
-    said = "20 checks did not run for lack of program:no-such-thing, and at most 19 may"
-    assert record.message == f"{said}; the last: test_two.py::test_it[19]"
-    may_lack["program:no-such-thing"]["most"] = 20
-    assert ended(tmp_path, text, may_lack=may_lack).outcome is Outcome.PASS
-
-
 def test_a_condition_is_asked_in_the_environment_of_the_step(tmp_path):
     text = TWO.format(condition="variable:WORD_OF_A_TEST")
     assert ended(tmp_path, text, may_lack=MAY_LACK).outcome is Outcome.PASS
     env = {"WORD_OF_A_TEST": "x", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(HERE / "ci")}
     record = ended(tmp_path, text, may_lack=MAY_LACK, env=env)
     assert (record.lacked, record.message) == (("program:no-such-thing",), "2 passed")
-
-
-def test_a_wrong_declared_condition_is_said_with_its_place(tmp_path):
-    root = write_repository(tmp_path, {"a": "python -c pass"}, a={"may_lack": {"amx": {"why": "what", "most": 1}}})
-    done = hilgate(root, "plan")
-    assert done.returncode == Exit.INVALID_DECLARATION
-    assert "'amx' is no condition" in done.stderr
 
 
 @pytest.mark.parametrize(

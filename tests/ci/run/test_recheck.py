@@ -10,7 +10,6 @@ import pytest
 from support.jobs import (
     ELSEWHERE,
     GATHER,
-    IMAGE_STEP,
     NODE,
     TEST,
     Jobs,
@@ -21,7 +20,7 @@ from support.jobs import (
     gpu_step,
     passed,
 )
-from support.plans import failing, git, passing, plan, python, results_of, step, writes_findings
+from support.plans import failing, git, passing, plan, results_of, step, writes_findings
 
 from hilgate.judge.verdict import judge
 from hilgate.model.record import Outcome
@@ -159,43 +158,6 @@ def test_a_step_without_a_queue_has_no_other_node(tmp_path):
     jobs = Jobs(tmp_path, agents_plan(lonely))
     jobs.job(lonely.key, *finished(lonely, failed(), status=1))
     assert recheck.pending(jobs.plan, jobs.recorded()) == {}
-
-
-BUILT = {"image": "rocm", "content": "e" * 64, "digest": "sha256:" + "d" * 64, "reused": True}
-IMAGES = {
-    "sound": (json.dumps(BUILT), Outcome.PASS, "1 passed"),
-    "none": (None, Outcome.DID_NOT_RUN, "it left no image.json"),
-    "garbage": ("{", Outcome.DID_NOT_RUN, "is not a record of an image"),
-    "a-list": ("[]", Outcome.DID_NOT_RUN, "is not a record of an image"),
-    "no-digest": (json.dumps(BUILT | {"digest": "latest"}), Outcome.DID_NOT_RUN, "is not a record of an image"),
-    "other-image": (json.dumps(BUILT | {"image": "cpu"}), Outcome.DID_NOT_RUN, "is of cpu"),
-    "other-contents": (json.dumps(BUILT | {"content": "f" * 64}), Outcome.DID_NOT_RUN, "is of rocm of ffff"),
-    "other-step": (json.dumps(BUILT | {"step": "b-cpu"}), Outcome.DID_NOT_RUN, "is of rocm"),
-}
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_an_image_that_is_not_recorded_did_not_run(tmp_path, name):
-    text, outcome, why = IMAGES[name]
-    then = "" if text is None else f"pathlib.Path(os.environ['HILGATE_OUT'], 'image.json').write_text({text!r})"
-    build = IMAGE_STEP.redeclared(command=writes_findings({"id": "built", "outcome": "pass"}, then=then))
-    a_plan = plan(build, images={"rocm": "e" * 64})
-    recorded = results_of(a_plan, tmp_path)
-    assert (recorded.last(build.key).record.outcome, set(recorded.images)) == (
-        outcome,
-        {"rocm"} if name == "sound" else set(),
-    )
-    assert why in recorded.last(build.key).record.message
-
-
-def test_lost_evidence_beside_a_failure_is_a_failure_of_its_own(tmp_path):
-    xml = '<testsuite tests="9"><testcase classname="t" name="a"><failure message="no"/></testcase></testsuite>'
-    write = f"pathlib.Path(os.environ['HILGATE_OUT'], 'junit.xml').write_text({xml!r})"
-    code = f"import os, pathlib, sys; {write}; sys.exit(1)"
-    a_plan = plan(step("a", python(code), evidence="junit"))
-    checks = results_of(a_plan, tmp_path).last("a-cpu").checks
-    assert [check.outcome for check in checks] == [Outcome.FAIL, Outcome.FAIL]
-    assert "announces 9 tests and holds 1" in checks[-1].message
 
 
 ON_BASE = """

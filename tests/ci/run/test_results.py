@@ -26,7 +26,7 @@ from support.jobs import (
     opening,
     passed,
 )
-from support.plans import IDENTITY, failing, passing, plan, results_of, runner, step, writes_findings
+from support.plans import IDENTITY
 
 from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.judge.verdict import judge
@@ -223,48 +223,6 @@ def test_an_approved_job_over_the_bases_files_did_not_run(jobs, folder):
     recorded = results.read_all(jobs.folder.parent, jobs.folder, jobs.plan, plan_digest(jobs.plan), approved=True)
     assert "not with those that were approved" in recorded.damaged[GATHER.key + folder]
     assert (GATHER.key in recorded.attempts) is bool(folder)
-
-
-def test_agents_jobs_are_read_together_and_none_may_be_missing(tmp_path):
-    a_plan = plan(
-        step("a", writes_findings(passing())), step("b", writes_findings(failing(), status=1)), step("c", "x")
-    )
-    for key in ("a-cpu", "b-cpu"):
-        runner(a_plan, tmp_path / "jobs" / key, only=frozenset({key}), job=key).run()
-    (tmp_path / "jobs" / "c-cpu").mkdir()
-    for folder, expected in (
-        ("jobs", [Outcome.PASS, Outcome.FAIL, Outcome.DID_NOT_RUN]),
-        ("none", [Outcome.DID_NOT_RUN] * 3),
-    ):
-        recorded = results.read_all(tmp_path, tmp_path / folder, a_plan, plan_digest(a_plan))
-        assert [one.outcome for one in verdict_of(a_plan, recorded).steps] == expected
-
-
-def test_at_a_desk_a_damaged_step_runs_again_and_nothing_else(tmp_path):
-    a_plan = plan(step("a", writes_findings(passing())), step("b", writes_findings(passing())))
-    assert verdict_of(a_plan, results_of(a_plan, tmp_path)).outcome is Outcome.PASS
-    path = results.step_folder(tmp_path, "a-cpu") / results.RESULTS_FILE
-    path.write_bytes(path.read_bytes()[:-1])
-    recorded = results.read_all(tmp_path, None, a_plan, plan_digest(a_plan))
-    assert (set(recorded.damaged), recorded.passed()) == ({"a-cpu"}, {"b-cpu"})
-    assert verdict_of(a_plan, recorded).outcome is Outcome.DID_NOT_RUN
-    assert results_of(a_plan, tmp_path, earlier=recorded).passed() == {"a-cpu", "b-cpu"}
-
-
-@pytest.mark.parametrize(
-    ("first_exit", "before", "outcome", "ruling"),
-    [(5, Outcome.DID_NOT_RUN, Outcome.PASS, Ruling.PASS), (1, Outcome.FAIL, Outcome.INCONCLUSIVE, Ruling.FLAKY)],
-    ids=["did-not-run-is-made-good", "a-failure-is-not"],
-)
-def test_a_step_that_ran_again_keeps_its_first_attempt(tmp_path, first_exit, before, outcome, ruling):
-    mark = tmp_path / "seen"
-    code = f"p = pathlib.Path({str(mark)!r}); n = p.exists(); p.write_text('x'); sys.exit(0 if n else {first_exit})"
-    a_plan = plan(step("a", writes_findings(passing(), then=code)))
-    recorded = results_of(a_plan, tmp_path, earlier=results_of(a_plan, tmp_path))
-    assert [attempt.record.outcome for attempt in recorded.attempts["a-cpu"]] == [before, Outcome.PASS]
-    verdict = verdict_of(a_plan, recorded)
-    assert (verdict.outcome, verdict.steps[0].ruling) == (outcome, ruling)
-    assert f"attempt 2; before: {before.value}" in verdict.steps[0].why
 
 
 def test_a_full_disk_leaves_the_old_file_whole_and_says_so(jobs, monkeypatch):

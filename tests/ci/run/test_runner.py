@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-import threading
 import time
 
 import pytest
 from support import plans
-from support.plans import failing, passing, plan, python, results_of, runner, skipped, step, undecided, writes_findings
+from support.plans import failing, passing, plan, python, results_of, skipped, step, undecided, writes_findings
 
-from hilgate.errors import DeclarationError, RecordsError, RunInterruptedError
+from hilgate.errors import DeclarationError, RecordsError
 from hilgate.model.record import Outcome
-from hilgate.plan.make import plan_digest
 from hilgate.run import process, results
 from hilgate.run import runner as run_plan
-from hilgate.run.results import read_all, step_folder
+from hilgate.run.results import step_folder
 
 
 @pytest.fixture(autouse=True)
@@ -139,25 +136,6 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     assert time.monotonic() - began < 10
 
 
-def test_an_interrupt_keeps_finished_steps_and_resume_goes_on(tmp_path):
-    mark = tmp_path / "seen"
-    slow = python(
-        f"import os, pathlib, time; p = pathlib.Path({str(mark)!r}); n = p.exists(); p.write_text('x');"
-        " n or time.sleep(60);"
-        ' pathlib.Path(os.environ[\'HILGATE_OUT\'], \'findings.jsonl\').write_text(\'{"id": "a", "outcome": "pass"}\')'
-    )
-    a_plan = plan(step("quick", writes_findings(passing())), step("slow", slow))
-    progress = plans.Silent()
-    threading.Thread(target=_interrupt_when, args=(lambda: mark.exists() and len(progress.events) == 3,)).start()
-    with pytest.raises(RunInterruptedError):
-        runner(a_plan, tmp_path, progress=progress).run()
-    recorded = read_all(tmp_path, None, a_plan, plan_digest(a_plan))
-    assert recorded.passed() == {"quick-cpu"}
-    again = plans.Silent()
-    assert results_of(a_plan, tmp_path, progress=again, earlier=recorded).passed() == {"quick-cpu", "slow-cpu"}
-    assert again.events == [("started", "slow-cpu"), ("finished", "slow-cpu")]
-
-
 def test_each_child_gets_its_environment_and_measures(tmp_path):
     wanted = {"SAMPLE": "1", "OMP_NUM_THREADS": "1", "HILGATE_PROFILE": "gate"}
     code = f"import os; assert {wanted}.items() <= os.environ.items(); x = b'1' * 2**27"
@@ -192,11 +170,6 @@ def test_a_command_that_cannot_be_split_is_a_declaration_error():
         process.argument_list("python -c 'open")
     with pytest.raises(DeclarationError, match="empty"):
         process.argument_list("  ")
-
-
-def _interrupt_when(condition):
-    plans.wait_for(condition)
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_steps_that_end_together_on_a_full_disk_are_one_error(tmp_path, monkeypatch):
