@@ -9,7 +9,7 @@ workgroup fill the gap (the makespan of a flow shop).
 
 Not in the model: HBM and caches, bank conflicts, dependences within a wave. `WAIT` and `MEMORY` are orders of
 magnitude. It ranks launches of one kernel and says nothing of seconds: what only a GPU decides stands in
-benchmarks/first_hour.py.
+docs/how-to/first-hour.md.
 """
 
 from __future__ import annotations
