@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job executor of buildkite-agent: in which order hooks run, as a table; and the real one, where there is one.
+"""The job executor of buildkite-agent: in which order hooks run, and a job that the real one takes, where there is one.
 
-From its published source (internal/job/executor.go, checkout.go; versions 3.137 and 4.0). `HILGATE_REAL_AGENT` names a
-buildkite-agent 4 that the table is compared with; it knows both orders.
+The order is that of its published source (internal/job/executor.go, checkout.go; versions 3.137 and 4.0).
+`HILGATE_REAL_AGENT` names a buildkite-agent 4.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import os
 import queue
 import re
 import subprocess
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.loopback import Asked, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 REAL_AGENT = os.environ.get("HILGATE_REAL_AGENT", "")
 
@@ -70,8 +69,8 @@ def executed(version: str, hooks: set[Hook], *, failing: frozenset[Hook] = froze
 
 
 @contextmanager
-def _api(refused: str = "", job: object = None) -> Iterator[tuple[str, queue.Queue[dict[str, str]]]]:
-    """Enough of the agent API for one job, which is offered; a path with `refused` in it is refused."""
+def _api(job: object) -> Iterator[tuple[str, queue.Queue[dict[str, str]]]]:
+    """Enough of the agent API for one job, which is offered."""
     ended: queue.Queue[dict[str, str]] = queue.Queue()
 
     def answer(asked: Asked) -> tuple[int, object, dict[str, str]]:
@@ -82,7 +81,7 @@ def _api(refused: str = "", job: object = None) -> Iterator[tuple[str, queue.Que
             ended.put(json.loads(asked.body))
         elif asked.path.endswith(("/ping", "/accept")):
             said = job if asked.path.endswith("/accept") else {"job": job}
-        return 422 if refused and refused in asked.path else 200, said, {}
+        return 200, said, {}
 
     with served(answer) as address:
         yield f"{address}/", ended
@@ -94,7 +93,7 @@ def offered(folder: Path, configuration: str, **variables: str) -> dict[str, str
     env = {f"BUILDKITE_{name}": value for name, value in facts.items()} | {"CI": "true"} | variables
     job = {"id": "0193-job", "state": "accepted", "env": env, "token": "of-this-job", "chunks_max_size_bytes": 10**5}
     (folder / "agent.cfg").write_text(re.sub(r"/var/lib/buildkite-agent|/opt/hilgate", str(folder), configuration))
-    with _api(job=job) as (address, ended):
+    with _api(job) as (address, ended):
         words = [REAL_AGENT, "start", "--config", str(folder / "agent.cfg"), "--token", "x", "--endpoint", address]
         with subprocess.Popen(
             [*words, "--disconnect-after-job"],
@@ -106,50 +105,3 @@ def offered(folder: Path, configuration: str, **variables: str) -> dict[str, str
                 return ended.get(timeout=60)
             finally:
                 agent.terminate()
-
-
-def bootstrap(
-    folder: Path, repository: Path, hooks: Path, version: str, *, local: bool, refused: str = "", **env: str
-) -> tuple[int, str]:
-    """Run one job of a repository's HEAD with the real agent; returns its exit status and its log without colours.
-
-    Calls whose path holds `refused` are answered with 422.
-    """
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, capture_output=True, text=True, check=True)
-    # A short path: the agent puts a socket below it.
-    with _api(refused) as (address, _), tempfile.TemporaryDirectory() as home:
-        facts = {
-            "PATH": f"{Path(REAL_AGENT).parent}:{os.environ['PATH']}",
-            "HOME": home,
-            "BUILDKITE": "true",
-            "BUILDKITE_AGENT_ACCESS_TOKEN": "of-this-job",
-            "BUILDKITE_AGENT_ENDPOINT": address,
-            "BUILDKITE_BUILD_PATH": str(folder / "builds"),
-            "BUILDKITE_AGENT_NAME": "agent-1",
-            "BUILDKITE_AGENT_META_DATA_QUEUE": "amd-cpu",
-            "BUILDKITE_ORGANIZATION_SLUG": "org",
-            "BUILDKITE_PIPELINE_SLUG": "pipeline",
-            "BUILDKITE_JOB_ID": "0193-job",
-            "BUILDKITE_BUILD_ID": "0193-build",
-            "BUILDKITE_REPO": str(repository),
-            "BUILDKITE_PULL_REQUEST": "false",
-            "BUILDKITE_BRANCH": "main",
-            "BUILDKITE_COMMIT": commit.stdout.strip(),
-            "BUILDKITE_PIPELINE_PROVIDER": "github",
-            "BUILDKITE_HOOKS_PATH": str(hooks),
-            "BUILDKITE_LOCAL_HOOKS_ENABLED": str(local).lower(),
-            "BUILDKITE_PLUGINS_ENABLED": "true",
-            "BUILDKITE_COMMAND_EVAL": "true",
-            "BUILDKITE_STEP_KEY": "step",
-            "BUILDKITE_SHELL": "/bin/bash -e -c",
-            "BUILDKITE_COMMAND": "echo ran: job command",
-            "BUILDKITE_GIT_CLONE_FLAGS": "-v",
-            "BUILDKITE_GIT_CLEAN_FLAGS": "-ffxdq",
-            "BUILDKITE_GIT_FETCH_FLAGS": "-v",
-            "BUILDKITE_GIT_SUBMODULES": "false",
-            "BUILDKITE_SSH_KEYSCAN": "false",
-            "BUILDKITE_GIT_COMMIT_VERIFICATION": "off",
-        }
-        words = [REAL_AGENT, "bootstrap", *(["--experiment", "legacy-post-hook-order"] if version == "v3" else [])]
-        done = subprocess.run(words, env=facts | env, capture_output=True, text=True, check=False, timeout=120)
-    return done.returncode, re.sub(r"\x1b[^m]*m|\x1b_[^\x07]*\x07", "", done.stdout + done.stderr)
