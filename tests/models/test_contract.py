@@ -189,9 +189,8 @@ def test_what_we_import_is_there(version):
 
 
 def test_the_versions_that_are_claimed_are_compared():
-    """And the listing of the installed one is what it has: a patch release may differ."""
-    assert set(TESTED) == set(LISTED)
-    assert LISTED[INSTALLED] == VERSIONS[INSTALLED]
+    """With the oldest of them installed; where a later one is, with that one and those after it."""
+    assert set(VERSIONS) == {version for version in TESTED if version >= INSTALLED}
 
 
 def test_a_batch_is_read_as_the_table_says(builder_of):
