@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A build with a planted bug shows its cause before anybody scrolls: at 80 columns, and on a phone of 400 x 800 pixels.
+"""A build with a planted bug shows its cause before anybody scrolls, at 80 columns.
 
 What each bug's step recorded was kept from real runs (`hilgate selftest --keep`); around it stand 23 steps that passed,
 as many as a change to a kernel selects.
@@ -7,14 +7,12 @@ as many as a change to a kernel selects.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
-from support.browser import chromium
 from support.builds import built
-from support.jobs import failed, passed
+from support.jobs import passed
 from support.plans import step
 
 from hilgate.cli.planted_bugs import ZOO, load_bugs
@@ -23,14 +21,12 @@ from hilgate.evidence import FINDINGS_FILE
 from hilgate.model.record import Check, Outcome
 from hilgate.report.causes import causes
 from hilgate.report.terminal import SCREEN, first_screen
-from hilgate.report.view import ReportView
-from hilgate.report.write import Report, report_page
+from hilgate.report.write import Report
 
 ROOT = Path(__file__).parents[3]
 BUGS = load_bugs(ROOT)
 DECLARED = {one.key: one for _, one in load(ROOT).steps()}
 GREEN = [(step(f"green-{n}", "x"), [passed()]) for n in range(23)]
-PHONE = (400, 800)
 
 
 def kept(bug):
@@ -80,52 +76,6 @@ def test_a_screen_full_of_steps_is_told_from_one_with_the_cause(monkeypatch):
     monkeypatch.setattr("hilgate.report.terminal.FEW", 23)
     build = build_of(BUGS[0], kept(BUGS[0]))
     assert flat(cause_of(BUGS[0], build).id)[:100] not in flat(screen(build))
-
-
-VISIBLE = """
-(words => {
-    const flat = text => text.replace(/\\s+/g, "");
-    const inside = ({width, top, bottom, right}) =>
-        width > 0 && top >= 0 && bottom <= window.innerHeight && right <= window.innerWidth;
-    const shown = [...document.querySelectorAll("h1, h3, p")].filter(one => inside(one.getBoundingClientRect()));
-    const texts = shown.map(one => flat(one.innerText));
-    return words.map(word => texts.some(text => text.includes(flat(word))));
-})(%s)
-"""
-"""Whether words stand in a block that the window shows whole, for each."""
-
-
-@pytest.fixture(scope="module")
-def tab():
-    with chromium() as opened:
-        opened.size(*PHONE)
-        yield opened
-
-
-def phone(tab, tmp_path, build, *words):
-    path = tmp_path / "report.html"
-    path.write_text(report_page(ReportView(*build)), encoding="utf-8")
-    tab.open(path.as_uri())
-    assert tab.value("document.documentElement.scrollWidth") <= PHONE[0]
-    return tab.value(VISIBLE % json.dumps(words))
-
-
-@pytest.mark.needs("program:chromium")
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
-def test_a_phone_shows_the_cause_of_each_planted_bug(tab, tmp_path, bug):
-    build = build_of(bug, kept(bug))
-    cause = cause_of(bug, build)
-    assert phone(tab, tmp_path, build, cause.id[:250], cause.message[:50]) == [True, True]
-
-
-@pytest.mark.needs("program:chromium")
-def test_a_phone_full_of_another_cause_does_not_show_it(tab, tmp_path):
-    """The planted bug of this gate."""
-    long = [
-        failed(f"tests/t.py::test_{n}[{'-'.join('abcdefgh' * 5)}]", f"{n}: {'far off ' * 40}") for n in ("a", "b", "c")
-    ]
-    build = built((step("other", "x"), long), (step("a", "x"), [failed("the-cause", "is this")]))
-    assert phone(tab, tmp_path, build, "the-cause") == [False]
 
 
 def test_every_bug_was_kept_and_was_red():
