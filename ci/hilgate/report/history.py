@@ -50,86 +50,67 @@ BUSY_SECONDS = 30.0
 LOG_BYTES = 16 * 2**20
 """What stays of the write-ahead log after a large transaction."""
 
-_VERSIONS = (
-    (
-        """create table builds (
-            id integer primary key,
-            digest text not null unique,  -- of plan, files and start: the same build judged again is the same
-            began real not null,  -- seconds since 1970, UTC
-            seconds real not null,  -- from the first start of a step to the last end
-            commit_sha text not null,
-            branch text not null,
-            profile text not null,
-            outcome text not null,
-            why text not null
-        )""",
-        "create index builds_by_commit on builds (commit_sha, began)",
-        "create index builds_by_time on builds (began)",
-        """create table images (
-            content text not null, build integer not null references builds, digest text not null,
-            primary key (content, build)
-        ) without rowid""",
-        """create table test_lists (
-            id integer primary key,
-            digest text not null unique,
-            ids blob not null  -- zlib of JSON: [ids that ran, ids that did not run]
-        )""",
-        """create table steps (
-            build integer not null references builds, key text not null, step text not null, device text not null,
-            outcome text not null,
-            attempts integer not null, seconds real not null, gpus integer not null,  -- seconds of all attempts
-            recorded text, message text, tests integer references test_lists,  -- of the attempt that counts, if any
-            primary key (build, key)
-        ) without rowid""",
-        "create index steps_by_key on steps (key, step)",
-        """create table checks (  -- those that did not simply pass
-            build integer not null references builds, key text not null, id text not null,
-            outcome text not null, flaky integer not null, message text not null,
-            primary key (build, key, id)
-        ) without rowid""",
-        """create table numbers (
-            key text not null, id text not null, name text not null, build integer not null references builds,
-            value real not null,
-            primary key (key, id, name, build)
-        ) without rowid""",
-    ),
-    (  # what the breaker of a queue asks, and what makes the removal of a build cheap
-        "alter table steps add column queue text",
-        "alter table steps add column ruling text",
-        "create index steps_by_tests on steps (tests)",
-        "create index images_by_build on images (build)",
-        "alter table numbers rename to numbers_by_check",
-        """create table numbers (
-            build integer not null references builds, key text not null, id text not null, name text not null,
-            value real not null,
-            primary key (build, key, id, name)
-        ) without rowid""",
-        "insert into numbers select build, key, id, name, value from numbers_by_check order by build",
-        "drop table numbers_by_check",
-    ),
-    (  # what later plans ask of a step
-        """create table kernel_lists (
-            id integer primary key,
-            digest text not null unique,
-            names blob not null  -- zlib of JSON: as in `StepRecord.kernels`
-        )""",
-        "alter table steps add column kernels integer references kernel_lists",
-        "create index steps_by_device on steps (step, device, build)",
-        "create index steps_by_kernels on steps (kernels)",
-    ),
-    (  # for the time-outs and the shards of later plans
-        """create table test_seconds (
-            key text primary key,
-            build integer not null references builds,  -- the newest that it passed in
-            seconds blob not null  -- zlib of JSON: id -> seconds
-        ) without rowid""",
-        "create index test_seconds_by_build on test_seconds (build)",
-        "alter table steps add column job text",  # which a sick node fails as a whole
-    ),
+_SCHEMA = (
+    """create table builds (
+        id integer primary key,
+        digest text not null unique,  -- of plan, files and start: the same build judged again is the same
+        began real not null,  -- seconds since 1970, UTC
+        seconds real not null,  -- from the first start of a step to the last end
+        commit_sha text not null,
+        branch text not null,
+        profile text not null,
+        outcome text not null,
+        why text not null
+    )""",
+    "create index builds_by_commit on builds (commit_sha, began)",
+    "create index builds_by_time on builds (began)",
+    """create table images (
+        content text not null, build integer not null references builds, digest text not null,
+        primary key (content, build)
+    ) without rowid""",
+    "create index images_by_build on images (build)",
+    """create table test_lists (
+        id integer primary key,
+        digest text not null unique,
+        ids blob not null  -- zlib of JSON: [ids that ran, ids that did not run]
+    )""",
+    """create table kernel_lists (
+        id integer primary key,
+        digest text not null unique,
+        names blob not null  -- zlib of JSON: as in `StepRecord.kernels`
+    )""",
+    """create table steps (
+        build integer not null references builds, key text not null, step text not null, device text not null,
+        outcome text not null,
+        attempts integer not null, seconds real not null, gpus integer not null,  -- seconds of all attempts
+        recorded text, message text, tests integer references test_lists,  -- of the attempt that counts, if any
+        queue text, ruling text, kernels integer references kernel_lists,
+        job text,  -- which a sick node fails as a whole
+        primary key (build, key)
+    ) without rowid""",
+    "create index steps_by_key on steps (key, step)",
+    "create index steps_by_tests on steps (tests)",
+    "create index steps_by_device on steps (step, device, build)",
+    "create index steps_by_kernels on steps (kernels)",
+    """create table checks (  -- those that did not simply pass
+        build integer not null references builds, key text not null, id text not null,
+        outcome text not null, flaky integer not null, message text not null,
+        primary key (build, key, id)
+    ) without rowid""",
+    """create table numbers (
+        build integer not null references builds, key text not null, id text not null, name text not null,
+        value real not null,
+        primary key (build, key, id, name)
+    ) without rowid""",
+    """create table test_seconds (  -- for the time-outs and the shards of later plans
+        key text primary key,
+        build integer not null references builds,  -- the newest that it passed in
+        seconds blob not null  -- zlib of JSON: id -> seconds
+    ) without rowid""",
+    "create index test_seconds_by_build on test_seconds (build)",
 )
-"""What makes a file of each format from one of the format before, the first from an empty file."""
-FORMAT: Final = len(_VERSIONS)
-"""The file's `user_version`. An older file is brought up to it when it is opened, and a newer one is refused."""
+FORMAT: Final = 4
+"""The file's `user_version`. A file of another one is refused."""
 
 
 def path_of(root: Path) -> Path:
@@ -162,34 +143,22 @@ def _refused(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring a file to this format, in the transaction that is open.
+def _require_format(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file of another format.
 
     Raises:
-        RecordsError: It is newer, or no history.
-    """
-    for statements in _VERSIONS[_format(connection, path) :]:
-        for statement in statements:
-            connection.execute(statement)
-    connection.execute(f"pragma user_version = {FORMAT}")
-
-
-def _format(connection: sqlite3.Connection, path: Path) -> int:
-    """The format of a history.
-
-    Raises:
-        RecordsError: It is newer, or no history.
+        RecordsError: It is of another version of hilgate, or no history.
     """
     (version,) = connection.execute("pragma user_version").fetchone()
-    if version > FORMAT:
+    if version < 1:
+        raise RecordsError("this is no history of hilgate", where=str(path), remedy="name another with --history")
+    if version != FORMAT:
+        age = "a newer" if version > FORMAT else "an older"
         raise RecordsError(
-            f"a newer hilgate wrote this history: its format is {version}, and this one knows {FORMAT}",
+            f"{age} hilgate wrote this history: its format is {version}, and this one knows {FORMAT}",
             where=str(path),
             remedy="use that version of hilgate, or name another file with --history",
         )
-    if version < 1:
-        raise RecordsError("this is no history of hilgate", where=str(path), remedy="name another with --history")
-    return int(version)
 
 
 @contextlib.contextmanager
@@ -203,7 +172,7 @@ def _writing(path: Path) -> Iterator[sqlite3.Connection]:
             connection.execute(f"pragma journal_size_limit = {LOG_BYTES}")
             connection.execute("begin immediate")
             try:
-                _upgrade(connection, path)
+                _require_format(connection, path)
                 yield connection
             except BaseException:
                 if connection.in_transaction:  # a full disk ends it already
@@ -220,7 +189,7 @@ def _create(path: Path) -> None:
             fresh = Path(folder, FILE)
             with contextlib.closing(sqlite3.connect(fresh)) as connection:
                 connection.execute("pragma journal_mode = wal")
-                for statement in itertools.chain.from_iterable(_VERSIONS):
+                for statement in _SCHEMA:
                     connection.execute(statement)
                 connection.execute(f"pragma user_version = {FORMAT}")
                 connection.commit()
@@ -239,7 +208,7 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     Raises:
         NothingSelectedError: There is no build in it.
         MisuseError: It cannot be opened.
-        RecordsError: It is damaged, newer or no history.
+        RecordsError: It is damaged, of another format or no history.
     """
     none = NothingSelectedError(
         "there is no build in this history", where=str(path), remedy="add one: `hilgate history add`"
@@ -250,9 +219,7 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
         address = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS)) as connection:
             connection.isolation_level = None
-            if _format(connection, path) < FORMAT:
-                with _writing(path):
-                    pass
+            _require_format(connection, path)
             connection.execute("begin")
             if connection.execute("select id from builds limit 1").fetchone() is None:
                 raise none
@@ -473,7 +440,7 @@ def newest_build_of(path: Path, commit: str) -> dict[str, StepThen] | None:
     Raises:
         NothingSelectedError: There is no build of any commit.
         MisuseError: The file cannot be opened.
-        RecordsError: It is damaged, newer or no history.
+        RecordsError: It is damaged, of another format or no history.
     """
     with _reading(path) as connection:
         build = connection.execute(
@@ -652,7 +619,7 @@ def ask(
 
     Raises:
         NothingSelectedError: There is no build in the history.
-        RecordsError: It is damaged, newer or no history.
+        RecordsError: It is damaged, of another format or no history.
         MisuseError: No build has that step, or the file cannot be opened.
     """
     with _reading(path) as connection:

@@ -295,50 +295,17 @@ def test_an_empty_history_says_what_to_do(path):
     assert not path.exists(), "a reader makes no file"
 
 
+@pytest.mark.parametrize(("version", "age"), [(history.FORMAT + 1, "a newer"), (1, "an older")])
 @pytest.mark.parametrize("use", [lambda path: remember(path, CHECKS), history.ask], ids=["add", "show"])
-def test_a_newer_file_is_refused_and_stays_as_it_is(path, use):
+def test_a_file_of_another_format_is_refused_and_stays_as_it_is(path, use, version, age):
     remember(path, CHECKS)
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"pragma user_version = {history.FORMAT + 1}")
+        connection.execute(f"pragma user_version = {version}")
     before = rows_of(path)
-    with pytest.raises(
-        RecordsError, match=f"a newer hilgate wrote this history: its format is {history.FORMAT + 1}"
-    ) as caught:
+    with pytest.raises(RecordsError, match=f"{age} hilgate wrote this history: its format is {version}") as caught:
         use(path)
     assert len(str(caught.value).splitlines()) <= 3
     assert rows_of(path) == before
-
-
-def as_first_format(path):
-    """Turn a history into what the first format was."""
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript("""
-            create table old (key text not null, id text not null, name text not null,
-                build integer not null references builds, value real not null,
-                primary key (key, id, name, build)) without rowid;
-            insert into old select key, id, name, build, value from numbers;
-            drop table numbers; alter table old rename to numbers;
-            drop index steps_by_tests; drop index images_by_build; drop table test_seconds;
-            drop index steps_by_device; drop index steps_by_kernels;
-            alter table steps drop column queue; alter table steps drop column ruling;
-            alter table steps drop column kernels; drop table kernel_lists;
-            alter table steps drop column job;
-            pragma user_version = 1;
-        """)
-
-
-@pytest.mark.parametrize("use", [lambda path: remember(path, CHECKS, minute=1), history.ask], ids=["add", "show"])
-def test_a_file_of_the_first_format_is_brought_up_to_date(path, use):
-    remember(path, [*CHECKS, passed("decode", numbers={"ours_us": 3.0})])
-    before = rows_of(path)
-    as_first_format(path)
-    use(path)
-    after = rows_of(path)
-    assert after["numbers"] == before["numbers"]
-    assert after["steps"][0] == (*before["steps"][0][:-4], None, None, None, None), (
-        "what was not recorded then is not known"
-    )
-    assert ask(path, "kernels")[0]["last"] == 3.0
 
 
 def test_the_oldest_builds_are_removed_and_nothing_of_them_stays(path):
