@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.declare import globs
-from hilgate.declare.old_keys import OLD_KEYS
 from hilgate.model.declaration import (
     BUILDKITE_KEY,
     CPU,
@@ -56,8 +55,8 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], packages: P
         if step.evidence not in EVIDENCE_KINDS:
             document.blame((*at, "evidence"), f"unknown kind {step.evidence!r}", suggest(step.evidence, EVIDENCE_KINDS))
         elif "minimum" in step.model_fields_set and not EVIDENCE_KINDS[step.evidence]:
-            what = f"the key 'minimum' is gone from steps whose evidence is {step.evidence}"
-            document.blame((*at, "minimum"), what, OLD_KEYS["steps.minimum"])
+            what = f"a step whose evidence is {step.evidence} has no minimum"
+            document.blame((*at, "minimum"), what, "remove it: every test that pytest collects must end")
     for document in areas:
         _check_globs(document)
     for document, at, step in steps:

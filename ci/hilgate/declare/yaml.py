@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 import yaml
 from pydantic import ValidationError
 
-from hilgate.declare.old_keys import OLD_KEYS
 from hilgate.model import MAPPING, REFUSED, WORD, StrictModel
 from hilgate.text import suggest
 
@@ -161,10 +160,7 @@ def validate(data: object, model: type[ModelT], document: Document[ModelT]) -> N
         for detail in details:
             kind, loc = detail["type"], tuple(part for part in detail["loc"] if part not in ("[key]", WORD, MAPPING))
             name = str(loc[-1]) if loc else ""
-            old = OLD_KEYS.get(".".join(part for part in loc if isinstance(part, str)))
-            if kind == "extra_forbidden" and old:
-                document.blame(loc, f"the key {name!r} is gone", old)
-            elif kind == "extra_forbidden":
+            if kind == "extra_forbidden":
                 document.blame(loc, f"unknown key {name!r}", suggest(name, _model_at(model, loc[:-1]).model_fields))
             elif kind == "missing":
                 # A typo is an unknown key and a missing one; the first says both.
