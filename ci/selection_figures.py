@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate import git
-from hilgate.cli.planted_bugs import ZOO, load_bugs
+from hilgate.cli.planted_bugs import PLANTED, load_bugs
 from hilgate.declare.imports import build
 from hilgate.declare.load import find_root, load
 from hilgate.errors import MisuseError, Parser, ending
@@ -97,7 +97,7 @@ class Figures:
         Raises:
             CalledProcessError: Its patch does not apply.
         """
-        patch = self.root / ZOO / bug.id / "bug.patch"
+        patch = self.root / PLANTED / bug.id / "bug.patch"
         git_says(self.clone, "apply", str(patch.resolve()))
         files = re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(encoding="utf-8"), re.MULTILINE)
         before = git.files_at(self.clone, self.head, files)

@@ -469,7 +469,7 @@ def _text(path: Path) -> str:
 
 
 def _packaging(text: str) -> str:
-    """Of a pyproject.toml what an installation depends on."""
+    """The part of a pyproject.toml that an installation depends on."""
     found = tomllib.loads(text)
     return json.dumps([found.get("build-system"), found.get("project"), found.get("tool", {}).get("hatch")])
 

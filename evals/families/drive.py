@@ -260,7 +260,7 @@ class TinyModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations. GPUs multiply float32 in TF32, with fewer bits than the oracle's float32 has."""
+        """Dtype of weights and activations. GPUs multiply float32 in TF32, which has fewer bits than the oracle."""
         return torch.float32 if current_platform.is_cpu() else torch.float16
 
     @cached_property
@@ -279,7 +279,7 @@ class TinyModel:
         return tiny_plans(self.family, platform)
 
     def arguments(self, platform: str, own: dict[str, Any]) -> dict[str, Any]:
-        """Of vLLM's `LLM`; `own` are those of the plan."""
+        """Arguments of vLLM's `LLM`; `own` are those of the plan."""
         memory = {"kv_cache_memory_bytes": 1 << 28}  # given, not measured, so that engines can share a GPU
         here = {} if platform == "cpu" else GRAPHS | {"gpu_memory_utilization": 0.1, "mamba_ssm_cache_dtype": "float32"}
         kind = {"dtype": str(self.dtype).removeprefix("torch.")}
@@ -341,7 +341,7 @@ class PublishedModel(TinyModel):
         return published_plans(self.family, platform, block)
 
     def arguments(self, platform: str, own: dict[str, Any]) -> dict[str, Any]:
-        """Of vLLM's `LLM`, with a pool for real pages, and states in float32 unless the plan says otherwise."""
+        """Arguments of vLLM's `LLM`: a pool for real pages, and states in float32 unless the plan says otherwise."""
         room = {"kv_cache_memory_bytes": 1 << (30 if platform == "cpu" else 34), "mamba_ssm_cache_dtype": "float32"}
         return super().arguments(platform, room | own)
 

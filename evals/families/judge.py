@@ -65,7 +65,7 @@ class Tolerance:
 
     @property
     def worst(self) -> float:
-        """Of the row that may be off farthest."""
+        """Tolerance of the row that may be off farthest."""
         return self.rows.max().item()
 
 

@@ -178,7 +178,7 @@ class Oracle:
         return self._computed(tokens, audio, **way) if way else self._exactly(tokens, audio)[0]
 
     def _exactly(self, tokens: list[int], audio: int | None) -> tuple[torch.Tensor, Sequence[Choice]]:
-        """In float64: the log-probabilities, and what the routers chose."""
+        """Compute in float64 the log-probabilities, and what the routers chose."""
         sequence = (tuple(tokens), audio)
         if self._last is None or self._last[0] != sequence:
             with Choices() as choices:
@@ -187,7 +187,7 @@ class Oracle:
         return self._last[1:]
 
     def _computed(self, tokens: list[int], audio: int | None, **way: Any) -> torch.Tensor:
-        """As `log_probs`; nothing is kept."""
+        """Compute what `log_probs` returns, and keep nothing."""
         ids = self.ids(tokens)
         arguments = {"input_ids": ids}
         with self.computing(**way) as model:
@@ -370,7 +370,7 @@ class PublishedOracle(Oracle):
 
     @contextmanager
     def computing(self, **way: Any) -> Iterator[torch.nn.Module]:
-        """As `Oracle.computing`; float32 is float32."""
+        """Compute as the base class does, without TF32."""
         with no_tf32(), super().computing(**way) as model:
             yield model
 

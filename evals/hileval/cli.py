@@ -201,7 +201,7 @@ class ProgressPrinter:
         self._run = 0
 
     def asked(self, run: int, done: int, most: int, right: int) -> None:
-        """See `hileval.ask.loop.Listener`."""
+        """Print a line after a batch (`hileval.ask.loop.Listener`)."""
         if run != self._run:
             self._run, self._began = run, self._before
         self._before = time.monotonic()

@@ -93,7 +93,7 @@ def _completed(row: Row, other: Row) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Distances:
-    """Of the answers of some sequences."""
+    """Distances between two engines' answers to some sequences."""
 
     half: float
     """At most so far off in nats are half of them,"""
@@ -103,7 +103,7 @@ class Distances:
 
     @classmethod
     def between(cls, got: Sequence[Row | None], want: Sequence[Row]) -> Distances:
-        """Of what an engine says after some sequences from what another says; None is not compared.
+        """Compare what two engines say after some sequences; None is not compared.
 
         Raises:
             UnmeasuredError: Fewer than half are there to compare, or fewer than two.
@@ -131,7 +131,7 @@ class Drift:
 
     @classmethod
     def between(cls, got: Sequence[Sequence[Row]], want: Sequence[Sequence[Row]]) -> Drift:
-        """Of an engine's rows, sequence by sequence and place by place, from another's.
+        """Compare the rows of two engines, sequence by sequence and place by place.
 
         Raises:
             UnmeasuredError: They are not of the same places, or there are none.
@@ -140,7 +140,7 @@ class Drift:
 
     @classmethod
     def rounding(cls, got: Sequence[Sequence[Row]], want: Sequence[Sequence[Row]]) -> Drift:
-        """Of an engine's rows from its own, at the places where they differ at all.
+        """Compare an engine's rows with its own, at the places where they differ at all.
 
         Equal bits say that the same was done twice, and not how far rounding goes: of Falcon-H1-7B in bfloat16 on a GPU
         nine places in ten are the same in other batches, and the tenth is 0.06 nats off in the median.
@@ -152,12 +152,12 @@ class Drift:
 
     @classmethod
     def changed(cls, found: Sequence[float]) -> Drift:
-        """Of those divergences that are not 0; of all where all are."""
+        """Summarise the divergences that are not 0, or all where all are 0."""
         return cls.of([value for value in found if value > 0] or found)
 
     @classmethod
     def of(cls, found: Sequence[float]) -> Drift:
-        """Of divergences in nats."""
+        """Summarise divergences in nats."""
         return cls(statistics.median(found), _nine_tenths(found), max(found), len(found))
 
     @classmethod

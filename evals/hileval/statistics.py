@@ -168,7 +168,7 @@ class Share:
 
     @property
     def numbers(self) -> dict[str, int | float]:
-        """As a check has them."""
+        """Numbers of a check."""
         return {"n": self.n, "exact_match": self.value, "ci_low": self.low, "ci_high": self.high}
 
 

@@ -44,7 +44,7 @@ _ONE_WRITTEN = re.compile(
 
 @dataclass(frozen=True)
 class Effects:
-    """Of one instruction."""
+    """What one instruction reads and writes."""
 
     reads: frozenset[Register]
     writes: frozenset[Register]

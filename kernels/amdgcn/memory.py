@@ -267,7 +267,7 @@ def _unchecked(reads: _Elements, checks: _Elements) -> _Elements:
 
 
 def _between_workgroups(writes: _Elements, reads: _Elements, *, among_writes: bool = True) -> Race | None:
-    """Of two workgroups, two writes only if asked for."""
+    """Find a race between two workgroups; two writes race only with `among_writes`."""
     if not writes.at.size:
         return None
     writes = writes.take(np.argsort(writes.at, kind="stable"))
@@ -288,7 +288,7 @@ def _between_workgroups(writes: _Elements, reads: _Elements, *, among_writes: bo
 def _inside_workgroups(
     writes: _Elements, reads: _Elements, *, among_writes: bool = True, own_is_read: bool = True
 ) -> Race | None:
-    """Of two waves of one workgroup with no barrier between them, two writes only if asked for.
+    """Find a race between two waves of a workgroup with no barrier between; two writes race only with `among_writes`.
 
     With `own_is_read` a read is not met by another wave's write of the value that its own wave wrote before it:
     replicated layouts do so.

@@ -188,7 +188,7 @@ class _Modifiers(dict[str, str]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of a dictionary."""
+        """Return a value as a dictionary does, and note that it was asked for."""
         self.asked.add(name)
         return super().get(name, default)
 

@@ -38,7 +38,7 @@ better, and are written here once they have been timed."""
 
 
 def registers(cubin: bytes, folder: Path) -> int:
-    """Of a thread, by cuobjdump, which comes with Triton too."""
+    """Registers of a thread, by cuobjdump, which comes with Triton too."""
     (found,) = re.findall(
         r" REG:(\d+) ", printed_of(cubin, folder, knobs.nvidia.cuobjdump.path, "--dump-resource-usage")
     )

@@ -64,7 +64,7 @@ def _service(batch: Batch, layout: str, quantised: str | None, *, window: int | 
 
 
 def _warm_up(batch: Batch, layout: str, quantised: str | None, *, window: int | None = None) -> None:
-    """As the plugin does: from any step of the layer, here one of 24 tokens."""
+    """Choose as the plugin does, from any step of the layer, here one of 24 tokens."""
     query = torch.empty(24, batch.num_heads, batch.head_size, dtype=batch.dtype)
     rows = torch.empty(24, 2 * batch.num_kv_heads, batch.head_size, dtype=batch.dtype)
     sides = rows[:, : batch.num_kv_heads], rows[:, batch.num_kv_heads :]

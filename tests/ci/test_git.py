@@ -44,7 +44,7 @@ def checkout(tmp_path):
 
 
 def test_tests_in_a_hook_of_git_leave_its_repository_alone(checkout):
-    """As under `git bisect run`, with GIT_DIR set: these tests make repositories of their own."""
+    """GIT_DIR is set as under `git bisect run`: these tests make repositories of their own."""
     before = git(checkout, "for-each-ref"), (checkout / ".git/config").read_text()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "rename_counts_both"]
     hook = os.environ | {"GIT_DIR": str(checkout / ".git")}

@@ -53,7 +53,7 @@ def test_a_record_that_is_not_whole_is_none(tmp_path):
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory):
-    """Of a clone of this repository, without a record."""
+    """Figures of a clone of this repository, without a record."""
     clone = tmp_path_factory.mktemp("clone") / "tree"
     git.clone_at(REPOSITORY, git.inspect(REPOSITORY, None).commit, clone)
     return selection_figures.Figures(REPOSITORY, clone, {})

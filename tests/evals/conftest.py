@@ -99,7 +99,7 @@ class Plant:
 
     @classmethod
     def asked(cls, baseline: Baseline | None, *runs: Run) -> Evaluation:
-        """As `conduct` leaves it, questions in the order of their ids."""
+        """A run as `conduct` leaves it, questions in the order of their ids."""
         ids = tuple(sample.doc_id for sample in max(runs, key=lambda run: len(run.samples)).samples)
         if baseline is None:
             return Evaluation(ids, runs, None)

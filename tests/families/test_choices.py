@@ -115,7 +115,7 @@ def test_an_open_choice_is_excused_and_a_decided_one_is_not(name, oracle_of):
 
 
 def test_in_16_bits_most_answers_are_decided(oracle_of):
-    """As `tests/models/test_deployed.py` demands of its batches on a GPU."""
+    """What `tests/models/test_deployed.py` demands of its batches on a GPU."""
     oracle = oracle_of("granite-4.0-h", "float16")
     undecided = {}
     for length, seed, answers in ((29, 1, 1), (140, 2, 8), (47, 47, 12)):

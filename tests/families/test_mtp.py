@@ -91,7 +91,7 @@ def test_a_drafter_of_which_nothing_is_taken_is_found(drafting):
 
 
 def test_one_rounded_draft_does_not_excuse_the_others(drafting):
-    """As where a router sends one token to another expert."""
+    """The effect of a router that sends one token to another expert."""
     oracle, (exact, working), text, right = drafting
     where = len(right[0].prompt) + right[1].answered
 

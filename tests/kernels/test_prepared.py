@@ -27,7 +27,7 @@ SEQS, BLOCKS, BLOCK, HEADS, KV_HEADS, SIZE = 3, 8, 16, 4, 2, 32
 
 
 class Compiled:
-    """In the place of a kernel: notes what it is launched with, at first as Triton is, then as machine code is."""
+    """Stand-in for a kernel: notes what it is launched with, at first as Triton is, then as machine code is."""
 
     def __init__(self, kernel) -> None:
         self.arg_names = [*inspect.signature(kernel.fn).parameters]

@@ -13,7 +13,7 @@ from mamba.data import check
 
 @dataclass
 class Inputs:
-    """Of one prefill, packed in a batch of one; NaN lies behind the last token."""
+    """Tensors of one prefill, packed in a batch of one, with NaN after the last token."""
 
     starts: list[int]
     """First token of each sequence, and the number of tokens."""

@@ -157,7 +157,7 @@ def test_state_passing(device, package, record_property):
 
 
 def test_the_oracle_agrees_with_the_packages_own_reference(package):
-    """In float64, where only a difference of meaning shows."""
+    """Both sides are float64, where only a difference of meaning shows."""
     layer = LAYERS[1]
     data = inputs(layer, 1, 2 * layer.chunk, "float32", "cpu")
     x, z, B, C, dt = (each.double() for each in (data.x, data.z, data.B, data.C, data.dt))

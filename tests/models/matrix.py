@@ -61,7 +61,7 @@ SPEECH = tuple(spoken(ScheduledRequest(prompt(n + 1, n, VOCABULARY), 8, speech=n
 
 
 def dtype(model: str) -> torch.dtype:
-    """Of weights and arithmetic.
+    """Dtype of weights and arithmetic.
 
     On GPUs float32 too: an answer is then decided by layouts and not by rounding, and vLLM refuses Gemma-2 in float16.
     Its MLA takes 16 bits alone there.
@@ -70,7 +70,7 @@ def dtype(model: str) -> torch.dtype:
 
 
 def arguments(model: str) -> dict[str, Any]:
-    """Of vLLM's `LLM`."""
+    """Arguments of vLLM's `LLM`."""
     return {"dtype": str(dtype(model)).removeprefix("torch.")} | MODELS[model].arguments("cuda" if GPU else "cpu")
 
 

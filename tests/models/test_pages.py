@@ -119,7 +119,7 @@ class Pool:
         return self.in_part(b, side, flat * self.element_bytes)
 
     def scale_addresses(self, side: int) -> torch.Tensor:
-        """Likewise of the fp32 scales of each token and head: [blocks, tokens, heads]."""
+        """View the fp32 scales of each token and head: [blocks, tokens, heads]."""
         b, t, h = torch.meshgrid(*map(torch.arange, (self.blocks, self.tokens, KV_HEADS)), indexing="ij")
         if self.packing == "rows":
             return self.byte(b, h, t, 2 * HEAD_SIZE + 4 * side)

@@ -110,7 +110,7 @@ def judged(contract: Contract, real: Any = None) -> Any:
 
 
 class _NoOperatorError(UnknownCallError, AttributeError):
-    """As torch.ops says it of what is not there, so that `hasattr` gets its answer."""
+    """What torch.ops says of an operator that is not there, so that `hasattr` gets its answer."""
 
 
 class _Namespace(types.ModuleType):

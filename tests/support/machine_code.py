@@ -75,7 +75,7 @@ NO_COVER = {
     "tests/vllm_kernels": "vLLM's kernels; area vllm runs them so",
     "tests/models": "starts an engine; the pocket hybrid's prompt is tests/models/test_machine_code.py",
 }
-"""Folder of device tests that area cover leaves out -> why."""
+"""Folder of device tests that the exhaustive steps leave out -> why."""
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"

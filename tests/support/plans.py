@@ -237,7 +237,7 @@ _command = functools.cache(typer.main.get_command)
 
 
 def _unlimited(work: Callable[[], str], *_: object) -> str:
-    """In place of `limited`: plan and judge in this process."""
+    """Stand-in for `limited`: plan and judge in this process."""
     return work()
 
 

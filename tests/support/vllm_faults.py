@@ -54,4 +54,4 @@ def declared(name: str, **facts: object) -> Iterator[None]:
 
 
 def unrecorded(*_: object) -> None:
-    """In the place of `record_property`: figures of a wrong answer are no figures of the kernel."""
+    """Stand-in for `record_property`: figures of a wrong answer are no figures of the kernel."""

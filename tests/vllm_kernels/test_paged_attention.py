@@ -23,7 +23,7 @@ def made(device, layout, shape, dtype, query_lens, seq_lens, **more):
 
 
 def lengths(block_size: int) -> list[int]:
-    """Of sequences: one token, one more than a tile, and around the edge of a block where that is near."""
+    """Lengths of sequences: one token, one more than a tile, and around the edge of a block where that is near."""
     return [1, 17, 129, *({min(block_size, 300), min(block_size + 1, 301)} if block_size < 600 else {131})]
 
 

@@ -200,7 +200,7 @@ def _unit(row: Row) -> str:
 
 
 def _case(row: Row) -> str:
-    """Of several times of a check, the name of the one that is not simply ours."""
+    """Name of the time that a row shows, where a check has several times and this is not simply ours."""
     usual = {f"ours_{_unit(row)}", _unit(row)}
     return str(row["id"]) if row["number"] in usual else f"{row['id']} {row['number']}"
 

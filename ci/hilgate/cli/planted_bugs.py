@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutation tests of the gate (the bug zoo): real defects, planted one at a time in a copy of the code, turn it red.
+"""Mutation tests of the gate: real defects, planted one at a time in a copy of the code, turn it red.
 
 A gate that cannot fail proves nothing. Each bug names the step that must catch it and what the failing check must say,
 and its cause must stand on the first screen of a terminal. The same step over the same copy without the patch is the
@@ -35,7 +35,7 @@ from hilgate.run.outcome import first_line
 from hilgate.run.runner import run_plan
 from hilgate.text import suggest
 
-ZOO = Path("tests/bugs")
+PLANTED = Path("tests/bugs")
 UNDER_TEST = "kernels"
 INSTALLED = "installed"
 """The folder of a copy of an installed package."""
@@ -82,7 +82,7 @@ def load_bugs(root: Path, names: tuple[str, ...] = ()) -> tuple[Bug, ...]:
         InvalidDeclarationsError: A bug.yaml is invalid, or a bug is not called like its folder.
         MisuseError: A name is no bug, or there are none.
     """
-    files = sorted((root / ZOO).glob("*/bug.yaml"))
+    files = sorted((root / PLANTED).glob("*/bug.yaml"))
     documents = [yaml.read(path, root, Bug) for path in files]
     for path, document in zip(files, documents, strict=True):
         if document.value and document.value.id != path.parent.name:
@@ -98,10 +98,12 @@ def load_bugs(root: Path, names: tuple[str, ...] = ()) -> tuple[Bug, ...]:
             "there are no kernels to plant bugs in", where=str(root / UNDER_TEST), remedy="put them there"
         )
     if not bugs:
-        raise MisuseError("the zoo is empty", where=str(root / ZOO), remedy="plant a bug: tests/bugs/<name>/bug.yaml")
+        raise MisuseError(
+            "no bug is planted here", where=str(root / PLANTED), remedy="plant a bug: tests/bugs/<name>/bug.yaml"
+        )
     for name in names:
         if name not in bugs:
-            raise MisuseError(f"no bug is called {name!r}", where=str(ZOO), remedy=suggest(name, bugs))
+            raise MisuseError(f"no bug is called {name!r}", where=str(PLANTED), remedy=suggest(name, bugs))
     return tuple(bug for bug in bugs.values() if not names or bug.id in names)
 
 
@@ -157,7 +159,7 @@ def _planted(root: Path, bug: Bug, folder: Path, control: Check, *, keep: bool) 
     if control.outcome is not Outcome.PASS:
         return Outcome.DID_NOT_RUN, f"its control did not pass: {control.message}"
     copy = _copy(root, bug, folder)
-    if problem := _apply(root / ZOO / bug.id / "bug.patch", bug, copy):
+    if problem := _apply(root / PLANTED / bug.id / "bug.patch", bug, copy):
         return Outcome.FAIL, problem
     report, failures = _run(root, bug, folder)
     verdict = report.verdict
@@ -171,7 +173,7 @@ def _planted(root: Path, bug: Bug, folder: Path, control: Check, *, keep: bool) 
         return Outcome.FAIL, f"{step.key} caught it, and its cause is not on the first screen: {match.id}"
     if keep:
         last = report.recorded.last(step.key)
-        Check.write_all(root / ZOO / bug.id, [_portable(one, root) for one in last.checks] if last else ())
+        Check.write_all(root / PLANTED / bug.id, [_portable(one, root) for one in last.checks] if last else ())
     return Outcome.PASS, f"caught by {step.key}: {match.id}: {first_line(match.message)}"
 
 

@@ -344,7 +344,7 @@ def selftest(
         sys.stdout.write(text + "\n")
         return
     out = os.environ.get("HILGATE_OUT")  # set when the self-test is itself a step of a gate
-    folder = results or (Path(out) / "zoo" if out else root / "results" / "selftest")
+    folder = results or (Path(out) / "selftest" if out else root / "results" / "selftest")
     with locked(folder):
         checks = planted_bugs.run_bugs(root, chosen, folder, keep=keep)
     if out:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hilgate.run.results import Recorded
 
 FILE: Final = "history.sqlite"
-"""Below `results/`, unless HILGATE_HISTORY or --history names another."""
+"""Name of the history below `results/`, unless HILGATE_HISTORY or --history names another."""
 HISTORY_VARIABLE = "HILGATE_HISTORY"
 BUSY_SECONDS = 30.0
 """How long a writer waits for another one."""

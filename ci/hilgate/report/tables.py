@@ -78,12 +78,12 @@ class Table:
 
     @functools.cached_property
     def rows(self) -> tuple[str, ...]:
-        """In the order in which they ran."""
+        """Labels in the order in which their checks ran."""
         return tuple(dict.fromkeys(row for row, _ in self.grid))
 
     @functools.cached_property
     def columns(self) -> tuple[str, ...]:
-        """In the order in which they ran."""
+        """Labels in the order in which their checks ran."""
         return tuple(dict.fromkeys(column for _, column in self.grid))
 
     @functools.cached_property

@@ -86,7 +86,7 @@ _POINTS_UP = re.compile(r"ended with status \d+|root cause above")
 
 
 def said(lines: Sequence[str]) -> str:
-    """Of what a program printed, the line that says what is wrong: its last error, else its last line with words.
+    """The line of a program's output that says what is wrong: its last error, else its last line with words.
 
     What follows an error is where it happened and what to do, which is of no use without it. Where Python itself says
     that it crashed (`faulthandler`), its innermost calls outside of installed packages, and the test's.

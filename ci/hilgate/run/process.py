@@ -93,7 +93,7 @@ class Interrupts:
 
     @property
     def name(self) -> str:
-        """Of the first signal, e.g. `SIGINT`."""
+        """Name of the first signal, e.g. `SIGINT`."""
         return signal.Signals(self.number).name
 
     def __enter__(self) -> Self:

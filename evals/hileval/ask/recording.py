@@ -37,7 +37,7 @@ def recorded_path(name: str, number: int) -> Path:
 
 
 def fingerprint() -> str:
-    """Of the code that answers depend on."""
+    """Fingerprint of the code that answers depend on."""
     return code_fingerprint(EVALS.parent / "kernels/pagedkv", EVALS / "hileval")
 
 

@@ -163,7 +163,7 @@ class TransformersEngine:
 
 
 def as_rows(logits: Any) -> list[dict[int, float]]:
-    """Of logits [places, vocabulary]."""
+    """Log-probabilities of the likeliest words at each place, from logits [places, vocabulary]."""
     best = logits.double().log_softmax(-1).topk(min(ASKED, logits.shape[-1]))
     return [
         dict(zip(tokens, values, strict=True))

@@ -273,9 +273,10 @@ def _without_baseline(check_id: str, resolved: ResolvedGate, asked: Evaluation, 
 
 
 def _floor(check_id: str, floor: float, share: statistics.Share, baseline: Baseline | None) -> Check:
-    """Below the floor or not. A baseline was held against it when it was recorded; then only certainty counts.
+    """Check the share against the floor.
 
-    Else the draw of the first questions, which is always the same, would decide for ever on a model near its floor.
+    A baseline was held against it when it was recorded; then only certainty counts. Else the draw of the first
+    questions, which is always the same, would decide for ever on a model near its floor.
     """
     if share.high < floor:
         outcome, verdict = Outcome.FAIL, "below"

@@ -276,7 +276,7 @@ PACKAGES = ("torch", "triton", "vllm", "transformers", "lm_eval", "amd-aiter")
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that an answer depends on, where they are installed."""
+    """Versions of the installed packages that an answer depends on."""
     found = {}
     for package in PACKAGES:
         for name in (package, f"{package}-cpu"):

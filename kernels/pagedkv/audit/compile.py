@@ -201,9 +201,9 @@ class Figures:
     kept: bool = False
     """Whether an earlier run compiled it."""
     pointer_choices: tuple[str, ...] = ()
-    """As of `MachineCode`."""
+    """The value of `MachineCode`."""
     waves_per_eu: int = 0
-    """As of `MachineCode`."""
+    """The value of `MachineCode`."""
     machine_code: str = ""
     """What a GPU is given, as a hash (`code_object.machine_code`)."""
 

@@ -53,12 +53,12 @@ class Layer:
 
     @property
     def tokens(self) -> int:
-        """Of a prefill step."""
+        """Number of tokens of a prefill step."""
         return SEQUENCES * SEQUENCE_TOKENS
 
     @property
     def chunks(self) -> int:
-        """Of a prefill step, none of them shared by two sequences."""
+        """Number of chunks of a prefill step; no two sequences share one."""
         return self.tokens // self.chunk
 
     @property
@@ -190,7 +190,7 @@ def configuration_name(config: Any) -> str:
 
 
 def _version(package: str) -> str:
-    """Of the installed distribution; vLLM's CPU build has a name of its own."""
+    """Version of the installed distribution; vLLM's CPU build has a name of its own."""
     for name in (package, f"{package}-cpu"):
         for distribution in importlib.metadata.distributions(name=name):
             return distribution.version

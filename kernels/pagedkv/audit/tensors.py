@@ -60,17 +60,17 @@ class Batch:
 
     @property
     def dtype_name(self) -> str:
-        """As in ids."""
+        """Name of the dtype in ids of cases."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def num_tokens(self) -> int:
-        """Of this step, over all sequences."""
+        """Number of tokens of this step, over all sequences."""
         return self.num_seqs * self.query_len
 
     @property
     def scale(self) -> float:
-        """Of the softmax."""
+        """Factor of the scores."""
         return 1 / math.sqrt(self.head_size)
 
     @property

@@ -109,12 +109,12 @@ class PagedCache:
 
     @property
     def key_strides(self) -> tuple[int, int, int, int]:
-        """Of block, token, head and group of x channels (0 in `rows`), in elements."""
+        """Strides of block, token, head and group of x channels (0 in `rows`), in elements."""
         return _strides(self.key, KEY_AXES[self.packing], "bthC")
 
     @property
     def value_strides(self) -> tuple[int, int, int, int]:
-        """Of block, token, head and channel, in elements.
+        """Strides of block, token, head and channel, in elements.
 
         A dense axis has 0: tokens in `native`, channels in `rows`. In `shuffle` the second is of a group of x tokens.
         """

@@ -33,22 +33,22 @@ class DecodeStrides(NamedTuple):
     """Strides that a launch passes, in elements; 0 of what is not used."""
 
     q: tuple[int, ...]
-    """Of token and head; likewise of k, v and out."""
+    """Strides of token and head; k, v and out have the same two."""
     k: tuple[int, ...]
     v: tuple[int, ...]
     out: tuple[int, ...]
     a: tuple[int, ...]
-    """Of token and head."""
+    """Strides of token and head."""
     b: tuple[int, ...]
-    """Of token."""
+    """Stride of token."""
     states: tuple[int, ...]
-    """Of slot, head and value."""
+    """Strides of slot, head and value."""
     keys: tuple[int, ...]
-    """Of slot, place in the ring and head; likewise of updates and decays."""
+    """Strides of slot, place in the ring and head; updates and decays have the same three."""
     updates: tuple[int, ...]
     decays: tuple[int, ...]
     state_indices: tuple[int, ...]
-    """Of sequence; likewise of draft_indices."""
+    """Stride of sequence, which draft_indices has too."""
     draft_indices: tuple[int, ...]
 
 
@@ -74,7 +74,7 @@ class DecodeOptions(NamedTuple):
     DRAFTS: bool
     """Whether sequences have several tokens, of which those of the step before are replayed."""
     DEPENDENT: bool
-    """As `follow` takes it."""
+    """Whether it is a programmatic dependent launch (`follow`)."""
 
 
 @triton.jit

@@ -38,7 +38,7 @@ from pagedkv.attention.softmax import INTERPRETED, LN2, LOG2E, compiled_for, nar
 from pagedkv.strides import sequence_of_tile, wide
 
 LEAST_FALL = tl.constexpr(-160.0)
-"""In base 2, what a step leaves of the state at least: less than 2^-149 is 0 in fp32. So a sum stays finite."""
+"""Least log2 of what a step leaves of the state: less than 2^-149 is 0 in fp32. So a sum stays finite."""
 EPSILON = tl.constexpr(1e-6)
 """Added to the sum of squares of a key or query before its root is taken, as models do."""
 FACTORS = tl.constexpr(4)

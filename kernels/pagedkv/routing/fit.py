@@ -132,7 +132,7 @@ class Pages:
 
     @property
     def block_bytes(self) -> int:
-        """Of one block of the pool: a page of each layer of a group."""
+        """Bytes of one block of the pool: a page of each layer of a group."""
         return self.page_bytes * self.group_layers
 
     @property

@@ -462,7 +462,7 @@ class State:
 
     @property
     def bytes(self) -> int:
-        """Of all shapes."""
+        """Bytes of all shapes."""
         return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True))
 
 

@@ -156,7 +156,7 @@ def test_after_a_pause_one_more_such_ending_is_enough(node: FakeNode) -> None:
 
 
 def test_killed_jobs_take_the_agent_out_before_the_next_begins(node: FakeNode) -> None:
-    """As on a full disk, where the agent cannot write the script of a hook and the job is a 1 in no time."""
+    """The job ends as on a full disk: the agent cannot write the script of a hook, and the job is a 1 in no time."""
     for number, status in enumerate([0, 0, 0, 75]):
         node.env["BUILDKITE_JOB_ID"] = f"j{number}"
         assert admit(node) == status

@@ -17,7 +17,7 @@ def server():
 
 @pytest.fixture
 def client(server):
-    """Of Buildkite; how long it would have waited stands in `waits`."""
+    """Stand-in for Buildkite's API; how long it would have waited stands in `waits`."""
     waits = []
     url = builds_url("acme", "rocm", api=server.address)
     made = Client(url, TOKEN, sleep=waits.append, timeout_seconds=10.0)

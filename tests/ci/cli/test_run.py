@@ -310,7 +310,7 @@ def test_two_gates_in_one_folder_refuse(tmp_path):
         (["run", "aa"], "did you mean"),
         (["run", "a-cpuu", "--plan", "results/plan.json"], "did you mean 'a-cpu'"),
         (["run", "a-cpu", "--plan", "results/plan.json", "--", "-k", "x"], "leave out --plan"),
-        (["selftest", "nothing"], "the zoo is empty"),
+        (["selftest", "nothing"], "no bug is planted here"),
     ],
 )
 def test_misuse_is_answered_with_a_remedy(green, arguments, message):

@@ -103,7 +103,7 @@ def test_a_non_utf8_name_and_a_native_panic_are_problems(repository, monkeypatch
     assert build(repository, PATH).problem == r"a file name is not UTF-8: pagedkv/bad\xff.py"
 
     class PanicException(BaseException):
-        """As pyo3 raises it: no Exception."""
+        """What pyo3 raises, which is no Exception."""
 
     def panic(*_, **__):
         raise PanicException("called `Option::unwrap()`\nstack backtrace:")

@@ -15,7 +15,7 @@ from support.builds import built
 from support.jobs import passed
 from support.plans import step
 
-from hilgate.cli.planted_bugs import ZOO, load_bugs
+from hilgate.cli.planted_bugs import PLANTED, load_bugs
 from hilgate.declare.load import load
 from hilgate.evidence import FINDINGS_FILE
 from hilgate.model.record import Check, Outcome
@@ -30,7 +30,7 @@ GREEN = [(step(f"green-{n}", "x"), [passed()]) for n in range(23)]
 
 
 def kept(bug):
-    lines = (ROOT / ZOO / bug.id / FINDINGS_FILE).read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / PLANTED / bug.id / FINDINGS_FILE).read_text(encoding="utf-8").splitlines()
     return [Check.model_validate_json(line) for line in lines]
 
 

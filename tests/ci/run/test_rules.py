@@ -233,7 +233,7 @@ def test_no_surroundings_make_a_step_better():
         assert SEVERITY[among_them] >= SEVERITY[without] or doubted, (alone, other)
 
 
-def test_a_record_that_says_otherwise_is_named_with_the_steps_own_evidence():
+def test_a_record_that_says_otherwise_is_named_with_evidence():
     for one, *_ in EXAMPLES + IN_ITS_SURROUNDINGS:
         step = replace(one, recorded=P)
         shown = decide(step)

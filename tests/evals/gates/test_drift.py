@@ -222,7 +222,7 @@ def asked():
 
 
 def test_right_attention_by_other_arithmetic_is_rounding(asked):
-    """In another order of sums than transformers' own."""
+    """Attention with another order of sums than transformers' own."""
     read, own = asked
     assert Drift.between(read({}), own).within(flat(0.0))
 

@@ -69,7 +69,7 @@ def test_scores_of_minus_ten_thousand(device, record_property):
 @pytest.mark.parametrize("more", [1, 2, 4])
 @pytest.mark.parametrize("query_lens", [[1, 1], [5, 20]], ids=["decode", "extend"])
 def test_groups_of_v_any_distance_apart(query_lens, more, device, record_property):
-    """In `shuffle` X tokens are a group: where its stride is no multiple of X, a token has no stride of its own."""
+    """X tokens of `shuffle` are a group: where its stride is no multiple of X, a token has no stride of its own."""
     data = small(device, query_lens, [100, 70], dtype=HALF, layout_name="shuffle")
     golden, value = expected(data), data.pool.value
     shape, group = list(value.shape), value.shape[3] * value.shape[4] + more  # [blocks, heads, groups, channels, X]

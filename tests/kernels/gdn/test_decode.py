@@ -60,7 +60,7 @@ class Layer:
         self.states[self.slots] = state.to(self.states)
         self.golden = self.states[self.slots].double().cpu()
         self.positions = [7 * number for number in range(sequences)]
-        """Of the first token of the next step, less the tokens that are accepted by then."""
+        """Place of the first token of the next step, less the tokens that are accepted by then."""
         self.accepted = [1] * sequences  # after a prefill
         """Tokens of the last step that count."""
         self.kept: list[torch.Tensor] = [state[None] for state in self.golden]
@@ -208,7 +208,7 @@ def test_an_empty_sequence_keeps_its_state_and_its_drafts(device):
 
 
 def test_drafts_have_slots_of_their_own(device):
-    """As where they lie in the blocks that vLLM has for a state behind each draft."""
+    """The ring lies in the blocks that vLLM has for a state after each draft."""
     layer = Layer("qwen3-next", 2, DTYPES[-1], device, most=2)
     places = torch.tensor([[7, 3], [8, 0]]).int().to(device)[:, 1]
     layer.step([3, 3], draft_indices=places)

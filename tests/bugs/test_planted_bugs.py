@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every bug of the zoo that no step of `ci/areas` plants is caught by the step that it names, and by nothing less."""
+"""Every planted bug that no step of `ci/areas` plants is caught by the step that it names, and by nothing less."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUGS = tuple(bug for bug in load_bugs(ROOT) if bug.id not in PLANTED)
 @pytest.fixture(scope="module")
 def checks(tmp_path_factory):
     """By id; bugs of one step share its control."""
-    return {check.id: check for check in run_bugs(ROOT, BUGS, tmp_path_factory.mktemp("zoo"))}
+    return {check.id: check for check in run_bugs(ROOT, BUGS, tmp_path_factory.mktemp("planted"))}
 
 
 @pytest.mark.timeout(1800)
