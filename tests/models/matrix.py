@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every model under every layout and packing that vLLM can give it: what runs, one process per packing.
 
+Those of MLA, which has no packings, are in test_handover.py: a change of its kernel then runs that step alone.
+
 Starting vLLM takes as long as a dozen of these engines, so a process goes through all models of its packing.
 """
 
@@ -20,7 +22,7 @@ from families.processes import GPU, IN_PROCESS
 from families.schedule import Schedule, ScheduledRequest, prompt, spoken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 NOISE = 2**-20
 """What the fp32 sum of the 128 products of a key or value may lose: 2^-24 sqrt(128) = 2^-20.5."""
@@ -52,7 +54,6 @@ LAYOUTS = {
     "gpt-oss": {"rows": ("LBHNC",), "native": ("LHBNC",), "shuffle": ("BLHNC",)},
     "gemma-2-fp8": {"rows": ("LBNHC",), "native": ("LBHNC",), "shuffle": ("BLHNC",)},
     "gemma-2-fp8-per-token": {"rows": ("LBHNC",), "native": ("BLHNC",), "shuffle": ("LHBNC",)},
-    "deepseek-v3": {"rows": ("LBHNC", "BLHNC")},
 }
 RUNS = [(m, packing, layout) for m, packings in LAYOUTS.items() for packing in packings for layout in packings[packing]]
 
@@ -79,11 +80,11 @@ def requests(model: str) -> Schedule:
     return SPEECH if MODELS[model].attention == "cross" else PROMPTS
 
 
-def save(folder: Path) -> dict[str, Path]:
+def save(folder: Path, models: Collection[str]) -> dict[str, Path]:
     """Write the checkpoints; return their folders by model."""
-    for name, family in MODELS.items():
-        checkpoints.save(family, folder / name, dtype(name))
-    return {name: folder / name for name in MODELS}
+    for name in models:
+        checkpoints.save(MODELS[name], folder / name, dtype(name))
+    return {name: folder / name for name in models}
 
 
 def oracle(model: str, folder: Path) -> Oracle:
@@ -124,7 +125,7 @@ def run(folders: dict[str, Path], logs: Path) -> dict[tuple[str, str, str], dict
 
     def process(packing: str) -> dict[str, Any]:
         (logs / packing).mkdir()
-        environment = IN_PROCESS | {"PAGEDKV_PACKING": packing, "PAGEDKV_MLA": "1"}
+        environment = IN_PROCESS | {"PAGEDKV_PACKING": packing}
         return engine.run(logs / packing, dict(engines(packing)), environment, seconds=SECONDS)
 
     with ThreadPoolExecutor(max_workers=1 if GPU else 2) as pool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that hand KV blocks over, and a drafting model: answers are as of one engine alone.
+"""Engines that hand KV blocks over, those of MLA in both of its layouts, and a drafting model.
 
-Transformers judges them, and the KV pool holds NaN at the start: what a connector did not write cannot be
+Transformers judges their answers, and the KV pool holds NaN at the start: what a connector did not write cannot be
 attended to by chance.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import torch
 from models import engine, matrix
 
 pytest.importorskip("vllm", reason="needs package:vllm")
 
-from families import checkpoints, judge
+from families import judge
 from families.oracle import VOCABULARY
-from families.processes import IN_PROCESS
+from families.processes import GPU, IN_PROCESS
 from families.schedule import ScheduledRequest, prompt
 
 SECONDS = 600
@@ -24,6 +25,7 @@ SECONDS = 600
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(SECONDS + 60)]
 
 MODELS = ("gemma-2", "deepseek-v3", "bloom")
+MLA_BACKEND = f"pagedkv.vllm_plugin.mla_backend.{'PagedKVGPUMLABackend' if GPU else 'PagedKVMLABackend'}"
 
 HANDED_OVER = tuple(ScheduledRequest(prompt(n, n, VOCABULARY), 8) for n in (37, 66, 96))
 CACHED = [32, 64, 80]
@@ -36,8 +38,9 @@ ANSWERED = tuple(ScheduledRequest(request.prompt, 20) for request in matrix.PROM
 def engines(folders, store):
     """What runs, by name; every consumer after its producer."""
 
-    def spec(model, asked, **arguments):
-        return engine.spec(folders[model], {"only": asked}, prompt_rows=False, **(matrix.arguments(model) | arguments))
+    def spec(model, asked, *, prompt_rows=False, **arguments):
+        arguments = matrix.arguments(model) | arguments
+        return engine.spec(folders[model], {"only": asked}, prompt_rows=prompt_rows, **arguments)
 
     def connected(model, role, **arguments):
         connector = {
@@ -53,18 +56,16 @@ def engines(folders, store):
         "gemma-2, saves": connected("gemma-2", "kv_producer"),
         "gemma-2, loads": connected("gemma-2", "kv_consumer"),
         "gemma-2, loads into another layout": connected("gemma-2", "kv_consumer", layout="BLNHC"),
-        "deepseek-v3, saves": connected("deepseek-v3", "kv_producer"),
-        "deepseek-v3, loads": connected("deepseek-v3", "kv_consumer"),
+        # vLLM's connector loads latent rows into a copy of the cache where a layer's blocks are not one run.
+        "deepseek-v3, saves": connected("deepseek-v3", "kv_producer", layout="BLHNC", prompt_rows=True),
+        "deepseek-v3, loads": connected("deepseek-v3", "kv_consumer", layout="LBHNC"),
         "bloom, drafts": spec("bloom", ANSWERED, speculative_config=drafter),
     }
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    base = tmp_path_factory.mktemp("models")
-    for name in MODELS:
-        checkpoints.save(matrix.MODELS[name], base / name, matrix.dtype(name))
-    return {name: base / name for name in MODELS}
+    return matrix.save(tmp_path_factory.mktemp("models"), MODELS)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,24 @@ def judged(runs, run, asked, oracle, record_property):
     got = answers(runs, run)
     record_property("max_abs_err", judge.compare(asked, got, oracle(run.partition(",")[0])).max_abs_err)
     return got
+
+
+def test_who_saves_in_blocks_of_all_layers_answers_as_transformers(runs, oracle, record_property):
+    got = judged(runs, "deepseek-v3, saves", HANDED_OVER, oracle, record_property)
+    assert [len(answer.rows) for answer in got] == [len(request.prompt) - 1 + 8 for request in HANDED_OVER]
+
+
+@pytest.mark.parametrize(("role", "together"), [("loads", 1), ("saves", 2)])
+def test_latent_blocks_lie_by_layer_or_by_block(role, together, runs):
+    rows = layers(runs, f"deepseek-v3, {role}")
+    assert len(rows) == 2
+    for row in rows:
+        assert row["backend"] == MLA_BACKEND
+        assert row["route"] is None, "the router knows no MLA"
+        assert row["writes"] >= row["attentions"] >= 7
+        assert row["kv_shape"][1:] == [row["block_size"], 256 + 64], "latent and rotary channels"
+        assert row["kv_strides"][0] == together * torch.Size(row["kv_shape"][1:]).numel()
+        assert row["kv_strides"][-1] == 1
 
 
 @pytest.mark.parametrize("run", ["gemma-2, loads", "gemma-2, loads into another layout", "deepseek-v3, loads"])
