@@ -453,8 +453,9 @@ def run_plan(
         keys = frozenset(step.key for step in chosen) - earlier.passed()
         size = announce(keys) if announce else None
         reruns = _reruns(plan, root, options)
-        with progress.choose(plan, keys, terminal.stderr(), size) as shown:
-            Runner(plan, root, folder, build, shown, options, earlier=earlier, reruns=reruns).run()
+        in_buildkite = os.environ.get("BUILDKITE") == "true"
+        shown = progress.Lines(terminal.stderr(), buildkite=in_buildkite, clock=progress.Clock(size))
+        Runner(plan, root, folder, build, shown, options, earlier=earlier, reruns=reruns).run()
     return size
 
 

@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person sees while steps run, on stderr: a live table, or plain lines, or Buildkite's log groups."""
+"""What a person sees while steps run, on stderr: a line per start and end, in Buildkite as log groups."""
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from hilgate import text
 from hilgate.model.record import Outcome
@@ -18,13 +12,14 @@ from hilgate.model.record import Outcome
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hilgate.model.plan import Plan, PlannedStep
+    from rich.console import Console
+
+    from hilgate.model.plan import PlannedStep
     from hilgate.plan.estimate import Estimate
     from hilgate.run.process import Child
     from hilgate.run.results import Attempt
 
 HEARTBEAT_SECONDS = 60.0
-REFRESH_SECONDS = 0.5
 LOG_TAIL_LINES = 40
 COMMAND_CHARACTERS = 200
 
@@ -54,73 +49,6 @@ class Clock:
         return text.duration(passed) + (f", about {text.rounded(left)} left" if left > 0 else "")
 
 
-class LiveTable:
-    """One row per step: mark, name, elapsed time, and its last log line or why it ended so."""
-
-    def __init__(self, plan: Plan, keys: frozenset[str], console: Console, clock: Clock) -> None:
-        self._steps = [step for step in plan.steps if step.key in keys]
-        self._children: dict[str, Child] = {}
-        self._attempts: dict[str, Attempt] = {}
-        self._clock = clock
-        self._shown_at = 0.0
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._lines = Lines(console, buildkite=False, clock=clock)
-
-    def __enter__(self) -> LiveTable:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def started(self, step: PlannedStep, child: Child) -> None:
-        """Show the step as running."""
-        self._children[step.key] = child
-        self._refresh()
-
-    def finished(self, step: PlannedStep, attempt: Attempt, log: Path) -> None:  # noqa: ARG002
-        """Show the step's outcome."""
-        self._children.pop(step.key, None)
-        self._attempts[step.key] = attempt
-        self._clock.finished(step, attempt)
-        self._refresh()
-
-    def ended(self, meanwhile: str) -> None:
-        """Give the terminal back: all steps have ended, and what they found is printed."""
-        self._live.stop()
-        self._lines.ended(meanwhile)
-
-    def tick(self) -> None:
-        """Move the clocks, twice a second at most."""
-        if not self._live.is_started:
-            self._lines.tick()
-        elif time.monotonic() - self._shown_at >= REFRESH_SECONDS:
-            self._refresh()
-
-    def _refresh(self) -> None:
-        self._shown_at = time.monotonic()
-        table = Table(box=None, padding=(0, 1), show_header=False, expand=True)
-        table.add_column(width=1)
-        table.add_column(no_wrap=True, max_width=34, overflow="ellipsis")
-        table.add_column(justify="right", no_wrap=True, width=11)
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        for step in self._steps:
-            table.add_row(*self._row(step))
-        done = f"{len(self._attempts)} of {len(self._steps)} steps, {self._clock}"
-        self._live.update(Group(table, Text(done, style="dim")), refresh=True)
-
-    def _row(self, step: PlannedStep) -> tuple[Text, Text, str, Text]:
-        if step.key in self._attempts:
-            record = self._attempts[step.key].record
-            mark = Text(text.MARKS[record.outcome], text.STYLES[record.outcome])
-            return mark, Text(step.key), text.duration(record.seconds), Text(text.line(record.message))
-        if step.key in self._children:
-            child = self._children[step.key]
-            line = Text(text.line(child.last_line()), "dim")
-            return Text("▸", "cyan"), Text(step.key), text.duration(child.seconds), line
-        return Text("·", "dim"), Text(step.key, "dim"), "", Text("waits", "dim")
-
-
 class Lines:
     """One line per start and per end, and one a minute while nothing else happens."""
 
@@ -131,12 +59,6 @@ class Lines:
         self._children: dict[str, Child] = {}
         self._printed_at = time.monotonic()
         self._meanwhile, self._ended_at = "", 0.0
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def started(self, step: PlannedStep, child: Child) -> None:
         """Say that it began."""
@@ -177,11 +99,3 @@ class Lines:
     def _print(self, line: str) -> None:
         self._printed_at = time.monotonic()
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def choose(plan: Plan, keys: frozenset[str], console: Console, size: Estimate | None = None) -> LiveTable | Lines:
-    """The live table on a terminal, lines elsewhere."""
-    buildkite = os.environ.get("BUILDKITE") == "true"
-    if console.file.isatty() and not buildkite:  # FORCE_COLOR makes rich take a pipe for a terminal
-        return LiveTable(plan, keys, console, Clock(size))
-    return Lines(console, buildkite=buildkite, clock=Clock(size))

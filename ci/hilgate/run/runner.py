@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.model.record import Check, Record
-    from hilgate.run.progress import LiveTable
 
 
 POLL_SECONDS = 0.05
@@ -195,7 +194,7 @@ class Runner:
         root: Path,
         results_folder: Path,
         build: BuildRecord,
-        progress: LiveTable | Lines,
+        progress: Lines,
         options: Options,
         *,
         earlier: Recorded | None = None,
@@ -529,8 +528,7 @@ def locked(folder: Path) -> Iterator[None]:
 def run_plan(plan: Plan, root: Path, folder: Path) -> Recorded:
     """Run every step of a plan over `root`, outside of any gate, and return what it left in `folder`."""
     build = new_build(plan)
-    with Lines(Console(stderr=True), buildkite=False) as progress:
-        Runner(plan, root, folder, build, progress, Options()).run()
+    Runner(plan, root, folder, build, Lines(Console(stderr=True), buildkite=False), Options()).run()
     return results.read_all(folder, None, plan, build.plan_digest)
 
 

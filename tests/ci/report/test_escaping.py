@@ -135,9 +135,9 @@ def test_no_terminal_and_no_log_obeys_it(text, capsys, monkeypatch, tmp_path):
     one = changed(step("bad", "x"), command=f"x {text}")
     attempt = recorded.last("bad-cpu")
     attempt = attempt_at(step("bad", "x"), attempt.checks[0], sound(text))
-    with Lines(Console(file=out, width=80, color_system=None), buildkite=True) as lines:
-        lines.started(one, child=None)
-        lines.finished(one, attempt, log)
+    lines = Lines(Console(file=out, width=80, color_system=None), buildkite=True)
+    lines.started(one, child=None)
+    lines.finished(one, attempt, log)
     assert SEEN.fullmatch(out.getvalue())
     groups = [line for line in out.getvalue().splitlines() if re.match(r"---|\+\+\+|~~~|\^\^\^", line)]
     assert [group[:12] for group in groups] == ["--- bad-cpu:", "+++ bad-cpu:"]

@@ -46,20 +46,3 @@ def test_a_silent_steps_heartbeat_ends_without_a_colon(monkeypatch, said, ending
     lines.started(step("a", "x"), SimpleNamespace(seconds=61.0, last_line=lambda: said))
     lines.tick()
     assert printed.getvalue().splitlines()[-1] == f"a-cpu: running for 1 min 01 s{ending}"
-
-
-def test_a_live_table_leaves_the_terminal_after_its_steps(monkeypatch):
-    shown = io.StringIO()
-    one = plan(step("a", "x"))
-    console = Console(file=shown, width=80, force_terminal=True, _environ={"TERM": "xterm"})  # a dumb one has no table
-    with progress.LiveTable(one, frozenset({"a-cpu"}), console, progress.Clock(None)) as live:
-        live.started(one.steps[0], SimpleNamespace(seconds=1.0, last_line=lambda: ""))
-        assert "a-cpu" in shown.getvalue()
-        live.ended("asking the merge base")
-        before = shown.getvalue()
-        live.tick()
-        assert shown.getvalue() == before
-        monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.0)
-        live.tick()
-        assert shown.getvalue().removeprefix(before).startswith("asking the merge base, for 0.")
-    assert "a-cpu" not in shown.getvalue().removeprefix(before)
