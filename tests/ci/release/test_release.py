@@ -253,17 +253,6 @@ def test_what_can_be_derived_again_is_found_without_a_signature(release, tmp_pat
     assert first_problem(file, unsigned).startswith(words)
 
 
-def test_an_emptied_bill_is_found(release, tmp_path):
-    def emptied(members):
-        return {
-            **members,
-            "sbom.cdx.json": json.dumps({**json.loads(members["sbom.cdx.json"]), "components": []}).encode(),
-        }
-
-    unsigned = replace(release.asked, signature=None, unsigned=True)
-    assert first_problem(release.forged(tmp_path, emptied), unsigned).startswith("bill: ")
-
-
 def test_no_release_passes_without_a_commit_or_signature(release):
     assert first_problem(release.bundle, replace(release.asked, root=None)).startswith(
         "commit: a release is held against its commit: --root CLONE"
