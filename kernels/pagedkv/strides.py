@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Address arithmetic of the kernels: strides as int64 of known alignment, where a token lies, who owns a query tile.
 
-PACKING is the index in `pagedkv.layout.PACKINGS`: 0 rows, 1 native, 2 shuffle. Strides are those of
-`pagedkv.cache.cache.PagedCache`, in elements; X is the number of elements in 16 bytes. In any packing the place of a
-channel in its block is a sum of a token term and a channel term.
+PACKING is one of `pagedkv.layout.PACKINGS`. Strides are those of `pagedkv.cache.cache.PagedCache`, in elements; X is
+the number of elements in 16 bytes. In any packing the place of a channel in its block is a sum of a token term and a
+channel term.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Side(NamedTuple):
     block: Any
     """Stride of a block."""
     token: Any
-    """Stride of a token; of V in PACKING 2 that of a group of X tokens."""
+    """Stride of a token; of V in `shuffle` that of a group of X tokens."""
     head: Any
     inner: Any
     """Stride of a group of X channels of K, or of a channel of V."""
@@ -109,9 +109,9 @@ def value_tokens(token, stride_token, PACKING: tl.constexpr, X: tl.constexpr, BL
     There the compiler sees neighbours only where it divides a contiguous range, which the tokens of a tile are and
     their remainders in several blocks are not.
     """
-    if PACKING == 0:
+    if PACKING == "rows":
         term = token * stride_token
-    elif PACKING == 1:
+    elif PACKING == "native":
         term = token
     else:
         term = token // X % (BLOCK_SIZE // X) * stride_token + token % X
@@ -121,7 +121,7 @@ def value_tokens(token, stride_token, PACKING: tl.constexpr, X: tl.constexpr, BL
 @triton.jit
 def value_channels(channel, stride_channel, PACKING: tl.constexpr):
     """Return the channel term of V."""
-    return channel if PACKING == 0 else channel * stride_channel
+    return channel if PACKING == "rows" else channel * stride_channel
 
 
 @triton.jit
@@ -132,19 +132,19 @@ def in_groups(token, begin, end, GROUP: tl.constexpr):
 
 
 @triton.jit
-def locate(table, first, column, mask, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr):
-    """Return the block (int64) and the place in it of the tokens `first + column` of a tile of TILE tokens.
+def locate(table, first, column, mask, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """Return the block (int64) and the place in it of the tokens `first + column` of a tile of BLOCK_N tokens.
 
     Args:
         table: Row of the block table; a pointer for all tokens, or one for each.
-        first: The first token of the tile, a multiple of TILE.
+        first: The first token of the tile, a multiple of BLOCK_N.
         column: [n] tokens of the tile, from 0.
         mask: [n] which entries may be looked up; the others are taken as block 0.
         BLOCK_SIZE: Tokens of a block.
-        TILE: Tokens of the tile.
+        BLOCK_N: Tokens of the tile.
         GROUP: Tokens that are known to lie in one block, 1 for no such knowledge.
     """
-    if TILE > 0 and BLOCK_SIZE % max(TILE, 1) == 0:
+    if BLOCK_N > 0 and BLOCK_SIZE % max(BLOCK_N, 1) == 0:
         block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
         # Triton loses the divisibility of a scalar remainder, and with it the wide loads along the tokens.
         offset = multiple(first % BLOCK_SIZE, 16) + column
@@ -166,41 +166,41 @@ def tile_base(
     stride_block,
     stride_token,
     BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     ALIGN: tl.constexpr = 1,
     GROUP: tl.constexpr = 1,
 ):
-    """Return where TILE tokens from `first` on lie, [TILE] int64, less `column * stride_token`.
+    """Return where BLOCK_N tokens from `first` on lie, [BLOCK_N] int64, less `column * stride_token`.
 
     What is left out is the same for every tile and stays outside of a loop. The blocks that a tile can meet are looked
     up as scalars, and lanes choose among them: a lookup for each token would be as many loads as K itself has.
 
     Args:
         table: Row of the block table, a pointer.
-        first: The first token of the tile, a multiple of TILE.
-        column: [TILE] tokens of the tile, from 0.
+        first: The first token of the tile, a multiple of BLOCK_N.
+        column: [BLOCK_N] tokens of the tile, from 0.
         last: The last entry that may be looked up; those behind it are taken as block 0.
         stride_block: In elements, int64.
         stride_token: Likewise.
         BLOCK_SIZE: Tokens of a block.
-        TILE: Tokens of the tile.
+        BLOCK_N: Tokens of the tile.
         ALIGN: What divides the places of all blocks, a power of two up to 16.
         GROUP: As of `locate`.
     """
     entry = first // BLOCK_SIZE
     base = tl.zeros_like(column).to(tl.int64)
-    if BLOCK_SIZE % TILE == 0:
+    if BLOCK_SIZE % BLOCK_N == 0:
         block = tl.load(table + entry, mask=entry <= last, other=0).to(tl.int64)
         # Triton loses the divisibility of a scalar remainder, and with it the wide loads along the tokens.
         base += block * stride_block + multiple(first % BLOCK_SIZE, 16) * stride_token
-    elif BLOCK_SIZE > TILE or (TILE % BLOCK_SIZE == 0 and TILE <= 8 * BLOCK_SIZE):
+    elif BLOCK_SIZE > BLOCK_N or (BLOCK_N % BLOCK_SIZE == 0 and BLOCK_N <= 8 * BLOCK_SIZE):
         inside = first - entry * BLOCK_SIZE
-        BLOCKS: tl.constexpr = TILE // BLOCK_SIZE if BLOCK_SIZE < TILE else 2
+        BLOCKS: tl.constexpr = BLOCK_N // BLOCK_SIZE if BLOCK_SIZE < BLOCK_N else 2
         for n in tl.static_range(BLOCKS):
             block = tl.load(table + entry + n, mask=entry + n <= last, other=0).to(tl.int64)
             start = block * stride_block + (inside - n * BLOCK_SIZE) * stride_token
             # A tile of whole blocks begins with one, and the compiler need not find that out.
-            at = column if BLOCK_SIZE < TILE else inside + column
+            at = column if BLOCK_SIZE < BLOCK_N else inside + column
             base = tl.where(at // BLOCK_SIZE == n, start, base)
         # Triton 3.8 takes how many neighbours a choice yields, of scalars 1, for the most that can divide it. Less than
         # it knows would be believed too.

@@ -28,7 +28,7 @@ BUDGETS = Budgets(
     every=Limits(vgpr_spills=0, scratch_bytes=0, wide_share=0.9),
     comparisons=(),
     loops=(LoopBudget("gfx942/.*/prefill", flop_per_instruction=600, waves_per_simd=2),),
-    kernels={"attend": KernelBudget(tile="TILE", rows="ROWS", channels=("D", "D"), mfma=1, wide=("key_cache",))},
+    kernels={"attend": KernelBudget(tile="BLOCK_N", rows="BLOCK_M", channels=("D", "D"), mfma=1, wide=("key_cache",))},
     evidence={},
     ceilings={"3.8.0": {"gfx942/ours/prefill/attend": Ceiling(loop_instructions=200, mfma=16, waves_per_simd=4)}},
 )
@@ -66,7 +66,7 @@ def test_a_planted_violation_is_found_and_is_the_only_one(figures, fault):
     must_be_noticed(fault, BUDGETS.violations, instead(figures(**fault.change)), figures())
 
 
-SHAPE = {"TILE": "32", "ROWS": "32", "D": "128"}
+SHAPE = {"BLOCK_N": "32", "BLOCK_M": "32", "D": "128"}
 """Shape of 4 waves: 2 x 2 x 32 x 32 x 128 / 4 operations each, 16 instructions of 16 x 16 x 16."""
 
 LOOPS = [

@@ -319,7 +319,7 @@ def test_a_number_of_splits_that_is_compiled_is_seen():
 
     def constant(self, kernel, grid, **more):
         if kernel is paged.attention_kernel:
-            more["OPTIONS"] = more["OPTIONS"]._replace(SPLIT_TILES=grid[1])
+            more["OPTIONS"] = more["OPTIONS"]._replace(TILES_PER_SPLIT=grid[1])
         plain(self, kernel, grid, **more)
 
     def sizes():

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of a step's queries over the paged cache: prefill, extend, decode, and batches that mix them.
 
-    out[n, h, :] = softmax_p(scale * query[n, h, :] . K[p, h // GROUP, :]) V[p, h // GROUP, :]
+    out[n, h, :] = softmax_p(scale * query[n, h, :] . K[p, kv(h), :]) V[p, kv(h), :]
 
 over the positions p that query n sees: `p <= position(n)` if causal, and `p > position(n) - sliding_window` with a
-window. Query t of a sequence stands at `seq_len - query_len + t`. The softmax is online and in base 2 (`softmax.py`),
-accumulated in fp32. On the way to it a score x becomes `cap * tanh(x / cap)` with a soft cap
-(Gemma 2, arXiv 2408.00118), then `x + slope[h] * (p - position(n))` with ALiBi (Press et al., arXiv 2108.12409). A
+window; kv(h) is the KV head of query head h. Query t of a sequence stands at `seq_len - query_len + t`. The softmax is
+online and in base 2 (`softmax.py`), accumulated in fp32. Before it a score x becomes `cap * tanh(x / cap)` with a soft
+cap (Gemma 2, arXiv 2408.00118), then `x + slope[h] * (p - position(n))` with ALiBi (Press et al., arXiv 2108.12409). A
 sink is one more score of head h that has no value: it takes weight from the others (Xiao et al., arXiv 2309.17453).
 
-A program takes ROWS query rows (tokens x heads of one sequence) and walks over the KV in tiles of TILE tokens of one KV
-head. A tile may straddle blocks of any size. Tokens that no row of the program sees are not loaded, so their blocks may
-hold anything, NaN included.
+A program takes BLOCK_M query rows (tokens x heads of one sequence) and walks over the KV in tiles of BLOCK_N tokens of
+one KV head. A tile may straddle blocks of any size. Tokens that no row of the program sees are not loaded, so their
+blocks may hold anything, NaN included.
 
-With SPLIT the tiles of a sequence are shared by `splits` programs, and `reduce_kernel` merges their results; the sink
-belongs to the first of them. That number is an argument and no constant: it follows the batch, and a service would
+With SPLIT_KV the tiles of a sequence are shared by `splits` programs, and `reduce_kernel` merges their results; the
+sink belongs to the first of them. That number is an argument and no constant: it follows the batch, and a service would
 compile for each. K and V of a quantised cache are decoded without loss; the scale of K is applied to
 the scores and that of V to the result, both in fp32; one for each token is applied to V itself.
 """
@@ -53,86 +53,89 @@ class AttentionStrides(NamedTuple):
     key_cache: tuple[int, ...]
     """Strides of block, token, head and group of X channels."""
     value_cache: tuple[int, ...]
-    """Strides of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    """Strides of block, token (in `shuffle` of a group of X tokens), head and channel."""
     out: tuple[int, ...]
-    """Strides of token and head; not read with SPLIT."""
+    """Strides of token and head; not read with SPLIT_KV."""
     lse: tuple[int, ...]
-    """Strides of token and head; not read with SPLIT."""
+    """Strides of token and head; not read with SPLIT_KV."""
     key_scale: tuple[int, int, int]
     """Strides of block, token and head."""
     value_scale: tuple[int, int, int]
 
 
 class AttentionOptions(NamedTuple):
-    """What `attention_kernel` is compiled for: one machine code for each value."""
+    """Compile-time options of `attention_kernel`: Triton compiles once for each combination of values."""
 
     HEAD_SIZE: int
-    PADDED: int
+    HEAD_SIZE_PADDED: int
     """HEAD_SIZE rounded up to a power of two."""
     BLOCK_SIZE: int
-    GROUP: int
-    """Query heads of one KV head that a program takes."""
-    PARTS: int
+    """Tokens of a block of the cache."""
+    HEADS_PER_PROGRAM: int
+    """Query heads of a program; all of them read the same KV head."""
+    HEAD_TILES: int
     """Programs that share the query heads of one KV head."""
     HEAD_PROGRAMS: int
-    """Programs of one query tile: num_kv_heads * PARTS."""
-    XCDS: int
-    """XCDs to spread programs over (`dealt`); 0 keeps the launch order."""
-    TOKENS: int
+    """Programs of one query tile: num_kv_heads * HEAD_TILES."""
+    NUM_XCDS: int
+    """XCDs to spread programs over (`remap_xcd`); 0 keeps the launch order."""
+    BLOCK_Q: int
     """Query tokens of a program."""
-    ROWS: int
-    """TOKENS * GROUP, rounded up to a power of two."""
-    TILE: int
+    BLOCK_M: int
+    """Query rows of a program: BLOCK_Q * HEADS_PER_PROGRAM, rounded up to a power of two."""
+    BLOCK_N: int
     """KV tokens of a tile."""
-    SPLIT: bool
-    """Whether there is more than one partition."""
-    SPLIT_TILES: int
-    """Tiles of a partition; 0 shares the tiles of each sequence equally."""
+    SPLIT_KV: bool
+    """Whether several programs share the KV of a sequence."""
+    TILES_PER_SPLIT: int
+    """Tiles of one of those programs; 0 shares the tiles of each sequence equally."""
     DECODE: bool
-    CAUSAL: bool
-    WINDOWED: bool
-    CAPPED: bool
-    ALIBI: bool
-    SINKS: bool
-    LSE: bool
-    """Whether `lse` is written."""
-    PACKING: int
+    """Whether every sequence has one query token."""
+    IS_CAUSAL: bool
+    USE_SLIDING_WINDOW: bool
+    USE_SOFTCAP: bool
+    USE_ALIBI_SLOPES: bool
+    USE_SINKS: bool
+    WRITE_LSE: bool
+    PACKING: str
+    """Axes of K and V in memory (`pagedkv.layout`)."""
     X: int
-    SCALES: int
-    """Kind of scales (`scales.KernelScales`), like FORMAT."""
-    FORMAT: str
-    NATIVE: bool
-    """Whether the device converts FORMAT itself."""
-    ALIGN: int
-    """What all strides are multiples of (`strides.alignment`)."""
-    EVEN_GROUPS: bool
-    """PACKING 2: whether the stride of a group of V is a multiple of X."""
-    ALIKE: bool
-    """Whether blocks and tokens of K and of V are equally far apart."""
-    DEPENDENT: bool
-    """Whether the reduce is launched before this kernel has ended (`merge.follow`)."""
-    PAIRS: bool
-    """Whether codes are read in pairs; see `attend_pairs`."""
-    GROUPED: bool
-    """Whether groups of X tokens of V are neighbours in memory and lie in one block."""
-    KEYS_MATCHED: bool
+    """Elements in 16 bytes: the innermost axis of a packed K."""
+    KV_SCALES: str
+    """Kind of scales of a quantised cache (`scales.ScaleKind`)."""
+    FP8_FORMAT: str
+    NATIVE_FP8: bool
+    """Whether the device converts FP8_FORMAT itself."""
+    STRIDE_ALIGN: int
+    """Largest power of two up to 16 that divides all strides (`strides.alignment`)."""
+    X_DIVIDES_VALUE_STRIDE: bool
+    """PACKING `shuffle`: whether the stride of a group of X tokens of V is a multiple of X."""
+    SAME_STRIDES: bool
+    """Whether K and V have the same strides of block and token."""
+    USE_PDL: bool
+    """Whether the reduce is launched before this kernel has ended (programmatic dependent launch, `merge.follow`)."""
+    FP8_PAIRS: bool
+    """Whether FP8 codes are loaded two at a time, as int16; see `attend_pairs`."""
+    X_DIVIDES_BLOCK_SIZE: bool
+    """Packed cache: whether each group of X tokens of V is contiguous and lies in one block."""
+    K_MFMA_LAYOUT: bool
     """Whether lanes load of K what MFMA takes from them; see `load_key_tile`."""
-    VALUES_MATCHED: bool
+    V_MFMA_LAYOUT: bool
     """Whether lanes load of V what MFMA takes from them; see `load_value_tile`."""
-    RUN: int
-    """Tokens of V in a full tile that are neighbours in memory and read as one."""
-    SHIFT: float
-    """Exponent that is added to all weights (`online_softmax`)."""
-    KEPT: bool
-    """Whether the query is used unmodified, which requires every scale to be >= 0."""
-    VALUES_FIRST: bool
-    """Whether V is loaded and decoded before the scores."""
-    KEY_ROWS: bool
-    """Whether K is loaded token by token, as in PACKING 0; see `load_key_tile`."""
+    CONTIGUOUS_TOKENS: int
+    """Tokens of V in a full tile that are contiguous in memory and loaded as one run."""
+    WEIGHT_EXPONENT: float
+    """Softmax weights are multiplied by 2 to this power (`online_softmax`)."""
+    QUERY_IN_LDS: bool
+    """Whether the query stays in LDS as it was loaded, which requires that no scale is negative."""
+    PRE_LOAD_V: bool
+    """Whether V is loaded and decoded before the scores are computed."""
+    LOAD_K_BY_TOKEN: bool
+    """Whether lanes load K along the channels of a token, as in PACKING `rows`; see `load_key_tile`."""
 
 
 class Rows(NamedTuple):
-    """The query rows of a program, (token, head) pairs, [ROWS]; a scalar where all rows have the same."""
+    """The query rows of a program, (token, head) pairs, [BLOCK_M]; a scalar where all rows have the same."""
 
     token: Any
     """Among the queries of the sequence."""
@@ -143,18 +146,18 @@ class Rows(NamedTuple):
     live: Any
     """Whether there is such a row."""
     mask: Any
-    """[ROWS, PADDED] Whether there is such a row and channel."""
+    """[BLOCK_M, HEAD_SIZE_PADDED] Whether there is such a row and channel."""
 
 
 class Queries(NamedTuple):
     """Query-side inputs of the scores."""
 
     q: Any
-    """[ROWS, PADDED], or with PAIRS its even and its odd channels."""
+    """[BLOCK_M, HEAD_SIZE_PADDED], or with FP8_PAIRS its even and its odd channels."""
     position: Any
     """Position of each row in its sequence."""
     scale: Any
-    """Factor of the scores, > 0; one or [ROWS]."""
+    """Factor of the scores, > 0; one or [BLOCK_M]."""
     slope: Any
     cap_log2e: Any
     window: Any
@@ -185,67 +188,70 @@ class Tile(NamedTuple):
     """A tile of K and V and what is known of its columns, [columns]."""
 
     k: Any
-    """[PADDED, columns]"""
+    """[HEAD_SIZE_PADDED, columns]"""
     value_at: Any
     """Where V lies, as `load_value_tile` takes it; so `near`."""
     near: Any
     loaded: Any
     """Whether a token is looked at."""
     seen: Any
-    """[ROWS, columns] Whether a row sees it."""
+    """[BLOCK_M, columns] Whether a row sees it."""
     token: Any
     """Place in the sequence."""
     key_scale_at: Any
-    """Where the scale of each token lies; read with SCALES == 2."""
+    """Where the scale of each token lies; read with KV_SCALES == "per_token"."""
     value_scale_at: Any
 
 
 @triton.jit
-def dealt(place, programs, XCDS: tl.constexpr):
-    """Return which of `programs` runs at `place`, so that each of XCDS dies gets neighbours.
+def remap_xcd(place, programs, NUM_XCDS: tl.constexpr):
+    """Return which of `programs` runs at `place`, so that each of NUM_XCDS dies gets neighbours.
 
-    Workgroups go to the dies in turn, place p to die p % XCDS. The rest of a division runs where it stands.
+    Workgroups go to the dies in turn, place p to die p % NUM_XCDS. The rest of a division runs where it stands.
     """
-    each = programs // XCDS
-    return tl.where(place < each * XCDS, place % XCDS * each + place // XCDS, place)
+    each = programs // NUM_XCDS
+    return tl.where(place < each * NUM_XCDS, place % NUM_XCDS * each + place // NUM_XCDS, place)
 
 
 @triton.jit
-def kv_range(
-    seq_len, context_len, first_token, window, TOKENS: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr
-):
+def kv_range(seq_len, context_len, first_token, window, OPTIONS: tl.constexpr):
     """Return the bounds of the tokens that some query of the program sees: begin .. end - 1."""
-    begin = tl.maximum(context_len + first_token - window + 1, 0) if WINDOWED else 0
-    end = tl.minimum(seq_len, context_len + first_token + TOKENS) if CAUSAL else seq_len
+    begin = tl.maximum(context_len + first_token - window + 1, 0) if OPTIONS.USE_SLIDING_WINDOW else 0
+    end = seq_len
+    if OPTIONS.IS_CAUSAL and not OPTIONS.DECODE:
+        end = tl.minimum(seq_len, context_len + first_token + OPTIONS.BLOCK_Q)
     return begin, end
 
 
 @triton.jit
-def tile_range(begin, end, split, splits, TILE: tl.constexpr, SPLIT: tl.constexpr, SPLIT_TILES: tl.constexpr):
+def tile_range(begin, end, split, splits, BLOCK_N: tl.constexpr, SPLIT_KV: tl.constexpr, TILES_PER_SPLIT: tl.constexpr):
     """Return the bounds of the tiles over the tokens begin .. end - 1 that are this partition's."""
-    first_tile = begin // TILE
-    end_tile = (end + TILE - 1) // TILE
-    if SPLIT:
+    first_tile = begin // BLOCK_N
+    end_tile = (end + BLOCK_N - 1) // BLOCK_N
+    if SPLIT_KV:
         # Equal shares; of a fixed length as long as there are few of them, for what follows from the sequence alone.
-        parts = splits if SPLIT_TILES == 0 else MOST_FIXED_SPLITS
-        tiles = tl.maximum((tl.maximum(end_tile - first_tile, 0) + parts - 1) // parts, SPLIT_TILES)
+        parts = splits if TILES_PER_SPLIT == 0 else MOST_FIXED_SPLITS
+        tiles = tl.maximum((tl.maximum(end_tile - first_tile, 0) + parts - 1) // parts, TILES_PER_SPLIT)
         first_tile += split * tiles
         end_tile = tl.minimum(end_tile, first_tile + tiles)
     return first_tile, end_tile
 
 
 @triton.jit
-def full_tiles(first_tile, end_tile, begin, end, TILE: tl.constexpr, WINDOWED: tl.constexpr):
+def full_tiles(bounds, begin, end, OPTIONS: tl.constexpr):
     """Return the bounds of those of the tiles that hold no token outside of begin .. end - 1."""
+    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
+    first_tile, end_tile = bounds.first_tile, bounds.end_tile
     full_begin = first_tile
-    if WINDOWED:
-        full_begin = tl.minimum(tl.maximum((begin + TILE - 1) // TILE, first_tile), tl.maximum(end_tile, first_tile))
-    return full_begin, tl.maximum(tl.minimum(end // TILE, end_tile), full_begin)
+    if OPTIONS.USE_SLIDING_WINDOW:
+        first_full = tl.maximum((begin + BLOCK_N - 1) // BLOCK_N, first_tile)
+        full_begin = tl.minimum(first_full, tl.maximum(end_tile, first_tile))
+    return full_begin, tl.maximum(tl.minimum(end // BLOCK_N, end_tile), full_begin)
 
 
 @triton.jit
-def matched_token(position, X: tl.constexpr):
-    """Return the token of a tile at each `position` of its columns, where lanes load what MFMA takes from them.
+def mfma_token(position, X: tl.constexpr):
+    """Return the token of a tile at each `position` of its columns, in the operand layout of MFMA.
 
     In a product over tokens a lane holds four neighbours of every 16 (CDNA3 ISA, "MFMA": K in the fourths of a wave).
     A packed V gives a lane X neighbours: its fours, in the order of the sixteens.
@@ -255,25 +261,24 @@ def matched_token(position, X: tl.constexpr):
 
 @triton.jit
 def load_key_tile(key_cache, stride_group, loaded, OPTIONS: tl.constexpr, FULL: tl.constexpr):
-    """Return K of a tile, [PADDED, columns]; `key_cache` [columns] points at where each token's row begins.
+    """Return K of a tile, [channels, columns]; `key_cache` [columns] points at the first channel of each token.
 
     Unless the tile is FULL, K is 0 where a token is not `loaded`, which is of the shape of `key_cache`. That is
-    [16, columns // 16] with KEYS_MATCHED. Channels are then in the order in which a lane holds its X of every 4 * X:
+    [16, columns // 16] with K_MFMA_LAYOUT. Channels are then in the order in which a lane holds its X of every 4 * X:
     eight neighbours of every 32 (CDNA3 ISA, "MFMA", two at a time), the first eights first.
     """
-    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE // 2 if OPTIONS.PAIRS else OPTIONS.HEAD_SIZE
-    PADDED: tl.constexpr = OPTIONS.PADDED // 2 if OPTIONS.PAIRS else OPTIONS.PADDED
+    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE
+    PADDED: tl.constexpr = OPTIONS.HEAD_SIZE_PADDED // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE_PADDED
     PACKING: tl.constexpr = OPTIONS.PACKING
     X: tl.constexpr = OPTIONS.X
-    MATCHED: tl.constexpr = OPTIONS.KEYS_MATCHED
-    if OPTIONS.KEY_ROWS:
+    if OPTIONS.LOAD_K_BY_TOKEN:
         # Lanes along the channels of a token: X of them are a load, which goes straight to LDS where there is cp.async.
         channel = tl.arange(0, PADDED)
         mask = (channel < HEAD_SIZE)[None, :]
         seen = loaded[:, None]
-        offset = channel if PACKING == 0 else channel // X * stride_group + channel % X
+        offset = channel if PACKING == "rows" else channel // X * stride_group + channel % X
         key_cache = key_cache[:, None] + offset[None, :]
-    elif MATCHED:
+    elif OPTIONS.K_MFMA_LAYOUT:
         # Lanes along 16 tokens and four groups, as the product has them, so that nothing moves between lanes.
         group = tl.arange(0, PADDED // X)
         mask = (group * X < HEAD_SIZE)[None, :, None, None]
@@ -292,9 +297,9 @@ def load_key_tile(key_cache, stride_group, loaded, OPTIONS: tl.constexpr, FULL: 
         k = tl.load(key_cache, mask=mask, other=0)
     else:
         k = tl.load(key_cache)
-    if OPTIONS.KEY_ROWS:
+    if OPTIONS.LOAD_K_BY_TOKEN:
         k = tl.trans(k)
-    elif MATCHED:
+    elif OPTIONS.K_MFMA_LAYOUT:
         SIXTEENS: tl.constexpr = k.shape[2]
         k = tl.permute(tl.reshape(k, [16, PADDED // (4 * X), 4, SIXTEENS, X // 8, 8]), (1, 4, 2, 5, 3, 0))
         k = tl.reshape(k, [PADDED, SIXTEENS * 16])
@@ -305,21 +310,20 @@ def load_key_tile(key_cache, stride_group, loaded, OPTIONS: tl.constexpr, FULL: 
 
 @triton.jit
 def load_value_tile(value_cache, stride_channel, near, loaded, OPTIONS: tl.constexpr, FULL: tl.constexpr):
-    """Return V of a tile, [columns, PADDED]; `value_cache` [columns] points at where each token begins.
+    """Return V of a tile, [columns, channels]; `value_cache` [columns] points at the first channel of each token.
 
-    In a FULL tile, or with VALUES_MATCHED, `value_cache` [columns // RUN] points at the first of RUN tokens that are
-    neighbours in memory. In others V is 0 where a token is not `loaded`, and not whatever the block holds: 0 * NaN
-    would be NaN. What is `near`, of the shape of `value_cache`, may be read to read whole groups.
+    In a FULL tile, or with V_MFMA_LAYOUT, `value_cache` has an element for each run of CONTIGUOUS_TOKENS tokens and
+    points at the first of them. In other tiles V is 0 where a token is not `loaded`, and not whatever the block holds:
+    0 * NaN would be NaN. Tokens that are `near`, of the shape of `value_cache`, may be loaded to load whole groups.
     """
-    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE // 2 if OPTIONS.PAIRS else OPTIONS.HEAD_SIZE
-    PADDED: tl.constexpr = OPTIONS.PADDED // 2 if OPTIONS.PAIRS else OPTIONS.PADDED
+    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE
+    PADDED: tl.constexpr = OPTIONS.HEAD_SIZE_PADDED // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE_PADDED
     PACKING: tl.constexpr = OPTIONS.PACKING
-    RUN: tl.constexpr = OPTIONS.RUN
-    MATCHED: tl.constexpr = OPTIONS.VALUES_MATCHED
+    RUN: tl.constexpr = OPTIONS.CONTIGUOUS_TOKENS
     channel = tl.arange(0, PADDED)
     mask = (channel < HEAD_SIZE)[None, :]
-    if MATCHED:
-        # Lanes along 16 channels and four runs, as the product has them; columns are in the order of `matched_token`.
+    if OPTIONS.V_MFMA_LAYOUT:
+        # Lanes along 16 channels and four runs, as the product has them; columns are in the order of `mfma_token`.
         RUNS: tl.constexpr = value_cache.shape[0]
         channel = tl.arange(0, 16)[:, None] + 16 * tl.arange(0, PADDED // 16)[None, :]
         mask = (channel < HEAD_SIZE)[:, None, :, None]
@@ -346,18 +350,18 @@ def load_value_tile(value_cache, stride_channel, near, loaded, OPTIONS: tl.const
     else:
         value_cache = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
         v = tl.load(value_cache, mask=mask, other=0) if HEAD_SIZE < PADDED else tl.load(value_cache)
-    if OPTIONS.GROUPED and not FULL:
+    if OPTIONS.X_DIVIDES_BLOCK_SIZE and not FULL:
         v = tl.where(loaded[:, None], v, 0)
     return v
 
 
 @triton.jit
-def bend(scores, queries, token, OPTIONS: tl.constexpr):
-    """Return the scores after soft cap and ALiBi; the position is of a row, in decode of all rows (of a column)."""
-    if OPTIONS.CAPPED:
+def softcap_and_alibi(scores, queries, token, OPTIONS: tl.constexpr):
+    """Return the scores after soft cap and ALiBi. In decode all rows have the same position."""
+    if OPTIONS.USE_SOFTCAP:
         # cap * tanh(x), as 1 - 2 / (e^2x + 1): neither end overflows to NaN.
         scores = queries.cap_log2e - 2 * queries.cap_log2e * reciprocal(tl.exp2(scores) + 1)
-    if OPTIONS.ALIBI:
+    if OPTIONS.USE_ALIBI_SLOPES:
         position = queries.position
         distance = (token - position)[None, :] if OPTIONS.DECODE else token[None, :] - position[:, None]
         scores += queries.slope[:, None] * distance.to(tl.float32)
@@ -366,17 +370,17 @@ def bend(scores, queries, token, OPTIONS: tl.constexpr):
 
 @triton.jit
 def visible(seen, token, queries, OPTIONS: tl.constexpr):
-    """Return which of the `seen` [ROWS, columns] the causal mask and the window leave."""
-    if OPTIONS.CAUSAL and not OPTIONS.DECODE:
+    """Return which of the `seen` [BLOCK_M, columns] the causal mask and the window leave."""
+    if OPTIONS.IS_CAUSAL and not OPTIONS.DECODE:
         seen = seen & (token[None, :] <= queries.position[:, None])
-    if OPTIONS.WINDOWED and not OPTIONS.DECODE:
+    if OPTIONS.USE_SLIDING_WINDOW and not OPTIONS.DECODE:
         seen = seen & (token[None, :] > queries.position[:, None] - queries.window)
     return seen
 
 
 @triton.jit
 def scaled_weights(weights, decay, largest, value_scale_at, loaded):
-    """Return the weights times the scale of each value, and decay, relative to the largest scale so far, and that."""
+    """Return weights * scales of the values, decay and the largest scale so far, to which both are relative."""
     value_scales = tl.load(value_scale_at, mask=loaded, other=0.0)
     larger = tl.maximum(largest, tl.max(tl.abs(value_scales), axis=0))
     unit = 1.0 / larger
@@ -387,41 +391,41 @@ def scaled_weights(weights, decay, largest, value_scale_at, loaded):
 def attend_tile(state, queries, tile, stride_channel, OPTIONS: tl.constexpr, FULL: tl.constexpr):
     """Take a tile into the state of the rows: sum of values, maximum, total, and the largest scale of a value so far.
 
-    The sum of values is relative to that scale, which is 1 unless SCALES == 2. Of a FULL tile every row sees every
-    token. With PAIRS see `attend_pairs`.
+    The sum of values is relative to that scale, which is 1 unless there is a scale for each token. In a FULL tile every
+    row sees every token. With FP8_PAIRS see `attend_pairs`.
     """
-    SCALES: tl.constexpr = OPTIONS.SCALES
-    FORMAT: tl.constexpr = OPTIONS.FORMAT
-    NATIVE: tl.constexpr = OPTIONS.NATIVE
-    if OPTIONS.PAIRS:
+    KV_SCALES: tl.constexpr = OPTIONS.KV_SCALES
+    FP8_FORMAT: tl.constexpr = OPTIONS.FP8_FORMAT
+    NATIVE_FP8: tl.constexpr = OPTIONS.NATIVE_FP8
+    if OPTIONS.FP8_PAIRS:
         state = attend_pairs(state, queries, tile, OPTIONS, FULL)
     else:
         acc, maximum, total, largest = state
         q, scale = queries.q, queries.scale
-        if OPTIONS.VALUES_FIRST:
+        if OPTIONS.PRE_LOAD_V:
             # Codes are decoded while the product of the scores runs, not between the two products (H100: 8 % faster).
             v = load_value_tile(tile.value_at, stride_channel, tile.near, tile.loaded, OPTIONS, FULL)
-            v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
-        scores = tl.dot(q, operand(tile.k, SCALES, FORMAT, NATIVE, q.dtype), input_precision="ieee")
+            v = operand(v, KV_SCALES, FP8_FORMAT, NATIVE_FP8, q.dtype)
+        scores = tl.dot(q, operand(tile.k, KV_SCALES, FP8_FORMAT, NATIVE_FP8, q.dtype), input_precision="ieee")
         factor = scale
-        if SCALES == 2:
+        if KV_SCALES == "per_token":
             scores *= (tl.load(tile.key_scale_at, mask=tile.loaded, other=0.0) * scale)[None, :]
             factor = 1.0
-        elif OPTIONS.CAPPED or OPTIONS.ALIBI:
-            scores *= scale[:, None] if SCALES == 1 else scale
+        elif OPTIONS.USE_SOFTCAP or OPTIONS.USE_ALIBI_SLOPES:
+            scores *= scale[:, None] if KV_SCALES == "per_head" else scale
             factor = 1.0
-        scores = bend(scores, queries, tile.token, OPTIONS)
+        scores = softcap_and_alibi(scores, queries, tile.token, OPTIONS)
         if not FULL:
             scores = tl.where(tile.seen, scores, float("-inf"))
-        weights, decay, maximum, total = online_softmax(scores, maximum, total, factor, OPTIONS.SHIFT)
-        if not OPTIONS.VALUES_FIRST:
+        weights, decay, maximum, total = online_softmax(scores, maximum, total, factor, OPTIONS.WEIGHT_EXPONENT)
+        if not OPTIONS.PRE_LOAD_V:
             v = load_value_tile(tile.value_at, stride_channel, tile.near, tile.loaded, OPTIONS, FULL)
-        if SCALES == 2:
+        if KV_SCALES == "per_token":
             weights, decay, largest = scaled_weights(weights, decay, largest, tile.value_scale_at, tile.loaded)
-        if not OPTIONS.VALUES_FIRST:
-            v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
+        if not OPTIONS.PRE_LOAD_V:
+            v = operand(v, KV_SCALES, FP8_FORMAT, NATIVE_FP8, q.dtype)
         # A scale may be any NaN, which the sum of weights does not see.
-        weights = weights.to(v.dtype) if SCALES == 2 else narrow(weights, v.dtype)
+        weights = weights.to(v.dtype) if KV_SCALES == "per_token" else narrow(weights, v.dtype)
         acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
         state = (acc, maximum, total, largest)
     return state
@@ -436,100 +440,101 @@ def attend_pairs(state, queries, tile, OPTIONS: tl.constexpr, FULL: tl.constexpr
     odd channels, maximum, total (in each of 16 columns: a sum by a product needs no exchange between lanes), and the
     largest scale of a value so far, which the sums are relative to.
     """
-    FORMAT: tl.constexpr = OPTIONS.FORMAT
-    NATIVE: tl.constexpr = OPTIONS.NATIVE
+    FP8_FORMAT: tl.constexpr = OPTIONS.FP8_FORMAT
+    NATIVE_FP8: tl.constexpr = OPTIONS.NATIVE_FP8
     even, odd, maximum, total, largest = state
     q_even, q_odd = queries.q
-    scores = tl.dot(q_even, half_of(tile.k, False, FORMAT, NATIVE))
-    scores = tl.dot(q_odd, half_of(tile.k, True, FORMAT, NATIVE), scores)
+    scores = tl.dot(q_even, half_of(tile.k, False, FP8_FORMAT, NATIVE_FP8))
+    scores = tl.dot(q_odd, half_of(tile.k, True, FP8_FORMAT, NATIVE_FP8), scores)
     factor = queries.scale
-    if OPTIONS.SCALES == 2:
+    if OPTIONS.KV_SCALES == "per_token":
         scores *= tl.load(tile.key_scale_at, mask=tile.loaded, other=0.0)[None, :]
-    if OPTIONS.CAPPED or OPTIONS.ALIBI:
+    if OPTIONS.USE_SOFTCAP or OPTIONS.USE_ALIBI_SLOPES:
         scores *= queries.scale[:, None]
         factor = 1.0
-    scores = bend(scores, queries, tile.token, OPTIONS)
+    scores = softcap_and_alibi(scores, queries, tile.token, OPTIONS)
     if not FULL:
         scores = tl.where(tile.seen, scores, float("-inf"))
-    weights, decay, maximum, _ = online_softmax(scores, maximum, maximum, factor, OPTIONS.SHIFT)
+    weights, decay, maximum, _ = online_softmax(scores, maximum, maximum, factor, OPTIONS.WEIGHT_EXPONENT)
     ones = tl.full([scores.shape[1], 16], 1.0, tl.float16)
     total = tl.dot(weights.to(tl.float16), ones, total * decay[:, None])
-    if OPTIONS.SCALES == 2:
+    if OPTIONS.KV_SCALES == "per_token":
         weights, decay, largest = scaled_weights(weights, decay, largest, tile.value_scale_at, tile.loaded)
     weights = weights.to(tl.float16)
     v = load_value_tile(tile.value_at, 1, tile.loaded, tile.loaded, OPTIONS, FULL)
-    even = tl.dot(weights, half_of(v, False, FORMAT, NATIVE), even * decay[:, None])
-    odd = tl.dot(weights, half_of(v, True, FORMAT, NATIVE), odd * decay[:, None])
+    even = tl.dot(weights, half_of(v, False, FP8_FORMAT, NATIVE_FP8), even * decay[:, None])
+    odd = tl.dot(weights, half_of(v, True, FP8_FORMAT, NATIVE_FP8), odd * decay[:, None])
     return even, odd, maximum, total, largest
 
 
 @triton.jit
 def rows_of(seq, first_token, first_head, query_start_loc, num_seqs, OPTIONS: tl.constexpr):
-    """Return the rows of a program of this sequence that begins at this query token and query head."""
-    GROUP: tl.constexpr = OPTIONS.GROUP
-    row = tl.arange(0, OPTIONS.ROWS)
+    """Return the rows of a program that begins at this query token and query head of a sequence."""
+    HEADS_PER_PROGRAM: tl.constexpr = OPTIONS.HEADS_PER_PROGRAM
+    row = tl.arange(0, OPTIONS.BLOCK_M)
     is_seq = seq < num_seqs
     start = tl.load(query_start_loc + seq, mask=is_seq, other=0)
     query_len = tl.load(query_start_loc + seq + 1, mask=is_seq, other=0) - start
-    token = 0 if OPTIONS.DECODE else first_token + row // GROUP
-    head = first_head + row % GROUP
-    live = (row < OPTIONS.TOKENS * GROUP) & (token < query_len)
+    token = 0 if OPTIONS.DECODE else first_token + row // HEADS_PER_PROGRAM
+    head = first_head + row % HEADS_PER_PROGRAM
+    live = (row < OPTIONS.BLOCK_Q * HEADS_PER_PROGRAM) & (token < query_len)
     query_row = (start + token).to(tl.int64)
-    channel = tl.arange(0, OPTIONS.PADDED)
+    channel = tl.arange(0, OPTIONS.HEAD_SIZE_PADDED)
     mask = live[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
     return Rows(token, head, query_row, query_len, live, mask)
 
 
 @triton.jit
 def load_query(query, offset, rows, OPTIONS: tl.constexpr):
-    """Return the query of each row, which lies at `offset` [ROWS]: [ROWS, PADDED]; 0 where there is none."""
-    return tl.load(query + offset[:, None] + tl.arange(0, OPTIONS.PADDED)[None, :], mask=rows.mask, other=0.0)
+    """Return the query of each row [BLOCK_M, HEAD_SIZE_PADDED] from `offset` [BLOCK_M] on; 0 where there is no row."""
+    return tl.load(query + offset[:, None] + tl.arange(0, OPTIONS.HEAD_SIZE_PADDED)[None, :], mask=rows.mask, other=0.0)
 
 
 @triton.jit
 def kv_head_of(rows, OPTIONS: tl.constexpr):
     """Return the KV head of each row, 0 where there is no row."""
-    return tl.where(rows.live, rows.head // (OPTIONS.GROUP * OPTIONS.PARTS), 0)
+    return tl.where(rows.live, rows.head // (OPTIONS.HEADS_PER_PROGRAM * OPTIONS.HEAD_TILES), 0)
 
 
 @triton.jit
 def queries_of(q, rows, position, scale, key, slopes, cap_log2e, window, OPTIONS: tl.constexpr):
-    """Return what makes scores of K: the query of each row, so turned that its scale is positive, and the numbers."""
-    if OPTIONS.SCALES == 1:
+    """Return the query-side inputs of the scores, with the query negated where the scale is negative."""
+    if OPTIONS.KV_SCALES == "per_head":
         scale = tl.load(key.scale + kv_head_of(rows, OPTIONS) * key.scale_head) * scale
     X: tl.constexpr = OPTIONS.X
-    if OPTIONS.KEYS_MATCHED and X > 8:
-        q = tl.reshape(q, [OPTIONS.ROWS, OPTIONS.PADDED // (4 * X), 4, X // 8, 8])
-        q = tl.reshape(tl.permute(q, (0, 1, 3, 2, 4)), [OPTIONS.ROWS, OPTIONS.PADDED])
+    if OPTIONS.K_MFMA_LAYOUT and X > 8:
+        q = tl.reshape(q, [OPTIONS.BLOCK_M, OPTIONS.HEAD_SIZE_PADDED // (4 * X), 4, X // 8, 8])
+        q = tl.reshape(tl.permute(q, (0, 1, 3, 2, 4)), [OPTIONS.BLOCK_M, OPTIONS.HEAD_SIZE_PADDED])
     # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
-    if not OPTIONS.KEPT:
-        negative = scale[:, None] < 0 if OPTIONS.SCALES == 1 else scale < 0
+    if not OPTIONS.QUERY_IN_LDS:
+        negative = scale[:, None] < 0 if OPTIONS.KV_SCALES == "per_head" else scale < 0
         q = tl.where(negative, -q, q)
     scale = tl.maximum(tl.abs(scale), 1e-30)
-    slope = tl.load(slopes + rows.head, mask=rows.live, other=0.0) * LOG2E if OPTIONS.ALIBI else 0.0
-    if OPTIONS.PAIRS:
+    slope = tl.load(slopes + rows.head, mask=rows.live, other=0.0) * LOG2E if OPTIONS.USE_ALIBI_SLOPES else 0.0
+    if OPTIONS.FP8_PAIRS:
         q = q.to(tl.float32)
         unit = row_unit(tl.max(tl.abs(q), axis=1))
         scale *= unit
-        q = tl.split(tl.reshape((q / unit[:, None]).to(tl.float16), [OPTIONS.ROWS, OPTIONS.PADDED // 2, 2]))
+        pairs: tl.constexpr = [OPTIONS.BLOCK_M, OPTIONS.HEAD_SIZE_PADDED // 2, 2]
+        q = tl.split(tl.reshape((q / unit[:, None]).to(tl.float16), pairs))
     return Queries(q, position, scale, slope, cap_log2e, window)
 
 
 @triton.jit
-def start_of(rows, sinks, split, OPTIONS: tl.constexpr):
-    """Return the state of rows that have seen nothing, but for their sinks; see `attend_tile` and `attend_pairs`."""
-    ROWS: tl.constexpr = OPTIONS.ROWS
-    CHANNELS: tl.constexpr = OPTIONS.PADDED // 2 if OPTIONS.PAIRS else OPTIONS.PADDED
-    maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.full([ROWS], 0.0, tl.float32)
-    if OPTIONS.SINKS:
+def initial_state(rows, sinks, split, OPTIONS: tl.constexpr):
+    """Return the state of rows before the first tile, sinks included; see `attend_tile` and `attend_pairs`."""
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
+    CHANNELS: tl.constexpr = OPTIONS.HEAD_SIZE_PADDED // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE_PADDED
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.full([BLOCK_M], 0.0, tl.float32)
+    if OPTIONS.USE_SINKS:
         # Once: other partitions of the same row start without it.
         maximum = tl.load(sinks + rows.head, mask=rows.live & (split == 0), other=float("-inf")) * LOG2E
-        total = tl.where(maximum > float("-inf"), 2.0**OPTIONS.SHIFT, 0.0)
-    acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
-    largest = tl.full([], 1e-30 if OPTIONS.SCALES == 2 else 1.0, tl.float32)
-    if OPTIONS.PAIRS:
-        total = tl.zeros([ROWS, 16], tl.float32) + total[:, None]
+        total = tl.where(maximum > float("-inf"), 2.0**OPTIONS.WEIGHT_EXPONENT, 0.0)
+    acc = tl.full([BLOCK_M, CHANNELS], 0.0, tl.float32)
+    largest = tl.full([], 1e-30 if OPTIONS.KV_SCALES == "per_token" else 1.0, tl.float32)
+    if OPTIONS.FP8_PAIRS:
+        total = tl.zeros([BLOCK_M, 16], tl.float32) + total[:, None]
         state = (acc, acc, maximum, total, largest)
     else:
         state = (acc, maximum, total, largest)
@@ -538,26 +543,24 @@ def start_of(rows, sinks, split, OPTIONS: tl.constexpr):
 
 @triton.jit
 def column_tokens(OPTIONS: tl.constexpr):
-    """Return the token of each column of a tile, [TILE]."""
-    column = tl.arange(0, OPTIONS.TILE)
+    """Return the token of each column of a tile, [BLOCK_N]."""
+    column = tl.arange(0, OPTIONS.BLOCK_N)
     # The remainder changes no token. Without it the compiler orders the instructions of the loop otherwise.
-    return matched_token(column, OPTIONS.X) if OPTIONS.VALUES_MATCHED else column % OPTIONS.TILE
+    return mfma_token(column, OPTIONS.X) if OPTIONS.V_MFMA_LAYOUT else column % OPTIONS.BLOCK_N
 
 
 @triton.jit
 def bounds_of(seq_len, context_len, first_token, window, split, splits, OPTIONS: tl.constexpr):
-    """Return which KV the program walks over, whose queries begin at `first_token` behind `context_len` tokens."""
-    TILE: tl.constexpr = OPTIONS.TILE
-    WINDOWED: tl.constexpr = OPTIONS.WINDOWED
-    CAUSAL: tl.constexpr = OPTIONS.CAUSAL and not OPTIONS.DECODE
-    begin, end = kv_range(seq_len, context_len, first_token, window, OPTIONS.TOKENS, CAUSAL, WINDOWED)
-    first_tile, end_tile = tile_range(begin, end, split, splits, TILE, OPTIONS.SPLIT, OPTIONS.SPLIT_TILES)
+    """Return the KV that a program walks over; its queries begin at `first_token`, after `context_len` tokens."""
+    begin, end = kv_range(seq_len, context_len, first_token, window, OPTIONS)
+    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
+    first_tile, end_tile = tile_range(begin, end, split, splits, BLOCK_N, OPTIONS.SPLIT_KV, OPTIONS.TILES_PER_SPLIT)
     return Bounds(begin, end, first_tile, end_tile)
 
 
 @triton.jit
 def lookup_of(seq, first_head, block_table, stride_table, key, value):
-    """Return where the sequence and the KV head of a program lie."""
+    """Return the block table of a sequence and the offsets of a KV head."""
     table = block_table + tl.cast(seq, tl.int64) * stride_table
     return Lookup(table, first_head * key.head, first_head * value.head)
 
@@ -566,13 +569,13 @@ def lookup_of(seq, first_head, block_table, stride_table, key, value):
 def full_range(bounds, context_len, first_token, window, OPTIONS: tl.constexpr):
     """Return the first tile that every row sees whole, and the one after the last."""
     begin, end = bounds.begin, bounds.end
-    if OPTIONS.CAUSAL and not OPTIONS.DECODE:
+    if OPTIONS.IS_CAUSAL and not OPTIONS.DECODE:
         end = tl.minimum(end, context_len + first_token + 1)
-    if OPTIONS.WINDOWED and not OPTIONS.DECODE:
-        begin = tl.maximum(begin, context_len + first_token + OPTIONS.TOKENS - window)
-    full_begin, full_end = full_tiles(bounds.first_tile, bounds.end_tile, begin, end, OPTIONS.TILE, OPTIONS.WINDOWED)
-    if not OPTIONS.EVEN_GROUPS:
-        full_end = full_begin  # a token has a stride in them, and there it would be a fraction
+    if OPTIONS.USE_SLIDING_WINDOW and not OPTIONS.DECODE:
+        begin = tl.maximum(begin, context_len + first_token + OPTIONS.BLOCK_Q - window)
+    full_begin, full_end = full_tiles(bounds, begin, end, OPTIONS)
+    if not OPTIONS.X_DIVIDES_VALUE_STRIDE:
+        full_end = full_begin  # full tiles use a stride of one token, which would be a fraction
     return full_begin, full_end
 
 
@@ -580,68 +583,66 @@ def full_range(bounds, context_len, first_token, window, OPTIONS: tl.constexpr):
 def key_places(column_token, OPTIONS: tl.constexpr):
     """Return the tokens of a tile in the order in which K is loaded; see `load_key_tile`."""
     place = column_token
-    if OPTIONS.KEYS_MATCHED:
-        place = tl.arange(0, 16)[:, None] + 16 * tl.arange(0, OPTIONS.TILE // 16)[None, :]
-        place = matched_token(place, OPTIONS.X) if OPTIONS.VALUES_MATCHED else place
+    if OPTIONS.K_MFMA_LAYOUT:
+        place = tl.arange(0, 16)[:, None] + 16 * tl.arange(0, OPTIONS.BLOCK_N // 16)[None, :]
+        place = mfma_token(place, OPTIONS.X) if OPTIONS.V_MFMA_LAYOUT else place
     return place
 
 
 @triton.jit
 def value_runs(OPTIONS: tl.constexpr):
-    """Return the first tokens of the runs of a tile that are read as one."""
-    RUN: tl.constexpr = OPTIONS.RUN
-    return tl.arange(0, OPTIONS.TILE // RUN) * RUN
+    """Return the first tokens of the runs of a tile (CONTIGUOUS_TOKENS)."""
+    return tl.arange(0, OPTIONS.BLOCK_N // OPTIONS.CONTIGUOUS_TOKENS) * OPTIONS.CONTIGUOUS_TOKENS
 
 
 @triton.jit
 def walk_full_tiles(state, queries, key, value, table, first_head, column_token, end, full, OPTIONS: tl.constexpr):
-    """Take the tiles of `full_range`, without a mask; what a row that is not live gets there is not stored.
+    """Walk the tiles of `full_range`, without masks: what rows beyond the query compute is not stored.
 
     The program sees no token from `end` on.
     """
     full_begin, full_end = full
     BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
-    TILE: tl.constexpr = OPTIONS.TILE
+    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
     X: tl.constexpr = OPTIONS.X
     PACKING: tl.constexpr = OPTIONS.PACKING
-    RUN: tl.constexpr = OPTIONS.RUN
-    UNIT: tl.constexpr = OPTIONS.ALIGN // 2 if OPTIONS.PAIRS and OPTIONS.ALIGN > 1 else OPTIONS.ALIGN
-    VALUE_UNIT: tl.constexpr = UNIT if PACKING != 1 or BLOCK_SIZE % UNIT == 0 else 1
-    NEIGHBOURS: tl.constexpr = X if OPTIONS.GROUPED and RUN == 1 else 1
+    BASE_ALIGN: tl.constexpr = max(1, OPTIONS.STRIDE_ALIGN // 2) if OPTIONS.FP8_PAIRS else OPTIONS.STRIDE_ALIGN
+    VALUE_BASE_ALIGN: tl.constexpr = BASE_ALIGN if PACKING != "native" or BLOCK_SIZE % BASE_ALIGN == 0 else 1
+    NEIGHBOURS: tl.constexpr = X if OPTIONS.X_DIVIDES_BLOCK_SIZE and OPTIONS.CONTIGUOUS_TOKENS == 1 else 1
     last = (end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
-    column = tl.arange(0, TILE)
+    column = tl.arange(0, BLOCK_N)
     place = key_places(column, OPTIONS)
     key_at = key.cache + (first_head * key.head + place * key.token)
     run = value_runs(OPTIONS)
     # Of neighbours in memory: in other packings than rows the stride of a token is that of its group of X, or 1.
-    stride_value = value.token if PACKING == 0 else value.token // X if PACKING == 2 else 1
+    stride_value = value.token if PACKING == "rows" else value.token // X if PACKING == "shuffle" else 1
     value_at = value.cache + (first_head * value.head + run * stride_value)
     # Prefill looks a tile ahead, because its loads of K would wait for the lookup. Decode has more stages, and the
     # compiler does so itself.
-    base = tile_base(table, full_begin * TILE, place, last, key.block, key.token, BLOCK_SIZE, TILE, UNIT)
+    base = tile_base(table, full_begin * BLOCK_N, place, last, key.block, key.token, BLOCK_SIZE, BLOCK_N, BASE_ALIGN)
     for number in range(full_begin, full_end):
-        first = number * TILE
+        first = number * BLOCK_N
         whole = column >= 0
         if OPTIONS.DECODE:
-            base = tile_base(table, first, place, last, key.block, key.token, BLOCK_SIZE, TILE, UNIT)
+            base = tile_base(table, first, place, last, key.block, key.token, BLOCK_SIZE, BLOCK_N, BASE_ALIGN)
         k = load_key_tile(key_at + base, key.inner, place, OPTIONS, True)
         value_base = base
-        if not OPTIONS.ALIKE:
+        if not OPTIONS.SAME_STRIDES:
             value_base = tile_base(
-                table, first, run, last, value.block, stride_value, BLOCK_SIZE, TILE, VALUE_UNIT, NEIGHBOURS
+                table, first, run, last, value.block, stride_value, BLOCK_SIZE, BLOCK_N, VALUE_BASE_ALIGN, NEIGHBOURS
             )
         key_scale_at, value_scale_at = key.scale, value.scale
-        if OPTIONS.SCALES == 2:
+        if OPTIONS.KV_SCALES == "per_token":
             key_scale_at += column_token * key.scale_token + first_head * key.scale_head
             key_scale_at += tile_base(
-                table, first, column_token, last, key.scale_block, key.scale_token, BLOCK_SIZE, TILE
+                table, first, column_token, last, key.scale_block, key.scale_token, BLOCK_SIZE, BLOCK_N
             )
             value_scale_at += column_token * value.scale_token + first_head * value.scale_head
             value_scale_at += tile_base(
-                table, first, column_token, last, value.scale_block, value.scale_token, BLOCK_SIZE, TILE
+                table, first, column_token, last, value.scale_block, value.scale_token, BLOCK_SIZE, BLOCK_N
             )
         if not OPTIONS.DECODE:
-            base = tile_base(table, first + TILE, place, last, key.block, key.token, BLOCK_SIZE, TILE, UNIT)
+            base = tile_base(table, first + BLOCK_N, place, last, key.block, key.token, BLOCK_SIZE, BLOCK_N, BASE_ALIGN)
         token = first + column_token
         tile = Tile(k, value_at + value_base, whole, whole, whole, token, key_scale_at, value_scale_at)
         state = attend_tile(state, queries, tile, value.inner, OPTIONS, True)
@@ -652,45 +653,46 @@ def walk_full_tiles(state, queries, key, value, table, first_head, column_token,
 def walk_rest(
     state, queries, rows, key, value, table, first_head, lookup, column_token, bounds, full, OPTIONS: tl.constexpr
 ):
-    """Take the tiles at both ends of the full ones, in which not every row sees every token."""
+    """Walk the tiles before and after the full ones, in which not every row sees every token."""
     full_begin, full_end = full
     BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
-    TILE: tl.constexpr = OPTIONS.TILE
+    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
+    PACKING: tl.constexpr = OPTIONS.PACKING
     X: tl.constexpr = OPTIONS.X
-    GROUPED: tl.constexpr = OPTIONS.GROUPED
-    KEYS_MATCHED: tl.constexpr = OPTIONS.KEYS_MATCHED
-    VALUES_MATCHED: tl.constexpr = OPTIONS.VALUES_MATCHED
-    # As `matched_token` orders them, only four neighbours of the columns are neighbours in the tile.
-    ALONG: tl.constexpr = 4 if VALUES_MATCHED else X if GROUPED else 1
-    if KEYS_MATCHED:
+    X_DIVIDES_BLOCK_SIZE: tl.constexpr = OPTIONS.X_DIVIDES_BLOCK_SIZE
+    K_MFMA_LAYOUT: tl.constexpr = OPTIONS.K_MFMA_LAYOUT
+    V_MFMA_LAYOUT: tl.constexpr = OPTIONS.V_MFMA_LAYOUT
+    # As `mfma_token` orders them, only four neighbours of the columns are neighbours in the tile.
+    ALONG: tl.constexpr = 4 if V_MFMA_LAYOUT else X if X_DIVIDES_BLOCK_SIZE else 1
+    if K_MFMA_LAYOUT:
         place = key_places(column_token, OPTIONS)
-    if VALUES_MATCHED:
+    if V_MFMA_LAYOUT:
         run = value_runs(OPTIONS)
     taken = full_end - full_begin
     for rest in tl.range(bounds.first_tile, bounds.end_tile - taken, num_stages=1):
-        number = rest + (tl.where(rest < full_begin, 0, taken) if OPTIONS.WINDOWED else taken)
-        first = number * TILE
+        number = rest + (tl.where(rest < full_begin, 0, taken) if OPTIONS.USE_SLIDING_WINDOW else taken)
+        first = number * BLOCK_N
         token = first + column_token
         loaded = (token >= bounds.begin) & (token < bounds.end)
         # Where tokens are neighbours in memory, V is read in groups of X of one block or not at all, so that a lane can
         # read a whole group; what was not asked for is dropped afterwards.
-        near = in_groups(token, bounds.begin, bounds.end, X) if GROUPED else loaded
-        block, offset = locate(lookup.table, first, column_token, near, BLOCK_SIZE, TILE, ALONG)
+        near = in_groups(token, bounds.begin, bounds.end, X) if X_DIVIDES_BLOCK_SIZE else loaded
+        block, offset = locate(lookup.table, first, column_token, near, BLOCK_SIZE, BLOCK_N, ALONG)
         key_loaded, key_block, key_offset = loaded, block, offset
-        if KEYS_MATCHED:
+        if K_MFMA_LAYOUT:
             key_loaded = (first + place >= bounds.begin) & (first + place < bounds.end)
-            key_block, key_offset = locate(table, first, place, key_loaded, BLOCK_SIZE, TILE, 1)
-        value_block, value_token = block, token if OPTIONS.PACKING == 2 else offset
-        if VALUES_MATCHED:
+            key_block, key_offset = locate(table, first, place, key_loaded, BLOCK_SIZE, BLOCK_N, 1)
+        value_block, value_token = block, token if PACKING == "shuffle" else offset
+        if V_MFMA_LAYOUT:
             near = in_groups(first + run, bounds.begin, bounds.end, X)
-            value_block, value_token = locate(table, first, run, near, BLOCK_SIZE, TILE, 1)
+            value_block, value_token = locate(table, first, run, near, BLOCK_SIZE, BLOCK_N, 1)
         key_row = key.cache + (key_block * key.block + key_offset * key.token + lookup.key_head)
         k = load_key_tile(key_row, key.inner, key_loaded, OPTIONS, False)
-        value_token = value_tokens(value_token, value.token, OPTIONS.PACKING, X, BLOCK_SIZE)
+        value_token = value_tokens(value_token, value.token, PACKING, X, BLOCK_SIZE)
         seen = rows.live[:, None] & loaded[None, :]
         seen = visible(seen, token, queries, OPTIONS)
         key_scale_at, value_scale_at = key.scale, value.scale
-        if OPTIONS.SCALES == 2:
+        if OPTIONS.KV_SCALES == "per_token":
             key_scale_at += block * key.scale_block + offset * key.scale_token + first_head * key.scale_head
             value_scale_at += block * value.scale_block + offset * value.scale_token + first_head * value.scale_head
         value_row = value.cache + (value_block * value.block + value_token + lookup.value_head)
@@ -701,37 +703,37 @@ def walk_rest(
 
 @triton.jit
 def result_of(state, rows, value, OPTIONS: tl.constexpr):
-    """Return the result of each row [ROWS, PADDED] fp32, 0 where it saw nothing, and its log-sum-exp in base 2."""
-    if OPTIONS.PAIRS:
+    """Return the result of each row [BLOCK_M, HEAD_SIZE_PADDED] and its log-sum-exp in base 2; 0, -inf for no token."""
+    if OPTIONS.FP8_PAIRS:
         even, odd, maximum, total, largest = state
         acc, total = tl.interleave(even, odd), tl.sum(total, axis=1) / 16
     else:
         acc, maximum, total, largest = state
-    if OPTIONS.SCALES == 2:
+    if OPTIONS.KV_SCALES == "per_token":
         acc *= largest
-    divisor, row_lse = log_sum(maximum, total, OPTIONS.SHIFT)
+    divisor, row_lse = log_sum(maximum, total, OPTIONS.WEIGHT_EXPONENT)
     result = acc * (1.0 / divisor)[:, None]
-    if OPTIONS.SCALES == 1:
+    if OPTIONS.KV_SCALES == "per_head":
         result *= tl.load(value.scale + kv_head_of(rows, OPTIONS) * value.scale_head)[:, None]
     return result, row_lse
 
 
 @triton.jit
 def write(out, lse, result, row_lse, rows, query_start_loc, split, splits, strides, OPTIONS: tl.constexpr):
-    """Store the result and the log-sum-exp of each row; with SPLIT as those of a partition."""
-    if OPTIONS.SPLIT:
+    """Store result and log-sum-exp of each row; with SPLIT_KV they go to the partial results of this partition."""
+    if OPTIONS.SPLIT_KV:
         call_row = rows.row - tl.load(query_start_loc)
-        NUM_HEADS: tl.constexpr = OPTIONS.HEAD_PROGRAMS * OPTIONS.GROUP
+        NUM_HEADS: tl.constexpr = OPTIONS.HEAD_PROGRAMS * OPTIONS.HEADS_PER_PROGRAM
         lse_offset = (call_row * NUM_HEADS + rows.head) * splits + split
         out_offset = lse_offset * OPTIONS.HEAD_SIZE
     else:
         out_strides, lse_strides = wide(strides.out), wide(strides.lse)
         lse_offset = rows.row * lse_strides[0] + rows.head * lse_strides[1]
         out_offset = rows.row * out_strides[0] + rows.head * out_strides[1]
-    target = out + out_offset[:, None] + tl.arange(0, OPTIONS.PADDED)[None, :]
+    target = out + out_offset[:, None] + tl.arange(0, OPTIONS.HEAD_SIZE_PADDED)[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=rows.mask)
-    if OPTIONS.LSE:
-        if not OPTIONS.SPLIT:
+    if OPTIONS.WRITE_LSE:
+        if not OPTIONS.SPLIT_KV:
             row_lse *= LN2
         tl.store(lse + lse_offset, row_lse, mask=rows.live)
 
@@ -745,33 +747,36 @@ def attention_kernel(
     query,  # [num_tokens, num_q_heads, head_size]
     key_cache,  # axes of PACKING
     value_cache,
-    out,  # like query; with SPLIT fp32, contiguous [tokens of this call, num_q_heads, splits, head_size]
-    lse,  # fp32, written if LSE: [num_tokens, num_q_heads]; with SPLIT one more axis, splits, contiguous and in base 2
+    out,  # like query; with SPLIT_KV fp32, contiguous [tokens of this call, num_q_heads, splits, head_size]
+    lse,  # fp32, if WRITE_LSE: [num_tokens, num_q_heads]; with SPLIT_KV [.., splits], contiguous and in base 2
     block_table,  # [num_seqs, max_blocks] int32
     seq_lens,  # [num_seqs] int32
     query_start_loc,  # [num_seqs + 1] int32
     key_scale,  # fp32; see scales.KernelScales
     value_scale,
-    slopes,  # [num_q_heads] fp32, read if ALIBI
-    sinks,  # [num_q_heads] fp32, read if SINKS
+    slopes,  # [num_q_heads] fp32, read if USE_ALIBI_SLOPES
+    sinks,  # [num_q_heads] fp32, read if USE_SINKS
     num_seqs,
     splits,
     programs,  # of one partition
     stride_table,  # sequence
-    scale,  # of the scores, times log2(e); with CAPPED times 2 log2(e) / cap
+    scale,  # of the scores, times log2(e); with USE_SOFTCAP times 2 log2(e) / cap
     cap_log2e,
     window,
     strides,  # AttentionStrides
     OPTIONS: tl.constexpr,  # AttentionOptions
 ):
-    """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, splits].
+    """Attend BLOCK_M query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, splits].
 
     A program finds its rows, walks the tiles that all of them see whole, walks the rest, and writes.
     """
-    follow(OPTIONS.DEPENDENT)
-    query_strides = wide(strides.query, OPTIONS.ALIGN)
-    key_strides, value_strides = wide(strides.key_cache, OPTIONS.ALIGN), wide(strides.value_cache, OPTIONS.ALIGN)
-    if OPTIONS.PAIRS:
+    follow(OPTIONS.USE_PDL)
+    query_strides = wide(strides.query, OPTIONS.STRIDE_ALIGN)
+    key_strides, value_strides = (
+        wide(strides.key_cache, OPTIONS.STRIDE_ALIGN),
+        wide(strides.value_cache, OPTIONS.STRIDE_ALIGN),
+    )
+    if OPTIONS.FP8_PAIRS:
         key_cache, key_strides = of_pairs(key_cache, key_strides)
         value_cache, value_strides = of_pairs(value_cache, value_strides)
     stride_table = tl.cast(stride_table, tl.int64)
@@ -780,10 +785,10 @@ def attention_kernel(
 
     # Find my rows. Programs of neighbouring heads run together: in a token-first layout their rows are neighbours in
     # memory.
-    program = dealt(tl.program_id(0), programs, OPTIONS.XCDS) if OPTIONS.XCDS > 1 else tl.program_id(0)
+    program = remap_xcd(tl.program_id(0), programs, OPTIONS.NUM_XCDS) if OPTIONS.NUM_XCDS > 1 else tl.program_id(0)
     query_tile = program // OPTIONS.HEAD_PROGRAMS
-    first_query_head = program % OPTIONS.HEAD_PROGRAMS * OPTIONS.GROUP
-    first_head = first_query_head // (OPTIONS.GROUP * OPTIONS.PARTS)
+    first_query_head = program % OPTIONS.HEAD_PROGRAMS * OPTIONS.HEADS_PER_PROGRAM
+    first_head = first_query_head // (OPTIONS.HEADS_PER_PROGRAM * OPTIONS.HEAD_TILES)
     split = tl.program_id(1)
     if OPTIONS.DECODE:
         seq = query_tile
@@ -796,21 +801,21 @@ def attention_kernel(
         if (end == start) & (tl.load(seq_lens + seq) > -2147483648):
             return
     else:
-        seq = sequence_of_tile(query_start_loc, query_tile, num_seqs, OPTIONS.TOKENS, 128, 1)
+        seq = sequence_of_tile(query_start_loc, query_tile, num_seqs, OPTIONS.BLOCK_Q, 128, 1)
         if seq >= num_seqs:
             return
         query_start = tl.load(query_start_loc + seq)
         # The last tokens of a sequence first: they see most, and what starts last should be short (3 % at 4 x 4k).
         last_token = tl.load(query_start_loc + seq + 1) - query_start - 1
-        TOKENS: tl.constexpr = OPTIONS.TOKENS
-        first_token = (last_token // TOKENS - (query_tile - query_start // TOKENS - seq)) * TOKENS
+        BLOCK_Q: tl.constexpr = OPTIONS.BLOCK_Q
+        first_token = (last_token // BLOCK_Q - (query_tile - query_start // BLOCK_Q - seq)) * BLOCK_Q
         if (first_token < 0) | (first_token > last_token):
             return
     rows = rows_of(seq, first_token, first_query_head, query_start_loc, num_seqs, OPTIONS)
     query_offset = rows.row * query_strides[0] + rows.head * query_strides[1]
     # With a window q comes after the bounds, because before them Triton 3.6 reserves scratch on gfx90a; without one it
     # comes before, because after them decode at head size 256 needs four registers more on gfx942, which cost a wave.
-    if not OPTIONS.WINDOWED:
+    if not OPTIONS.USE_SLIDING_WINDOW:
         q = load_query(query, query_offset, rows, OPTIONS)
     column_token = column_tokens(OPTIONS)
     seq_len = tl.load(seq_lens + seq)
@@ -818,11 +823,11 @@ def attention_kernel(
     context_len = seq_len - (1 if OPTIONS.DECODE else rows.query_len)
     position = context_len + rows.token
     bounds = bounds_of(seq_len, context_len, first_token, window, split, splits, OPTIONS)
-    if OPTIONS.WINDOWED:
+    if OPTIONS.USE_SLIDING_WINDOW:
         q = load_query(query, query_offset, rows, OPTIONS)
     lookup = lookup_of(seq, first_head, block_table, stride_table, key, value)
     queries = queries_of(q, rows, position, scale, key, slopes, cap_log2e, window, OPTIONS)
-    state = start_of(rows, sinks, split, OPTIONS)
+    state = initial_state(rows, sinks, split, OPTIONS)
 
     # Walk the full tiles.
     full = full_range(bounds, context_len, first_token, window, OPTIONS)

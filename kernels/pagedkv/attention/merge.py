@@ -37,13 +37,13 @@ def load_lse(lse, strides, token, head, live):
 
 
 @triton.jit
-def follow(DEPENDENT: tl.constexpr):
+def follow(USE_PDL: tl.constexpr):
     """Wait for the kernel before this one, which then may still be ending, and let the next one begin to wait.
 
-    With DEPENDENT, a programmatic dependent launch, what it costs to start a kernel passes while the one before it
+    With USE_PDL, a programmatic dependent launch, what it costs to start a kernel passes while the one before it
     ends (PTX ISA, griddepcontrol). Nothing may be read or written before.
     """
-    if DEPENDENT:
+    if USE_PDL:
         # Not by name: only a Triton with the NVIDIA backend has these in triton.language.extra.cuda.
         wait: tl.constexpr = "griddepcontrol.wait; griddepcontrol.launch_dependents; // $0"
         tl.inline_asm_elementwise(wait, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
@@ -52,12 +52,12 @@ def follow(DEPENDENT: tl.constexpr):
 @triton.jit
 def merge_kernel(
     out,  # [num_tokens, num_q_heads, head_size]
-    lse,  # [num_tokens, num_q_heads] fp32, written if LSE
+    lse,  # [num_tokens, num_q_heads] fp32, written if WRITE_LSE
     prefix_out,  # like out, any float
     prefix_lse,  # like lse
     suffix_out,
     suffix_lse,
-    query_start_loc,  # [num_seqs + 1] int32, read if BOUNDED
+    query_start_loc,  # [num_seqs + 1] int32, read if USE_QUERY_START_LOC
     num_seqs,
     num_tokens,
     out_strides,  # token, head; likewise all others
@@ -68,19 +68,19 @@ def merge_kernel(
     suffix_lse_strides,
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,  # head_size rounded up to a power of two
-    ROWS: tl.constexpr,  # (token, head) rows of a program
-    BOUNDED: tl.constexpr,
-    LSE: tl.constexpr,
+    HEAD_SIZE_PADDED: tl.constexpr,  # head_size rounded up to a power of two
+    BLOCK_M: tl.constexpr,  # (token, head) rows of a program
+    USE_QUERY_START_LOC: tl.constexpr,
+    WRITE_LSE: tl.constexpr,
 ):
-    """Merge ROWS rows; grid [ceil(num_tokens * NUM_HEADS / ROWS)]."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """Merge BLOCK_M rows; grid [ceil(num_tokens * NUM_HEADS / BLOCK_M)]."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     token = row // NUM_HEADS
     head = row % NUM_HEADS
     live = token < num_tokens
-    if BOUNDED:
+    if USE_QUERY_START_LOC:
         live = live & (token >= tl.load(query_start_loc)) & (token < tl.load(query_start_loc + num_seqs))
-    channel = tl.arange(0, PADDED)
+    channel = tl.arange(0, HEAD_SIZE_PADDED)
     in_head = channel < HEAD_SIZE
 
     prefix = load_lse(prefix_lse, prefix_lse_strides, token, head, live)
@@ -107,7 +107,7 @@ def merge_kernel(
     at = token * stride_token + head * stride_head
     mask = live[:, None] & in_head[None, :]
     tl.store(out + at[:, None] + channel[None, :], result.to(out.dtype.element_ty), mask=mask)
-    if LSE:
+    if WRITE_LSE:
         stride_token, stride_head = wide(lse_strides)
         sums = tl.where(total == 0.0, float("-inf"), base + tl.log(divisor))
         tl.store(lse + token * stride_token + head * stride_head, sums, mask=live)
@@ -121,7 +121,7 @@ def reduce_kernel(
     partial,  # [tokens of this call, num_q_heads, splits, head_size] fp32, contiguous
     lse,  # [tokens of this call, num_q_heads, splits] fp32 base 2, contiguous
     out,  # [num_tokens, num_q_heads, head_size]
-    out_lse,  # [num_tokens, num_q_heads] fp32, written if LSE
+    out_lse,  # [num_tokens, num_q_heads] fp32, written if WRITE_LSE
     query_start_loc,  # [num_seqs + 1] int32
     num_seqs,
     num_rows,  # of `lse`
@@ -130,31 +130,31 @@ def reduce_kernel(
     out_lse_strides,  # token, head
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    ROWS: tl.constexpr,  # (token, head) rows of a program
-    CHUNK: tl.constexpr,  # partitions loaded at once
-    ONCE: tl.constexpr,  # whether that is all of them
-    LSE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    HEAD_SIZE_PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # (token, head) rows of a program
+    BLOCK_SPLITS: tl.constexpr,  # partitions loaded at once
+    SINGLE_PASS: tl.constexpr,  # whether that is all of them
+    WRITE_LSE: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
-    """Merge `splits` partial results of each of ROWS rows; grid [ceil(num_rows / ROWS)]."""
-    follow(DEPENDENT)
+    """Merge `splits` partial results of each of BLOCK_M rows; grid [ceil(num_rows / BLOCK_M)]."""
+    follow(USE_PDL)
     # Rows behind the last sequence (the padding of a captured graph) have no partial results and keep what `out` holds.
     # In a batch of two calls the rows of the other one are none of this: they would be most of the programs.
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     token = tl.load(query_start_loc) + row // NUM_HEADS
-    channel = tl.arange(0, PADDED)
+    channel = tl.arange(0, HEAD_SIZE_PADDED)
     live = (row < num_rows) & (token < tl.load(query_start_loc + num_seqs))
     in_head = channel < HEAD_SIZE
 
-    # Online over chunks, like the attention over its tiles: [ROWS, CHUNK, PADDED] partial results at a time.
-    maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.full([ROWS], 0.0, tl.float32)
-    acc = tl.full([ROWS, PADDED], 0.0, tl.float32)
+    # Online over chunks, like the attention over its tiles: partial results [BLOCK_M, BLOCK_SPLITS, HEAD_SIZE_PADDED].
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.full([BLOCK_M], 0.0, tl.float32)
+    acc = tl.full([BLOCK_M, HEAD_SIZE_PADDED], 0.0, tl.float32)
     # A loop that runs once would cost a tenth of a small decode step: its loads wait for it.
-    chunks = 1 if ONCE else tl.cdiv(splits, CHUNK)
+    chunks = 1 if SINGLE_PASS else tl.cdiv(splits, BLOCK_SPLITS)
     for chunk in range(chunks):
-        split = chunk * CHUNK + tl.arange(0, CHUNK)
+        split = chunk * BLOCK_SPLITS + tl.arange(0, BLOCK_SPLITS)
         part = row[:, None] * splits + split[None, :]
         # Rows that are not live hold anything and are not stored; a mask of them would wait for query_start_loc.
         inside = (row < num_rows)[:, None] & (split < splits)[None, :]
@@ -165,7 +165,7 @@ def reduce_kernel(
     target = out + (token * stride_token + head * stride_head)[:, None] + channel[None, :]
     mask = live[:, None] & in_head[None, :]
     tl.store(target, (acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty), mask=mask)
-    if LSE:
+    if WRITE_LSE:
         stride_token, stride_head = wide(out_lse_strides)
         tl.store(out_lse + token * stride_token + head * stride_head, row_lse * LN2, mask=live)
 
@@ -240,9 +240,9 @@ def merge_attention(
             suffix_lse.stride(),
             NUM_HEADS=num_q_heads,
             HEAD_SIZE=head_size,
-            PADDED=next_power_of_two(head_size),
-            ROWS=launch.rows,
-            BOUNDED=query_start_loc is not None,
-            LSE=lse is not None,
+            HEAD_SIZE_PADDED=next_power_of_two(head_size),
+            BLOCK_M=launch.rows,
+            USE_QUERY_START_LOC=query_start_loc is not None,
+            WRITE_LSE=lse is not None,
             num_warps=launch.waves,
         )

@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-WEIGHT_SHIFT = tl.constexpr(15.0)
+FP16_WEIGHT_EXPONENT = tl.constexpr(15.0)
 """The largest weight of a product in fp16 is 2^15 and not 1. fp16 ends at 65,504, is exact to 11 bits down to 2^-14 and
 holds nothing below 2^-24: relative to 1, a key 17 nats above all others would be the only one that counts."""
 
@@ -85,33 +85,34 @@ def finite(maximum):
 
 
 @triton.jit
-def online_softmax(scores, maximum, total, scale=1.0, SHIFT: tl.constexpr = 0.0):
+def online_softmax(scores, maximum, total, scale=1.0, WEIGHT_EXPONENT: tl.constexpr = 0.0):
     """Take another tile of scores into the state of each row.
 
     Args:
-        scores: [ROWS, TILE] fp32, base 2; -inf where a row does not see a column.
-        maximum: [ROWS] fp32, the largest score so far.
-        total: [ROWS] fp32, the sum of weights so far.
-        scale: Factor > 0 of the scores, one or [ROWS]: it costs nothing here, where each weight is one multiply-add.
-        SHIFT: Weights are 2^SHIFT times as large: WEIGHT_SHIFT for products in fp16. `log_sum` takes it out of the sum.
+        scores: [BLOCK_M, BLOCK_N] fp32, base 2; -inf where a row does not see a column.
+        maximum: [BLOCK_M] fp32, the largest score so far.
+        total: [BLOCK_M] fp32, the sum of weights so far.
+        scale: Factor > 0 of the scores, one or [BLOCK_M]: it costs nothing here, where each weight is one multiply-add.
+        WEIGHT_EXPONENT: Weights are multiplied by 2 to this power (FP16_WEIGHT_EXPONENT for products in fp16), and
+            `log_sum` takes it out of the sum.
 
     Returns:
-        weights [ROWS, TILE] relative to the new maximum, decay [ROWS] of what was summed so far, maximum, total.
+        weights [BLOCK_M, BLOCK_N] relative to the new maximum, decay [BLOCK_M] of earlier sums, maximum, total.
     """
     factor = tl.zeros_like(maximum) + scale
     new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * factor)
     base = finite(new_maximum)
-    weights = tl.exp2(scores * factor[:, None] - (base - SHIFT)[:, None])
+    weights = tl.exp2(scores * factor[:, None] - (base - WEIGHT_EXPONENT)[:, None])
     decay = tl.exp2(maximum - base)
     total = total * decay + tl.sum(weights, axis=1)
     return weights, decay, new_maximum, total
 
 
 @triton.jit
-def log_sum(maximum, total, SHIFT: tl.constexpr = 0.0):
+def log_sum(maximum, total, WEIGHT_EXPONENT: tl.constexpr = 0.0):
     """Return the divisor of each row's sum of values (1 where it saw nothing) and its log-sum-exp in base 2."""
     divisor = tl.where(total > 0.0, total, 1.0)
-    return divisor, maximum + (tl.log2(divisor) - SHIFT)
+    return divisor, maximum + (tl.log2(divisor) - WEIGHT_EXPONENT)
 
 
 @triton.jit
@@ -121,14 +122,14 @@ def merge_parts(partial, partial_lse, part, inside, channel, in_width, WIDTH: tl
     Args:
         partial: [parts, WIDTH] fp32, contiguous: results over a part of the KV each.
         partial_lse: [parts] fp32, base 2; -inf for a part that saw nothing, whose weight is 0.
-        part: [ROWS, CHUNK] which parts.
-        inside: [ROWS, CHUNK] whether there is such a part.
+        part: [BLOCK_M, BLOCK_SPLITS] which parts.
+        inside: [BLOCK_M, BLOCK_SPLITS] whether there is such a part.
         channel: [CHANNELS] which channels.
         in_width: [CHANNELS] whether there is such a channel.
         WIDTH: Channels of a part.
-        maximum: [ROWS] fp32, as `total` the state of `online_softmax`.
-        total: [ROWS] fp32.
-        acc: [ROWS, CHANNELS] fp32, the weighted sum so far.
+        maximum: [BLOCK_M] fp32, as `total` the state of `online_softmax`.
+        total: [BLOCK_M] fp32.
+        acc: [BLOCK_M, CHANNELS] fp32, the weighted sum so far.
 
     Returns:
         maximum, total, acc.

@@ -4,14 +4,14 @@
     pos = n - cu_seq_lens[s] + seq_starts[s],  s = token_to_seq[n]
     key[n, h, :] = key_cache[block_table[s, pos // block_size], pos % block_size, h, :]     V alike
 
-This is the gather before the extend step of a chunked prefill (vLLM PR 37228). A program copies ROWS head rows
+This is the gather before the extend step of a chunked prefill (vLLM PR 37228). A program copies BLOCK_M head rows
 (token, head) of K and of V; every stride but the innermost is an argument, for K and V separately; offsets are int64.
 Codes of a quantised cache become `decode(code) * scale`, computed in fp32 and rounded to the dtype of the output.
 
-In a packed cache tokens are neighbours in memory: a program of `packed_gather_kernel` takes ROWS positions of one
-head, aligned to ROWS in the sequence and not in the output, so that groups of X tokens of a block are read with one
-load. Sequence `s` therefore owns up to two tiles more than its tokens fill: those from `cu_seq_lens[s] // ROWS + 2 s`
-on. Library only: the vLLM plugin attends to the context in place and calls no gather.
+In a packed cache tokens are neighbours in memory: a program of `packed_gather_kernel` takes BLOCK_M positions of one
+head, aligned to BLOCK_M in the sequence and not in the output, so that groups of X tokens of a block are read with one
+load. Sequence `s` therefore owns up to two tiles more than its tokens fill: those from
+`cu_seq_lens[s] // BLOCK_M + 2 s` on. Library only: the vLLM plugin attends to the context in place and calls no gather.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from pagedkv import checks
 from pagedkv.arch import next_power_of_two
 from pagedkv.cache import checks as cache_checks
 from pagedkv.device import current, on
-from pagedkv.fp8.scales import kernel_scales, meant
+from pagedkv.fp8.scales import dequantised, kernel_scales
 from pagedkv.launch import rows_of_program, tuning
-from pagedkv.layout import PACKINGS
 from pagedkv.strides import (
     alignment,
     in_groups,
@@ -54,7 +53,7 @@ class GatherStrides(NamedTuple):
     key_cache: tuple[int, ...]
     """Strides of block, token, head and group of X channels."""
     value_cache: tuple[int, ...]
-    """Strides of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    """Strides of block, token (in `shuffle` of a group of X tokens), head and channel."""
     key: tuple[int, ...]
     """Strides of token and head."""
     value: tuple[int, ...]
@@ -67,25 +66,25 @@ class GatherStrides(NamedTuple):
 
 
 class GatherOptions(NamedTuple):
-    """What a gather is compiled for: one machine code for each value."""
+    """Compile-time options of a gather: Triton compiles once for each combination of values."""
 
     NUM_HEADS: int
     """KV heads."""
     HEAD_SIZE: int
-    PADDED: int
+    HEAD_SIZE_PADDED: int
     """HEAD_SIZE rounded up to a power of two."""
     BLOCK_SIZE: int
-    ROWS: int
+    BLOCK_M: int
     """Head rows of a program; from a packed cache tokens, at least 16. A power of two."""
-    PACKING: int
+    PACKING: str
     X: int
-    SCALES: int
-    """Kind of scales (`scales.KernelScales`), like FORMAT."""
-    FORMAT: str
-    NATIVE: bool
-    """Whether the device converts FORMAT itself."""
-    ALIGN: int
-    """What all strides are multiples of (`strides.alignment`)."""
+    KV_SCALES: str
+    """Kind of scales of a quantised cache (`scales.ScaleKind`)."""
+    FP8_FORMAT: str
+    NATIVE_FP8: bool
+    """Whether the device converts FP8_FORMAT itself."""
+    STRIDE_ALIGN: int
+    """Largest power of two up to 16 that divides all strides (`strides.alignment`)."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_blocks"])
@@ -105,14 +104,14 @@ def _gather_kernel(
     strides,  # GatherStrides
     OPTIONS: tl.constexpr,  # GatherOptions
 ):
-    SCALES: tl.constexpr = OPTIONS.SCALES
-    FORMAT: tl.constexpr = OPTIONS.FORMAT
-    NATIVE: tl.constexpr = OPTIONS.NATIVE
-    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
-    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
-    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
+    KV_SCALES: tl.constexpr = OPTIONS.KV_SCALES
+    FP8_FORMAT: tl.constexpr = OPTIONS.FP8_FORMAT
+    NATIVE_FP8: tl.constexpr = OPTIONS.NATIVE_FP8
+    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.STRIDE_ALIGN)
+    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.STRIDE_ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.STRIDE_ALIGN)
     (stride_table,) = wide(strides.table)
-    row = tl.program_id(0).to(tl.int64) * OPTIONS.ROWS + tl.arange(0, OPTIONS.ROWS)
+    row = tl.program_id(0).to(tl.int64) * OPTIONS.BLOCK_M + tl.arange(0, OPTIONS.BLOCK_M)
     # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a
     # mask another layout than its pointer and then fails its own verifier. Only the copy itself is masked.
     token = tl.minimum(row, num_rows - 1) // OPTIONS.NUM_HEADS
@@ -125,21 +124,21 @@ def _gather_kernel(
     column = tl.minimum(tl.maximum(column, 0), max_blocks - 1)
     block = tl.load(block_table + seq * stride_table + column).to(tl.int64)
     offset = position % OPTIONS.BLOCK_SIZE
-    channel = tl.arange(0, OPTIONS.PADDED)
+    channel = tl.arange(0, OPTIONS.HEAD_SIZE_PADDED)
     mask = inside[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
 
     source = block * key_side.block + offset * key_side.token + head * key_side.head
     target = token * stride_key_token + head * stride_key_head
     k = tl.load(key_cache + source[:, None] + channel[None, :], mask=mask)
     scale = scale_at(key_side, block, offset, head)
-    k = meant(k, scale, inside, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
+    k = dequantised(k, scale, inside, KV_SCALES, FP8_FORMAT, NATIVE_FP8, key.dtype.element_ty)
     tl.store(key + target[:, None] + channel[None, :], k, mask=mask)
 
     source = block * value_side.block + offset * value_side.token + head * value_side.head
     target = token * stride_value_token + head * stride_value_head
     v = tl.load(value_cache + source[:, None] + channel[None, :], mask=mask)
     scale = scale_at(value_side, block, offset, head)
-    v = meant(v, scale, inside, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
+    v = dequantised(v, scale, inside, KV_SCALES, FP8_FORMAT, NATIVE_FP8, value.dtype.element_ty)
     tl.store(value + target[:, None] + channel[None, :], v, mask=mask)
 
 
@@ -227,15 +226,15 @@ def gather_kv_cache(
     options = GatherOptions(
         NUM_HEADS=num_kv_heads,
         HEAD_SIZE=head_size,
-        PADDED=next_power_of_two(head_size),
+        HEAD_SIZE_PADDED=next_power_of_two(head_size),
         BLOCK_SIZE=cache.block_size,
-        ROWS=rows,
-        PACKING=PACKINGS.index(cache.packing),
+        BLOCK_M=rows,
+        PACKING=cache.packing,
         X=cache.x,
-        SCALES=scales.kind,
-        FORMAT=scales.format,
-        NATIVE=scales.native_on(arch),
-        ALIGN=alignment(*itertools.chain(*strides)),
+        KV_SCALES=scales.kind,
+        FP8_FORMAT=scales.format,
+        NATIVE_FP8=scales.native_on(arch),
+        STRIDE_ALIGN=alignment(*itertools.chain(*strides)),
     )
     with on(cache.key):
         kernel[grid](
@@ -271,23 +270,23 @@ def packed_gather_kernel(
     strides,  # GatherStrides
     OPTIONS: tl.constexpr,  # GatherOptions
 ):
-    """Copy K and V of up to ROWS positions; grid [num_tokens // ROWS + 2 * num_seqs, num_kv_heads]."""
+    """Copy K and V of up to BLOCK_M positions; grid [num_tokens // BLOCK_M + 2 * num_seqs, num_kv_heads]."""
     HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE
-    PADDED: tl.constexpr = OPTIONS.PADDED
+    HEAD_SIZE_PADDED: tl.constexpr = OPTIONS.HEAD_SIZE_PADDED
     BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
-    TOKENS: tl.constexpr = OPTIONS.ROWS
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
     PACKING: tl.constexpr = OPTIONS.PACKING
     X: tl.constexpr = OPTIONS.X
-    SCALES: tl.constexpr = OPTIONS.SCALES
-    FORMAT: tl.constexpr = OPTIONS.FORMAT
-    NATIVE: tl.constexpr = OPTIONS.NATIVE
-    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
-    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
-    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
+    KV_SCALES: tl.constexpr = OPTIONS.KV_SCALES
+    FP8_FORMAT: tl.constexpr = OPTIONS.FP8_FORMAT
+    NATIVE_FP8: tl.constexpr = OPTIONS.NATIVE_FP8
+    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.STRIDE_ALIGN)
+    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.STRIDE_ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.STRIDE_ALIGN)
     (stride_table,) = wide(strides.table)
     head = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(0)
-    seq = sequence_of_tile(cu_seq_lens, tile, num_seqs, TOKENS, 128, 2)
+    seq = sequence_of_tile(cu_seq_lens, tile, num_seqs, BLOCK_M, 128, 2)
     if seq >= num_seqs:
         return
     first_row = tl.load(cu_seq_lens + seq)
@@ -295,40 +294,40 @@ def packed_gather_kernel(
     end = start + tl.minimum(tl.load(cu_seq_lens + seq + 1), num_tokens) - first_row
     # A position beyond the row of the block table has no block: reading the next row would gather another sequence.
     end = tl.minimum(end, tl.cast(max_blocks, tl.int64) * BLOCK_SIZE).to(tl.int32)
-    first = (start // TOKENS + tile - first_row // TOKENS - 2 * seq) * TOKENS
-    if (first >= end) | (first + TOKENS <= start):
+    first = (start // BLOCK_M + tile - first_row // BLOCK_M - 2 * seq) * BLOCK_M
+    if (first >= end) | (first + BLOCK_M <= start):
         return
 
-    GROUPED: tl.constexpr = BLOCK_SIZE % X == 0
-    position = first + tl.arange(0, TOKENS)
+    X_DIVIDES_BLOCK_SIZE: tl.constexpr = BLOCK_SIZE % X == 0
+    position = first + tl.arange(0, BLOCK_M)
     wanted = (position >= start) & (position < end)
     # V is read in groups of X tokens of one block or not at all; what was not asked for is not stored.
-    near = in_groups(position, start, end, X) if GROUPED else wanted
+    near = in_groups(position, start, end, X) if X_DIVIDES_BLOCK_SIZE else wanted
     table = block_table + seq.to(tl.int64) * stride_table
-    column = tl.arange(0, TOKENS)
-    block, offset = locate(table, first, column, near, BLOCK_SIZE, TOKENS, X if GROUPED else 1)
-    channel = tl.arange(0, PADDED)
+    column = tl.arange(0, BLOCK_M)
+    block, offset = locate(table, first, column, near, BLOCK_SIZE, BLOCK_M, X if X_DIVIDES_BLOCK_SIZE else 1)
+    channel = tl.arange(0, HEAD_SIZE_PADDED)
     in_head = channel < HEAD_SIZE
     row = (first_row + position - start).to(tl.int64)
     mask = wanted[:, None] & in_head[None, :]
 
     # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
-    group = tl.arange(0, PADDED // X)
+    group = tl.arange(0, HEAD_SIZE_PADDED // X)
     source = block * key_side.block + offset * key_side.token + head * key_side.head
     source = (group * key_side.inner)[:, None, None] + source[None, :, None] + tl.arange(0, X)[None, None, :]
     k = tl.load(key_cache + source, mask=(group * X < HEAD_SIZE)[:, None, None] & wanted[None, :, None])
-    k = tl.reshape(tl.permute(k, (1, 0, 2)), [TOKENS, PADDED])
+    k = tl.reshape(tl.permute(k, (1, 0, 2)), [BLOCK_M, HEAD_SIZE_PADDED])
     scale = scale_at(key_side, block, offset, head)
-    k = meant(k, scale, wanted, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
+    k = dequantised(k, scale, wanted, KV_SCALES, FP8_FORMAT, NATIVE_FP8, key.dtype.element_ty)
     target = row * stride_key_token + head * stride_key_head
     tl.store(key + target[:, None] + channel[None, :], k, mask=mask)
 
-    token = position if PACKING == 2 else offset
+    token = position if PACKING == "shuffle" else offset
     source = block * value_side.block + value_tokens(token, value_side.token, PACKING, X, BLOCK_SIZE)
     source += head * value_side.head
     source = source[:, None] + value_channels(channel, value_side.inner, PACKING)[None, :]
     v = tl.load(value_cache + source, mask=near[:, None] & in_head[None, :])
     scale = scale_at(value_side, block, offset, head)
-    v = meant(v, scale, wanted, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
+    v = dequantised(v, scale, wanted, KV_SCALES, FP8_FORMAT, NATIVE_FP8, value.dtype.element_ty)
     target = row * stride_value_token + head * stride_value_head
     tl.store(value + target[:, None] + channel[None, :], v, mask=mask)

@@ -9,7 +9,7 @@ Pair i is (i, i + rotary_dim / 2) in the style of GPT-NeoX and (2 i, 2 i + 1) in
 `rotary_dim` on stay as they are. Products are in fp32, and the result is rounded to the dtype of Q and K before it is
 stored or quantised: a cache has the same bits as if the turned K had been given to `cache.write`.
 
-A program takes TOKENS rows of one head: of Q, which it turns, or of K, which it also writes together with V.
+A program takes BLOCK_M rows of one head: of Q, which it turns, or of K, which it also writes together with V.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from pagedkv.arch import next_power_of_two
 from pagedkv.cache import checks as cache_checks
 from pagedkv.device import current, on
 from pagedkv.errors import ArgumentError
-from pagedkv.fp8.scales import kernel_scales, stored
+from pagedkv.fp8.scales import kernel_scales, quantised
 from pagedkv.launch import tuning
-from pagedkv.layout import PACKINGS
 from pagedkv.strides import alignment, key_channels, scale_at, sides_of, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class RotatedStrides(NamedTuple):
     key_cache: tuple[int, ...]
     """Strides of block, token, head and group of X channels."""
     value_cache: tuple[int, ...]
-    """Strides of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    """Strides of block, token (in `shuffle` of a group of X tokens), head and channel."""
     indices: tuple[int, int, int]
     """The first one of positions, cos_sin and slot_mapping."""
     key_scale: tuple[int, int, int]
@@ -61,39 +60,40 @@ class RotatedStrides(NamedTuple):
 
 
 class RotatedOptions(NamedTuple):
-    """What `rotated_write_kernel` is compiled for: one machine code for each value."""
+    """Compile-time options of `rotated_write_kernel`: Triton compiles once for each combination of values."""
 
     NUM_Q_HEADS: int
     HEAD_SIZE: int
-    PADDED: int
+    HEAD_SIZE_PADDED: int
     """HEAD_SIZE rounded up to a power of two."""
-    ROTARY: int
+    ROTARY_DIM: int
     """Channels that turn."""
-    NEOX: bool
+    IS_NEOX: bool
     """Whether pairs are halves of the rotary channels, else neighbours."""
     BLOCK_SIZE: int
-    TOKENS: int
+    BLOCK_M: int
     """Tokens of a program, a power of two."""
-    PACKING: int
+    PACKING: str
     X: int
-    SCALES: int
-    """Kind of scales (`scales.KernelScales`), like FORMAT and LARGEST."""
-    FORMAT: str
-    LARGEST: float
-    ALIGN: int
-    """What all strides are multiples of (`strides.alignment`)."""
+    KV_SCALES: str
+    """Kind of scales of a quantised cache (`scales.ScaleKind`)."""
+    FP8_FORMAT: str
+    FP8_MAX: float
+    """Largest finite value of FP8_FORMAT."""
+    STRIDE_ALIGN: int
+    """Largest power of two up to 16 that divides all strides (`strides.alignment`)."""
 
 
 @triton.jit
-def _turn(rows, channel, mask, cos, sin, ROTARY: tl.constexpr, NEOX: tl.constexpr):
-    """Turn the rows [TOKENS, PADDED] that `rows` points at, in place, and return them.
+def _turn(rows, channel, mask, cos, sin, ROTARY_DIM: tl.constexpr, IS_NEOX: tl.constexpr):
+    """Turn the rows [BLOCK_M, HEAD_SIZE_PADDED] that `rows` points at, in place, and return them.
 
     The partner of a channel comes from registers: what another lane reads here this one may have stored already.
     """
     x = tl.load(rows, mask=mask, other=0.0)
-    HALF: tl.constexpr = ROTARY // 2
-    other = tl.where(channel < HALF, channel + HALF, channel - HALF) if NEOX else channel ^ 1
-    turns = channel < ROTARY
+    HALF: tl.constexpr = ROTARY_DIM // 2
+    other = tl.where(channel < HALF, channel + HALF, channel - HALF) if IS_NEOX else channel ^ 1
+    turns = channel < ROTARY_DIM
     other = tl.broadcast_to(tl.where(turns, other, channel)[None, :], x.shape)
     wide_x = x.to(tl.float32)
     turned = wide_x * cos + tl.gather(wide_x, other, axis=1) * sin
@@ -110,7 +110,7 @@ def rotated_write_kernel(
     key_cache,  # axes of PACKING
     value_cache,
     positions,  # [num_tokens] int64
-    cos_sin,  # [max_position, ROTARY]: cosines, then sines
+    cos_sin,  # [max_position, ROTARY_DIM]: cosines, then sines
     slot_mapping,  # [num_slots] int64
     key_scale,  # fp32; see scales.KernelScales
     value_scale,
@@ -119,40 +119,40 @@ def rotated_write_kernel(
     strides,  # RotatedStrides
     OPTIONS: tl.constexpr,  # RotatedOptions
 ):
-    """Turn TOKENS rows of one head, and write those of K with V; grid [ceil(num_tokens / TOKENS), heads of Q and K]."""
+    """Turn BLOCK_M rows of one head, and write K and V; grid [ceil(num_tokens / BLOCK_M), heads of Q and K]."""
     NUM_Q_HEADS: tl.constexpr = OPTIONS.NUM_Q_HEADS
-    ROTARY: tl.constexpr = OPTIONS.ROTARY
-    NEOX: tl.constexpr = OPTIONS.NEOX
+    ROTARY_DIM: tl.constexpr = OPTIONS.ROTARY_DIM
+    IS_NEOX: tl.constexpr = OPTIONS.IS_NEOX
     BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
     PACKING: tl.constexpr = OPTIONS.PACKING
     X: tl.constexpr = OPTIONS.X
-    SCALES: tl.constexpr = OPTIONS.SCALES
-    FORMAT: tl.constexpr = OPTIONS.FORMAT
-    LARGEST: tl.constexpr = OPTIONS.LARGEST
-    stride_query_token, stride_query_head = wide(strides.query, OPTIONS.ALIGN)
-    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
-    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
-    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
+    KV_SCALES: tl.constexpr = OPTIONS.KV_SCALES
+    FP8_FORMAT: tl.constexpr = OPTIONS.FP8_FORMAT
+    FP8_MAX: tl.constexpr = OPTIONS.FP8_MAX
+    stride_query_token, stride_query_head = wide(strides.query, OPTIONS.STRIDE_ALIGN)
+    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.STRIDE_ALIGN)
+    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.STRIDE_ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.STRIDE_ALIGN)
     stride_position, stride_cos_sin, stride_slot = wide(strides.indices)
-    token = tl.program_id(0).to(tl.int64) * OPTIONS.TOKENS + tl.arange(0, OPTIONS.TOKENS)
+    token = tl.program_id(0).to(tl.int64) * OPTIONS.BLOCK_M + tl.arange(0, OPTIONS.BLOCK_M)
     head = tl.program_id(1).to(tl.int64)
-    channel = tl.arange(0, OPTIONS.PADDED)
+    channel = tl.arange(0, OPTIONS.HEAD_SIZE_PADDED)
     inside = token < num_tokens
     mask = inside[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
 
-    HALF: tl.constexpr = ROTARY // 2
-    angle = channel % HALF if NEOX else channel // 2
+    HALF: tl.constexpr = ROTARY_DIM // 2
+    angle = channel % HALF if IS_NEOX else channel // 2
     position = tl.load(positions + token * stride_position, mask=inside, other=0)
     angles = cos_sin + (position * stride_cos_sin)[:, None] + angle[None, :]
-    turned = inside[:, None] & (channel < ROTARY)[None, :]
+    turned = inside[:, None] & (channel < ROTARY_DIM)[None, :]
     cos = tl.load(angles, mask=turned, other=0.0).to(tl.float32)
     sin = tl.load(angles + HALF, mask=turned, other=0.0).to(tl.float32)
-    first = channel < HALF if NEOX else channel % 2 == 0
+    first = channel < HALF if IS_NEOX else channel % 2 == 0
     sin = tl.where(first[None, :], -sin, sin)
 
     if head < NUM_Q_HEADS:
         source = token * stride_query_token + head * stride_query_head
-        _turn(query + source[:, None] + channel[None, :], channel, mask, cos, sin, ROTARY, NEOX)
+        _turn(query + source[:, None] + channel[None, :], channel, mask, cos, sin, ROTARY_DIM, IS_NEOX)
     else:
         head -= NUM_Q_HEADS
         slot = tl.load(slot_mapping + token * stride_slot, mask=token < num_slots, other=-1)
@@ -161,17 +161,17 @@ def rotated_write_kernel(
         offset = slot % BLOCK_SIZE
 
         source = token * stride_key_token + head * stride_key_head
-        k = _turn(key + source[:, None] + channel[None, :], channel, mask, cos, sin, ROTARY, NEOX)
+        k = _turn(key + source[:, None] + channel[None, :], channel, mask, cos, sin, ROTARY_DIM, IS_NEOX)
         scale = scale_at(key_side, block, offset, head)
-        k = stored(k, scale, written, SCALES, FORMAT, LARGEST)
+        k = quantised(k, scale, written, KV_SCALES, FP8_FORMAT, FP8_MAX)
         target = block * key_side.block + offset * key_side.token + head * key_side.head
-        place = channel if PACKING == 0 else key_channels(channel, key_side.inner, X)
+        place = channel if PACKING == "rows" else key_channels(channel, key_side.inner, X)
         tl.store(key_side.cache + target[:, None] + place[None, :], k, mask=mask & written[:, None])
 
         source = token * stride_value_token + head * stride_value_head
         v = tl.load(value + source[:, None] + channel[None, :], mask=mask & written[:, None], other=0.0)
         scale = scale_at(value_side, block, offset, head)
-        v = stored(v, scale, written, SCALES, FORMAT, LARGEST)
+        v = quantised(v, scale, written, KV_SCALES, FP8_FORMAT, FP8_MAX)
         target = block * value_side.block + value_tokens(offset, value_side.token, PACKING, X, BLOCK_SIZE)
         target += head * value_side.head
         place = value_channels(channel, value_side.inner, PACKING)
@@ -243,17 +243,17 @@ def rotate_and_write(
     options = RotatedOptions(
         NUM_Q_HEADS=query.shape[1],
         HEAD_SIZE=head_size,
-        PADDED=max(16, next_power_of_two(head_size)),
-        ROTARY=rotary_dim,
-        NEOX=neox,
+        HEAD_SIZE_PADDED=max(16, next_power_of_two(head_size)),
+        ROTARY_DIM=rotary_dim,
+        IS_NEOX=neox,
         BLOCK_SIZE=cache.block_size,
-        TOKENS=tokens,
-        PACKING=PACKINGS.index(cache.packing),
+        BLOCK_M=tokens,
+        PACKING=cache.packing,
         X=cache.x,
-        SCALES=scales.kind,
-        FORMAT=scales.format,
-        LARGEST=scales.largest,
-        ALIGN=alignment(*itertools.chain(*strides)),
+        KV_SCALES=scales.kind,
+        FP8_FORMAT=scales.format,
+        FP8_MAX=scales.largest,
+        STRIDE_ALIGN=alignment(*itertools.chain(*strides)),
     )
     with on(cache.key):
         rotated_write_kernel[-(-num_tokens // tokens), query.shape[1] + num_kv_heads](

@@ -3,15 +3,15 @@
 
     key_cache[slot // block_size, slot % block_size, h, :] = key[n, h, :]     slot = slot_mapping[n] >= 0; V alike
 
-A program copies ROWS head rows (token, head) of K and of V. Every stride but the innermost is an argument, for K and V
-separately; offsets are int64, because a hybrid model's block stride reaches megabytes and int32 products wrap at a few
-thousand blocks. A quantised cache stores `encode(x / scale)`; with a scale for each token and head the write computes
-it, `max(absmax / largest code, 1e-6)`, and stores it too.
+A program copies BLOCK_M head rows (token, head) of K and of V. Every stride but the innermost is an argument, for K and
+V separately; offsets are int64, because a hybrid model's block stride reaches megabytes and int32 products wrap at a
+few thousand blocks. A quantised cache stores `encode(x / scale)`; with a scale for each token and head the write
+computes it, `max(absmax / largest code, 1e-6)`, and stores it too.
 
 In a packed cache tokens are neighbours in memory, and a token's channels lie far apart: slots in no order make 2-byte
 pieces of every store. What keeps that from being a read and a write of HBM each is the L2: `packed_write_kernel` takes
-ROWS tokens of CHANNELS channels, and all tokens of one head and slice are written before the next ones, so that pieces
-of a cache line meet there.
+BLOCK_M tokens of BLOCK_D channels, and all tokens of one head and slice are written before the next ones, so that
+pieces of a cache line meet there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ import triton.language as tl
 from pagedkv.arch import next_power_of_two
 from pagedkv.cache import checks as cache_checks
 from pagedkv.device import current, on
-from pagedkv.fp8.scales import PER_TOKEN, kernel_scales, stored
+from pagedkv.fp8.scales import kernel_scales, quantised
 from pagedkv.launch import rows_of_program, tuning
-from pagedkv.layout import PACKINGS
 from pagedkv.prepared import Launch, compiler_settings, find, keep, signature
 from pagedkv.strides import alignment, key_channels, scale_at, sides_of, value_channels, value_tokens, wide
 
@@ -48,7 +47,7 @@ class WriteStrides(NamedTuple):
     key_cache: tuple[int, ...]
     """Strides of block, token, head and group of X channels."""
     value_cache: tuple[int, ...]
-    """Strides of block, token (in PACKING 2 of a group of X tokens), head and channel."""
+    """Strides of block, token (in `shuffle` of a group of X tokens), head and channel."""
     slot: tuple[int, ...]
     """Strides of token."""
     key_scale: tuple[int, int, int]
@@ -57,24 +56,25 @@ class WriteStrides(NamedTuple):
 
 
 class WriteOptions(NamedTuple):
-    """What a write is compiled for: one machine code for each value."""
+    """Compile-time options of a write: Triton compiles once for each combination of values."""
 
     NUM_HEADS: int
     """KV heads."""
     HEAD_SIZE: int
     BLOCK_SIZE: int
-    ROWS: int
+    BLOCK_M: int
     """Head rows of a program; into a packed cache tokens. A power of two."""
-    CHANNELS: int
+    BLOCK_D: int
     """Channels of a program, a power of two; into a packed cache with scales per token, and into rows, whole heads."""
-    PACKING: int
+    PACKING: str
     X: int
-    SCALES: int
-    """Kind of scales (`scales.KernelScales`), like FORMAT and LARGEST."""
-    FORMAT: str
-    LARGEST: float
-    ALIGN: int
-    """What all strides are multiples of (`strides.alignment`)."""
+    KV_SCALES: str
+    """Kind of scales of a quantised cache (`scales.ScaleKind`)."""
+    FP8_FORMAT: str
+    FP8_MAX: float
+    """Largest finite value of FP8_FORMAT."""
+    STRIDE_ALIGN: int
+    """Largest power of two up to 16 that divides all strides (`strides.alignment`)."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # changes every step
@@ -92,18 +92,18 @@ def _write_kernel(
 ):
     NUM_HEADS: tl.constexpr = OPTIONS.NUM_HEADS
     BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
-    SCALES: tl.constexpr = OPTIONS.SCALES
-    FORMAT: tl.constexpr = OPTIONS.FORMAT
-    LARGEST: tl.constexpr = OPTIONS.LARGEST
-    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
-    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
-    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
+    KV_SCALES: tl.constexpr = OPTIONS.KV_SCALES
+    FP8_FORMAT: tl.constexpr = OPTIONS.FP8_FORMAT
+    FP8_MAX: tl.constexpr = OPTIONS.FP8_MAX
+    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.STRIDE_ALIGN)
+    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.STRIDE_ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.STRIDE_ALIGN)
     (stride_slot,) = wide(strides.slot)
-    row = tl.program_id(0).to(tl.int64) * OPTIONS.ROWS + tl.arange(0, OPTIONS.ROWS)
+    row = tl.program_id(0).to(tl.int64) * OPTIONS.BLOCK_M + tl.arange(0, OPTIONS.BLOCK_M)
     token = row // NUM_HEADS
     head = row % NUM_HEADS
     slot = tl.load(slot_mapping + token * stride_slot, mask=row < num_rows, other=-1)
-    channel = tl.arange(0, OPTIONS.CHANNELS)
+    channel = tl.arange(0, OPTIONS.BLOCK_D)
     mask = (slot >= 0)[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
     block = slot // BLOCK_SIZE
     offset = slot % BLOCK_SIZE
@@ -112,14 +112,14 @@ def _write_kernel(
     target = block * key_side.block + offset * key_side.token + head * key_side.head
     k = tl.load(key + source[:, None] + channel[None, :], mask=mask, other=0.0)
     scale = scale_at(key_side, block, offset, head)
-    k = stored(k, scale, slot >= 0, SCALES, FORMAT, LARGEST)
+    k = quantised(k, scale, slot >= 0, KV_SCALES, FP8_FORMAT, FP8_MAX)
     tl.store(key_side.cache + target[:, None] + channel[None, :], k, mask=mask)
 
     source = token * stride_value_token + head * stride_value_head
     target = block * value_side.block + offset * value_side.token + head * value_side.head
     v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)
     scale = scale_at(value_side, block, offset, head)
-    v = stored(v, scale, slot >= 0, SCALES, FORMAT, LARGEST)
+    v = quantised(v, scale, slot >= 0, KV_SCALES, FP8_FORMAT, FP8_MAX)
     tl.store(value_side.cache + target[:, None] + channel[None, :], v, mask=mask)
 
 
@@ -195,21 +195,21 @@ def _prepare(key: Tensor, value: Tensor, cache: PagedCache, slot_mapping: Tensor
         grid: tuple[int, ...] = (-(-count // rows),)
     else:
         kernel, count = packed_write_kernel, num_slots
-        width = padded if scales.kind == PER_TOKEN else min(data.slice, padded)
+        width = padded if scales.kind == "per_token" else min(data.slice, padded)
         rows = rows_of_program(arch, count, most=data.rows * padded // width, fewest=16)
         grid = (-(-count // rows), num_kv_heads * -(-head_size // width))
     options = WriteOptions(
         NUM_HEADS=num_kv_heads,
         HEAD_SIZE=head_size,
         BLOCK_SIZE=cache.block_size,
-        ROWS=rows,
-        CHANNELS=width,
-        PACKING=PACKINGS.index(cache.packing),
+        BLOCK_M=rows,
+        BLOCK_D=width,
+        PACKING=cache.packing,
         X=cache.x,
-        SCALES=scales.kind,
-        FORMAT=scales.format,
-        LARGEST=scales.largest,
-        ALIGN=alignment(*itertools.chain(*strides)),
+        KV_SCALES=scales.kind,
+        FP8_FORMAT=scales.format,
+        FP8_MAX=scales.largest,
+        STRIDE_ALIGN=alignment(*itertools.chain(*strides)),
     )
     write = Launch(kernel, grid, OPTIONS=options, num_warps=data.waves)
     return WriteCall(write, (count, WriteStrides(*strides, slot_mapping.stride(), *scales.strides)))
@@ -228,24 +228,24 @@ def packed_write_kernel(
     strides,  # WriteStrides
     OPTIONS: tl.constexpr,  # WriteOptions
 ):
-    """Store CHANNELS channels of K and V of ROWS tokens; grid [ceil(num_slots / ROWS), NUM_HEADS * slices]."""
+    """Store BLOCK_D channels of K and V of BLOCK_M tokens; grid [ceil(num_slots / BLOCK_M), NUM_HEADS * slices]."""
     NUM_HEADS: tl.constexpr = OPTIONS.NUM_HEADS
     BLOCK_SIZE: tl.constexpr = OPTIONS.BLOCK_SIZE
-    ROWS: tl.constexpr = OPTIONS.ROWS
-    CHANNELS: tl.constexpr = OPTIONS.CHANNELS
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
+    BLOCK_D: tl.constexpr = OPTIONS.BLOCK_D
     PACKING: tl.constexpr = OPTIONS.PACKING
     X: tl.constexpr = OPTIONS.X
-    SCALES: tl.constexpr = OPTIONS.SCALES
-    FORMAT: tl.constexpr = OPTIONS.FORMAT
-    LARGEST: tl.constexpr = OPTIONS.LARGEST
-    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.ALIGN)
-    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.ALIGN)
-    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.ALIGN)
+    KV_SCALES: tl.constexpr = OPTIONS.KV_SCALES
+    FP8_FORMAT: tl.constexpr = OPTIONS.FP8_FORMAT
+    FP8_MAX: tl.constexpr = OPTIONS.FP8_MAX
+    stride_key_token, stride_key_head = wide(strides.key, OPTIONS.STRIDE_ALIGN)
+    stride_value_token, stride_value_head = wide(strides.value, OPTIONS.STRIDE_ALIGN)
+    key_side, value_side = sides_of(key_cache, value_cache, key_scale, value_scale, strides, OPTIONS.STRIDE_ALIGN)
     (stride_slot,) = wide(strides.slot)
     head = (tl.program_id(1) % NUM_HEADS).to(tl.int64)
-    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    token = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     slot = tl.load(slot_mapping + token * stride_slot, mask=token < num_slots, other=-1)
-    channel = tl.program_id(1) // NUM_HEADS * CHANNELS + tl.arange(0, CHANNELS)
+    channel = tl.program_id(1) // NUM_HEADS * BLOCK_D + tl.arange(0, BLOCK_D)
     mask = (slot >= 0)[:, None] & (channel < OPTIONS.HEAD_SIZE)[None, :]
     block = slot // BLOCK_SIZE
     offset = slot % BLOCK_SIZE
@@ -253,14 +253,14 @@ def packed_write_kernel(
     source = token * stride_key_token + head * stride_key_head
     k = tl.load(key + source[:, None] + channel[None, :], mask=mask, other=0.0)
     scale = scale_at(key_side, block, offset, head)
-    k = stored(k, scale, slot >= 0, SCALES, FORMAT, LARGEST)
+    k = quantised(k, scale, slot >= 0, KV_SCALES, FP8_FORMAT, FP8_MAX)
     target = block * key_side.block + offset * key_side.token + head * key_side.head
     tl.store(key_side.cache + target[:, None] + key_channels(channel, key_side.inner, X)[None, :], k, mask=mask)
 
     source = token * stride_value_token + head * stride_value_head
     v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)
     scale = scale_at(value_side, block, offset, head)
-    v = stored(v, scale, slot >= 0, SCALES, FORMAT, LARGEST)
+    v = quantised(v, scale, slot >= 0, KV_SCALES, FP8_FORMAT, FP8_MAX)
     # Lanes along the tokens: neighbours in memory where the slots are.
     target = block * value_side.block + value_tokens(offset, value_side.token, PACKING, X, BLOCK_SIZE)
     target = (target + head * value_side.head)[None, :] + value_channels(channel, value_side.inner, PACKING)[:, None]

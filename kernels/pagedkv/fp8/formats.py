@@ -84,7 +84,7 @@ def narrowed(value, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def decode(code, FORMAT: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
+def decode(code, FP8_FORMAT: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
     """Return the values of uint8 codes in DTYPE (fp32, fp16 or bf16), each of which holds every value exactly.
 
     An e5m2 code is the upper byte of an fp16. Shifted into an fp16, exponent and mantissa of an e4m3 code keep their
@@ -93,45 +93,45 @@ def decode(code, FORMAT: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
     """
     EXACT: tl.constexpr = tl.float16 if DTYPE.is_fp16() else tl.float32
     upper = code.to(tl.int16) << 8
-    if FORMAT == "e5m2":
+    if FP8_FORMAT == "e5m2":
         value = upper.to(tl.float16, bitcast=True).to(EXACT)
     else:
         # The arithmetic shift keeps the sign in bit 15 and leaves a copy of it in bit 14.
         half = ((upper >> 1) & ~0x4000).to(tl.float16, bitcast=True)
         # Exact in fp16 too: the products lie between 2^-10 and 480, and fp16 reaches down to 2^-24.
-        value = half.to(EXACT) * (2.0 ** (15 - _bias(FORMAT)))
-        is_nan = (code == 0x80) if FORMAT == "e4m3fnuz" else (tl.abs(value) > max_value(FORMAT))
+        value = half.to(EXACT) * (2.0 ** (15 - _bias(FP8_FORMAT)))
+        is_nan = (code == 0x80) if FP8_FORMAT == "e4m3fnuz" else (tl.abs(value) > max_value(FP8_FORMAT))
         value = tl.where(is_nan, float("nan"), value)
     return narrowed(value, DTYPE)
 
 
 @triton.jit
-def encode(value, FORMAT: tl.constexpr):
+def encode(value, FP8_FORMAT: tl.constexpr):
     """Return the uint8 codes of fp32 values, rounded to nearest, ties to even.
 
     What is larger than the format's `max`, infinity included, becomes `max`: a cache never holds an infinity. NaN stays
     NaN. A negative value that rounds to zero becomes -0 where the format has one, and 0 in e4m3fnuz, whose 0x80 is NaN.
     """
-    MANTISSA: tl.constexpr = _mantissa_bits(FORMAT)
+    MANTISSA: tl.constexpr = _mantissa_bits(FP8_FORMAT)
     # The code of a normal value is the upper part of its fp32 bits, less the difference of the biases.
     CUT: tl.constexpr = 23 - MANTISSA
-    REBIAS: tl.constexpr = (127 - _bias(FORMAT)) << MANTISSA
-    SMALLEST_NORMAL: tl.constexpr = (128 - _bias(FORMAT)) << 23  # 2^(1 - bias), as the bits of an fp32
-    LARGEST: tl.constexpr = (_max_code(FORMAT) + REBIAS) << CUT
+    REBIAS: tl.constexpr = (127 - _bias(FP8_FORMAT)) << MANTISSA
+    SMALLEST_NORMAL: tl.constexpr = (128 - _bias(FP8_FORMAT)) << 23  # 2^(1 - bias), as the bits of an fp32
+    LARGEST_MAGNITUDE: tl.constexpr = (_max_code(FP8_FORMAT) + REBIAS) << CUT
     # A power of two at which the smallest subnormal is one unit in the last place: added to a number below the smallest
     # normal, it leaves the number's multiple of that subnormal, rounded by the addition, in the last bits.
-    MAGIC: tl.constexpr = 2.0 ** (1 - _bias(FORMAT) + CUT)
-    MAGIC_BITS: tl.constexpr = (128 - _bias(FORMAT) + CUT) << 23
+    MAGIC: tl.constexpr = 2.0 ** (1 - _bias(FP8_FORMAT) + CUT)
+    MAGIC_BITS: tl.constexpr = (128 - _bias(FP8_FORMAT) + CUT) << 23
 
     bits = value.to(tl.int32, bitcast=True)
     sign = (bits >> 24) & 0x80
     magnitude = bits & 0x7FFFFFFF
     is_nan = magnitude > 0x7F800000
-    magnitude = tl.minimum(magnitude, LARGEST)
+    magnitude = tl.minimum(magnitude, LARGEST_MAGNITUDE)
     normal = ((magnitude + (1 << (CUT - 1)) - 1 + ((magnitude >> CUT) & 1)) >> CUT) - REBIAS
     subnormal = (magnitude.to(tl.float32, bitcast=True) + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
     code = tl.where(magnitude < SMALLEST_NORMAL, subnormal, normal)
-    if FORMAT == "e4m3fnuz":
+    if FP8_FORMAT == "e4m3fnuz":
         code = tl.where(code == 0, 0, code | sign)
         code = tl.where(is_nan, 0x80, code)
     else:

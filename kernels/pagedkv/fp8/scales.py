@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import triton
 import triton.language as tl
@@ -18,35 +18,34 @@ if TYPE_CHECKING:
     from pagedkv.arch import Arch
     from pagedkv.cache.cache import PagedCache
 
-UNSCALED, PER_HEAD, PER_TOKEN = range(3)
-"""SCALES of the kernels: not quantised; a scale for each head (or one for all); a scale for each token and head."""
+ScaleKind = Literal["none", "per_head", "per_token"]
+"""KV_SCALES of the kernels: not quantised; a scale for each head (or one for all); a scale for each token and head."""
 
 
 @dataclass(frozen=True)
 class KernelScales:
     """Arguments that stand for a cache's `Quantisation`, beside `PagedCache.scales`."""
 
-    kind: int
-    """UNSCALED, PER_HEAD or PER_TOKEN."""
+    kind: ScaleKind
     format: str
-    """One of `fp8.formats.FORMATS`; "" if UNSCALED."""
+    """One of `fp8.formats.FORMATS`; "" where the cache is not quantised."""
     largest: float
     """Largest finite value of the format."""
     strides: tuple[tuple[int, int, int], tuple[int, int, int]]
     """Strides of block, token and head, in elements, of K and of V; 0 where a scale does not depend on the axis."""
 
     def native_on(self, arch: Arch) -> bool:
-        """Whether the device converts the format itself: NATIVE of the kernels."""
-        return self.kind != UNSCALED and self.format == arch.native_fp8
+        """Whether the device converts the format itself: NATIVE_FP8 of the kernels."""
+        return self.kind != "none" and self.format == arch.native_fp8
 
 
 def kernel_scales(cache: PagedCache) -> KernelScales:
     """Return the kernel arguments of a cache that `cache.checks.whole` has accepted."""
     if cache.quantisation is None:
-        return KernelScales(UNSCALED, "", 0.0, ((0, 0, 0), (0, 0, 0)))
+        return KernelScales("none", "", 0.0, ((0, 0, 0), (0, 0, 0)))
     quantisation = cache.quantisation
     return KernelScales(
-        PER_TOKEN if quantisation.per_token else PER_HEAD,
+        "per_token" if quantisation.per_token else "per_head",
         quantisation.format,
         FORMATS[quantisation.format].max,
         (_strides(quantisation.key_scale), _strides(quantisation.value_scale)),
@@ -61,10 +60,10 @@ def _strides(scale: Tensor) -> tuple[int, int, int]:
 
 
 @triton.jit
-def decoded(code, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the values of uint8 codes in DTYPE; by the device's own conversion if NATIVE, else by `formats.decode`."""
-    if NATIVE:
-        KIND: tl.constexpr = tl.float8e4nv if FORMAT == "e4m3fn" else tl.float8e4b8
+def decoded(code, FP8_FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the values of uint8 codes in DTYPE, by the device's own conversion if NATIVE_FP8, or `formats.decode`."""
+    if NATIVE_FP8:
+        KIND: tl.constexpr = tl.float8e4nv if FP8_FORMAT == "e4m3fn" else tl.float8e4b8
         if compiled_for("gfx950"):
             # v_cvt_scalef32_pk_f16_fp8 and _bf16_fp8: two codes at once, and a NaN stays one. Triton 3.6.0 keeps the
             # conversions of the first arch that a process compiles for: behind gfx942 there would be software here,
@@ -74,27 +73,27 @@ def decoded(code, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexp
             # By way of fp32, which is what gfx942's instructions give.
             value = narrowed(code.to(KIND, bitcast=True).to(tl.float32), DTYPE)
     else:
-        value = decode(code, FORMAT, DTYPE)
+        value = decode(code, FP8_FORMAT, DTYPE)
     return value
 
 
 @triton.jit
-def operand(stored, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
+def operand(stored, KV_SCALES: tl.constexpr, FP8_FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr, DTYPE: tl.constexpr):
     """Return an operand of a dot product: a tile of the cache as it is, or its decoded codes."""
-    return stored if SCALES == 0 else decoded(stored, FORMAT, NATIVE, DTYPE)
+    return stored if KV_SCALES == "none" else decoded(stored, FP8_FORMAT, NATIVE_FP8, DTYPE)
 
 
 @triton.jit
 def row_unit(largest):
-    """Return the power of two of each row's `largest` element [ROWS], relative to which a query holds in fp16."""
+    """Return the power of two of each row's `largest` element [rows], relative to which a query holds in fp16."""
     bits = largest.to(tl.float32).to(tl.int32, bitcast=True)
     return tl.maximum((bits & 0x7F800000).to(tl.float32, bitcast=True), 1e-30)
 
 
 @triton.jit
-def half_of(pair, HIGH: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr):
+def half_of(pair, HIGH: tl.constexpr, FP8_FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """Return in fp16 the values of the low or HIGH codes of int16 pairs, by `decoded` or in CUDA's instructions."""
-    if NATIVE:
+    if NATIVE_FP8:
         # Two codes to neighbouring bytes, and both converted at once (PTX ISA, prmt and cvt.rn.f16x2.e4m3x2).
         PICK: tl.constexpr = "0x4431" if HIGH else "0x4420"
         value = tl.inline_asm_elementwise(
@@ -109,43 +108,45 @@ def half_of(pair, HIGH: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr
         )
     else:
         code = pair >> 8 if HIGH else pair
-        value = decode((code & 255).to(tl.uint8), FORMAT, tl.float16)
+        value = decode((code & 255).to(tl.uint8), FP8_FORMAT, tl.float16)
     return value
 
 
 @triton.jit
-def meant(stored, scale, mask, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, OUT: tl.constexpr):
-    """Return what rows [ROWS, PADDED] of the cache mean, in dtype OUT; `scale` [ROWS] points at their scales."""
-    if SCALES > 0:
+def dequantised(
+    stored, scale, mask, KV_SCALES: tl.constexpr, FP8_FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr, OUT: tl.constexpr
+):
+    """Return rows [rows, channels] of the cache as numbers of dtype OUT; `scale` [rows] points at their scales."""
+    if KV_SCALES != "none":
         factor = tl.load(scale, mask=mask, other=1.0)[:, None]
-        stored = (decoded(stored, FORMAT, NATIVE, tl.float32) * factor).to(OUT)
+        stored = (decoded(stored, FP8_FORMAT, NATIVE_FP8, tl.float32) * factor).to(OUT)
     return stored
 
 
 @triton.jit
-def row_scale(x, LARGEST: tl.constexpr):
-    """Return the scale [ROWS] with which each row of `x` [ROWS, PADDED] fp32 fills the range of the format.
+def row_scale(x, FP8_MAX: tl.constexpr):
+    """Return the scale [rows] with which each row of `x` [rows, channels] fp32 fills the range of the format.
 
-    `max(absmax / LARGEST, 1e-6)`, as vLLM's per-token-head caches have it. NaN does not count, and an infinity counts
+    `max(absmax / FP8_MAX, 1e-6)`, as vLLM's per-token-head caches have it. NaN does not count, and an infinity counts
     as the largest finite number, so that the scale stays finite. The quotient is correctly rounded (a plain division
     errs by two units on NVIDIA, `div.full.f32`): a scale has the same bits on every platform.
     """
     absmax = tl.max(tl.where(tl.abs(x) >= 0.0, tl.abs(x), 0.0), axis=1)
-    return tl.maximum(tl.div_rn(tl.minimum(absmax, 3.4028234663852886e38), LARGEST), 1e-6)
+    return tl.maximum(tl.div_rn(tl.minimum(absmax, 3.4028234663852886e38), FP8_MAX), 1e-6)
 
 
 @triton.jit
-def stored(x, scale, mask, SCALES: tl.constexpr, FORMAT: tl.constexpr, LARGEST: tl.constexpr):
-    """Return what the cache holds for rows `x` [ROWS, PADDED]: themselves, or their codes.
+def quantised(x, scale, mask, KV_SCALES: tl.constexpr, FP8_FORMAT: tl.constexpr, FP8_MAX: tl.constexpr):
+    """Return rows `x` [rows, channels] as the cache holds them: unchanged, or as FP8 codes.
 
-    `scale` [ROWS] points at their scales; those per token are computed from whole rows and written where `mask` holds.
+    `scale` [rows] points at their scales. Scales per token are computed from whole rows, and stored where `mask` is.
     """
-    if SCALES > 0:
+    if KV_SCALES != "none":
         x = x.to(tl.float32)
-        if SCALES == 2:
-            divisor = row_scale(x, LARGEST)
+        if KV_SCALES == "per_token":
+            divisor = row_scale(x, FP8_MAX)
             tl.store(scale, divisor, mask=mask)
         else:
             divisor = tl.load(scale, mask=mask, other=1.0)
-        x = encode(tl.div_rn(x, divisor[:, None]), FORMAT)
+        x = encode(tl.div_rn(x, divisor[:, None]), FP8_FORMAT)
     return x

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-SEQS = 256
+BLOCK_SEQS = 256
 """Sequences whose prefix sum is taken in one go."""
 
 
@@ -95,9 +95,9 @@ def fill(tables: Tables, seq_lens: Tensor, query_start_loc: Tensor) -> None:
             num_seqs,
             launch.groups,
             GRANULARITY=launch.tile,
-            FIXED=launch.fixed,
-            LEAST=launch.least,
-            SEQS=SEQS,
+            FIXED_UNITS=launch.fixed,
+            MIN_UNITS=launch.least,
+            BLOCK_SEQS=BLOCK_SEQS,
             num_warps=1,
         )
 
@@ -122,30 +122,30 @@ def mla_schedule_kernel(
     num_seqs,
     groups,
     GRANULARITY: tl.constexpr,
-    FIXED: tl.constexpr,
-    LEAST: tl.constexpr,
-    SEQS: tl.constexpr,
+    FIXED_UNITS: tl.constexpr,
+    MIN_UNITS: tl.constexpr,
+    BLOCK_SEQS: tl.constexpr,
 ):
     """Fill the tables of one group; grid [groups + 1], the last program fills what ends them."""
     group = tl.program_id(0)
     line = 0
-    for chunk in range(0, num_seqs, SEQS):
-        units = _units(seq_lens, query_start_loc, chunk + tl.arange(0, SEQS), num_seqs, GRANULARITY)
-        line += tl.sum(units + tl.where(units > 0, FIXED, 0), axis=0)
-    quota = tl.maximum(tl.maximum((line + groups - 1) // groups, LEAST), 1)
+    for chunk in range(0, num_seqs, BLOCK_SEQS):
+        units = _units(seq_lens, query_start_loc, chunk + tl.arange(0, BLOCK_SEQS), num_seqs, GRANULARITY)
+        line += tl.sum(units + tl.where(units > 0, FIXED_UNITS, 0), axis=0)
+    quota = tl.maximum(tl.maximum((line + groups - 1) // groups, MIN_UNITS), 1)
 
     # What precedes the chunk: units of the line, work items, partial results, and work items of earlier groups.
     begin = 0
     num_works = 0
     num_partials = 0
     earlier = 0
-    for chunk in range(0, num_seqs, SEQS):
-        seq = chunk + tl.arange(0, SEQS)
+    for chunk in range(0, num_seqs, BLOCK_SEQS):
+        seq = chunk + tl.arange(0, BLOCK_SEQS)
         units = _units(seq_lens, query_start_loc, seq, num_seqs, GRANULARITY)
-        cost = units + tl.where(units > 0, FIXED, 0)
+        cost = units + tl.where(units > 0, FIXED_UNITS, 0)
         start = begin + tl.cumsum(cost, axis=0) - units
         first = start // quota
-        last = tl.maximum(first, (start + units - max(FIXED, 1)) // quota)
+        last = tl.maximum(first, (start + units - max(FIXED_UNITS, 1)) // quota)
         count = tl.where(units > 0, last - first + 1, 0)
         split = tl.where(count > 1, count, 0)
         work = num_works + tl.cumsum(count, axis=0) - count + group - first

@@ -133,7 +133,7 @@ class OfSixteenChannels:
 
     def __getitem__(self, grid):
         def launch(*arguments, **constants):
-            halves = {"OPTIONS": constants["OPTIONS"]._replace(HALF=16)}
+            halves = {"OPTIONS": constants["OPTIONS"]._replace(HALF_RANK=16)}
             return mla_decode_kernel[grid](*arguments, **(constants | halves))
 
         return launch

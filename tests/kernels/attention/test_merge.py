@@ -24,12 +24,19 @@ def test_reduce_kernel(splits, device, record_property):
     partial[lse == float("-inf")] = 0.0
     starts = torch.tensor([1, 3, 6], dtype=torch.int32, device=device)
     out = torch.full((num_tokens, heads, head_size), float("nan"), device=device)
-    sizes = {"NUM_HEADS": heads, "HEAD_SIZE": head_size, "PADDED": 128, "ROWS": 4, "CHUNK": 8, "ONCE": splits <= 8}
+    sizes = {
+        "NUM_HEADS": heads,
+        "HEAD_SIZE": head_size,
+        "HEAD_SIZE_PADDED": 128,
+        "BLOCK_M": 4,
+        "BLOCK_SPLITS": 8,
+        "SINGLE_PASS": splits <= 8,
+    }
     sums = torch.full((heads, num_tokens), float("nan"), device=device).T
     strides = (out.stride()[:2], sums.stride())
     rows = 6 * heads  # tokens 1 to 5 are of this call, 6 is the padding of a captured graph
     reduce_kernel[(6,)](
-        partial[1:], lse[1:], out, sums, starts, 2, rows, splits, *strides, **sizes, LSE=True, DEPENDENT=False
+        partial[1:], lse[1:], out, sums, starts, 2, rows, splits, *strides, **sizes, WRITE_LSE=True, USE_PDL=False
     )
 
     weights = torch.exp2(lse.double() - lse.double().amax(-1, keepdim=True)).nan_to_num(0.0)

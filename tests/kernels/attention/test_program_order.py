@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs dealt so that each die has neighbours: every program runs once, where it should, and results stay right."""
+"""Programs spread over XCDs so that each gets neighbours: every program runs once, where it should, and results stay right."""
 
 from dataclasses import replace
 
@@ -9,22 +9,22 @@ import triton
 from support.attending import attend, check, expected, small
 
 from pagedkv.attention import launch, paged
-from pagedkv.attention.kernel import dealt
+from pagedkv.attention.kernel import remap_xcd
 
 pytestmark = pytest.mark.device
 
 
 @triton.jit
-def places_kernel(out, programs, XCDS: triton.language.constexpr):
+def places_kernel(out, programs, NUM_XCDS: triton.language.constexpr):
     """Write which program runs at each place."""
     place = triton.language.program_id(0)
-    triton.language.store(out + place, dealt(place, programs, XCDS))
+    triton.language.store(out + place, remap_xcd(place, programs, NUM_XCDS))
 
 
 @pytest.mark.parametrize("programs", [1, 7, 8, 22, 64, 65])
 def test_every_program_runs_once_beside_those_of_its_die(programs, device):
     out = torch.full((programs,), -1, dtype=torch.int32, device=device)
-    places_kernel[(programs,)](out, programs, XCDS=8)
+    places_kernel[(programs,)](out, programs, NUM_XCDS=8)
     assert sorted(out.tolist()) == list(range(programs))
     each = programs // 8
     for die in range(8):
@@ -34,7 +34,7 @@ def test_every_program_runs_once_beside_those_of_its_die(programs, device):
 
 @pytest.fixture
 def dies(monkeypatch):
-    """dies(n): launches whose programs are dealt to n dies."""
+    """dies(n): launches whose programs are spread over n dies."""
     plain = launch.tuning
 
     def use(count):
@@ -52,7 +52,7 @@ def dies(monkeypatch):
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("query_lens", [[1] * 11, [5, 1, 130, 40]])
-def test_attention_of_dealt_programs_is_right(query_lens, splits, dies, device, record_property):
+def test_attention_of_programs_on_several_dies_is_right(query_lens, splits, dies, device, record_property):
     data = small(device, query_lens, [40 + 13 * each for each in query_lens])
     dies(8)
     check(attend(data, num_splits=splits), expected(data), record_property)
