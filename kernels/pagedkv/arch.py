@@ -47,7 +47,7 @@ class Arch:
     """Whether pipelined loads reach LDS past the registers (cp.async; on gfx950 see `copies_past_registers`)."""
     dependent_launches: bool = False
     """Whether a kernel can be started while the one before it ends (CUDA: programmatic dependent launch)."""
-    code_pairs: bool = False
+    fp8_pairs: bool = False
     """Whether decode takes FP8 codes in pairs: two bytes at a time are moved (ldmatrix), two codes converted."""
     compiled: bool = True
     """Whether kernels are compiled: then launches take few values, so that a service soon has all of them."""
@@ -109,7 +109,7 @@ ARCHES: dict[str, Arch] = {
             compute_units=132,
             async_copies=True,
             dependent_launches=True,
-            code_pairs=True,
+            fp8_pairs=True,
             native_fp8="e4m3fn",
         ),
         # Triton's interpreter has neither LDS nor registers, and one program at a time. These bounds keep tiles and

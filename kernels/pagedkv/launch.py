@@ -29,9 +29,9 @@ FEWEST_AT_ONCE = 8
 class Write:
     """How a write is launched."""
 
-    rows: int
+    block_m: int
     """Head rows that one program handles, a power of two."""
-    slice: int
+    block_d: int
     """Channels of a program that writes into a packed cache, a power of two; it takes as many tokens more."""
     waves: int
 
@@ -40,7 +40,7 @@ class Write:
 class Gather:
     """How a gather is launched."""
 
-    rows: int
+    block_m: int
     """Head rows, from a packed cache tokens, that one program handles; a power of two."""
     waves: int
 
@@ -49,14 +49,14 @@ class Gather:
 class Reduce:
     """How the split-KV reduce is launched."""
 
-    rows: int
+    block_m: int
     """(token, head) rows of one program, a power of two."""
-    chunk: int
+    block_splits: int
     """Most partitions that one program loads at once, a power of two."""
     waves: int
     channels_of_wave: int = 0
-    """Where a program loads more than 8 at once: channels for each of its waves, which are then not `waves`. 0 is no
-    other number."""
+    """Where a program loads more than 8 at once: channels for each of its waves, which are then not `waves`. 0 takes
+    `waves`."""
 
     def waves_of(self, at_once: int, channels: int) -> int:
         """Return the waves of a program; `channels` are a power of two."""
@@ -77,38 +77,39 @@ class Where:
     """Condition: bytes of a cache element."""
     packing: str
     """Condition: packing of the cache."""
-    channels: int
+    head_size_padded: int
     """Condition: channels of a head, rounded up to a power of two."""
-    tokens: int
+    block_n: int
     """KV tokens of a tile."""
     waves: int
     stages: int
-    rows: int = 16
+    block_m: int = 16
     """Query rows of a program. A layer whose query heads of one KV head are more takes the other data."""
     block_at_least: int = 1
     """Condition: tokens of a block."""
     length_at_most: int = NEVER
     """Condition: upper bound of the tokens that a query may see."""
-    needed_at_least: int = 0
-    """Condition: lower bound of what `needed_at_most` bounds."""
-    needed_at_most: int = NEVER
-    """Condition: upper bound of the query tokens of a sequence, times the query heads of one KV head."""
+    query_rows_at_least: int = 0
+    """Condition: lower bound of the query rows of a sequence: its query tokens times the query heads of a KV head."""
+    query_rows_at_most: int = NEVER
+    """Condition: upper bound of them."""
     programs_at_most: int = NEVER
-    """Condition: pairs of a sequence and a KV head for each compute unit, rounded down; in prefill of a query token, or
-    a sequence, and a KV head."""
+    """Condition: upper bound of the programs for each compute unit, rounded down: sequences (prefill: query tokens plus
+    sequences) times KV heads."""
     programs_at_least: int = 0
-    """Condition, likewise."""
+    """Condition: lower bound of them."""
     split_tokens: int = 0
-    """Overrides the number of `Attention`, like those that follow; 0 keeps that one."""
+    """Overrides `Attention.split_tokens`; 0 keeps it."""
     programs_per_unit: int = 0
+    """Overrides `Attention.programs_per_unit`; 0 keeps it."""
     waves_per_eu: int = 0
-    """AMD: waves of a SIMD that registers shall suffice for; 0 leaves it to the compiler."""
-    registers: int = 0
+    """AMD: waves of a SIMD that the registers must suffice for; 0 leaves it to the compiler."""
+    maxnreg: int = 0
     """NVIDIA: most registers of a thread, so that more programs fit a multiprocessor; 0 leaves it to the compiler."""
-    values_first: int = 0
-    """1 loads and decodes V before the scores of a tile; 0 leaves it for after them."""
-    key_rows: int = 0
-    """1 loads a packed K token by token; 0 channel by channel."""
+    pre_load_v: int = 0
+    """1 loads and decodes V before the scores of a tile, 0 after them."""
+    load_k_by_token: int = 0
+    """1 loads a packed K along the channels of a token, 0 along the tokens."""
 
     def holds(
         self,
@@ -119,18 +120,18 @@ class Where:
         block_size: int,
         group: int,
         longest: int,
-        needed: int,
+        query_rows: int,
         programs: int,
     ) -> bool:
         """Whether the conditions hold."""
         return (
             cache_bytes == self.cache_bytes
             and packing == self.packing
-            and next_power_of_two(head_size) == self.channels
+            and next_power_of_two(head_size) == self.head_size_padded
             and block_size >= self.block_at_least
-            and group <= self.rows
+            and group <= self.block_m
             and longest <= self.length_at_most
-            and self.needed_at_least <= needed <= self.needed_at_most
+            and self.query_rows_at_least <= query_rows <= self.query_rows_at_most
             and self.programs_at_least <= programs <= self.programs_at_most
         )
 
@@ -139,12 +140,12 @@ class Where:
 class Attention:
     """How attention is launched in one phase (decode: one query token a sequence; prefill: more)."""
 
-    rows: int
+    block_m: int
     """Most query rows (tokens times heads) of one program, a power of two >= 16; one token's heads may exceed it."""
-    tokens: int
+    block_n: int
     """Most KV tokens of one tile; fewer where LDS or registers say so."""
-    pair_tokens: int
-    """KV tokens of a tile where codes are read in pairs."""
+    fp8_pairs_block_n: int
+    """KV tokens of a tile where FP8 codes are loaded two at a time."""
     waves: int
     quantised_waves: int
     """Waves where the cache is quantised: with fewer, each decodes more of a tile and waits less for the others."""
@@ -161,18 +162,18 @@ class Attention:
     """KV tokens of a partition where the split may not depend on the batch."""
     kpack: int
     """AMD: operands of MFMA that are read from LDS at once (`Mla.kpack`)."""
-    quantised_rows: int = 0
-    """`rows` where the cache is quantised: decoded tiles take registers; 0 is no other number."""
+    quantised_block_m: int = 0
+    """`block_m` where the cache is quantised, because decoded tiles take registers; 0 takes `block_m`."""
     quantised_stages: int = 0
     """Stages where the cache is quantised; 0 takes those of the packing."""
     waves_per_eu: int = 0
-    """AMD: waves of a SIMD that registers shall suffice for, of elements of two bytes; 0 leaves it to the compiler."""
-    few_rows: int = 0
-    """Prefill: `rows` where the queries of every sequence fit so many, as when drafts are verified. Two sizes and not
-    each power of two, because each is compiled. 0 is no other number."""
-    xcds: int = 0
-    """AMD: dies (XCD) of the device among which programs are dealt so that each gets neighbours, whose K and V its L2
-    then holds; 0 leaves the order as it comes, in which the hardware gives neighbours to different dies in turn."""
+    """AMD: waves of a SIMD that registers must suffice for, with elements of 2 bytes; 0 leaves it to the compiler."""
+    small_block_m: int = 0
+    """Prefill: `block_m` where no sequence has more query rows, as when drafts are verified. Two sizes and not each
+    power of two, because each is compiled. 0 takes `block_m`."""
+    num_xcds: int = 0
+    """AMD: XCDs to spread programs over so that each gets neighbours, whose K and V its L2 then holds; 0 keeps the
+    launch order, in which the hardware gives neighbours to different XCDs in turn."""
     where: tuple[Where, ...] = ()
     """Measured launches; the first whose conditions hold counts."""
 
@@ -181,9 +182,9 @@ class Attention:
 class Mla:
     """How MLA decode is launched."""
 
-    rows: int
+    block_m: int
     """Most (token, head) rows of one program, a power of two >= 16."""
-    tokens: int
+    block_n: int
     """Most KV tokens of one tile, a power of two >= 16; fewer where LDS or registers say so."""
     waves: int
     stages: int
@@ -195,12 +196,12 @@ class Mla:
     """AMD: how many operands of MFMA are read from LDS at once, 2 before gfx950 and 1 there. Elsewhere unused."""
     fixed_tokens: int = 0
     """What a work item costs whatever its length, as the KV tokens that take as long."""
-    quantised_tokens: int = 0
-    """`tokens` where the cache is quantised; 0 is no other number."""
+    quantised_block_n: int = 0
+    """`block_n` where the cache is quantised; 0 takes `block_n`."""
     quantised_stages: int = 0
     """Stages where the cache is quantised; 0 takes `stages`."""
     wide_addresses: int = 0
-    """AMD: 1 addresses a cache below 2 GiB with 64 bits too, where a program has `rows` rows. With 32 bits of buffer
+    """AMD: 1 addresses a cache below 2 GiB with 64 bits too, where a program has `block_m` rows. With 32 bits of buffer
     loads the compiler keeps more in registers than it has, and spills."""
 
 
@@ -208,10 +209,10 @@ class Mla:
 class MlaReduce:
     """How the reduce of MLA decode is launched; extents are powers of two."""
 
-    rows: int
+    block_m: int
     """(token, head) rows of one program."""
-    channels: int
-    chunk: int
+    block_d: int
+    block_splits: int
     """Partial results that one program loads at once."""
     waves: int
 

@@ -15,14 +15,14 @@ CASE = ("--only", "ours/attention-decode-float16-q3kv3-d32-bs48-nhd/")
 
 def test_waves_that_compute_the_same_rank_lower():
     done = subprocess.run(
-        [sys.executable, "-m", "pagedkv.audit.sweep", "gfx942", "mla_narrow.waves=8,2", "mla_narrow.tokens=16", *MLA],
+        [sys.executable, "-m", "pagedkv.audit.sweep", "gfx942", "mla_narrow.waves=8,2", "mla_narrow.block_n=16", *MLA],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=True,
     )
     _, first, second = done.stdout.splitlines()
-    assert first.endswith("mla_narrow.waves=2 mla_narrow.tokens=16")
+    assert first.endswith("mla_narrow.waves=2 mla_narrow.block_n=16")
     assert ("100%" in first, "21%" in second) == (True, True)
 
 

@@ -270,7 +270,7 @@ def test_other_tables_of_mla_are_other_calls():
     shape = MlaShape(latent_size=64, rope_size=16, element_bytes=2, num_heads=16, max_query_len=1)
     own = tables.allocate(given["query"], shape, SEQS)
     decode.mla_decode(**given, tables=own)
-    wrong = dataclasses.replace(own, launch=dataclasses.replace(own.launch, fixed=7))
+    wrong = dataclasses.replace(own, launch=dataclasses.replace(own.launch, fixed_tiles=7))
     with pytest.raises(ArgumentError, match="tables: got"):
         decode.mla_decode(**given, tables=wrong)
 

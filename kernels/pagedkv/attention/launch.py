@@ -25,34 +25,34 @@ FIXED_SPLITS = 64
 
 @dataclass(frozen=True)
 class AttentionLaunch:
-    """What one call of paged attention launches; all of it compile-time constants but `splits`.
+    """What one call of paged attention launches; all of it compile-time constants but `num_splits`.
 
     A layer has few of them whatever the batch: a service compiles each once (`attention.warm_up`).
     """
 
-    tile: int
+    block_n: int
     """KV tokens of a tile."""
-    rows: int
+    block_m: int
     """Query rows of a program, a power of two >= 16."""
-    tokens: int
+    block_q: int
     """Query tokens of a program (1 in decode)."""
-    parts: int
-    """Programs that share the query heads of one KV head, because those of one token do not fit one; divides them."""
-    pairs: bool
-    """Whether the codes of a quantised cache may be read in pairs."""
+    head_tiles: int
+    """Programs that share the query heads of one KV head, where one program has no room for them; divides them."""
+    fp8_pairs: bool
+    """Whether the codes of a quantised cache may be loaded two at a time."""
     waves: int
     stages: int
-    splits: int
-    split_tiles: int
+    num_splits: int
+    tiles_per_split: int
     """Tiles of a partition; 0 where partitions share the tiles of each sequence equally."""
     waves_per_eu: int = 0
-    """AMD: waves of a SIMD that registers shall suffice for; 0 leaves it to the compiler."""
-    xcds: int = 0
+    """AMD: waves of a SIMD that the registers must suffice for; 0 leaves it to the compiler."""
+    num_xcds: int = 0
     """XCDs to spread programs over (`pagedkv.launch.Attention`)."""
-    registers: int = 0
+    maxnreg: int = 0
     """Most registers of a thread; this and the next two are explained in `pagedkv.launch.Where`."""
-    values_first: bool = False
-    key_rows: bool = False
+    pre_load_v: bool = False
+    load_k_by_token: bool = False
 
 
 def reading_waves(arch: Arch, *, tile: int, head_size: int, element_bytes: int, most: int) -> int:
@@ -135,13 +135,13 @@ def tile_tokens(
             query_and_scores = rows // groups * (arch.operand_copies * channels * element_bytes + 8 * tokens)
             return 4 * rows * channels, waves * query_and_scores, waves * operand, groups * operand
         scores = (4 + (element_bytes if wgmma else 4)) * rows * tokens
-        return 4 * rows * channels, 0 if query_stays(arch, rows) else query, scores, sides * tokens * column
+        return 4 * rows * channels, 0 if query_in_lds(arch, rows) else query, scores, sides * tokens * column
 
     spare = 16 if arch.matrix == "wmma" else 64
     return largest_tile(arch, lds=lds, registers=registers, spare=spare, waves=waves, occupancy=occupancy, most=most)
 
 
-def query_stays(arch: Arch, rows: int) -> bool:
+def query_in_lds(arch: Arch, rows: int) -> bool:
     """Whether a program leaves its query in LDS as it was loaded (wgmma; H200, 128 rows: 420 TFLOP/s instead of 389).
 
     64 rows are those of one warpgroup, which holds them in registers: 450 TFLOP/s at 16k tokens instead of 439.
@@ -174,17 +174,17 @@ def choose_splits(
 class _Program:
     """What one program takes."""
 
-    tile: int
+    block_n: int
     stages: int
     waves: int
-    tokens: int
-    parts: int
-    group: int
+    block_q: int
+    head_tiles: int
+    heads: int
     """Query heads of one KV head that it takes."""
 
     @property
-    def rows(self) -> int:
-        return max(16, next_power_of_two(self.tokens * self.group))
+    def block_m(self) -> int:
+        return max(16, next_power_of_two(self.block_q * self.heads))
 
 
 def _fitted(
@@ -211,18 +211,18 @@ def _fitted(
     Raises:
         InvalidFileError: if nothing fits.
     """
-    all_heads, parts = group, 1
+    heads, head_tiles = group, 1
     # MFMA: each wave has 16 rows of its own while they fit, because waves that share rows all compute their scores.
     alone = arch.amd
     while True:
-        program = _Program(0, 0, waves, tokens, parts, group)
-        rows = program.rows
+        program = _Program(0, 0, waves, tokens, head_tiles, heads)
+        rows = program.block_m
         used = max(arch.least_waves, min(waves, rows // 16)) if alone else waves
         # With what is wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages.
         fit = functools.partial(tile_tokens, arch, rows=rows, waves=used, **shape)
         for deep, occupancy in product(range(stages, 0, -1), range(data.occupancy, 0, -1)):
             if tile := fit(stages=deep, occupancy=occupancy):
-                return replace(program, tile=tile, stages=deep, waves=used)
+                return replace(program, block_n=tile, stages=deep, waves=used)
         if arch.matrix == "wmma" and used < waves:
             alone = False  # with 256 registers a lane: sooner than few rows, which read K and V more often
         elif tokens > 1:
@@ -233,10 +233,10 @@ def _fitted(
             alone = False
         elif arch.matrix == "wmma" and rows == 16:
             # It spills, and is not promised (audit/budgets.toml); a launch that is slow serves, and none does not.
-            return replace(program, tile=16, stages=1, waves=waves)
-        elif group > 1:
-            parts *= next(n for n in range(2, group + 1) if group % n == 0)
-            group = all_heads // parts
+            return replace(program, block_n=16, stages=1, waves=waves)
+        elif heads > 1:
+            head_tiles *= next(n for n in range(2, heads + 1) if heads % n == 0)
+            heads = group // head_tiles
         else:
             raise InvalidFileError(
                 f"{arch.tuning_file}: {rows} rows of {shape['head_size']} channels and a tile of 16 "
@@ -266,7 +266,7 @@ class _Layer:
     def quantised(self) -> bool:
         return self.cache_bytes < self.element_bytes
 
-    def measured(self, data: Attention, longest: int, needed: int, programs: int) -> Where | None:
+    def measured(self, data: Attention, longest: int, query_rows: int, programs: int) -> Where | None:
         """Return the measured launch of this layer in a step, where the tuning data have one."""
         if self.element_bytes != MEASURED_BYTES:
             return None
@@ -278,7 +278,7 @@ class _Layer:
                 block_size=self.block_size,
                 group=self.group,
                 longest=longest,
-                needed=needed,
+                query_rows=query_rows,
                 programs=programs,
             ):
                 return where
@@ -286,11 +286,12 @@ class _Layer:
 
 
 def _derived(
-    arch: Arch, data: Attention, layer: _Layer, *, decode: bool, pairs: bool, bounds: tuple[int, int] | None
+    arch: Arch, data: Attention, layer: _Layer, *, decode: bool, fp8_pairs: bool, bounds: tuple[int, int] | None
 ) -> _Program:
     """Return the program that no measurement has decided; `bounds` of the lengths of queries and KV make it smaller."""
-    most_rows = (layer.quantised and data.quantised_rows) or data.rows
-    tokens, most = 1 if decode else max(1, most_rows // layer.group), data.pair_tokens if pairs else data.tokens
+    most_rows = (layer.quantised and data.quantised_block_m) or data.block_m
+    tokens = 1 if decode else max(1, most_rows // layer.group)
+    most = data.fp8_pairs_block_n if fp8_pairs else data.block_n
     if bounds is not None:
         tokens, most = min(tokens, next_power_of_two(bounds[0])), min(most, next_power_of_two(bounds[1]))
     unquantised_stages = data.packed_stages if layer.packed else data.stages
@@ -304,7 +305,7 @@ def _derived(
         packed=layer.packed,
         head_size=layer.head_size,
         element_bytes=layer.element_bytes,
-        staged_bytes=layer.cache_bytes if pairs else layer.element_bytes,
+        staged_bytes=layer.cache_bytes if fp8_pairs else layer.element_bytes,
         most=most,
     )
 
@@ -343,23 +344,23 @@ def choose(
         head_size, element_bytes, cache_bytes or element_bytes, num_q_heads // num_kv_heads, packing, block_size
     )
     # What a sequence gets may not follow from a bound where the batch may not show.
-    needed = NEVER if batch_invariant else max_query_len * layer.group
+    query_rows = NEVER if batch_invariant else max_query_len * layer.group
     programs = NEVER
     if not batch_invariant and num_splits is None:
         programs = query_tiles(num_tokens, num_seqs, 1, decode=decode) * num_kv_heads
-    if arch.compiled and not decode and needed <= data.few_rows:
-        data = replace(data, rows=data.few_rows, quantised_rows=0)
+    if arch.compiled and not decode and query_rows <= data.small_block_m:
+        data = replace(data, block_m=data.small_block_m, quantised_block_m=0)
     measured = layer.measured(
         data,
         longest=NEVER if batch_invariant else max_kv_len,
-        needed=needed,
+        query_rows=query_rows,
         programs=programs // arch.compute_units,
     )
-    pairs = measured is None and arch.code_pairs and decode and layer.quantised and not layer.packed
-    pairs = pairs and element_bytes == 2
+    fp8_pairs = measured is None and arch.fp8_pairs and decode and layer.quantised and not layer.packed
+    fp8_pairs = fp8_pairs and element_bytes == 2
     if measured is not None:
-        tokens = 1 if decode else measured.rows // layer.group
-        program = _Program(measured.tokens, measured.stages, measured.waves, tokens, 1, layer.group)
+        tokens = 1 if decode else measured.block_m // layer.group
+        program = _Program(measured.block_n, measured.stages, measured.waves, tokens, 1, layer.group)
         data = replace(
             data,
             split_tokens=measured.split_tokens or data.split_tokens,
@@ -367,52 +368,52 @@ def choose(
         )
     else:
         bounds = None if arch.compiled or batch_invariant else (max_query_len, max_kv_len)
-        program = _derived(arch, data, layer, decode=decode, pairs=pairs, bounds=bounds)
-    split_tiles = 0
+        program = _derived(arch, data, layer, decode=decode, fp8_pairs=fp8_pairs, bounds=bounds)
+    tiles_per_split = 0
     if batch_invariant:
         # A window may begin at the last token of a tile.
-        in_sight = max_kv_len + (program.tile - 1 if windowed else 0)
-        split_tiles, num_splits = _fixed_splits(data, program.tile, in_sight)
+        in_sight = max_kv_len + (program.block_n - 1 if windowed else 0)
+        tiles_per_split, num_splits = _fixed_splits(data, program.block_n, in_sight)
     elif num_splits is None:
-        tiles = live_tiles(num_tokens, num_seqs, max_query_len, program.tokens, decode=decode)
+        tiles = live_tiles(num_tokens, num_seqs, max_query_len, program.block_q, decode=decode)
         num_splits = choose_splits(
-            tiles * num_kv_heads * program.parts,
-            -(-max_kv_len // program.tile),
+            tiles * num_kv_heads * program.head_tiles,
+            -(-max_kv_len // program.block_n),
             units=arch.compute_units,
             per_unit=data.programs_per_unit,
-            fewest_tiles=max(1, data.split_tokens // program.tile),
-            at_once=tuning(arch.name).reduce.chunk,
+            fewest_tiles=max(1, data.split_tokens // program.block_n),
+            at_once=tuning(arch.name).reduce.block_splits,
         )
     launch = AttentionLaunch(
-        program.tile,
-        program.rows,
-        program.tokens,
-        program.parts,
-        pairs,
+        program.block_n,
+        program.block_m,
+        program.block_q,
+        program.head_tiles,
+        fp8_pairs,
         reading_waves(
-            arch, tile=program.tile, head_size=head_size, element_bytes=layer.cache_bytes, most=program.waves
+            arch, tile=program.block_n, head_size=head_size, element_bytes=layer.cache_bytes, most=program.waves
         ),
         program.stages,
         num_splits,
-        split_tiles,
-        xcds=data.xcds,
+        tiles_per_split,
+        num_xcds=data.num_xcds,
     )
     if measured is None:
-        bounded = launch.tile * next_power_of_two(head_size) <= 4096 * launch.waves and element_bytes == 2
+        bounded = launch.block_n * next_power_of_two(head_size) <= 4096 * launch.waves and element_bytes == 2
         return replace(launch, waves_per_eu=data.waves_per_eu if bounded else 0)
     return replace(
         launch,
         waves_per_eu=measured.waves_per_eu,
-        registers=measured.registers,
-        values_first=bool(measured.values_first),
-        key_rows=bool(measured.key_rows),
+        maxnreg=measured.maxnreg,
+        pre_load_v=bool(measured.pre_load_v),
+        load_k_by_token=bool(measured.load_k_by_token),
     )
 
 
 def _fixed_splits(data: Attention, tile: int, tokens: int) -> tuple[int, int]:
     """Return the tiles of a partition of fixed length, and how many partitions `tokens` tokens have."""
-    split_tiles = max(1, data.fixed_split_tokens // tile)
-    return split_tiles, min(-(-tokens // (split_tiles * tile)), FIXED_SPLITS)
+    tiles_per_split = max(1, data.fixed_split_tokens // tile)
+    return tiles_per_split, min(-(-tokens // (tiles_per_split * tile)), FIXED_SPLITS)
 
 
 def options(arch: Arch, launch: AttentionLaunch, *, decode: bool) -> dict[str, int]:
@@ -425,7 +426,7 @@ def options(arch: Arch, launch: AttentionLaunch, *, decode: bool) -> dict[str, i
     the bound to the compiler.
     """
     if not arch.amd:
-        return {"maxnreg": launch.registers} if launch.registers else {}
+        return {"maxnreg": launch.maxnreg} if launch.maxnreg else {}
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
     return {"matrix_instr_nonkdim": 16, "kpack": data.kpack, "waves_per_eu": launch.waves_per_eu}
 

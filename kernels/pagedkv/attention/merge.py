@@ -222,7 +222,7 @@ def merge_attention(
                 )
     launch = tuning(current().name).gather  # it moves rows of heads, as a gather does
     with on(out):
-        merge_kernel[(triton.cdiv(num_tokens * num_q_heads, launch.rows),)](
+        merge_kernel[(triton.cdiv(num_tokens * num_q_heads, launch.block_m),)](
             out,
             prefix_lse if lse is None else lse,
             prefix_out,
@@ -241,7 +241,7 @@ def merge_attention(
             NUM_HEADS=num_q_heads,
             HEAD_SIZE=head_size,
             HEAD_SIZE_PADDED=next_power_of_two(head_size),
-            BLOCK_M=launch.rows,
+            BLOCK_M=launch.block_m,
             USE_QUERY_START_LOC=query_start_loc is not None,
             WRITE_LSE=lse is not None,
             num_warps=launch.waves,

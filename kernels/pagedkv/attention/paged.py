@@ -12,7 +12,15 @@ import torch
 from pagedkv.arch import next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import AttentionOptions, AttentionStrides, attention_kernel
-from pagedkv.attention.launch import bound, bound_of_queries, choose, options, query_stays, query_tiles, reduced_at_once
+from pagedkv.attention.launch import (
+    bound,
+    bound_of_queries,
+    choose,
+    options,
+    query_in_lds,
+    query_tiles,
+    reduced_at_once,
+)
 from pagedkv.attention.merge import reduce_kernel
 from pagedkv.attention.softmax import FP16_WEIGHT_EXPONENT
 from pagedkv.device import current, on
@@ -263,9 +271,11 @@ def _prepare(
         num_splits=step.num_splits,
         batch_invariant=step.batch_invariant,
     )
-    split = launch.splits > 1
+    split = launch.num_splits > 1
     scales = kernel_scales(cache)
-    programs = query_tiles(num_tokens, num_seqs, launch.tokens, decode=step.decode) * cache.num_kv_heads * launch.parts
+    programs = (
+        query_tiles(num_tokens, num_seqs, launch.block_q, decode=step.decode) * cache.num_kv_heads * launch.head_tiles
+    )
     dependent = step.decode and arch.dependent_launches
     constants = _options(
         arch,
@@ -282,7 +292,7 @@ def _prepare(
     follows = {"launch_pdl": True} if dependent else {}
     attend = Launch(
         attention_kernel,
-        (programs, launch.splits),
+        (programs, launch.num_splits),
         OPTIONS=constants,
         num_warps=launch.waves,
         num_stages=launch.stages,
@@ -303,8 +313,8 @@ def _prepare(
     factor = step.scale * log2e * (2 / step.softcap if step.softcap else 1)
     cap = (step.softcap or 0.0) * log2e
     window = step.sliding_window or 0
-    numbers = (num_seqs, launch.splits, programs, block_table.stride(0), factor, cap, window, strides)
-    partial = (min(num_tokens, num_seqs * step.most_queries) * num_q_heads, launch.splits)
+    numbers = (num_seqs, launch.num_splits, programs, block_table.stride(0), factor, cap, window, strides)
+    partial = (min(num_tokens, num_seqs * step.most_queries) * num_q_heads, launch.num_splits)
     merge = _merge(arch, query, step, partial, has_lse=lse is not None, follows=follows) if split else None
     return AttentionCall(attend, merge, partial, numbers, (num_seqs, *partial, out.stride()[:2], lse_strides))
 
@@ -317,14 +327,14 @@ def _merge(
     _, num_q_heads, head_size = query.shape
     data = tuning(arch.name).reduce
     padded = next_power_of_two(head_size)
-    chunk = reduced_at_once(splits, data.chunk, decode=step.decode, batch_invariant=step.batch_invariant)
+    chunk = reduced_at_once(splits, data.block_splits, decode=step.decode, batch_invariant=step.batch_invariant)
     return Launch(
         reduce_kernel,
-        (-(-num_rows // data.rows),),
+        (-(-num_rows // data.block_m),),
         NUM_HEADS=num_q_heads,
         HEAD_SIZE=head_size,
         HEAD_SIZE_PADDED=padded,
-        BLOCK_M=data.rows,
+        BLOCK_M=data.block_m,
         BLOCK_SPLITS=chunk,
         SINGLE_PASS=splits <= chunk,
         WRITE_LSE=has_lse,
@@ -349,9 +359,9 @@ def _options(
 ) -> AttentionOptions:
     """Choose what the attention kernel is compiled for."""
     padded = next_power_of_two(cache.head_size)
-    split = launch.splits > 1
+    split = launch.num_splits > 1
     # Codes are read two bytes at a time, so at even addresses.
-    pairs = launch.pairs and all(
+    pairs = launch.fp8_pairs and all(
         side.data_ptr() % 2 == 0 and not any(stride % 2 for stride in strides[:3])
         for side, strides in ((cache.key, cache.key_strides), (cache.value, cache.value_strides))
     )
@@ -359,25 +369,25 @@ def _options(
     mfma = step.decode and arch.matrix == "mfma"
     keys_matched = mfma and cache.packing != "rows" and cache.x >= 8 and padded % (4 * cache.x) == 0
     grouped = cache.packing != "rows" and cache.block_size % cache.x == 0
-    values_matched = keys_matched and grouped and launch.tile % (4 * cache.x) == 0
+    values_matched = keys_matched and grouped and launch.block_n % (4 * cache.x) == 0
     run_length = 1
     if cache.packing == "shuffle" or values_matched:
         run_length = cache.x
-    elif cache.packing == "native" and launch.tile % cache.block_size == 0:
+    elif cache.packing == "native" and launch.block_n % cache.block_size == 0:
         run_length = cache.block_size  # in larger blocks the compiler finds better runs
     return AttentionOptions(
         HEAD_SIZE=cache.head_size,
         HEAD_SIZE_PADDED=padded,
         BLOCK_SIZE=cache.block_size,
-        HEADS_PER_PROGRAM=query.shape[1] // cache.num_kv_heads // launch.parts,
-        HEAD_TILES=launch.parts,
-        HEAD_PROGRAMS=cache.num_kv_heads * launch.parts,
-        NUM_XCDS=launch.xcds,
-        BLOCK_Q=launch.tokens,
-        BLOCK_M=launch.rows,
-        BLOCK_N=launch.tile,
+        HEADS_PER_PROGRAM=query.shape[1] // cache.num_kv_heads // launch.head_tiles,
+        HEAD_TILES=launch.head_tiles,
+        HEAD_PROGRAMS=cache.num_kv_heads * launch.head_tiles,
+        NUM_XCDS=launch.num_xcds,
+        BLOCK_Q=launch.block_q,
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
         SPLIT_KV=split,
-        TILES_PER_SPLIT=launch.split_tiles if split else 0,
+        TILES_PER_SPLIT=launch.tiles_per_split if split else 0,
         DECODE=step.decode,
         IS_CAUSAL=step.causal,
         USE_SLIDING_WINDOW=step.sliding_window is not None,
@@ -400,7 +410,7 @@ def _options(
         V_MFMA_LAYOUT=values_matched,
         CONTIGUOUS_TOKENS=run_length,
         WEIGHT_EXPONENT=FP16_WEIGHT_EXPONENT.value if pairs or query.dtype == torch.float16 else 0.0,
-        QUERY_IN_LDS=query_stays(arch, launch.rows) and scales.kind == "none" and step.scale >= 0,
-        PRE_LOAD_V=launch.values_first,
-        LOAD_K_BY_TOKEN=cache.packing == "rows" or (launch.key_rows and not keys_matched),
+        QUERY_IN_LDS=query_in_lds(arch, launch.block_m) and scales.kind == "none" and step.scale >= 0,
+        PRE_LOAD_V=launch.pre_load_v,
+        LOAD_K_BY_TOKEN=cache.packing == "rows" or (launch.load_k_by_token and not keys_matched),
     )

@@ -96,7 +96,7 @@ def warm_up(
         write_kv_cache(key[:count], value[:count], cache, index.new_full((count,), -1, dtype=torch.int64))
     arch = current(query)
     seen: set[Hashable] = set()
-    at_once = tuning(arch.name).reduce.chunk
+    at_once = tuning(arch.name).reduce.block_splits
     for step in _steps(service, rows):
         launch = launch_of(
             arch,
@@ -107,10 +107,10 @@ def warm_up(
             num_splits=None,
             batch_invariant=service.batch_invariant,
         )
-        splits, decode = launch.splits, step.most_queries == 1
+        splits, decode = launch.num_splits, step.most_queries == 1
         loaded = reduced_at_once(splits, at_once, decode=decode, batch_invariant=service.batch_invariant)
         reduce = (loaded, splits > loaded) if splits > 1 else None
-        looks = (decode, replace(launch, splits=min(splits, 2)), reduce)
+        looks = (decode, replace(launch, num_splits=min(splits, 2)), reduce)
         if looks in seen:
             continue
         seen.add(looks)

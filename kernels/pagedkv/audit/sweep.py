@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch-size search without a GPU: compile cases under a grid of tuning data and rank it by the compiler's figures.
 
-    python -m pagedkv.audit.sweep gfx942 prefill.rows=64,128 prefill.waves=4,8 --only prefill-bfloat16-q32kv8-d128
+    python -m pagedkv.audit.sweep gfx942 prefill.block_m=64,128 prefill.waves=4,8 --only prefill-bfloat16-q32kv8-d128
 
 A key is `<table>.<key>` of `tuning/<arch>.toml`; what is not named stays as it is there. A point of the grid that
 spills, does not fit, or has waves compute the same ranks behind all that do not; then more useful FLOP of a SIMD in a

@@ -217,10 +217,10 @@ def gather_kv_cache(
     counts: tuple[int, ...]
     if cache.packing == "rows":
         kernel, count = _gather_kernel, num_rows * num_kv_heads
-        rows = rows_of_program(arch, count, most=launch.rows, fewest=next_power_of_two(num_kv_heads))
+        rows = rows_of_program(arch, count, most=launch.block_m, fewest=next_power_of_two(num_kv_heads))
         grid, index, counts = (triton.cdiv(count, rows),), (token_to_seq, seq_starts), (count, max_blocks)
     else:
-        kernel, rows = packed_gather_kernel, max(16, rows_of_program(arch, num_rows, most=launch.rows, fewest=16))
+        kernel, rows = packed_gather_kernel, max(16, rows_of_program(arch, num_rows, most=launch.block_m, fewest=16))
         grid, index = (num_rows // rows + 2 * num_seqs, num_kv_heads), (seq_starts,)
         counts = (num_seqs, num_rows, max_blocks)
     options = GatherOptions(

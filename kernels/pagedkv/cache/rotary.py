@@ -239,7 +239,7 @@ def rotate_and_write(
     launch = tuning(current(query).name).write
     scales = kernel_scales(cache)
     strides = (query.stride()[:2], key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
-    tokens = min(launch.rows, max(FEWEST_TOKENS, next_power_of_two(num_tokens)))
+    tokens = min(launch.block_m, max(FEWEST_TOKENS, next_power_of_two(num_tokens)))
     options = RotatedOptions(
         NUM_Q_HEADS=query.shape[1],
         HEAD_SIZE=head_size,

@@ -43,7 +43,7 @@ def warm_up(
     if not first_warm_up("rotation", query, key, value, positions, cos_sin, cache.signature, neox):
         return 0
     count, launches = FEWEST_TOKENS, 0
-    most = max(count, tuning(current(query).name).write.rows)
+    most = max(count, tuning(current(query).name).write.block_m)
     rows = [longer(tensor, most).zero_() for tensor in (query, key, value, positions)]
     nowhere = positions.new_full((most,), -1)
     while count <= most:

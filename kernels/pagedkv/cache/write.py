@@ -191,12 +191,12 @@ def _prepare(key: Tensor, value: Tensor, cache: PagedCache, slot_mapping: Tensor
     padded = next_power_of_two(head_size)
     if cache.packing == "rows":
         kernel, count = _write_kernel, num_slots * num_kv_heads
-        rows, width = rows_of_program(arch, count, most=data.rows, fewest=next_power_of_two(num_kv_heads)), padded
+        rows, width = rows_of_program(arch, count, most=data.block_m, fewest=next_power_of_two(num_kv_heads)), padded
         grid: tuple[int, ...] = (-(-count // rows),)
     else:
         kernel, count = packed_write_kernel, num_slots
-        width = padded if scales.kind == "per_token" else min(data.slice, padded)
-        rows = rows_of_program(arch, count, most=data.rows * padded // width, fewest=16)
+        width = padded if scales.kind == "per_token" else min(data.block_d, padded)
+        rows = rows_of_program(arch, count, most=data.block_m * padded // width, fewest=16)
         grid = (-(-count // rows), num_kv_heads * -(-head_size // width))
     options = WriteOptions(
         NUM_HEADS=num_kv_heads,

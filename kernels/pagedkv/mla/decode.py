@@ -114,7 +114,7 @@ def mla_decode(
         )
         tables = tables or _filled(query, shape, seq_lens, query_start_loc)
         query_lens = query_start_loc.diff().tolist()
-        check(tables.schedule(), seq_lens.tolist(), query_lens, granularity=launch.tile)
+        check(tables.schedule(), seq_lens.tolist(), query_lens, granularity=launch.block_n)
     call = _prepare(shape, launch, query, cache, out, block_table, lse, scale, cache_format)
     call.run(tables, *tensors)
     keep(key, call)
@@ -198,22 +198,22 @@ def _prepare(
         HALF_RANK=max(16 if INTERPRETED else 32, next_power_of_two(shape.latent_size) // 2),
         ROPE_PADDED=next_power_of_two(shape.rope_size),
         BLOCK_SIZE=cache.shape[1],
-        BLOCK_M=launch.rows,
-        BLOCK_N=launch.tile,
-        ROW_TILES=launch.tiles,
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
+        ROW_TILES=launch.row_tiles,
         IS_CAUSAL=shape.max_query_len > 1,
         FP8_FORMAT=cache_format,
         NATIVE_FP8=cache_format == arch.native_fp8,
         STRIDE_ALIGN=alignment(*query.stride()[:2], *cache.stride()[:2]),
         PREFETCH_BLOCK_TABLE=arch.async_copies and not arch.amd,
-        FP8_PAIRS=launch.pairs and not any(number % 2 for number in even),
+        FP8_PAIRS=launch.fp8_pairs and not any(number % 2 for number in even),
         # In LDS, from where wgmma takes it: what is computed of it would be in registers, 36 loads a tile.
-        QUERY_IN_LDS=launch.rows >= arch.operand_from_lds_rows and cache_format is None and scale >= 0,
-        SPLIT_K_WARPS=launch.spread,
+        QUERY_IN_LDS=launch.block_m >= arch.operand_from_lds_rows and cache_format is None and scale >= 0,
+        SPLIT_K_WARPS=launch.split_k_warps,
     )
     attend = Launch(
         mla_decode_kernel,
-        (launch.groups * launch.tiles,),
+        (launch.groups * launch.row_tiles,),
         OPTIONS=constants,
         num_warps=launch.waves,
         num_stages=launch.stages,
@@ -232,8 +232,8 @@ def _prepare(
         attend,
         _merge(arch, shape, launch, num_seqs, has_lse=lse is not None),
         shape,
-        partial=(sizes(num_seqs, launch.groups).partials, launch.tiles * launch.rows),
-        wide=launch.rows == mla.rows and bool(mla.wide_addresses),  # with fewer rows the registers suffice
+        partial=(sizes(num_seqs, launch.groups).partials, launch.row_tiles * launch.block_m),
+        wide=launch.block_m == mla.block_m and bool(mla.wide_addresses),  # with fewer rows the registers suffice
         numbers=(scale * math.log2(math.e), strides),
         merge_numbers=(out.stride()[:2], lse_strides),
     )
@@ -242,17 +242,17 @@ def _prepare(
 def _merge(arch: Arch, shape: MlaShape, launch: MlaLaunch, num_seqs: int, *, has_lse: bool) -> Launch:
     """Choose the launch that reduces the partial results of sequences that several programs share."""
     _, _, data = launch_data(arch)
-    rows = -(-shape.max_query_len * shape.num_heads // data.rows)
+    rows = -(-shape.max_query_len * shape.num_heads // data.block_m)
     return Launch(
         mla_reduce_kernel,
-        (num_seqs, rows, -(-shape.latent_size // data.channels)),
+        (num_seqs, rows, -(-shape.latent_size // data.block_d)),
         NUM_HEADS=shape.num_heads,
         KV_LORA_RANK=shape.latent_size,
         WRITE_LSE=has_lse,
-        ROWS_PER_PARTIAL=launch.tiles * launch.rows,
-        BLOCK_M=data.rows,
-        BLOCK_D=data.channels,
-        BLOCK_SPLITS=data.chunk,
+        ROWS_PER_PARTIAL=launch.row_tiles * launch.block_m,
+        BLOCK_M=data.block_m,
+        BLOCK_D=data.block_d,
+        BLOCK_SPLITS=data.block_splits,
         num_warps=data.waves,
     )
 

@@ -180,8 +180,8 @@ def mla_decode_kernel(
         live = row_live[:, None]
         q_low = tl.load(query_at + low[None, :], mask=live & (low < KV_LORA_RANK)[None, :], other=0.0)
         q_high = tl.load(query_at + high[None, :], mask=live & (high < KV_LORA_RANK)[None, :], other=0.0)
-        rope_at = query_at + KV_LORA_RANK + rope[None, :]
-        q_rope = tl.load(rope_at, mask=live & (rope < ROPE_HEAD_DIM)[None, :], other=0.0)
+        rope_live = live & (rope < ROPE_HEAD_DIM)[None, :]
+        q_rope = tl.load(query_at + KV_LORA_RANK + rope[None, :], mask=rope_live, other=0.0)
         # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
         if not OPTIONS.QUERY_IN_LDS:
             negative = scale_log2e < 0

@@ -48,25 +48,25 @@ class MlaShape:
 class MlaLaunch:
     """What a step launches and how its tables are laid out; two calls that share tables must agree in all of it."""
 
-    rows: int
+    block_m: int
     """(token, head) rows of a program, a power of two >= 16."""
-    tiles: int
-    """Row tiles of the longest query."""
-    tile: int
+    row_tiles: int
+    """Programs that share the rows of the longest query."""
+    block_n: int
     """KV tokens of a tile, and the granularity of the schedule."""
     waves: int
     stages: int
     occupancy: int
     """Programs that fit a compute unit together."""
     groups: int
-    """Groups of `tiles` programs; the grid is `groups * tiles`."""
-    fixed: int
+    """Groups of `row_tiles` programs; the grid is `groups * row_tiles`."""
+    fixed_tiles: int
     """What a work item costs whatever its length, in tiles."""
-    least: int
+    min_tiles: int
     """Fewest tiles worth a group of their own."""
-    pairs: bool
-    """Whether the codes of a quantised cache may be read in pairs."""
-    spread: int = 1
+    fp8_pairs: bool
+    """Whether the codes of a quantised cache may be loaded two at a time."""
+    split_k_warps: int = 1
     """Waves that share the channels of a score's product; with 1 each wave computes all scores that it needs."""
 
 
@@ -99,7 +99,7 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
         most: Where more is no longer faster (tuning data), at least 16.
     """
     latent, rope = max(64, next_power_of_two(shape.latent_size)), next_power_of_two(shape.rope_size)
-    pairs = in_pairs(arch, shape, rows)
+    pairs = fp8_pairs(arch, shape, rows)
     width = (latent + rope) * shape.element_bytes
     stored = latent + rope if pairs else width
     half = latent // 2 * shape.element_bytes
@@ -119,7 +119,7 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
         if mfma:
             # Rows beyond 16 are shared by two waves, so 64 rows are 16 for each of 4 waves again.
             query = (32 if rows == 32 else 16) * width
-            whole = 1 if spread(arch, shape, rows=rows, waves=waves) > 1 else waves
+            whole = 1 if split_k_warps(arch, shape, rows=rows, waves=waves) > 1 else waves
             return min(stages, 2) * accumulator, tile, whole * (query + stages * tile), codes
         # One half of the latent at a time passes registers on its way to the product.
         return accumulator, tile // 2, codes
@@ -128,13 +128,13 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
     return largest_tile(arch, lds=lds, registers=registers, spare=spare, waves=waves, occupancy=occupancy, most=most)
 
 
-def in_pairs(arch: Arch, shape: MlaShape, rows: int) -> bool:
+def fp8_pairs(arch: Arch, shape: MlaShape, rows: int) -> bool:
     """Whether the codes of a step may be read in pairs: wgmma, for many rows, takes its operands from LDS instead."""
     narrow = rows < arch.operand_from_lds_rows and shape.rope_size > 16
-    return arch.code_pairs and shape.quantised and shape.element_bytes == 2 and narrow
+    return arch.fp8_pairs and shape.quantised and shape.element_bytes == 2 and narrow
 
 
-def spread(arch: Arch, shape: MlaShape, *, rows: int, waves: int) -> int:
+def split_k_warps(arch: Arch, shape: MlaShape, *, rows: int, waves: int) -> int:
     """Return how many waves of MFMA share the channels of the scores' products.
 
     With 16 rows there is one block of scores a tile: without this each wave computes it from all channels. Each wave
@@ -178,24 +178,25 @@ def choose(arch: Arch, shape: MlaShape) -> MlaLaunch:
     rows = max(16, next_power_of_two(longest))
     wide, narrow, _ = launch_data(arch)
     data = wide if rows > 16 else narrow
-    most = (shape.quantised and data.quantised_tokens) or data.tokens
+    most = (shape.quantised and data.quantised_block_n) or data.block_n
     most_stages = (shape.quantised and data.quantised_stages) or data.stages
-    rows = min(data.rows, rows)
+    rows = min(data.block_m, rows)
     while rows >= 16:
         for stages, occupancy in product(range(most_stages, 0, -1), range(data.programs_per_unit, 0, -1)):
-            bounds = {"rows": rows, "waves": data.waves, "stages": stages, "occupancy": occupancy}
-            if tile := tile_tokens(arch, shape, **bounds, most=most):
+            bounds = {"waves": data.waves, "stages": stages, "occupancy": occupancy}
+            if tile := tile_tokens(arch, shape, rows=rows, **bounds, most=most):
                 tiles = -(-longest // rows)  # folded before they are padded: 2 tokens of 24 heads are 3 tiles of 16
                 slots = arch.compute_units * occupancy if shape.programs is None else shape.programs
                 return MlaLaunch(
                     **bounds,
-                    tiles=tiles,
-                    tile=tile,
+                    block_m=rows,
+                    row_tiles=tiles,
+                    block_n=tile,
                     groups=max(1, slots // tiles),  # so that every row has a program
-                    fixed=-(-data.fixed_tokens // tile),
-                    least=-(-data.split_tokens // tile),
-                    pairs=in_pairs(arch, shape, rows),
-                    spread=spread(arch, shape, rows=rows, waves=data.waves),
+                    fixed_tiles=-(-data.fixed_tokens // tile),
+                    min_tiles=-(-data.split_tokens // tile),
+                    fp8_pairs=fp8_pairs(arch, shape, rows),
+                    split_k_warps=split_k_warps(arch, shape, rows=rows, waves=data.waves),
                 )
         rows //= 2
     raise InvalidFileError(

@@ -94,9 +94,9 @@ def fill(tables: Tables, seq_lens: Tensor, query_start_loc: Tensor) -> None:
             tables.reduce_indptr,
             num_seqs,
             launch.groups,
-            GRANULARITY=launch.tile,
-            FIXED_UNITS=launch.fixed,
-            MIN_UNITS=launch.least,
+            GRANULARITY=launch.block_n,
+            FIXED_TILES=launch.fixed_tiles,
+            MIN_TILES=launch.min_tiles,
             BLOCK_SEQS=BLOCK_SEQS,
             num_warps=1,
         )
@@ -122,8 +122,8 @@ def mla_schedule_kernel(
     num_seqs,
     groups,
     GRANULARITY: tl.constexpr,
-    FIXED_UNITS: tl.constexpr,
-    MIN_UNITS: tl.constexpr,
+    FIXED_TILES: tl.constexpr,
+    MIN_TILES: tl.constexpr,
     BLOCK_SEQS: tl.constexpr,
 ):
     """Fill the tables of one group; grid [groups + 1], the last program fills what ends them."""
@@ -131,8 +131,8 @@ def mla_schedule_kernel(
     line = 0
     for chunk in range(0, num_seqs, BLOCK_SEQS):
         units = _units(seq_lens, query_start_loc, chunk + tl.arange(0, BLOCK_SEQS), num_seqs, GRANULARITY)
-        line += tl.sum(units + tl.where(units > 0, FIXED_UNITS, 0), axis=0)
-    quota = tl.maximum(tl.maximum((line + groups - 1) // groups, MIN_UNITS), 1)
+        line += tl.sum(units + tl.where(units > 0, FIXED_TILES, 0), axis=0)
+    quota = tl.maximum(tl.maximum((line + groups - 1) // groups, MIN_TILES), 1)
 
     # What precedes the chunk: units of the line, work items, partial results, and work items of earlier groups.
     begin = 0
@@ -142,10 +142,10 @@ def mla_schedule_kernel(
     for chunk in range(0, num_seqs, BLOCK_SEQS):
         seq = chunk + tl.arange(0, BLOCK_SEQS)
         units = _units(seq_lens, query_start_loc, seq, num_seqs, GRANULARITY)
-        cost = units + tl.where(units > 0, FIXED_UNITS, 0)
+        cost = units + tl.where(units > 0, FIXED_TILES, 0)
         start = begin + tl.cumsum(cost, axis=0) - units
         first = start // quota
-        last = tl.maximum(first, (start + units - max(FIXED_UNITS, 1)) // quota)
+        last = tl.maximum(first, (start + units - max(FIXED_TILES, 1)) // quota)
         count = tl.where(units > 0, last - first + 1, 0)
         split = tl.where(count > 1, count, 0)
         work = num_works + tl.cumsum(count, axis=0) - count + group - first

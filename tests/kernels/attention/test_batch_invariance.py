@@ -135,12 +135,12 @@ def test_an_invariant_launch_depends_on_the_model_alone(arch, model, element_byt
             launch.choose(limits(arch), **shape, **batch, max_query_len=bound, batch_invariant=True)
             for batch, bound in zip((one, other), bounds, strict=True)
         ]
-        assert len({dataclasses.replace(each, splits=1) for each in chosen}) == 1
+        assert len({dataclasses.replace(each, num_splits=1) for each in chosen}) == 1
         for each, batch in zip(chosen, (one, other), strict=True):
-            length = each.split_tiles * each.tile
+            length = each.tiles_per_split * each.block_n
             assert length >= 256
-            spare = each.tile - 1 if batch["windowed"] else 0
-            assert each.splits == min(-(-(batch["max_kv_len"] + spare) // length), FIXED_SPLITS)
+            spare = each.block_n - 1 if batch["windowed"] else 0
+            assert each.num_splits == min(-(-(batch["max_kv_len"] + spare) // length), FIXED_SPLITS)
 
 
 @given(st.sampled_from(list(ARCHES)), models, batches, batches, st.integers(1, 64))

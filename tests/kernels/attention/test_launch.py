@@ -110,9 +110,9 @@ def test_every_promised_case_has_a_launch(arch, case):
         max_kv_len=8192,
         num_splits=case.splits,
     )
-    assert chosen.tile >= 16
-    assert chosen.rows >= chosen.tokens * case.num_q_heads // case.num_kv_heads
-    assert chosen.splits == case.splits or case.splits is None
+    assert chosen.block_n >= 16
+    assert chosen.block_m >= chosen.block_q * case.num_q_heads // case.num_kv_heads
+    assert chosen.num_splits == case.splits or case.splits is None
 
 
 @given(
@@ -141,8 +141,8 @@ def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, 
             max_kv_len=8192,
             num_splits=None,
         )
-        assert group % chosen.parts == 0
-        assert chosen.rows >= chosen.tokens * group // chosen.parts
+        assert group % chosen.head_tiles == 0
+        assert chosen.block_m >= chosen.block_q * group // chosen.head_tiles
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,12 @@ def test_a_measured_launch_is_taken_where_its_conditions_hold(changes, tile, row
     shape = {"head_size": 128, "element_bytes": 2, "block_size": 784, "max_query_len": 4096, "max_kv_len": 16384}
     heads = {"num_q_heads": 32, "num_kv_heads": 8, "num_tokens": 4096, "num_seqs": 4, "num_splits": None}
     chosen = launch.choose(limits("sm_90"), **(heads | shape | changes))
-    assert (chosen.tile, chosen.rows, chosen.waves, chosen.stages) == (tile, rows, waves, stages)
-    assert chosen.parts == 1
+    assert (chosen.block_n, chosen.block_m, chosen.waves, chosen.stages) == (tile, rows, waves, stages)
+    assert chosen.head_tiles == 1
 
 
 @pytest.mark.parametrize(
-    ("changes", "registers", "values_first", "key_rows"),
+    ("changes", "maxnreg", "pre_load_v", "load_k_by_token"),
     [
         ({"max_kv_len": 512, "max_query_len": 512, "num_tokens": 8192, "num_seqs": 16}, 128, False, False),
         ({"cache_bytes": 1}, 0, True, False),
@@ -193,13 +193,13 @@ def test_a_measured_launch_is_taken_where_its_conditions_hold(changes, tile, row
     ],
     ids=str,
 )
-def test_a_measured_launch_decides_loads_and_registers(changes, registers, values_first, key_rows):
+def test_a_measured_launch_decides_loads_and_registers(changes, maxnreg, pre_load_v, load_k_by_token):
     shape = {"head_size": 128, "element_bytes": 2, "block_size": 16, "max_query_len": 4096, "max_kv_len": 4096}
     heads = {"num_q_heads": 32, "num_kv_heads": 8, "num_tokens": 16384, "num_seqs": 4, "num_splits": None}
     arch = limits("sm_90")
     chosen = launch.choose(arch, **(heads | shape | changes))
-    assert (chosen.registers, chosen.values_first, chosen.key_rows) == (registers, values_first, key_rows)
-    assert launch.options(arch, chosen, decode=False) == ({"maxnreg": registers} if registers else {})
+    assert (chosen.maxnreg, chosen.pre_load_v, chosen.load_k_by_token) == (maxnreg, pre_load_v, load_k_by_token)
+    assert launch.options(arch, chosen, decode=False) == ({"maxnreg": maxnreg} if maxnreg else {})
 
 
 LAYERS = [
@@ -229,7 +229,7 @@ def test_a_layer_has_at_most_eight_launches_whatever_the_batch(arch, layer):
             bounds = {"max_query_len": next_power_of_two(queries) if queries > 1 else 1, "num_seqs": seqs}
             asked = bounds | {"num_tokens": seqs * queries, "max_kv_len": launch.bound(length), "num_splits": None}
             chosen = launch.choose(limits(arch), element_bytes=2, **layer, **asked)
-            found.add((queries == 1, dataclasses.replace(chosen, splits=min(chosen.splits, 2))))
+            found.add((queries == 1, dataclasses.replace(chosen, num_splits=min(chosen.num_splits, 2))))
     assert 2 <= len(found) <= 8
 
 
@@ -322,7 +322,7 @@ def test_programs_without_a_query_do_not_fill_the_device(arch, splits):
     """Two tokens of each sequence are one tile, of two that the grid has for it (a tile may begin anywhere)."""
     shape = {"head_size": 256, "element_bytes": 2, "block_size": 784, "max_query_len": 2, "max_kv_len": 8192}
     heads = {"num_q_heads": 16, "num_kv_heads": 2, "num_tokens": 64, "num_seqs": 32, "num_splits": None}
-    assert launch.choose(limits(arch), **shape, **heads).splits == splits
+    assert launch.choose(limits(arch), **shape, **heads).num_splits == splits
 
 
 @given(st.integers(1, 10_000), st.integers(1, 5_000), st.integers(1, 304), st.integers(1, 8), st.integers(1, 16))
@@ -371,16 +371,19 @@ TABLES = "".join(f"[{field.name}]\n" for field in dataclasses.fields(Tuning) if 
     ("text", "message"),
     [
         ("[write", "t.toml is not TOML"),
-        ("[write]\nrows = 1\n", "got the tables write; expected every one of write, gather"),
+        ("[write]\nblock_m = 1\n", "got the tables write; expected every one of write, gather"),
         (
-            f"[write]\nrows = 1\nwave = 2\n{TABLES}",
-            r"\[write\]: expected the keys rows, slice, waves; got rows, wave",
+            f"[write]\nblock_m = 1\nwave = 2\n{TABLES}",
+            r"\[write\]: expected the keys block_d, block_m, waves; got block_m, wave",
         ),
-        (f"[write]\nrows = 0\nslice = 1\nwaves = 1\n{TABLES}", r"\[write\]: rows: got 0; expected int of at least 1"),
-        (f"[write]\n{TABLES}[decode.where]\nrows = 1\n", r"\[\[decode.where\]\]: got .*; expected tables in double"),
         (
-            f"[write]\n{TABLES}[[prefill.where]]\nrows = 1\n",
-            r"\[\[prefill.where\]\] 1: expected the keys .*; got rows",
+            f"[write]\nblock_m = 0\nblock_d = 1\nwaves = 1\n{TABLES}",
+            r"\[write\]: block_m: got 0; expected int of at least 1",
+        ),
+        (f"[write]\n{TABLES}[decode.where]\nblock_m = 1\n", r"\[\[decode.where\]\]: got .*; expected tables in double"),
+        (
+            f"[write]\n{TABLES}[[prefill.where]]\nblock_m = 1\n",
+            r"\[\[prefill.where\]\] 1: expected the keys .*; got block_m",
         ),
     ],
     ids=["not toml", "missing table", "unknown key", "zero", "one table", "no reason"],

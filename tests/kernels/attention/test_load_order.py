@@ -42,7 +42,7 @@ def forced(monkeypatch):
     return force
 
 
-@pytest.mark.parametrize("option", ["values_first", "key_rows"])
+@pytest.mark.parametrize("option", ["pre_load_v", "load_k_by_token"])
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("step", STEPS)
@@ -53,7 +53,7 @@ def test_attention_is_right_however_a_tile_is_loaded(step, pool, splits, option,
     assert launches
 
 
-@pytest.mark.parametrize("option", ["values_first", "key_rows"])
+@pytest.mark.parametrize("option", ["pre_load_v", "load_k_by_token"])
 def test_a_window_with_a_cap_is_right_however_a_tile_is_loaded(option, forced, device, record_property):
     data = small(device, [40, 70], [90, 133], dtype=HALF, layout_name="native", window=20)
     forced(**{option: True})
@@ -64,7 +64,7 @@ def test_a_window_with_a_cap_is_right_however_a_tile_is_loaded(option, forced, d
 def test_k_that_is_loaded_at_the_wrong_channels_is_seen(forced, device, monkeypatch):
     """The comparison compares: loaded token by token as if it were not packed, K is another one."""
     data = small(device, [40], [40], dtype=HALF, layout_name="native")
-    forced(key_rows=True)
+    forced(load_k_by_token=True)
     real = paged.AttentionOptions
 
     def unpacked(**options):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs spread over XCDs so that each gets neighbours: every program runs once, where it should, and results stay right."""
+"""Programs spread over XCDs, so that each gets neighbours: each runs once, where it should, and results stay right."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def dies(monkeypatch):
     def use(count):
         def tuned(arch):
             data = plain(arch)
-            decode, prefill = (replace(each, xcds=count) for each in (data.decode, data.prefill))
+            decode, prefill = (replace(each, num_xcds=count) for each in (data.decode, data.prefill))
             return replace(data, decode=decode, prefill=prefill)
 
         monkeypatch.setattr(launch, "tuning", tuned)

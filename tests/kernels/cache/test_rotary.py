@@ -92,7 +92,7 @@ def test_a_warm_up_touches_nothing(device):
     places = torch.zeros(5, dtype=torch.int64, device=device)
     layer = (*rows.split(heads, 1), cache.cache, places, angles(50, case.head_size, kind).to(device))
     launches = warm_up(*layer, neox=True)
-    assert 16 << (launches - 1) == max(16, tuning(current(rows).name).write.rows)
+    assert 16 << (launches - 1) == max(16, tuning(current(rows).name).write.block_m)
     assert warm_up(*layer, neox=True) == 0, "a layer that looks the same"
     assert torch.equal(rows, before[1])
     assert_same_bits(cache.storage, before[0].storage, "storage of the pool")

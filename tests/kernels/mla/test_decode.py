@@ -39,7 +39,7 @@ def small_tiles(monkeypatch):
 
     def tuned(arch):
         data = tuning(arch)
-        return dataclasses.replace(data, mla=dataclasses.replace(data.mla, rows=16, tokens=16, split_tokens=1))
+        return dataclasses.replace(data, mla=dataclasses.replace(data.mla, block_m=16, block_n=16, split_tokens=1))
 
     launch.choose.cache_clear()
     monkeypatch.setattr(launch, "tuning", tuned)

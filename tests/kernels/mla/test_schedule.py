@@ -135,16 +135,16 @@ def test_every_row_has_a_place_for_1_to_128_heads(arch, max_query_len):
     for num_heads in range(1, 129):
         launch = mla_launch.choose(limits(arch), deepseek(2, num_heads, max_query_len))
         rows = num_heads * max_query_len
-        assert launch.rows >= 16
-        assert launch.rows == next_power_of_two(launch.rows)
-        assert launch.rows * (launch.tiles - 1) < rows <= launch.rows * launch.tiles
+        assert launch.block_m >= 16
+        assert launch.block_m == next_power_of_two(launch.block_m)
+        assert launch.block_m * (launch.row_tiles - 1) < rows <= launch.block_m * launch.row_tiles
         assert launch.groups >= 1
-        assert launch.tile % mla_schedule.GRANULARITY == 0
+        assert launch.block_n % mla_schedule.GRANULARITY == 0
         bound = mla_schedule.sizes(64, launch.groups)
-        schedule = plan([8192] * 64, [max_query_len] * 64, groups=launch.groups, granularity=launch.tile)
+        schedule = plan([8192] * 64, [max_query_len] * 64, groups=launch.groups, granularity=launch.block_n)
         assert len(schedule.works) <= bound.works
         # Partial results grow with the programs and not with programs times sequences.
-        assert bound.partials * launch.tiles <= 2 * launch.groups * launch.tiles
+        assert bound.partials * launch.row_tiles <= 2 * launch.groups * launch.row_tiles
 
 
 @pytest.mark.parametrize("arch", ["gfx1100", "gfx1151", "gfx1201"])
@@ -183,7 +183,7 @@ def test_device_tables_equal_the_plan(programs, fixed, device):
         like = torch.empty(1, device=device)
         sizes = {"latent_size": 64, "rope_size": 16, "element_bytes": 4, "num_heads": 2, "max_query_len": 3}
         tables = allocate(like, mla_launch.MlaShape(**sizes, programs=programs), num_seqs)
-        launch = dataclasses.replace(tables.launch, tile=16, fixed=fixed, least=4)
+        launch = dataclasses.replace(tables.launch, block_n=16, fixed_tiles=fixed, min_tiles=4)
         tables = dataclasses.replace(tables, launch=launch)
         for table in (tables.works, tables.work_indptr, tables.reduce_indptr):
             table.fill_(-7)
