@@ -438,7 +438,7 @@ class GdnLayer:
     """[sequences, heads, values, keys], before the first step."""
     pool: Tensor
     indices: Tensor
-    """[sequences, states of a sequence] int32; block 0 is nobody's, as in vLLM."""
+    """[sequences, states of a sequence] int32; block 0 belongs to no sequence, as in vLLM."""
     drafts: Drafts | None
     out: Tensor
 

@@ -119,7 +119,7 @@ def scan_error(
 ) -> float:
     """Return the largest error of a (token, head) row against Mamba-2's recurrence, token by token in float64.
 
-    With `states`, the states behind the sequences are judged too.
+    With `states`, the states after the sequences are judged too.
 
     Args:
         out: `[sequences * tokens, heads, head_size]`, sequences of one length.

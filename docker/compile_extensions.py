@@ -2,7 +2,7 @@
 """Compile the extensions of the ROCm image on a machine without ROCm: its own recipe over Debian's HIP tool chain.
 
 The stages of docker/rocm.Dockerfile that make a wheel are built as they are written, on the base of docker/hip. Objects
-are kept unit by unit in the scratch folder (docker/hip/hipcc), so an interrupted run goes on behind its last unit; a
+are kept unit by unit in the scratch folder (docker/hip/hipcc), so an interrupted run goes on after its last unit; a
 wheel is kept by its key. What came out is measured and compared with docker/extensions.json, the recorded run.
 """
 
@@ -345,7 +345,7 @@ class Progress:
         self.thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """End the container."""
         self.done.set()
         self.thread.join()
 

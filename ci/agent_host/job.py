@@ -307,7 +307,7 @@ def _interrupted(_number: int, _frame: object) -> NoReturn:
 
 @ending
 def main(words: list[str] | None = None) -> int:
-    """Run it; returns the exit status."""
+    """Run the steps of a job; returns the exit status."""
     parser = argparse.ArgumentParser(prog="hilgate job", description="Run steps of a plan.")
     parser.add_argument("keys", metavar="KEY", nargs="+", help="planned keys of the steps, in their order")
     parser.add_argument("--plan", metavar="FILE", required=True, type=_absolute)

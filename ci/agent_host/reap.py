@@ -235,7 +235,7 @@ def reap(places: Places, env: Mapping[str, str]) -> Reaped:
 
 @ending
 def main(words: list[str] | None = None) -> int:
-    """Reap this machine; 0, or 75 when something stays or a disk has too little room."""
+    """End and remove what jobs left on this machine; 75 if something could not be, or a disk has too little room."""
     parser = argparse.ArgumentParser(prog="agent_host.reap", description="End and remove what jobs left.")
     parser.add_argument("--builds", type=Path, default=BUILDS, metavar="DIR", help=f"the agents' build-path ({BUILDS})")
     places = Places(host.temporary(os.environ), parser.parse_args(words).builds)

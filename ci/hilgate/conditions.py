@@ -4,7 +4,7 @@
     cpu:amx_tile             a flag of the processor, as /proc/cpuinfo names it
     cpu:!avx512_bf16         a processor without that flag
     package:vllm             a distribution or an import package that is installed
-    package:triton!=3.6.0    not at this version, whatever is behind its + (3.6.0+rocm)
+    package:triton!=3.6.0    not at this version, whatever follows its + (3.6.0+rocm)
     program:buildah          a program on the path
     variable:HILGATE_X       an environment variable that is set and not empty
     user:root                the user who runs it
@@ -49,7 +49,7 @@ _VALUES = {
     "device": r"[a-z0-9-]+(,[a-z0-9-]+)*",
     "gpus": r"[1-9]",
 }
-"""Kind of condition -> what stands behind its colon."""
+"""Kind of condition -> what follows its colon."""
 
 
 @dataclass(frozen=True)

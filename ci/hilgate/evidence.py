@@ -191,7 +191,7 @@ class EvidenceKind(abc.ABC):
         return ""
 
     def selector(self, check: str) -> str:  # noqa: ARG002
-        """What behind `hilgate run STEP -- ` runs this check alone; empty where nothing does."""
+        """Arguments of `hilgate run STEP -- ` that run this check alone; empty where none do."""
         return ""
 
 
@@ -287,7 +287,7 @@ class JunitEvidence(EvidenceKind):
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:
         """A pytest command with its test paths replaced by the files of these ids, and its options kept.
 
-        The whole file, because a test may fail only behind another one of it: alone it would pass, and be called flaky.
+        The whole file, because a test may fail only after another one of it: alone it would pass, and be called flaky.
 
         Returns:
             The command, or empty when it is not pytest's or names no test path, so that the files would only add to it.
@@ -541,7 +541,7 @@ def _subtests(case: Element) -> int:
 
 
 def _ended_early(log: Path) -> str:
-    """How a test ended the whole session, so that those behind it never ran; empty where none did."""
+    """How a test ended the whole session, so that those after it never ran; empty where none did."""
     found = _EXIT.search(log.read_bytes()) if log.is_file() else None
     if not found:
         return ""
@@ -625,7 +625,7 @@ _CRASH = re.compile(
     r"(?P<said>E(?: .*)?(?:\nE(?: .*)?)*)$",
     re.MULTILINE,
 )
-"""Where pytest shows a failure: the statement behind `>`, then what it says of it behind `E`."""
+"""Where pytest shows a failure: the statement after `>`, then what it says of it after `E`."""
 _COMPARES = re.compile(r" (?:==|!=|<=?|>=?|in|is) ")
 _INSIDE_BRACKETS = re.compile(r"(?<=[(\[{]) |,? (?=[)\]}])")
 

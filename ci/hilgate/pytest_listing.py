@@ -43,7 +43,7 @@ class Listing:
         self.ids[nodeid] = None
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write them, but not those of a session that was stopped early: the others are not gone."""
+        """Write the ids, but not of a session that was stopped early: the others are not gone."""
         if not (session.shouldstop or session.shouldfail):
             self.path.write_text(json.dumps(list(self.ids)), encoding="ascii")
             if session.config.getoption("splits", None):

@@ -7,7 +7,7 @@ module counts as its source. Not seen: what other programs read beside what thei
 libraries read without Python's help. Processes end without notice, so nothing is kept for their end. Imports os and
 sys alone.
 
-Noted too, each behind a mark that begins no file's name: functions that Triton compiles or interprets, as
+It also notes, each after a mark that begins no file's name: functions that Triton compiles or interprets, as
 `<file>::<function>`, sources of such that are read as text and neither imported nor copied, and programs in which
 nothing would be noted.
 """

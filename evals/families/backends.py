@@ -43,7 +43,7 @@ class Backend:
     head_size: int = 0
     """Least channels of a head; tiny models get so many. 0 takes them as they are."""
     kv_lora_rank: int = 0
-    """Channels of a latent, likewise."""
+    """Least channels of a latent."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment of its engines."""
 

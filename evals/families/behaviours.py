@@ -63,8 +63,8 @@ class Bench:
             return spoken(ScheduledRequest(text, answers, arrives, speech=seed))
         return ScheduledRequest(text, answers, arrives)
 
-    def right(self, schedule: Schedule, *, prompt_rows: bool = False, preempt_at: int | None = None) -> Numbers:
-        """Ask, and compare with the oracle."""
+    def compare(self, schedule: Schedule, *, prompt_rows: bool = False, preempt_at: int | None = None) -> Numbers:
+        """Ask the engine, and compare its answers with the oracle's."""
         listens = self.family.attention == "cross"  # an encoder-decoder gives no distributions of its prompt
         answers = self.engine.ask(schedule, prompt_rows=prompt_rows and not listens, preempt_at=preempt_at)
         return judge.compare(schedule, answers, self.oracle).numbers
@@ -122,7 +122,7 @@ def require(driven: bool, what: str) -> None:
 def prefill(bench: Bench) -> Numbers:
     """A prompt in one step."""
     answers = 2 if bench.family.attention == "latent" else 1  # of MLA, ours serves decode alone
-    numbers = bench.right((bench.request(29, answers),), prompt_rows=True)
+    numbers = bench.compare((bench.request(29, answers),), prompt_rows=True)
     steps = bench.engine.probe.counts.steps
     require(steps == answers, f"a prompt of 29 tokens and {answers} answers took {steps} steps")
     return numbers
@@ -130,7 +130,7 @@ def prefill(bench: Bench) -> Numbers:
 
 def decode(bench: Bench) -> Numbers:
     """A short prompt and many answers: each step reads what the one before has written."""
-    numbers = bench.right((bench.request(5, 20),))
+    numbers = bench.compare((bench.request(5, 20),))
     require(bench.engine.probe.counts.steps == 20, f"20 answers took {bench.engine.probe.counts.steps} steps")
     return numbers
 
@@ -145,7 +145,7 @@ def chunked(bench: Bench) -> Numbers:
     ]
     for seed, length in enumerate(lengths, start=1):
         bench.engine.probe.restart()
-        one = bench.right((bench.request(length, 3, seed=seed),), prompt_rows=True)
+        one = bench.compare((bench.request(length, 3, seed=seed),), prompt_rows=True)
         chunks, steps = -(-length // chunk), bench.engine.probe.counts.steps
         require(steps == chunks + 2, f"{length} tokens in chunks of {chunk} and 3 answers took {steps} steps")
         numbers = one | {"max_abs_err": max(numbers["max_abs_err"], one["max_abs_err"])}
@@ -155,7 +155,7 @@ def chunked(bench: Bench) -> Numbers:
 def mixed(bench: Bench) -> Numbers:
     """Requests of unlike length at once: some are in their prompt while others are in their answer."""
     lengths = [min(length, bench.longest - 8) for length in (3, 47, 96, 20)]
-    numbers = bench.right(tuple(bench.request(n, 8, seed=n, arrives=i) for i, n in enumerate(lengths)))
+    numbers = bench.compare(tuple(bench.request(n, 8, seed=n, arrives=i) for i, n in enumerate(lengths)))
     seen = bench.engine.probe.counts
     require(seen.mixed > 0, f"none of {seen.steps} steps mixed prompts and answers")
     return numbers | {"mixed_steps": seen.mixed, "batch": seen.batch}
@@ -192,13 +192,13 @@ def preempted(bench: Bench) -> Numbers:
     if not bench.family.attention:
         # States do not grow, so the pool is never short in the middle of an answer: the scheduler is made to preempt.
         schedule = tuple(bench.request(40, 6, seed=seed) for seed in (1, 2, 3))
-        numbers = bench.right(schedule, preempt_at=5)
-        require(bench.engine.probe.counts.preemptions > 0, "nobody was preempted when made to")
+        numbers = bench.compare(schedule, preempt_at=5)
+        require(bench.engine.probe.counts.preemptions > 0, "no request was preempted though the scheduler was made to")
         return numbers | {"preemptions": bench.engine.probe.counts.preemptions}
     length = block * max(1, bench.longest // 2 // block)
     held = bench.blocks(length)
     with bench.engine.probe.crowded(2 * held + 1):
-        numbers = bench.right(tuple(bench.request(length, 6, seed=seed) for seed in (1, 2, 3)))
+        numbers = bench.compare(tuple(bench.request(length, 6, seed=seed) for seed in (1, 2, 3)))
     preemptions = bench.engine.probe.counts.preemptions
     require(
         preemptions > 0, f"3 prompts of {length} tokens ({held} blocks each) in {2 * held + 1} blocks: nobody preempted"
@@ -211,7 +211,7 @@ def reused(bench: Bench) -> Numbers:
     numbers: Numbers = {"max_abs_err": 0.0}
     with bench.engine.probe.crowded(bench.blocks(24) + 1):
         for seed in range(1, 13):
-            one = bench.right((bench.request(20 + seed % 3, 2, seed=seed),))
+            one = bench.compare((bench.request(20 + seed % 3, 2, seed=seed),))
             numbers = one | {"max_abs_err": max(numbers["max_abs_err"], one["max_abs_err"])}
             if bench.engine.probe.counts.reused >= 3:
                 break
@@ -227,7 +227,7 @@ def prefixes(bench: Bench) -> Numbers:
     block = bench.engine.block_size
     length = min(2 * block + 5, bench.longest - 12)
     first = bench.request(length, 3)
-    numbers = bench.right((first,))
+    numbers = bench.compare((first,))
     cached = 0
     for schedule in (
         (bench.request(length + 7, 3), bench.request(length, 4, arrives=1)),
@@ -242,19 +242,19 @@ def prefixes(bench: Bench) -> Numbers:
 
 def again(bench: Bench) -> Numbers:
     """The second engine of a process answers as the first did."""
-    return bench.right((bench.request(29, 1),), prompt_rows=True) | bench.right((bench.request(5, 8, seed=2),))
+    return bench.compare((bench.request(29, 1),), prompt_rows=True) | bench.compare((bench.request(5, 8, seed=2),))
 
 
 def long_blocks(bench: Bench) -> Numbers:
     """Blocks as large as vLLM makes them for big states: a request that crosses from one into the next."""
     block = bench.engine.block_size
-    return bench.right((bench.request(block - 3, 6), bench.request(20, 6, seed=2))) | {"block_size": block}
+    return bench.compare((bench.request(block - 3, 6), bench.request(20, 6, seed=2))) | {"block_size": block}
 
 
 def drafted(bench: Bench) -> Numbers:
     """N-gram speculative decoding: drafts are taken or thrown away, and states go back to the last accepted token."""
     words = prompt(6, 1, bench.vocabulary)
-    numbers = bench.right(
+    numbers = bench.compare(
         (bench.asked((words * 8)[: bench.longest - 24], 20, seed=1), bench.request(23, 12, seed=2, arrives=2))
     )
     seen = bench.engine.probe.counts
@@ -316,7 +316,7 @@ def predicted(bench: Bench) -> Numbers:
 
 
 def state_dtype(bench: Bench) -> Numbers:
-    """States kept in the dtype that was asked for."""
+    """Keep states in the dtype that was asked for."""
     asked = bench.engine.asked["mamba_ssm_cache_dtype"]
     got = str(bench.engine.config.cache_config.mamba_ssm_cache_dtype)
     if got != asked:
@@ -324,8 +324,9 @@ def state_dtype(bench: Bench) -> Numbers:
     request = bench.request(bench.chunk - 5, 8)  # one step, so that states are rounded where the oracle rounds them
     answers = bench.engine.ask((request,))
     tokens = [*request.prompt, *answers[0].tokens[:-1]]
-    own = stand_ins.UPDATE not in stand_ins.used()  # what stands in rounds everywhere
-    cut = "ssm" in bench.family.states and own and stand_ins.states_are_cut()
+    # Our stand-in for the update of states rounds; vLLM's own may cut the lower bits off instead.
+    vllm_updates = stand_ins.UPDATE not in stand_ins.used()
+    cut = "ssm" in bench.family.states and vllm_updates and stand_ins.states_are_cut()
     slack = bench.oracle.state_rounding(tokens, len(request.prompt), asked, cut=cut)
     return judge.compare((request,), answers, bench.oracle, slack=slack).numbers
 
@@ -336,7 +337,7 @@ def padded(bench: Bench) -> Numbers:
     if not sizes:
         raise NotHereError("this platform captures no graphs, so no batch is padded")
     require(4 in sizes and 3 not in sizes, f"graphs were captured for {sizes}")
-    return bench.right(tuple(bench.request(20, 12, seed=seed) for seed in (1, 2, 3))) | {
+    return bench.compare(tuple(bench.request(20, 12, seed=seed) for seed in (1, 2, 3))) | {
         "batch": bench.engine.probe.counts.batch
     }
 
@@ -360,15 +361,15 @@ def production(bench: Bench) -> Numbers:
     if bench.family.attention == "cross":
         # vLLM traces a decoder beside an encoder at its first decode step, and of a step of one token torch makes a
         # graph for one token. vLLM 0.32 then gives it larger steps too: with its own attention a CPU never answers.
-        bench.right(tuple(bench.request(12, 6, seed=seed) for seed in (51, 52, 53)))
+        bench.compare(tuple(bench.request(12, 6, seed=seed) for seed in (51, 52, 53)))
     asked: list[ScheduledRequest] = []
-    came: list[FamilyAnswer] = []
+    collected: list[FamilyAnswer] = []
     lengths = sorted({block, 2 * block, 3 * block, 3 * block + 1, chunk, 2 * chunk})
     for seed, length in enumerate((n for n in lengths if n + 3 <= bench.longest), start=11):
         for turn in range(2):
             asked.append(bench.request(length, 3, seed=seed))
             answers = bench.engine.ask((asked[-1],))
-            came += answers
+            collected += answers
             if cached:
                 expected = (length - 1) // block * block * turn
                 require(
@@ -376,8 +377,8 @@ def production(bench: Bench) -> Numbers:
                     f"turn {turn} of {length} tokens in blocks of {block} hit {answers[0].cached}; expected {expected}",
                 )
                 numbers["hits"] += expected
-    # Together: three rows of one request are too few for their median, which no router's choice moves.
-    numbers |= judge.compare(tuple(asked), came, bench.oracle).numbers
+    # All requests are compared at once: the median of one request's three rows would be too unsteady.
+    numbers |= judge.compare(tuple(asked), collected, bench.oracle).numbers
     return numbers | preempted_under_way(bench) | compiled_late(bench)
 
 
@@ -389,10 +390,10 @@ def compiled_late(bench: Bench) -> Numbers:
 def preempted_under_way(bench: Bench) -> Numbers:
     """Three prompts that go on into another block, in the largest pool in which one of them is preempted."""
     if not bench.family.attention:  # states do not grow: the scheduler is made to preempt
-        numbers = bench.right(
+        numbers = bench.compare(
             tuple(bench.request(40, 6, seed=seed, arrives=seed - 31) for seed in (31, 32, 33)), preempt_at=4
         )
-        require(bench.engine.probe.counts.preemptions > 0, "nobody was preempted when made to")
+        require(bench.engine.probe.counts.preemptions > 0, "no request was preempted though the scheduler was made to")
         return numbers | {"preemptions": bench.engine.probe.counts.preemptions}
     block = bench.engine.block_size
     length = max(block - 3, block * (bench.longest // 2 // block) - 3)  # its answers go on into a block more
@@ -400,7 +401,7 @@ def preempted_under_way(bench: Bench) -> Numbers:
     for text, free in enumerate(range(3 * held - 1, held - 1, -1)):  # it holds one of them to its end
         schedule = tuple(bench.request(length, 8, seed=31 + 3 * text + number) for number in range(3))  # none is cached
         with bench.engine.probe.crowded(free):
-            numbers = bench.right(schedule)
+            numbers = bench.compare(schedule)
         if bench.engine.probe.counts.preemptions:
             return numbers | {"preemptions": bench.engine.probe.counts.preemptions, "pool": free}
     raise NotDrivenError(f"3 prompts of {length} tokens, {held} blocks each: in no pool was one preempted")

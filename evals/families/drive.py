@@ -73,7 +73,7 @@ NGRAMS: dict[str, Any] = {
     "prompt_lookup_min": 1,  # or of a text without repetition nothing is drafted
     "prompt_lookup_max": 3,
 }
-"""Drafts of what came behind the last few tokens when they came before."""
+"""Drafts: what followed the last few tokens when they came before."""
 
 PREDICTED = 2
 """Drafts of a step by a checkpoint's own head. The second is drafted from what the head itself has made."""
@@ -405,7 +405,7 @@ class ModelRun:
     """What every cell is where no engine of this model starts here."""
 
     def cells(self) -> dict[str, FamilyCell]:
-        """Drive them; the next engine starts when the one before has ended."""
+        """Drive the cells; the next engine starts when the one before has ended."""
         platform = "cpu" if current_platform.is_cpu() else "rocm" if current_platform.is_rocm() else "cuda"
         family, started = self.model.family, time.monotonic()
         made: dict[str, FamilyCell] = {}

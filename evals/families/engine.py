@@ -207,7 +207,7 @@ class FamilyEngine:
     def __init__(
         self, model: Path, *, backend: str = PLUGIN, poison: bool = True, best: int | None = None, **arguments: Any
     ) -> None:
-        """Start it.
+        """Start the engine.
 
         Args:
             model: Folder of the checkpoint.

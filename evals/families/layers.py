@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the first decoder layer in which an engine leaves transformers' path, once its answers are found wrong.
 
-The residual stream behind every decoder layer is captured on both sides, for one prompt, and compared with what
+The residual stream after every decoder layer is captured on both sides, for one prompt, and compared with what
 rounding does to transformers' own.
 """
 
@@ -32,7 +32,7 @@ class FamilyLayer:
     kind: str
     """"attention", "state", "attention and state" or "mlp"."""
     error: float
-    """Largest difference of the stream behind it."""
+    """Largest difference of the stream after the layer."""
     tolerance: float
 
     @property
@@ -76,7 +76,7 @@ def compare(llm: Any, family: Family, oracle: Oracle, tokens: list[int]) -> list
 
 
 def engine_streams(llm: Any, family: Family, tokens: list[int]) -> tuple[list[str], list[torch.Tensor]]:
-    """Kind of each decoder layer, and the stream behind it, [len(tokens), channels] float64, of the model uncompiled.
+    """Kind of each decoder layer, and the stream after it, [len(tokens), channels] float64, of the model uncompiled.
 
     Raises:
         ValueError: Every step was a captured graph's, of which no layer is called.

@@ -87,7 +87,7 @@ class Head:
         return torch.cat([embedded, self.of_hidden(hidden[:, :-1])], -1)
 
     def log_probs(self, tokens: list[int], place: int, count: int) -> torch.Tensor:
-        """Log-probabilities [count, words] float64 of the drafts behind `tokens[:place]`, each if those before it hold.
+        """Log-probabilities [count, words] float64 of the drafts after `tokens[:place]`, each if those before it hold.
 
         Args:
             tokens: The text, `place + count - 1` tokens or more.
@@ -172,7 +172,7 @@ def save(model: Any, folder: Path, dtype: torch.dtype, generator: torch.Generato
 
 
 def _answered(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
-    """The tokens and ANSWERS likeliest ones behind them, [1, len(tokens) + ANSWERS]."""
+    """The tokens and the ANSWERS likeliest ones after them, [1, len(tokens) + ANSWERS]."""
     text = [*tokens]
     for _ in range(ANSWERS):
         text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
@@ -211,7 +211,7 @@ def compare(
         text, place = texts[one.prompt], len(one.prompt) + one.answered
         count = min(one.taken + 1, one.drafts, len(text) - place)
         if not one.answered or count < 1:
-            continue  # a last chunk of a prompt that vLLM has filled up, or drafts behind the last answer
+            continue  # a last chunk of a prompt that vLLM has filled up, or drafts after the last answer
         ways = []
         for way in ({}, *reference.rough):
             with reference.computing(**way) as model:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of transformers behind an FP8 cache or with a lost block, in plain torch: the reference of tests.
+"""Attention of transformers with an FP8 cache or with a lost block, in plain torch: the reference of tests.
 
 Codes are torch's; nothing here is of ours. Every key and value is rounded, those of the newest tokens too: our backend
 writes them before it attends, in prompts and chunks as in decode, and reads nothing but the cache.
@@ -39,7 +39,7 @@ def rounded(rows: torch.Tensor, *, per_token: bool = False, kind: str = E4M3) ->
 
 
 def through(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    """A model's own eager attention behind a cache that makes `change(rows)` of keys and of values."""
+    """A model's own eager attention over a cache that makes `change(rows)` of keys and of values."""
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
         eager = sys.modules[type(module).__module__].eager_attention_forward

@@ -226,7 +226,7 @@ def difference(schedule: Schedule, answers: list[FamilyAnswer], alone: list[Fami
         answers: What came back.
         alone: What each request gets that has the engine to itself, at least as many tokens.
         tie: Nats within which rounding decides between two tokens. After such a token the texts differ by right, so
-            nothing behind it is compared.
+            nothing after it is compared.
     """
     for index, (request, got, want) in enumerate(zip(schedule, answers, alone, strict=True)):
         if len(got.tokens) < request.expected:

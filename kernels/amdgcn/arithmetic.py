@@ -226,7 +226,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 
 def minimum(a: Array, b: Array) -> Array:
-    """Smaller one, likewise."""
+    """Smaller one of two floats, with the same care for NaN as `maximum`, and -0 below +0."""
     return _extreme(a, b, np.fmin, np.bitwise_or)
 
 

@@ -266,7 +266,7 @@ ATOMICS: dict[str, tuple[str, str]] = {
         ),
     ),
 }
-"""Name behind `global_atomic_` -> type, and what the word a in memory becomes with the data b (and c). Denormals stay:
+"""Name after `global_atomic_` -> type, and what the word a in memory becomes with the data b (and c). Denormals stay:
 gfx942's and gfx950's atomics do not flush them, and gfx90a's, which do, are not executed."""
 
 _INTEGERS, _ORDERS = ("i32", "u32", "i64", "u64", "u16", "i16"), ("lt", "eq", "le", "gt", "ne", "ge")

@@ -108,7 +108,7 @@ class Access:
     wave: Array
     """Number of each wave in its workgroup."""
     interval: int
-    """How many barriers were behind it."""
+    """Number of barriers before it."""
     region: Region
     words: Array | None = None
     """[n, size / 4 rounded up] uint32 of a write."""
@@ -142,7 +142,7 @@ class Sharing:
 
     Nothing orders workgroups, so no two may meet. Waves of one workgroup may meet only with a barrier between them.
     Writing the value that another one writes as well is no race, as in LDS. Atomics may meet atomics, and order nothing
-    else; a read whose value the same wave's compare and swap checks behind it may meet them too (LLVM begins its loops
+    else; a read whose value the same wave's compare and swap checks afterwards may meet them too (LLVM begins its loops
     of them so).
 
     The vector cache of a compute unit keeps the accesses of a workgroup's waves in order (LLVM, AMDGPUUsage, memory
@@ -164,7 +164,7 @@ class Sharing:
         return len(self.accesses) - 1
 
     def cross(self, number: int, waves: Array, interval: int) -> None:
-        """Note that an access was outstanding at a barrier: it may happen in the interval behind it as well.
+        """Note that an access was outstanding at a barrier: it may happen in the interval after it as well.
 
         Args:
             number: What `note` returned.
@@ -255,7 +255,7 @@ class _Elements:
 
 
 def _unchecked(reads: _Elements, checks: _Elements) -> _Elements:
-    """Reads but for those that the same wave reads again at once with a change, behind them."""
+    """Reads but for those that the same wave reads again at once with a change, after them."""
     last: dict[tuple[int, int, int], int] = {}
     for at, group, wave, number in zip(checks.at, checks.workgroup, checks.wave, checks.number, strict=True):
         last[int(at), int(group), int(wave)] = max(int(number), last.get((int(at), int(group), int(wave)), -1))

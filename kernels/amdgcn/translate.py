@@ -193,7 +193,7 @@ class _Modifiers(dict[str, str]):
         return super().get(name, default)
 
     def unread(self) -> list[str]:
-        """Those that nobody has asked for and that might change a value."""
+        """Modifiers that were not asked for and that might change a value."""
         return sorted(set(self) - self.asked - _NO_EFFECT)
 
 
@@ -740,7 +740,7 @@ class _Writer:
             raise UnknownInstructionError(one.text, "nothing here reads its moved source")
         source, exists = (each[: self.target.lanes] for each in permute.dpp_source(one.modifiers))
         lanes = permute.dpp_lanes(one.modifiers)[: self.target.lanes]
-        moved = one.operands[2 if "_co_" in one.mnemonic else 1]  # behind the carry
+        moved = one.operands[2 if "_co_" in one.mnemonic else 1]  # after the carry
         bounded = one.modifiers.get("bound_ctrl") is not None
         names = f"{self._constant(source)}, {self._constant(exists)}"
         lines = [f"moved, valid = g.dpp({self._vector_register(moved)}, E, {names}, {bounded})", "on = both(E, valid)"]

@@ -30,7 +30,7 @@ class Arch:
     unit_registers: int
     """32-bit registers of a compute unit, shared by the lanes of all its programs."""
     unit_lds_bytes: int
-    """LDS of a compute unit, shared likewise."""
+    """LDS of a compute unit, shared by all its programs."""
     lanes: int
     """Lanes of a wave (warp)."""
     matrix: Literal["mfma", "wmma", "wgmma", "none"]

@@ -80,7 +80,7 @@ class Layout:
 
     @property
     def has_native_kv_cache_layout(self) -> bool:
-        """Whether each side is a plane of its own, block behind block (the term of vLLM PR 38502).
+        """Whether each side is a plane of its own, block after block (the term of vLLM PR 38502).
 
         A kernel that computes its own addresses from the extents may read and write such a cache and no other. What
         decides is the block stride, not `is_contiguous`, which also looks at the other side's plane.

@@ -184,7 +184,7 @@ class CausesFirst:
         self.printed: Printed | None = None
 
     def __call__(self, meanwhile: str) -> None:
-        """Print them, and what the run does now."""
+        """Print the causes, and what the run does now."""
         from hilgate.report import terminal
 
         _, report = self._decide()

@@ -185,7 +185,10 @@ def _check_tests(document: Document[Area], at: Loc, step: Step, packages: Packag
 
 
 def _check_imports(document: Document[Area], at: Loc, step: Step, packages: Packages) -> None:
-    """They exist, and what the command itself names is among them: left out, a change to it would not select it."""
+    """Check that the `imports` of a step exist, and that the module which its command runs is among them.
+
+    If that were left out, a change to it would not select the step.
+    """
     places = {entry: packages.locate(entry) for entry in step.imports}
     tests = {test.removeprefix("!").partition("::")[0] for test in step.tests}
     declared = [entry for entry in step.imports if entry not in tests]

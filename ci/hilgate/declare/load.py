@@ -184,8 +184,8 @@ def declared_at(root: Path, commit: str) -> Declarations:
     """What a commit declares, without its areas that cannot be read and without its project.
 
     Raises:
-        CannotRunHereError: It is not in this checkout.
-        InvalidDeclarationsError: Its queues cannot be read.
+        CannotRunHereError: The merge base is not in this checkout.
+        InvalidDeclarationsError: The queues of the merge base cannot be read.
     """
     names = [name for name in names_at(root, commit, "ci/areas") if name.endswith(".yaml")]
     texts = files_at(root, commit, [*names, AGENTS_FILE])
@@ -197,9 +197,9 @@ def declared_at(root: Path, commit: str) -> Declarations:
 
 
 def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Declarations, frozenset[Key]]:
-    """What a fork declares, with the permissions that the merge base gives: it can give itself none.
+    """The declarations of a fork, with the permissions that the merge base gives: a fork can give itself none.
 
-    With it the planned keys that the merge base declares itself; what comes on top is held by `require_modest`.
+    Returns them with the planned keys that the merge base declares; `require_modest` limits what a fork adds to these.
 
     Network, secrets, time, queue, GPUs and images are those of the step of the same name; a step that the fork adds has
     neither network nor secrets, builds no image, and runs on the smallest queue of its devices.
@@ -207,8 +207,8 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Decla
     `root` is a checkout that has the merge base, `commit`.
 
     Raises:
-        CannotRunHereError: It is not in this checkout.
-        InvalidDeclarationsError: Its queues cannot be read.
+        CannotRunHereError: The merge base is not in this checkout.
+        InvalidDeclarationsError: The queues of the merge base cannot be read.
     """
     base = declared_at(root, commit)
     known = {step.key: step for _, step in base.steps()}

@@ -69,7 +69,7 @@ def expand(
     otherwise: Mapping[Key, NotWanted],
     settled: Mapping[Key, Mapping[Key, str]] = MappingProxyType({}),
 ) -> tuple[tuple[PlannedStep, ...], tuple[Omission, ...]]:
-    """Place wanted steps (by declared key) where `target` says: steps behind what they depend on, and what is left out.
+    """Place wanted steps (by declared key) where `target` says: steps after what they depend on, and what is left out.
 
     What a wanted step needs is planned too, and so is what builds the images of its queues. A step whose need has
     nowhere to run is omitted, and the reason says so. `otherwise` says why steps are not wanted; the rest were not
@@ -163,7 +163,7 @@ def with_needs(
 def _in_order(
     declarations: Declarations, target: Target, places: Mapping[Key, Sequence[Key]]
 ) -> list[tuple[Area, Step]]:
-    """Sort the declared steps that have a place: behind what they wait for, else in declared order."""
+    """Sort the declared steps that have a place: after what they wait for, else in declared order."""
     declared = {step.key: (area, step) for area, step in declarations.steps() if step.key in places}
     rank = {key: position for position, key in enumerate(declared)}
     graph = {

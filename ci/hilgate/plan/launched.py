@@ -81,7 +81,10 @@ def edited_bodies(before: bytes | None, after: bytes | None) -> frozenset[str]:
 
 
 def _split(source: bytes | None) -> tuple[object, dict[str, list[str]]] | None:
-    """What stands around the bodies of jitted functions, and these; None for what has none or cannot be parsed."""
+    """Split a source into the code outside of jitted functions' bodies, and these bodies by name.
+
+    None for a source that has no such function or cannot be parsed.
+    """
     if source is None or b"jit" not in source:
         return None
     try:
@@ -224,7 +227,7 @@ class Launched:
         return f"is out of date: {moved[0]} changed" if moved else ""
 
     def _selected_since(self, commit: str) -> _Since | None:
-        """What all that differs from a commit selects; None for one of another line."""
+        """The steps selected by everything that changed since a commit; None if it is no ancestor of the merge base."""
         if commit not in self._since:
             self._since[commit] = None
             if git.is_ancestor(self.root, commit, self.change.merge_base):

@@ -68,8 +68,8 @@ def within_limits(
     def make() -> str:
         return planner(root, *args, **asked).model_dump_json()
 
-    over = PlanLimitError("planning took", where=str(root), remedy=LIMIT_REMEDY)
-    return Plan.model_validate_json(limited(make, SECONDS, over))
+    error = PlanLimitError("planning took", where=str(root), remedy=LIMIT_REMEDY)  # `limited` adds: more than 60 s
+    return Plan.model_validate_json(limited(make, SECONDS, error))
 
 
 def judged_within_limits(work: Callable[[], str], results: Path) -> str:
@@ -77,15 +77,16 @@ def judged_within_limits(work: Callable[[], str], results: Path) -> str:
 
     Raises as `limited` does.
     """
-    over = RecordsError("reading and judging took", where=str(results), remedy=JUDGE_REMEDY)
-    return limited(work, JUDGE_SECONDS, over)
+    error = RecordsError("reading and judging took", where=str(results), remedy=JUDGE_REMEDY)
+    return limited(work, JUDGE_SECONDS, error)
 
 
-def limited(work: Callable[[], str], seconds: float, over: HilgateError) -> str:
-    """What `work` answers, in a process of its own, within `seconds` and MEMORY_BYTES.
+def limited(work: Callable[[], str], seconds: float, error: HilgateError) -> str:
+    """Return what `work` answers, in a process of its own, within `seconds` and MEMORY_BYTES.
 
     Raises:
-        HilgateError: `over` with what it took more of; or what `work` raised, by its text and its exit status.
+        HilgateError: `error`, whose sentence ends with the limit that was passed; or what `work` raised, by its text
+            and its exit status.
         CannotRunHereError: This machine cannot start another process.
     """
     sys.stdout.flush()
@@ -93,12 +94,12 @@ def limited(work: Callable[[], str], seconds: float, over: HilgateError) -> str:
     reading, writing = os.pipe()
     try:
         child = os.fork()
-    except OSError as error:
+    except OSError as cause:
         os.close(reading)
         os.close(writing)
         raise CannotRunHereError(
-            f"no other process can be started: {error.strerror}", remedy="end other programs or raise the limit"
-        ) from error
+            f"no other process can be started: {cause.strerror}", remedy="end other programs or raise the limit"
+        ) from cause
     if child == 0:
         os.close(reading)
         _work(writing, work, seconds)
@@ -117,12 +118,13 @@ def limited(work: Callable[[], str], seconds: float, over: HilgateError) -> str:
                 os.killpg(child, signal.SIGKILL)  # what it has started too: git
             os.waitpid(child, 0)
     if answer is None:
-        raise _more(over, f"more than {seconds:g} s")
-    return _answer(answer, os.waitstatus_to_exitcode(status or 0), over)
+        raise _more(error, f"more than {seconds:g} s")
+    return _answer(answer, os.waitstatus_to_exitcode(status or 0), error)
 
 
-def _more(over: HilgateError, than: str) -> HilgateError:
-    return type(over)(f"{over.what} {than}", where=over.where, remedy=over.remedy)
+def _more(error: HilgateError, than: str) -> HilgateError:
+    """The error, with the limit that was passed at the end of its sentence."""
+    return type(error)(f"{error.what} {than}", where=error.where, remedy=error.remedy)
 
 
 def _read(descriptor: int, deadline: float) -> bytes | None:
@@ -137,11 +139,11 @@ def _read(descriptor: int, deadline: float) -> bytes | None:
     return None
 
 
-def _answer(answer: bytes, status: int, over: HilgateError) -> str:
+def _answer(answer: bytes, status: int, error: HilgateError) -> str:
     """What the other process answered.
 
     Raises:
-        HilgateError: It is an error, or `over`: there is no whole answer.
+        HilgateError: The error that it answered; or `error`, where there is no whole answer.
     """
     kind, _, text = answer.partition(b"\n")
     if kind == b"done" and status == 0:
@@ -155,7 +157,7 @@ def _answer(answer: bytes, status: int, over: HilgateError) -> str:
     gibibytes = MEMORY_BYTES / 2**30
     why = f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
     what = f"more than {gibibytes:g} GiB" if kind == b"memory" or not answer else "an answer that is cut off"
-    raise _more(over, f"{what}: {why}")
+    raise _more(error, f"{what}: {why}")
 
 
 def _work(descriptor: int, work: Callable[[], str], seconds: float) -> NoReturn:

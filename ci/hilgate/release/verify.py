@@ -97,7 +97,7 @@ class BundleAnswer:
 
     @property
     def sound(self) -> bool:
-        """Whether no check failed; what nobody asked for is not checked, and fails nothing."""
+        """Whether no check failed; a check that was not asked for is skipped, and fails nothing."""
         return all(finding.sound is not False for finding in self.findings)
 
 
@@ -409,7 +409,7 @@ def check_sums(members: Mapping[str, Path]) -> int:
     """Compare every member with its line of `SHA256SUMS`; returns how many there are.
 
     Raises:
-        UnsoundError: A member is missing, too much, or another than its checksum.
+        UnsoundError: A member is missing, is not listed, or has another checksum.
     """
     require(bundle.SUMS_FILE in members, f"{bundle.SUMS_FILE} is missing")
     lines = members[bundle.SUMS_FILE].read_bytes().decode("utf-8", errors="replace").splitlines()

@@ -183,7 +183,7 @@ def _unusable(index: Path, wanted: list[str], folder: Path, name: str, version: 
     """
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    # What it needs comes from this environment, behind its own folder; what is installed in place there is not found.
+    # Its requirements come from this environment, whose folder Python searches last. Editable installs are not found.
     others = [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
     (site / "environment.pth").write_text("".join(f"{path}\n" for path in others), encoding="utf-8")
     python, program, home = folder / "bin" / "python", folder / "bin" / name, folder / "empty"

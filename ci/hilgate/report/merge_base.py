@@ -63,7 +63,7 @@ NOTHING = MergeBase(unknown="no history and no results of it were given")
 NO_BUILD = "the history has no build yet"
 NO_BASE = "the plan names no merge base"
 NOT_ASKED = frozenset({NOTHING.unknown, NO_BUILD, NO_BASE})
-"""Why nothing is known where nobody keeps a history."""
+"""Why nothing is known where no history is kept."""
 
 
 def find(plan: Plan, *, history: Path | None = None, against: Path | None = None) -> MergeBase:

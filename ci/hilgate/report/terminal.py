@@ -145,7 +145,7 @@ def print_slowest(recorded: Recorded, number: int) -> None:
 
 
 SCREEN = (80, 24)
-"""Columns and lines of a terminal that nobody has made larger."""
+"""Columns and lines of a terminal at its usual size."""
 
 
 def first_screen(report: Report) -> str:

@@ -34,7 +34,7 @@ FOLDER: Final = "again"
 def pending(plan: Plan, recorded: Recorded) -> dict[str, tuple[str, ...]]:
     """Planned key -> ids of its failing tests that have not been run again on another node.
 
-    Results that cannot be believed name nothing here: their step is not judged by its tests.
+    Steps whose results cannot be believed are left out: they are not judged by their tests.
     """
     found = {}
     for step in plan.steps:

@@ -209,7 +209,7 @@ class Decision:
 
 
 def damaged(step: StepFacts) -> str:
-    """Its results cannot be believed."""
+    """The step's results cannot be believed."""
     return _joined(f"its results cannot be believed: {step.damaged}", step.node_in_doubt) if step.damaged else ""
 
 
@@ -221,19 +221,19 @@ def no_record(step: StepFacts) -> str:
 
 
 def another_command(step: StepFacts) -> str:
-    """It ran something else than the plan says."""
+    """The step ran something else than the plan says."""
     return f"another command was run: {step.other_command}" if step.other_command else ""
 
 
 def another_image(step: StepFacts) -> str:
-    """It ran in an image that the plan does not name."""
+    """The step ran in an image that the plan does not name."""
     if not step.other_image:
         return ""
     return _joined(step.other_image, f"{step.first_failure.id} failed there" if step.first_failure else "")
 
 
 def packages_of_another_tree(step: StepFacts) -> str:
-    """It imported a package under test from elsewhere."""
+    """The step imported a package under test from elsewhere."""
     return step.other_packages
 
 
@@ -250,7 +250,7 @@ def a_check_failed(step: StepFacts) -> str:
 
 
 def node_in_doubt(step: StepFacts) -> str:
-    """Its node is not known to be sound."""
+    """The step's node is not known to be sound."""
     doubt = step.node_in_doubt or step.without_health
     return f"{doubt}; the step itself: {step.alone.why}" if doubt else ""
 
@@ -263,37 +263,37 @@ def flaky(step: StepFacts) -> str:
 
 
 def failed_earlier(step: StepFacts) -> str:
-    """It passes after an attempt that failed."""
+    """The step passes after an attempt that failed."""
     return _against_a_pass(step, step.alone.why) if step.had_failed else ""
 
 
 def open_earlier(step: StepFacts) -> str:
-    """It passes after an attempt that was inconclusive."""
+    """The step passes after an attempt that was inconclusive."""
     return _against_a_pass(step, step.alone.why) if step.was_open else ""
 
 
 def image_not_built(step: StepFacts) -> str:
-    """It passes, and the image that it should build is not there."""
+    """The step passes, and the image that it should build is not there."""
     return _against_a_pass(step, step.unbuilt)
 
 
 def tests_of_another_step(step: StepFacts) -> str:
-    """It passes with a check that belongs to another step."""
+    """The step passes with a check that belongs to another step."""
     return _against_a_pass(step, step.stray)
 
 
 def tests_not_listed(step: StepFacts) -> str:
-    """It passes, and nobody knows which tests the change took away."""
+    """The step passes, and nobody knows which tests the change took away."""
     return _against_a_pass(step, step.unlisted)
 
 
 def shards_are_not_the_whole_step(step: StepFacts) -> str:
-    """It passes, and a test ran in no shard or in several."""
+    """The step passes, and a test ran in no shard or in several."""
     return _against_a_pass(step, step.wrongly_dealt)
 
 
 def quarantine_expired(step: StepFacts) -> str:
-    """It passes. An entry that has expired is red by itself, so that it cannot be forgotten."""
+    """The step passes. An entry that has expired is red by itself, so that it cannot be forgotten."""
     return _against_a_pass(step, step.expired)
 
 
@@ -305,27 +305,27 @@ def failed_in_quarantine(step: StepFacts) -> str:
 
 
 def recorded_as_failed(step: StepFacts) -> str:
-    """Its own record is worse than its evidence."""
+    """The step's own record is worse than its evidence."""
     return "it says that it failed" if step.worse is FAIL else ""
 
 
 def recorded_as_not_run(step: StepFacts) -> str:
-    """Its own record is worse than its evidence."""
+    """The step's own record is worse than its evidence."""
     return "it says that it did not run" if step.worse is DID_NOT_RUN else ""
 
 
 def recorded_as_inconclusive(step: StepFacts) -> str:
-    """Its own record is worse than its evidence."""
+    """The step's own record is worse than its evidence."""
     return "it says that it is inconclusive" if step.worse is INCONCLUSIVE else ""
 
 
 def exit_1_without_a_failing_check(step: StepFacts) -> str:
-    """It says that checks failed, and names none."""
+    """The step says that checks failed, and names none."""
     return step.exit_in_words("exit 1 and no failing check") if step.exit_status == Exit.FAIL else ""
 
 
 def hung(step: StepFacts) -> str:
-    """It was ended at its timeout."""
+    """The step was ended at its timeout."""
     return step.stopped if step.timed_out else ""
 
 
@@ -335,7 +335,7 @@ def not_started(step: StepFacts) -> str:
 
 
 def ended_or_never_started(step: StepFacts) -> str:
-    """It has no exit status, for any other reason."""
+    """The step has no exit status, for any other reason."""
     return (step.stopped or "it has no exit status") if step.exit_status is None else ""
 
 
@@ -351,7 +351,7 @@ def killed(step: StepFacts) -> str:
 
 
 def cannot_run_there(step: StepFacts) -> str:
-    """It says that this environment or node cannot run it."""
+    """The step says that this environment or node cannot run it."""
     cannot = step.evidence.cannot_run_here(step.exit_status) or step.exit_status == Exit.SICK_NODE
     return step.exit_in_words() if cannot else ""
 
@@ -379,7 +379,7 @@ def nothing_but_skips(step: StepFacts) -> str:
 
 
 def a_check_ran_without_what_it_needs(step: StepFacts) -> str:
-    """Its declaration is wrong: the check does not need that."""
+    """The step's declaration is wrong: the check does not need that."""
     if not step.contradicted:
         return ""
     check = step.contradicted[0]
@@ -414,7 +414,7 @@ def too_many_checks_excused(step: StepFacts) -> str:
 
 
 def fewer_checks_than_promised(step: StepFacts) -> str:
-    """It did less than its declaration demands."""
+    """The step did less than its declaration demands."""
     if step.done >= step.minimum:
         return ""
     cannot = f", {_cannot_run(step)}" if step.cannot_run else ""
@@ -435,7 +435,7 @@ def inconclusive(step: StepFacts) -> str:
 
 
 def passed(step: StepFacts) -> str:
-    """It ended with 0, with good evidence."""
+    """The step ended with 0, with good evidence."""
     # mutant ReplaceComparisonOperator_NotEq_Gt, ReplaceComparisonOperator_NotEq_Lt: any other status has been decided
     if step.exit_status != Exit.PASS:
         return ""

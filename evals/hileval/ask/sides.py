@@ -126,7 +126,7 @@ def ask_side(which: SideName, drift: ResolvedDrift, given: dict[SideName, Side] 
 
 
 def changed(tokens: list[int], other: list[int]) -> tuple[list[int], int]:
-    """A sequence with one block in its middle, or near its end, taken from another one; and the place behind it."""
+    """A sequence with one block in its middle, or near its end, taken from another one; and the place after it."""
     size = min(BLOCK, len(tokens) // 3)
     begin = max((len(tokens) - size) // 2, len(tokens) - KEPT // 2)
     taken = [(other * (begin + size))[begin + i] for i in range(size)]

@@ -114,7 +114,7 @@ class TransformersEngine:
             return [as_rows(self.model(torch.tensor([list(tokens)])).logits[0, :-1]) for tokens in sequences]
 
     def write(self, asked: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], Rows]:
-        """That many tokens behind each beginning, greedily, one by one, and the distributions they were chosen from."""
+        """Write that many tokens after each beginning, greedily; returns them and the distributions they came from."""
         import torch
 
         with as_engine_error("writing", self._where), torch.no_grad():

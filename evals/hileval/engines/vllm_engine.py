@@ -142,7 +142,7 @@ class VllmEngine:
             return [_rows(output.prompt_logprobs[1:]) for output in outputs]
 
     def write(self, asked: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], Rows]:
-        """That many tokens behind each beginning, greedily, one by one, and the distributions they were chosen from."""
+        """Write that many tokens after each beginning, greedily; returns them and the distributions they came from."""
         with as_engine_error("writing", self._where):
             from vllm import SamplingParams
 

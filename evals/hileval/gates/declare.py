@@ -263,7 +263,7 @@ class DriftGate(StrictModel):
     lengths: dict[int, int] = Field(default={0: 16}, min_length=1)
     """How many sequences of each length in tokens; 0 is one question with its answer."""
     written: int = Field(default=16, ge=1)
-    """Tokens that are written behind the beginning of each sequence, one by one."""
+    """Tokens that are written after the beginning of each sequence, one by one."""
     floor: Floor = FLOOR
     """Nats of median, 90 % and worst that count as rounding at least, whatever the peer differs from itself."""
     arch: tuple[Key, ...] = ()
@@ -340,7 +340,7 @@ def read_backends() -> dict[str, Backend]:
     """The attention backends that the families declare, by vLLM's name.
 
     Raises:
-        DeclarationError: The file is missing, no YAML, or says of one not where it exists.
+        DeclarationError: The file is missing, is no YAML, or lacks a key of a backend.
     """
     try:
         declared = yaml.safe_load(BACKENDS.read_text(encoding="utf-8"))

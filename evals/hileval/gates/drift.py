@@ -117,7 +117,7 @@ def judge_drift(name: str, reading: Compared, writing: Compared, control: Drift,
         reading: All tokens are given at once. Rounding: the peer reading each sequence alone, and a second attention.
         writing: Tokens are written one by one, and the peer reads them at once. Rounding: the peer writing, and a
             second attention writing, from the peer reading what they wrote.
-        control: The peer from itself, with one block of each sequence replaced, at the places behind it.
+        control: The peer from itself, with one block of each sequence replaced, at the places after it.
         floor: Nats of each figure that are explained anyway.
     """
     ways = {"reading": reading, "writing": writing}

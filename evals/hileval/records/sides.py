@@ -43,15 +43,15 @@ class Side(StrictModel):
     """`read` of the peer again, after one block of each sequence was replaced."""
 
     def pack(self, file: Path) -> None:
-        """Write it, packed."""
+        """Write the answers of a side, compressed."""
         file.write_bytes(gzip.compress(self.model_dump_json().encode(), mtime=0))
 
     @classmethod
     def unpack(cls, file: Path) -> Side:
-        """Read it.
+        """Read the answers of a side.
 
         Raises:
-            RecordsError: It is missing or not what was written.
+            RecordsError: The file is missing, or is not what `pack` wrote.
         """
         try:
             return cls.model_validate_json(gzip.decompress(file.read_bytes()))

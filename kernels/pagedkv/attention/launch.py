@@ -459,7 +459,7 @@ def bound(length: int) -> int:
 
 
 def bound_of_queries(length: int) -> int:
-    """Return likewise an upper bound of the query lengths: a power of two; 1 for a decode step."""
+    """Return an upper bound of a query length that few lengths share: a power of two; 1 for a decode step."""
     return next_power_of_two(length) if length > 1 else length
 
 

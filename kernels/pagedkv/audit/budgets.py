@@ -189,7 +189,7 @@ class Budgets:
         return found
 
     def loop_violations(self, row: str, numbers: Mapping[str, float], figures: Figures) -> list[str]:
-        """What is wrong with the loop over tiles of a kernel of ours; likewise.
+        """What is wrong with the loop over tiles of a kernel of ours; empty for nothing.
 
         Args:
             row: `Case.id`.

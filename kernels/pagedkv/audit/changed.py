@@ -193,7 +193,7 @@ def findings_of(comparison: CodeComparison, commit: str) -> list[Finding]:
     sentence = comparison.sentence()
     counts = {change: sum(one.change == change for one in comparison.changed) for change in ("changed", "new", "gone")}
     labels = {"arch": comparison.arch, "compared_with": commit[:12]}
-    moved = {"passed_but": f"{sentence}. Times are a GPU's to say"} if comparison.changed else {}
+    moved = {"passed_but": f"{sentence}. Only a GPU can time them"} if comparison.changed else {}
     broken = any(one.change == "broken" for one in comparison.changed)
     outcome: Outcome = "fail" if broken else "pass"
     numbers: dict[str, float] = {"kernels": comparison.kernels, **counts}

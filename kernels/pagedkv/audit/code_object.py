@@ -318,7 +318,7 @@ def read_assembly(text: str) -> Assembly:
 
 
 def _loops(spans: list[tuple[int, int]], lines: list[tuple[str, str]]) -> tuple[Loop, ...]:
-    """The innermost of `spans` (instructions behind the first number, up to the second) with matrix instructions."""
+    """The innermost of `spans` (instructions after the first number, up to the second) with matrix instructions."""
     loops = [
         _loop(lines[begin:end])
         for begin, end in sorted(spans)

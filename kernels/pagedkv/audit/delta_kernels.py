@@ -59,7 +59,7 @@ def _pool(heads: int = HEADS) -> torch.Tensor:
 
 
 def _tuned(kernel: Any, launch: Callable[[], object], variant: str = "") -> list[Case]:
-    """Every configuration of a kernel whose autotuner, if it has one, stands behind its heuristics."""
+    """Every configuration of a kernel whose autotuner, if it has one, comes after its heuristics."""
     tuner: Any = kernel if hasattr(kernel, "configs") else getattr(kernel, "fn", None)
     if hasattr(tuner, "configs"):
         return autotuned("vllm", tuner, launch, variant=variant)

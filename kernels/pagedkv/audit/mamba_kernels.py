@@ -367,7 +367,7 @@ def _vllm_moves(layer: Layer) -> list[Case]:
 
 
 def _norms(layer: Layer) -> list[Case]:
-    """The gated RMS norm behind a layer, the package's and vLLM's."""
+    """The gated RMS norm after a layer, the package's and vLLM's."""
     channels = layer.heads * layer.head_size
     x, weight = torch.empty(layer.tokens, channels, dtype=DTYPE), torch.empty(channels, dtype=DTYPE)
     package, copy = imports.mamba_ssm("layernorm_gated"), imports.vllm("layernorm_gated")

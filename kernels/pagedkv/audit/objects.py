@@ -136,7 +136,7 @@ class ObjectStore:
         return MachineCode(**msgpack.unpackb(zlib.decompress(packed)))
 
     def put(self, key: str, compiled: MachineCode) -> None:
-        """Keep it, whole or not at all; a disk that is full or read-only costs a compilation next time, no more."""
+        """Keep a code object, whole or not at all; a full or read-only disk costs a compilation next time, no more."""
         packed = zlib.compress(msgpack.packb(asdict(compiled)), level=1)
         part = self.folder / f".{key}.{os.getpid()}"
         with contextlib.suppress(OSError):

@@ -278,7 +278,7 @@ def _scan(
 ) -> Case:
     """A prefill of 8,192 tokens in 16 sequences, each in two segments; states are kept in fp32.
 
-    With `piece` they are asked for behind so many tokens.
+    With `piece` they are asked for after so many tokens.
     """
     tokens, sequences = 8192, 16
     pieces = sequences if piece is None else tokens // piece

@@ -4,7 +4,7 @@
     python -m pagedkv.audit.sweep gfx942 prefill.block_m=64,128 prefill.waves=4,8 --only prefill-bfloat16-q32kv8-d128
 
 A key is `<table>.<key>` of `tuning/<arch>.toml`; what is not named stays as it is there. A point of the grid that
-spills, does not fit, or has waves compute the same ranks behind all that do not; then more useful FLOP of a SIMD in a
+spills, does not fit, or has waves compute the same ranks after all that do not; then more useful FLOP of a SIMD in a
 cycle rank first (geometric mean of the cases), by the model of throughput.py. That counts waves a SIMD, barriers, LDS,
 and vector instructions beside matrix ones; FLOP for each instruction, which is printed too, does not.
 """

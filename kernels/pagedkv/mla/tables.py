@@ -36,7 +36,7 @@ class Tables:
 
     launch: MlaLaunch
     works: Tensor
-    """[num_seqs + groups - 1, 4]: seq, kv_begin, kv_end, partial; rows behind the last work item mean nothing."""
+    """[num_seqs + groups - 1, 4]: seq, kv_begin, kv_end, partial; rows after the last work item mean nothing."""
     work_indptr: Tensor
     """[groups + 1]."""
     reduce_indptr: Tensor

@@ -87,9 +87,9 @@ class Choice:
 
     task: Task
     kernel: str | None
-    """None where the layer needs nobody for the task."""
+    """None where the layer needs no kernel for the task."""
     basis: str
-    """What its place in the order rests on: `policy` or `measured on <GPU>`; `need` where nobody is needed."""
+    """What its place in the order rests on: `policy` or `measured on <GPU>`; `need` where no kernel is needed."""
     why: str
     also: tuple[str, ...] = ()
     """Kernels that could serve it too, and come later in the order."""

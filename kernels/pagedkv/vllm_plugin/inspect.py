@@ -77,11 +77,11 @@ class ServedLayer(TypedDict):
     writes: int | None
     """Calls of the cache write since the engine started or `pagedkv_reset`; None where the impl is not ours."""
     attentions: int | None
-    """Calls of the attention, likewise."""
+    """Calls of the attention, counted as `writes` are."""
     packing: str | None
     """How K and V lie in a page (`pagedkv.layout`); None where the impl is not ours."""
     fp8_format: str | None
-    """Format of the codes of a quantised cache, likewise."""
+    """Format of the codes of a quantised cache; None where the impl is not ours."""
     route: dict[str, str | None] | None
     """Kernel of each task (None for a task that needs no kernel) and the layout; None where the router is not asked."""
     kv_shape: list[int]
@@ -111,7 +111,7 @@ class WorkerReport:
         return scan.calls
 
     def pagedkv_deltas(self) -> int:
-        """Steps of gated delta nets that ours computed in this worker, likewise; not those that graphs replay."""
+        """Steps of gated delta nets that ours computed since then; not those that graphs replay."""
         return delta.calls
 
     def pagedkv_watch_compiler(self) -> None:
@@ -237,7 +237,7 @@ def require_scans(llm: LLM) -> int:
 
 
 def require_deltas(llm: LLM) -> int:
-    """Return how many steps of gated delta nets ours computed in the workers, likewise.
+    """Return how many steps of gated delta nets our kernels computed since the start or `pagedkv_reset`.
 
     Raises:
         NotServedError: A worker never did.
@@ -308,7 +308,7 @@ def _path(cls: type) -> str:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole storage behind a tensor, [bytes] uint8."""
+    """The whole storage of a tensor, [bytes] uint8."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 

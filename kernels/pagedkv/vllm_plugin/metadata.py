@@ -107,7 +107,7 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         whole = Part(
             causal=common.causal,
             # With 2 a decode step is served as a prompt is: a token gets the same bits in a step of its own, at the end
-            # of a chunk, among drafts, and behind a prefix that the cache holds.
+            # of a chunk, among drafts, and after a prefix that the cache holds.
             max_query_len=max(common.max_query_len, 2) if self.batch_invariant else common.max_query_len,
             max_seq_len=max(common.max_seq_len, 1),  # 0 where no request of the step came with input for an encoder
             query_start_loc=common.query_start_loc,

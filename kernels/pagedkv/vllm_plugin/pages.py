@@ -10,8 +10,8 @@ for the whole model (`vllm/v1/kv_cache_layout.py`). In packing
              the one that makes planes of the parts, which vLLM allows without state layers: the kernels of other
              libraries compute addresses of their own and take nothing else.
 
-A cache with scales per token and head keeps them in the page, as fp32: behind K and V of each cell in `rows`, else
-behind the codes of each part, `[num_kv_heads, N]`.
+A cache with scales per token and head keeps them in the page, as fp32: after K and V of each cell in `rows`, else
+after the codes of each part, `[num_kv_heads, N]`.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ class Page:
     """Whether the pages hold a scale for each token and head."""
 
     def cache(self, view: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> PagedCache:
-        """The one place where vLLM's view of a layer's pool becomes the cache that every operation takes.
+        """Make the cache that our operations take out of vLLM's view of a layer's pool.
 
         Args:
             view: `[B, H, N, C]` in the dtype of vLLM's spec; any strides that the packing allows.
-            scales: Of K and of V, each `[]`, `[1]` or `[num_kv_heads]` fp32, for a quantised cache whose pages hold
-                none.
+            scales: Scales of K and of V, each `[]`, `[1]` or `[num_kv_heads]` fp32, for a quantised cache whose pages
+                hold no scales.
 
         Raises:
-            PageError: The view is not that of such pages.
+            PageError: The axes or strides of the view are not those of this layout.
         """
         layout = self.layout
         view = view if self.format is None else view.view(torch.uint8)
@@ -104,10 +104,10 @@ class Page:
         dense = view.stride(3) == 1 and (rows or view.stride(2) == content)
         if not dense or (layout.sides == "planes" and view.stride(0) != layout.block_size * content):
             raise PageError(f"strides {list(view.stride())}", f"dense pages of {layout.packing}, {layout.sides}")
-        key, value, *inside = self._rows(view) if rows else self._parts(view)
+        key, value, *own_scales = self._rows(view) if rows else self._parts(view)
         if self.format is None:
             return PagedCache(key, value, layout.packing)
-        return PagedCache(key, value, layout.packing, Quantisation(self.format, *(inside or scales or ())))
+        return PagedCache(key, value, layout.packing, Quantisation(self.format, *(own_scales or scales or ())))
 
     def _rows(self, view: torch.Tensor) -> list[torch.Tensor]:
         d = self.layout.head_size

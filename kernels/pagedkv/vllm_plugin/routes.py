@@ -55,7 +55,7 @@ CACHE_DTYPES = {
 
 
 def fp8_format(kv_cache_dtype: str) -> FormatName | None:
-    """Format of the codes behind vLLM's name of a cache dtype; None if it is not quantised.
+    """Format of the codes that vLLM's name of a cache dtype means; None if it is not quantised.
 
     What vLLM calls fp8 and e4m3 is the kind that its platform computes with: e4m3fnuz on gfx942, e4m3fn elsewhere.
 

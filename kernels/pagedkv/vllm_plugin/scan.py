@@ -58,7 +58,7 @@ def combined(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     state_dtype: Any = None,
 ) -> Tensor:
-    """Run a prefill as vLLM's function is called; return the state behind each sequence, or behind each chunk."""
+    """Run a prefill as vLLM's function is called; return the state after each sequence, or after each chunk."""
     global calls  # noqa: PLW0603 - the workers' report reads it
     assert cu_seqlens is not None
     assert cu_chunk_seqlens is not None
