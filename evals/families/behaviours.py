@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode, CUDAGraphMode
 
 from families import judge, mtp, stand_ins
@@ -351,7 +352,9 @@ def production(bench: Bench) -> Numbers:
     """
     config, block, chunk = bench.engine.config, bench.engine.block_size, bench.chunk
     compiled = config.compilation_config.mode != CompilationMode.NONE
-    require(compiled != config.model_config.enforce_eager, "the model is not compiled")
+    # Some classes, as Kimi-Linear's, vLLM does not compile: it captures graphs that break off where a layer attends.
+    broken_off = is_breakable_cudagraph_enabled()
+    require(compiled != config.model_config.enforce_eager or broken_off, "the model is not compiled")
     sequences = config.scheduler_config.max_num_seqs
     require(sequences >= min(256, chunk), f"max_num_seqs is {sequences}, which is not vLLM's own")
     cached = config.cache_config.enable_prefix_caching
@@ -411,7 +414,8 @@ def graphs(bench: Bench) -> Numbers:
     """The graphs that vLLM captures by itself: whole ones of decode steps, pieces of all others."""
     compilation = bench.engine.config.compilation_config
     mode = compilation.cudagraph_mode
-    require(compilation.mode == CompilationMode.VLLM_COMPILE, f"compiled as {compilation.mode}")
+    compiled = compilation.mode == CompilationMode.VLLM_COMPILE
+    require(compiled or is_breakable_cudagraph_enabled(), f"compiled as {compilation.mode}")
     # Of an encoder-decoder vLLM 0.32 captures decode steps alone, whatever it is asked for (config/vllm.py: "do not
     # support FULL_AND_PIECEWISE"). Any other mode there, or here, is a choice that was lost.
     whole = bench.family.attention == "cross"

@@ -79,8 +79,7 @@ PREDICTED = 2
 """Drafts of a step by a checkpoint's own head. The second is drafted from what the head itself has made."""
 
 LONG: dict[str, Any] = {"max_model_len": 512}
-"""Arguments for scripted drafts beside states: two blocks as an FP8 cache gets them. There is no prefix cache: vLLM
-would copy cached states with a Triton kernel, which its CPU platform does not have."""
+"""Arguments for scripted drafts beside states: two blocks as an FP8 cache gets them."""
 
 SCRIPT = "families.scripted.ScriptedDrafter"
 
@@ -122,20 +121,22 @@ def tiny_plans(family: Family, platform: str, sizes: Sequence[int] = ()) -> tupl
     # Of one engine where there are graphs.
     together = (("production",), ("graphs",)) if platform == "cpu" else (("production", "graphs"),)
     sizes = sizes or (family.blocks if platform == "cpu" else sorted({*family.blocks, *INFLATED}))
+    script = {"speculative_config": {"method": "custom_class", "model": SCRIPT, "num_speculative_tokens": DRAFTS}}
+    drafting = {"spec": {"speculative_config": NGRAMS}, "mtp": predicting(platform)}
+    # Without attention and without a prefix cache a block is as long as a request, and has no edges.
+    edges = cache if not family.states else LONG if family.attention else LONG | cache
+    drafting |= {"verify": edges | script}
+    # States of drafts are kept otherwise where a prefix cache wants them.
+    beside = ("verify",) if platform == "cpu" else ("spec", "mtp")
     return (
         EnginePlan(("prefill", "decode", "chunked", "mixed", "preempt", "reuse", "fuzz")),
         *second,
-        EnginePlan(
-            ("spec",),
-            {"speculative_config": NGRAMS},
+        *(EnginePlan((name,), given, poison="enable_prefix_caching" not in given) for name, given in drafting.items()),
+        *(
+            EnginePlan((name,), drafting[name] | cache, poison=False)
+            for name in beside
+            if family.gdn and "enable_prefix_caching" not in drafting[name]
         ),
-        EnginePlan(
-            ("verify",),
-            (LONG if family.states else cache)
-            | {"speculative_config": {"method": "custom_class", "model": SCRIPT, "num_speculative_tokens": DRAFTS}},
-            poison=bool(family.states),
-        ),
-        EnginePlan(("mtp",), predicting(platform)),
         *(EnginePlan(("blocks",), inflated(size)) for size in sizes),
         EnginePlan(("state",), {"mamba_ssm_cache_dtype": state_dtype(family, platform)}),
         EnginePlan(("padded",)),

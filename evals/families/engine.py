@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 from vllm import LLM, SamplingParams, envs
+from vllm.config.vllm import default_breakable_cudagraph_architectures
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 from vllm.triton_utils import dispatcher
@@ -132,7 +133,10 @@ def register(architecture: str) -> bool:
     known = ModelRegistry.models.get(architecture)
     if known is None:
         return False
-    ModelRegistry.register_model(architecture, known.load_model_cls())
+    # It is decorated when it is imported, if vLLM's configuration, which comes later here, lets graphs break off in it.
+    breaks = architecture in default_breakable_cudagraph_architectures()
+    with patch.dict(os.environ, {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"} if breaks else {}):
+        ModelRegistry.register_model(architecture, known.load_model_cls())
     return True
 
 

@@ -153,7 +153,7 @@ class Family:
             return bool(self.blocks)
         if behaviour == "verify":
             if self.states:  # on CPUs the updates of others ignore which drafts were taken, as the column spec declares
-                return "delta" in self.states and self.attention == "paged"
+                return "delta" in self.states
             return self.attention in {"paged", "latent"}
         if behaviour == "mtp":
             return bool(self.drafter)

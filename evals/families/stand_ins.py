@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import sys
 from functools import cache, wraps
+from importlib import import_module, reload
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
@@ -35,7 +37,8 @@ def supply() -> None:
 
     Call it before the first engine of the process.
     """
-    from vllm import _custom_ops
+    import triton
+    from vllm import _custom_ops, triton_utils
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -47,6 +50,11 @@ def supply() -> None:
         _libraries.append(library)
     _custom_ops.onednn_mm = _dense_rows(_custom_ops.onednn_mm)
     _custom_ops.selective_state_update_cpu = _one_head(_custom_ops.selective_state_update_cpu)
+    # Kernels that copy states between blocks beside a prefix cache: Triton interprets them.
+    with patch.multiple(triton_utils, triton=triton, tl=triton.language):
+        reload(import_module("vllm.v1.worker.mamba_utils"))
+    # Before N-gram drafting imports llvmlite, whose objects vLLM's search for its own kernels does not survive.
+    current_platform.register_triton_kernel_overrides()
     if find_spec("torchvision") is None:
         _without_torchvision()
 

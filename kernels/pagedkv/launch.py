@@ -293,6 +293,10 @@ class GdnLaunch:
         return min((count for count in SEGMENTS if count <= self.most_segments), key=cost)
 
 
+GDN_HEAD_SIZES = (64, 128)
+"""Keys or values of a head that the kernels of the gated delta rule take."""
+
+
 @dataclass(frozen=True)
 class GdnDecode:
     """How decode of the gated delta rule is launched; extents are powers of two."""

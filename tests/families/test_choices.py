@@ -71,7 +71,7 @@ def test_families_with_routers_are_known(name, oracle_of):
     heard = {"audio": 1} if FAMILIES[name].attention == "cross" else {}
     with Choices() as choices:
         oracle_of(name).log_probs(TOKENS[:20], exact=True, **heard)
-    assert bool(choices.seen) is (name in (*ROUTED, "qwen3-moe-fp8"))
+    assert bool(choices.seen) is (name in (*ROUTED, "qwen3-moe-fp8", "kimi-delta"))
 
 
 @pytest.mark.parametrize("name", ROUTED)

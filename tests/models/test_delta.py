@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gated delta net of vLLM with our kernels: which tokens it reads, and where it goes on in the next step."""
+"""A gated delta net of vLLM with our kernels: which tokens it reads, and where it goes on in the next step.
+
+"kda" is a layer of Kimi-Linear, whose keys have a decay each.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from pagedkv.vllm_plugin import delta, errors
 
 pytestmark = pytest.mark.device
 
-CHANNELS, HEADS, SIZE = 4 * 64, 2, 64
+HEADS, SIZE = 2, 64
+CHANNELS = {"gdn": 4 * SIZE, "kda": 6 * SIZE}
 UNUSED = torch.nan
 
 
@@ -36,27 +40,26 @@ def convolution(monkeypatch, device):
         monkeypatch.setattr(delta, "_convolution", plain)
 
 
-def layer_of(drafts, device, *, size=SIZE, mode="none"):
-    """As much of vLLM's layer as ours asks for: one key head, two heads, four taps."""
-    pools = [torch.full(shape, UNUSED).to(device) for shape in ((9, 3 + drafts, CHANNELS), (9, HEADS, size, size))]
+def layer_of(drafts, device, kind="gdn", *, size=SIZE, mode="none", replayssm=False):
+    """As much of vLLM's layer as ours asks for: one key head, or of KDA two, two heads, four taps."""
+    channels = CHANNELS[kind]
+    pools = [torch.full(shape, UNUSED).to(device) for shape in ((9, 3 + drafts, channels), (9, HEADS, size, size))]
+    of_kind = {"head_k_dim": size, "head_v_dim": size}
+    if kind == "kda":
+        of_kind = {"head_dim": size, "gate_lower_bound": -3.0, "o_norm": torch.mul}
     return SimpleNamespace(
+        **of_kind,
         prefix="layer",
         num_spec=drafts,
-        head_k_dim=size,
-        head_v_dim=size,
-        key_dim=size,
-        value_dim=HEADS * size,
-        tp_size=1,
         activation="silu",
         conv1d=SimpleNamespace(
-            weight=drawn(CHANNELS, 1, 4, seed=1).to(device), bias=drawn(CHANNELS, seed=2).to(device)
+            weight=drawn(channels, 1, 4, seed=1).to(device), bias=drawn(channels, seed=2).to(device)
         ),
         A_log=drawn(HEADS, seed=3).to(device),
-        dt_bias=drawn(HEADS, seed=4).to(device),
+        dt_bias=drawn(HEADS * size if kind == "kda" else HEADS, seed=4).to(device),
         kv_cache=pools,
-        cache_config=SimpleNamespace(mamba_cache_mode=mode),
+        cache_config=SimpleNamespace(mamba_cache_mode=mode, use_replayssm=replayssm),
         get_state_dtype=lambda: (torch.float32, torch.float32),
-        _prefill_kernels_warmed_up=False,
     )
 
 
@@ -112,24 +115,36 @@ def step(monkeypatch, layer, inputs, parts):
     monkeypatch.setattr(f"{delta.LAYERS}.get_forward_context", lambda: context)
     inputs = [side.to(layer.A_log.device) for side in inputs]
     out = inputs[0].new_zeros(len(inputs[0]), HEADS, SIZE)
-    delta._forward_core(layer, *inputs, out)
+    if hasattr(layer, "o_norm"):
+        mixed, b, a = inputs
+        delta._forward(layer, mixed, a.unflatten(1, (HEADS, SIZE))[None], out.new_full((), 2), b[None], out[None])
+    else:
+        delta._forward_core(layer, *inputs, out)
     return out.cpu()
 
 
-def texts():
-    kinds = ((CHANNELS, 5), (HEADS, 6), (HEADS, 7))
+def texts(kind):
+    kinds = ((CHANNELS[kind], 5), (HEADS, 6), (HEADS * SIZE if kind == "kda" else HEADS, 7))
     return [tuple(drawn(70, width, seed=seed + text) for width, seed in kinds) for text in (0, 10)]
 
 
+@pytest.fixture(params=CHANNELS)
+def kind(request):
+    """Which layer."""
+    return request.param
+
+
 @pytest.fixture
-def whole(monkeypatch, device):
+def whole(monkeypatch, device, kind):
     """Each text, and what one prefill makes of it."""
-    return [(text, step(monkeypatch, layer_of(0, device), text, [(range(70), 1, 0, None)])) for text in texts()]
+    layers = [layer_of(0, device, kind) for _ in range(2)]
+    made = zip(texts(kind), layers, strict=True)
+    return [(text, step(monkeypatch, layer, text, [(range(70), 1, 0, None)])) for text, layer in made]
 
 
-def test_an_answer_and_a_chunk_go_on_from_their_states(monkeypatch, device, whole):
+def test_an_answer_and_a_chunk_go_on_from_their_states(monkeypatch, device, kind, whole):
     (first, wanted), (second, others) = whole
-    layer = layer_of(0, device)
+    layer = layer_of(0, device, kind)
     step(monkeypatch, layer, [side[:66] for side in first], [(range(66), 3, 0, None)])
     step(monkeypatch, layer, [side[:5] for side in second], [(range(5), 1, 0, None)])
     both = [torch.cat([one[66:67], other[5:]]) for one, other in zip(first, second, strict=True)]
@@ -140,10 +155,30 @@ def test_an_answer_and_a_chunk_go_on_from_their_states(monkeypatch, device, whol
     assert layer.kv_cache[1][[0, 2, 4, 5, 6, 7, 8]].isnan().all(), "a block of nobody was written"
 
 
-def test_drafts_that_were_taken_count_and_no_others(monkeypatch, device, whole):
-    """A text in steps of three tokens, of which none, one or both drafts are right, beside the prompt of another."""
+def test_graphs_break_off_where_a_layer_of_kimi_attends(monkeypatch, device):
+    """Whether they do is known at the step alone: vLLM decides it after it has loaded plugins."""
+    run_eagerly = []
+    capture = SimpleNamespace(_capturing=True, add_eager=run_eagerly.append)
+    monkeypatch.setattr(f"{delta.BREAKS}.BreakableCUDAGraphCapture.current", lambda: capture)
+    monkeypatch.setattr(f"{delta.BREAKS}._weak_ref_capture_arg", lambda given: given)  # an operator of GPUs
+    layer, inputs = layer_of(0, device, "kda"), [side[:5] for side in texts("kda")[0]]
+    step(monkeypatch, layer, inputs, [(range(5), 1, 0, None)])
+    assert not run_eagerly
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
+    before = [pool.clone() for pool in layer.kv_cache]
+    step(monkeypatch, layer, inputs, [(range(5), 2, 0, None)])
+    assert len(run_eagerly) == 1
+    torch.testing.assert_close(layer.kv_cache, before, equal_nan=True)
+
+
+@pytest.mark.parametrize("mode", ["none", "align"])
+def test_drafts_that_were_taken_count_and_no_others(monkeypatch, device, kind, whole, mode):
+    """A text in steps of three tokens, of which none, one or both drafts are right, beside the prompt of another.
+
+    Beside a prefix cache (align) the state after each token lies in a block of its own, from which vLLM copies it.
+    """
     (first, wanted), (second, others) = whole
-    layer = layer_of(2, device)
+    layer = layer_of(2, device, kind, mode=mode)
     out = step(monkeypatch, layer, [side[:5] for side in first], [(range(5), 1, 0, None)])
     torch.testing.assert_close(out, wanted[:5], rtol=1e-4, atol=1e-5)
     place, before = 5, 1
@@ -156,6 +191,10 @@ def test_drafts_that_were_taken_count_and_no_others(monkeypatch, device, whole):
         torch.testing.assert_close(out[: taken + 1], wanted[place : place + taken + 1], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(out[3:], others[:4], rtol=1e-4, atol=1e-5)
         place, before = place + taken + 1, taken + 1
+    if mode == "align":
+        plain = layer_of(0, device, kind)
+        step(monkeypatch, plain, [side[:place] for side in first], [(range(place), 1, 0, None)])
+        torch.testing.assert_close(layer.kv_cache[1][before], plain.kv_cache[1][1], rtol=1e-4, atol=1e-5)
 
 
 def test_block_strides_do_not_follow_from_the_table_width():
@@ -179,24 +218,28 @@ def test_block_strides_do_not_follow_from_the_table_width():
     ("drafts", "given", "said"),
     [
         (0, {"size": 32}, r"gated delta nets of 32 keys and 32 values a head \(unset PAGEDKV_GDN\)"),
-        (2, {"mode": "align"}, r"drafts of gated delta nets beside a prefix cache \(unset PAGEDKV_GDN, or"),
+        (2, {"replayssm": True}, r"ReplaySSM of gated delta nets \(unset PAGEDKV_GDN, or --use-replayssm\)"),
         (40, {}, r"40 drafts \(unset PAGEDKV_GDN\)"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(monkeypatch, device, drafts, given, said):
     layer = layer_of(drafts, device, **given)
-    inputs = drawn(3, 4 * layer.head_k_dim, seed=1), drawn(3, HEADS, seed=2), drawn(3, HEADS, seed=3)
+    inputs = drawn(3, CHANNELS["gdn"], seed=1), drawn(3, HEADS, seed=2), drawn(3, HEADS, seed=3)
     with pytest.raises(errors.UnsupportedFeatureError, match=said):
         step(monkeypatch, layer, inputs, [(range(3), 1, 5, 1)])
 
 
-def test_the_warm_up_launches_every_variant_and_writes_no_state(monkeypatch, device):
+@pytest.mark.parametrize(
+    ("mode", "verified"), [("none", ("gdn_decode", 1, None, True)), ("align", ("gdn_prefill", 1, 1, True))]
+)
+def test_the_warm_up_launches_every_variant_and_writes_no_state(monkeypatch, device, mode, verified):
     """Without a pool, one prefill of as many tokens as vLLM measures memory with."""
     launched = []
 
     def noting(name, launch):
         def call(**given):
-            launched.append((name, len(given["q"]), given.get("num_segments"), "drafts" in given))
+            drafted = not given.keys().isdisjoint({"drafts", "last_pieces"})
+            launched.append((name, len(given["q"]), given.get("num_segments"), drafted))
             launch(**given)
 
         monkeypatch.setattr(delta, name, call)
@@ -205,14 +248,14 @@ def test_the_warm_up_launches_every_variant_and_writes_no_state(monkeypatch, dev
     noting("gdn_decode", delta.gdn_decode)
     monkeypatch.setattr(delta, "INTERPRETED", False)
     prepared.clear()
-    layer = layer_of(2, device)
+    layer = layer_of(2, device, mode=mode)
     pools, layer.kv_cache = layer.kv_cache, ()
-    mixed = drawn(7, CHANNELS, seed=1).to(device)
+    mixed = drawn(7, CHANNELS["gdn"], seed=1).to(device)
     delta._warmup_prefill_kernels(layer, mixed, 0)
     assert launched == [("gdn_prefill", 7, None, False)]
     layer.kv_cache = pools
     for _ in range(2):
         delta._warmup_prefill_kernels(layer, mixed, 0)
     prefills = [("gdn_prefill", delta.WARM_TOKENS, segments, False) for segments in (1, 2, 3)]
-    assert launched[1:] == [*prefills, ("gdn_decode", 1, None, False), ("gdn_decode", 1, None, True)]
+    assert launched[1:] == [*prefills, ("gdn_decode", 1, None, False), verified]
     assert all(pool.isnan().all() for pool in pools)

@@ -157,14 +157,16 @@ def test_gated_delta_nets_are_ours_where_asked(monkeypatch, registry, said, load
     layer = import_module(delta.LAYERS).QwenGatedDeltaNetAttention
     builder = import_module(delta.BUILDERS).GDNAttentionMetadataBuilder
     names = [(layer, name) for name in ("_forward_core", "_warmup_prefill_kernels", "forward_cpu", "forward_hip")]
-    names += [(layer, "_can_use_fused_gdn_mtp_decode"), (builder, "build"), (builder, "update_block_table")]
+    kimi = import_module(delta.KIMI_LAYERS).KimiGatedDeltaNetAttention
+    names += [(kimi, "_forward"), (layer, "_can_use_fused_gdn_mtp_decode")]
+    names += [(builder, "build"), (builder, "update_block_table")]
     theirs = [getattr(owner, name) for owner, name in names]
     for (owner, name), method in zip(names, theirs, strict=True):
         monkeypatch.setattr(owner, name, method)  # restored after this test
     load()
     assert [getattr(owner, name) for owner, name in names] == theirs
     with delta.claim():
-        assert layer._forward_core is delta._forward_core
+        assert (layer._forward_core, kimi._forward) == (delta._forward_core, delta._forward)
         assert layer.forward_cpu is layer.forward_hip is layer.forward_cuda
     assert [getattr(owner, name) for owner, name in names] == theirs
     load(PAGEDKV_GDN="1")

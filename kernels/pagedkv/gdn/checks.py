@@ -10,12 +10,11 @@ import torch
 
 from pagedkv import checks
 from pagedkv.errors import ArgumentError
+from pagedkv.launch import GDN_HEAD_SIZES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEAD_SIZES = (64, 128)
-"""Keys or values of a head."""
 LARGEST_LOG = 88.0
 """Largest A_log whose exponential is finite in fp32 (e^88.7 is not)."""
 
@@ -51,12 +50,12 @@ def tensors(
             remedy="Pass the heads and key heads of one rank.",
         )
     for name, size in {"q": key_size, "v": value_size}.items():
-        if size not in HEAD_SIZES:
+        if size not in GDN_HEAD_SIZES:
             raise ArgumentError(
                 "head size",
                 name,
                 got=f"head_size {size}",
-                expected=" or ".join(map(str, HEAD_SIZES)),
+                expected=" or ".join(map(str, GDN_HEAD_SIZES)),
                 remedy="Use another kernel for this model.",
             )
     checks.shape("out", out, (tokens, heads, value_size), "[tokens, heads, value size]")

@@ -10,7 +10,8 @@ import torch
 
 from pagedkv import checks
 from pagedkv.errors import ArgumentError
-from pagedkv.gdn.checks import HEAD_SIZES, bound, contiguous
+from pagedkv.gdn.checks import bound, contiguous
+from pagedkv.launch import GDN_HEAD_SIZES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,12 +45,12 @@ def tensors(
             remedy="Pass the heads of one rank.",
         )
     for name, size, what in (("k", keys, "keys"), ("v", values, "values")):
-        if size not in HEAD_SIZES:
+        if size not in GDN_HEAD_SIZES:
             raise ArgumentError(
                 "head size",
                 name,
                 got=f"{size} {what} a head",
-                expected=" or ".join(map(str, HEAD_SIZES)),
+                expected=" or ".join(map(str, GDN_HEAD_SIZES)),
                 remedy="Leave this model to vLLM's kernels.",
             )
     checks.shape("q", q, (tokens, key_heads, keys), "[tokens, key heads, keys]")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedkv.arch import ARCHES, limits
 from pagedkv.errors import MisuseError
-from pagedkv.launch import tuning
+from pagedkv.launch import GDN_HEAD_SIZES, tuning
 
 from .candidates import GPU_ARCHES, MEASURED, POLICY
 from .model_config import hybrid_block_size, layer_kinds, recurrent_state
@@ -69,7 +69,7 @@ class Explained:
     note: str = ""
     """Who serves a layer that has no paged cache."""
     scan: Choice | None = None
-    """Kernel of the last step of a Mamba-2 layer's prefill."""
+    """Kernel of a recurrent layer that ours can replace in vLLM: of Mamba-2 the last step of its prefill."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,12 @@ def _lacks_mla(arch: str) -> bool:
 
 
 def _scan(kind: Kind, state: State | None, deployment: Deployment) -> Choice | None:
-    """Whose kernels make the outputs and states of a Mamba-2 prefill."""
-    if kind.keeps != "state" or state is None or state.name != "Mamba-2" or deployment.arch not in ARCHES:
+    """Whose kernels make the outputs and states of a recurrent layer, where ours can."""
+    if kind.keeps != "state" or state is None or deployment.arch not in ARCHES:
+        return None
+    if state.name in VLLM_DELTA:
+        return _delta(state)
+    if state.name != "Mamba-2":
         return None
     theirs, (_, head_size, size) = "vllm._mamba_chunk_scan_combined_fwd", state.shapes[1]
     data = tuning(deployment.arch).scan_of(head_size, size, element_bytes=2)
@@ -185,6 +189,27 @@ def _scan(kind: Kind, state: State | None, deployment: Deployment) -> Choice | N
     )
     reason = f"{MEASURED}H200" if measured else POLICY
     return Choice("prefill", "pagedkv.ssd_prefill", reason, why, also=(theirs,))
+
+
+VLLM_DELTA = {
+    "gated delta net": "vllm.chunk_gated_delta_rule",
+    "Kimi delta attention": "vllm.chunk_kda_with_fused_gate",
+}
+"""Delta rule -> vLLM's prefill of it."""
+
+
+def _delta(state: State) -> Choice:
+    """Whose kernels compute a layer of the delta rule."""
+    theirs, (_, values, keys) = VLLM_DELTA[state.name], state.shapes[1]
+    if not {keys, values} <= set(GDN_HEAD_SIZES):
+        sizes = " and ".join(map(str, GDN_HEAD_SIZES))
+        return Choice("prefill", theirs, POLICY, f"ours take heads of {sizes}, not {keys} keys and {values} values.")
+    why = (
+        "with PAGEDKV_GDN=1 prefill, decode and drafts of Qwen3-Next, Qwen3.5 and Kimi-Linear, on states where they "
+        "lie in vLLM's pool. Unset, in other models' layers, or where vLLM's take other arguments than those of 0.32, "
+        "it stays vLLM's."
+    )
+    return Choice("prefill", "pagedkv.gdn_prefill and pagedkv.gdn_decode", POLICY, why, also=(theirs,))
 
 
 def _common(source: Kind | Deployment) -> dict[str, Any]:

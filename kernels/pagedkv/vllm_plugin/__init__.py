@@ -120,7 +120,10 @@ def _register() -> None:
         from pagedkv.vllm_plugin import delta
 
         delta.claim()
-        log.info("pagedkv: gated delta nets are now pagedkv.gdn_prefill and gdn_decode")
+        log.info(
+            "pagedkv: gated delta nets of Qwen3-Next, Qwen3.5 and Kimi-Linear are now pagedkv.gdn_prefill and "
+            "gdn_decode; those of other models, such as Kimi-K3, stay vLLM's"
+        )
 
 
 def _claim(path: str, *names: str, asked: bool = False) -> None:

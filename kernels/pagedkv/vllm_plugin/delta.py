@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our gated delta rule in the layers of Qwen3-Next and Qwen3.5 of a process (`PAGEDKV_GDN=1`).
+"""Our gated delta rule in the layers of Qwen3-Next, Qwen3.5 and Kimi-Linear of a process (`PAGEDKV_GDN=1`).
 
 The convolution before it stays vLLM's, on CPUs plain torch. States are read and written where they lie in vLLM's pool.
 With drafts, a sequence has a block more for each draft: the state stays in the first, and what the drafts would do to
-it is kept in the last, until the next step knows how many count.
+it is kept in the last, until the next step knows how many count. Beside a prefix cache the state after each draft goes
+to its block instead, because vLLM then copies the one that it wants.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import torch
 from torch.nn.functional import conv1d, silu
 
 from pagedkv.device import INTERPRETED
-from pagedkv.gdn.checks import HEAD_SIZES
 from pagedkv.gdn.decode import Drafts, gdn_decode
 from pagedkv.gdn.prefill import gdn_prefill
+from pagedkv.launch import GDN_HEAD_SIZES
 from pagedkv.prepared import first_warm_up
 from pagedkv.vllm_plugin import WORTH_SAYING, check_parameters, log, replace_functions
 from pagedkv.vllm_plugin.errors import refuse
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAYERS = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
+KIMI_LAYERS = "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn"
+BREAKS = "vllm.compilation.breakable_cudagraph"
 BUILDERS = "vllm.v1.attention.backends.gdn_attn"
 NULL_BLOCK = 0
 """vLLM's block of sequences that are padding."""
@@ -56,9 +59,12 @@ def claim() -> ExitStack:
     """
     layer: Any = import_module(LAYERS).QwenGatedDeltaNetAttention
     builder: Any = import_module(BUILDERS).GDNAttentionMetadataBuilder
-    methods = (_forward_core, _warmup_prefill_kernels, _can_use_fused_gdn_mtp_decode)
-    ours: list[tuple[Any, str, Callable[..., Any]]] = [(layer, method.__name__, method) for method in methods]
-    ours += [(builder, method.__name__, method) for method in (build, update_block_table)]
+    methods = {
+        layer: (_forward_core, _warmup_prefill_kernels, _can_use_fused_gdn_mtp_decode),
+        import_module(KIMI_LAYERS).KimiGatedDeltaNetAttention: (_forward,),
+        builder: (build, update_block_table),
+    }
+    ours = [(owner, method.__name__, method) for owner, of_owner in methods.items() for method in of_owner]
     for owner, name, method in ours:
         check_parameters(getattr(owner, name, None), method, f"{owner.__module__}.{owner.__name__}.{name}")
     _theirs.update((name, getattr(owner, name)) for owner, name, method in ours if getattr(owner, name) is not method)
@@ -122,24 +128,58 @@ def _forward_core(self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_
     Raises:
         UnsupportedFeatureError: The layer is not served.
     """
-    global calls  # noqa: PLW0603 - the workers' report reads it
-    _warmup_prefill_kernels(self, mixed_qkv, 0)
+    _warm_up(self, mixed_qkv)
+    if (metadata := _metadata(self)) is not None:
+        _step(self, metadata, mixed_qkv, b, a, core_attn_out)
+
+
+def _forward(self: Any, mixed_qkv: Tensor, g1: Tensor, g2: Tensor, beta: Tensor, core_attn_out: Tensor) -> None:
+    """Compute a step of one layer of Kimi Delta Attention, and its gated norm.
+
+    vLLM decorates its own when it imports the module, which may be before it has decided that graphs break off here.
+
+    Args:
+        self: vLLM's layer.
+        mixed_qkv: As `_forward_core` takes it.
+        g1: Gate of the decay, [1, tokens, heads, keys].
+        g2: Gate of the norm, [tokens, heads, values].
+        beta: Gate of what is written, [1, tokens, heads].
+        core_attn_out: Result, [1, tokens, heads, values].
+
+    Raises:
+        UnsupportedFeatureError: The layer is not served.
+    """
+    broken_off = import_module(BREAKS).eager_break_during_capture(_kimi_step)
+    broken_off(self, mixed_qkv, g1, g2, beta, core_attn_out)
+
+
+def _kimi_step(layer: Any, mixed: Tensor, g1: Tensor, g2: Tensor, beta: Tensor, out: Tensor) -> None:
+    _warm_up(layer, mixed, beta.stride(1))
+    if (metadata := _metadata(layer)) is not None:
+        _step(layer, metadata, mixed, beta[0], g1[0], out[0])
+        out.copy_(layer.o_norm(out, g2))
+
+
+def _metadata(layer: Any) -> Any:
+    """Return vLLM's metadata of a step; None of one that measures memory."""
     every = import_module(LAYERS).get_forward_context().attn_metadata
-    metadata = every.get(self.prefix) if isinstance(every, dict) else None
-    if metadata is None:
-        return
+    return every.get(layer.prefix) if isinstance(every, dict) else None
+
+
+def _step(layer: Any, metadata: Any, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+    global calls  # noqa: PLW0603 - the workers' report reads it
     calls += 1
     count = metadata.num_actual_tokens
-    mixed, b, a, out = mixed_qkv[:count], b[:count], a[:count], core_attn_out[:count]
+    mixed, b, a, out = mixed[:count], b[:count], a[:count], out[:count]
     if metadata.spec_sequence_masks is None:
-        _without_drafts(self, metadata, mixed, b, a, out)
+        _without_drafts(layer, metadata, mixed, b, a, out)
         return
     if metadata.num_prefills == 0:
-        _with_drafts(self, metadata, mixed, b, a, out)
+        _with_drafts(layer, metadata, mixed, b, a, out)
         return
     for tokens, serve in ((metadata.non_spec_token_indx, _without_drafts), (metadata.spec_token_indx, _with_drafts)):
         rows = out.new_zeros((len(tokens), *out.shape[1:]))
-        serve(self, metadata, mixed[tokens], b[tokens], a[tokens], rows)
+        serve(layer, metadata, mixed[tokens], b[tokens], a[tokens], rows)
         out[tokens] = rows
 
 
@@ -179,11 +219,14 @@ def _with_drafts(layer: Any, metadata: Any, mixed: Tensor, b: Tensor, a: Tensor,
 def _verify(
     layer: Any, inputs: dict[str, Any], slots: Tensor, starts: Tensor, accepted: Tensor, seq_lens: Tensor
 ) -> None:
+    if layer.cache_config.mamba_cache_mode != "none":
+        _write_each(inputs, slots, starts, accepted)
+        return
     gdn_decode(
         **inputs,
         state_indices=slots[:, 0],
         pad_index=NULL_BLOCK,
-        drafts=_room(layer, inputs["k"]),
+        drafts=_room(layer, inputs["k"], inputs["a"]),
         draft_indices=slots[:, -1],
         seq_lens=seq_lens,
         query_start_loc=starts,
@@ -192,26 +235,48 @@ def _verify(
     )
 
 
+def _write_each(inputs: dict[str, Any], slots: Tensor, starts: Tensor, accepted: Tensor) -> None:
+    """Write the state after each draft to its block: beside a prefix cache vLLM copies the one that it wants."""
+    places = torch.arange(slots.shape[1], dtype=torch.int32, device=slots.device)
+    first, ends = starts[:-1, None] + places, starts[1:, None]
+    before = slots.gather(1, accepted[:, None].long() - 1)[:, 0]
+    gdn_prefill(
+        **inputs,
+        starts=torch.cat([first.minimum(ends).flatten(), starts[-1:]]),
+        sources=before.where(before != NULL_BLOCK, -1),
+        targets=slots.where((first < ends) & (slots != NULL_BLOCK), -1).flatten(),
+        last_pieces=torch.arange(1, len(slots) + 1, dtype=torch.int32, device=slots.device) * len(places) - 1,
+        num_segments=1,  # others would read the state before while the first one writes after it
+    )
+
+
 def _inputs(
     layer: Any, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor, part: slice = EVERY, states: Tensor | None = None
 ) -> dict[str, Any]:
     """Return what both kernels take of some tokens after the convolution: all are views."""
-    keys, values = layer.key_dim // layer.tp_size, layer.value_dim // layer.tp_size
+    (head_keys, head_values), values = _sizes(layer), out.shape[1] * out.shape[2]
+    keys = (mixed.shape[1] - values) // 2
     q, k, v = mixed[part].split([keys, keys, values], dim=-1)
     return {
-        "q": q.unflatten(-1, (-1, layer.head_k_dim)),
-        "k": k.unflatten(-1, (-1, layer.head_k_dim)),
-        "v": v.unflatten(-1, (-1, layer.head_v_dim)),
+        "q": q.unflatten(-1, (-1, head_keys)),
+        "k": k.unflatten(-1, (-1, head_keys)),
+        "v": v.unflatten(-1, (-1, head_values)),
         "a": a[part],
         "b": b[part],
         "out": out[part],
         "states": layer.kv_cache[1] if states is None else states,
         "A_log": layer.A_log,
-        "dt_bias": layer.dt_bias,
+        "dt_bias": layer.dt_bias.view(a.shape[1:]),
+        "lower_bound": getattr(layer, "gate_lower_bound", None),
     }
 
 
-def _room(layer: Any, k: Tensor) -> Drafts:
+def _sizes(layer: Any) -> tuple[int, int]:
+    """Return keys and values of a head; Kimi Delta Attention has as many of both."""
+    return (layer.head_dim,) * 2 if hasattr(layer, "gate_lower_bound") else (layer.head_k_dim, layer.head_v_dim)
+
+
+def _room(layer: Any, k: Tensor, a: Tensor) -> Drafts:
     """Return views of the pages of all blocks, each of which has room for the drafts of a sequence.
 
     Raises:
@@ -220,7 +285,7 @@ def _room(layer: Any, k: Tensor) -> Drafts:
     states = layer.kv_cache[1]
     blocks, heads, values, keys = states.shape
     ring = 2 * layer.num_spec + 1
-    shapes = {"keys": (ring, k.shape[1], keys), "updates": (ring, heads, values), "decays": (ring, heads)}
+    shapes = {"keys": (ring, k.shape[1], keys), "updates": (ring, heads, values), "decays": (ring, *a.shape[1:])}
     page, size = states.stride(0) * states.element_size(), states.element_size()
     begin = first = states.storage_offset() * size
     views = {}
@@ -266,7 +331,8 @@ def _convolution(
         options = {"has_initial_state": resumes, "cache_indices": slots, "query_start_loc": starts}
         options |= {"conv_states": windows, "activation": layer.activation, "metadata": metadata}
         return vllms.causal_conv1d_fn(mixed.transpose(0, 1), *filters, **options).transpose(0, 1)
-    options = {"conv_state_indices": slots, "validate_data": False}
+    # Rows of the result lie as those of a prefill, whatever the projection before has beside them.
+    options = {"conv_state_indices": slots, "validate_data": False, "out": torch.empty_like(mixed)}
     if accepted is not None:
         options |= {"num_accepted_tokens": accepted, "query_start_loc": starts, "max_query_len": layer.num_spec + 1}
     return vllms.causal_conv1d_update(mixed, windows, *filters, layer.activation, **options)
@@ -294,44 +360,55 @@ def _plain_convolution(
         seen = torch.cat([past, rows], -1)
         kept = seen[:, -taps:] if accepted is None else seen[:, 1:]
         windows[slot, :, : kept.shape[1]] = kept
-        found = conv1d(seen[None], layer.conv1d.weight, layer.conv1d.bias, groups=len(seen))[0].T
+        found = conv1d(seen[None], layer.conv1d.weight.to(seen.dtype), layer.conv1d.bias, groups=len(seen))[0].T
         out[part] = silu(found) if layer.activation in ("silu", "swish") else found
     return out
 
 
 def _warmup_prefill_kernels(self: Any, qkv_or_qkvz: Tensor, v_dim: int) -> None:  # noqa: ARG001 - arguments are vLLM's
+    """Warm up, as `_warm_up` does."""
+    _warm_up(self, qkv_or_qkvz)
+
+
+def _warm_up(layer: Any, mixed: Tensor, stride: int | None = None) -> None:
     """Take the memory of the longest prefill, or compile every variant that the layer may launch.
 
     vLLM's first step, of as many tokens as may come, measures memory, and there is no pool yet. A later one, on the
     pool, comes before vLLM reports ready, unless a graph is being captured.
 
+    Args:
+        layer: vLLM's layer.
+        mixed: [tokens, channels].
+        stride: Numbers from one token's gates of what is written to the next one's; None where they are dense. Each key
+            has a gate of the decay where it is given.
+
     Raises:
         UnsupportedFeatureError: The layer is not served.
     """
-    layer, mixed = self, qkv_or_qkvz
-    if layer._prefill_kernels_warmed_up:
+    if getattr(layer, "pagedkv_is_warm", False):
         return
-    sizes = (layer.head_k_dim, layer.head_v_dim)
+    sizes = _sizes(layer)
     heads = f"gated delta nets of {sizes[0]} keys and {sizes[1]} values a head (unset PAGEDKV_GDN)"
-    drafts = "drafts of gated delta nets beside a prefix cache (unset PAGEDKV_GDN, or --no-enable-prefix-caching)"
-    cached = layer.cache_config.mamba_cache_mode != "none"
-    refuse({heads: not set(sizes) <= set(HEAD_SIZES), drafts: layer.num_spec > 0 and cached})
+    replayed = "ReplaySSM of gated delta nets (unset PAGEDKV_GDN, or --use-replayssm)"
+    refuse({heads: not set(sizes) <= set(GDN_HEAD_SIZES), replayed: layer.cache_config.use_replayssm})
     if INTERPRETED or (mixed.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
     pools: Any = getattr(layer, "kv_cache", ())
     ready = len(pools) > 1 and pools[1].numel() > 0
-    tokens, num_heads = WARM_TOKENS if ready else len(mixed), layer.value_dim // layer.tp_size // layer.head_v_dim
-    gates = mixed.new_zeros((tokens, num_heads))
-    rows = (mixed.new_zeros((tokens, mixed.shape[1])), gates, gates, mixed.new_empty((*gates.shape, layer.head_v_dim)))
-    nowhere, starts = gates.new_full((1,), -1, dtype=torch.int32), gates.new_zeros(2, dtype=torch.int32)
+    tokens, num_heads = WARM_TOKENS if ready else len(mixed), len(layer.A_log)
+    b = mixed.new_zeros((tokens, stride or num_heads))[:, :num_heads]
+    a = b if stride is None else mixed.new_zeros((tokens, num_heads, sizes[0]))
+    rows = (mixed.new_zeros((tokens, mixed.shape[1])), b, a, mixed.new_empty((tokens, num_heads, sizes[1])))
+    nowhere, starts = b.new_full((1,), -1, dtype=torch.int32), b.new_zeros(2, dtype=torch.int32)
     starts[1] = tokens
     prefill = {"starts": starts, "sources": nowhere, "targets": nowhere, "known": nowhere > 0}
     if not ready:
         states = mixed.new_empty((1, num_heads, *reversed(sizes)), dtype=layer.get_state_dtype()[1])
         gdn_prefill(**_inputs(layer, *rows, states=states), **prefill)
         return
-    layer._prefill_kernels_warmed_up = True
-    if not first_warm_up("gdn", mixed[:0], pools[1], layer.A_log, layer.dt_bias, sizes, layer.num_spec):
+    layer.pagedkv_is_warm = True
+    drafting = layer.num_spec, layer.cache_config.mamba_cache_mode
+    if not first_warm_up("gdn", mixed[:0], pools[1], layer.A_log, layer.dt_bias, sizes, stride, drafting):
         return
     began = time.perf_counter()
     for segments in (1, 2, 3):

@@ -115,7 +115,34 @@ def test_the_scan_of_mamba_2(arch):
     assert ("H200" in mamba.scan.why) == (arch == "sm_90")
     small = dataclasses.replace(bamba, keys=bamba.keys | {"mamba_n_heads": 256, "mamba_d_head": 32})
     assert "32 channels a program, tiles of" in explained_config(small, arch).layers[1].scan.why
-    assert all(layer.scan is None for layer in explained("qwen3-next-80b-a3b", arch).layers)
+
+
+KIMI = {
+    "model_type": "kimi_linear",
+    "torch_dtype": "bfloat16",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 4096,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 32},
+}
+
+
+@pytest.mark.parametrize("size", [128, 256])
+def test_the_delta_rule_says_its_setting_and_its_head_sizes(size):
+    known = read_config(CONFIGS / "qwen3-next-80b-a3b.json")
+    linear = KIMI["linear_attn_config"] | {"head_dim": size, "short_conv_kernel_size": 4}
+    gdn = dataclasses.replace(known, keys=known.keys | {"linear_key_head_dim": size})
+    kda = dataclasses.replace(known, keys=KIMI | {"linear_attn_config": linear})
+    for config, theirs in ((gdn, "vllm.chunk_gated_delta_rule"), (kda, "vllm.chunk_kda_with_fused_gate")):
+        delta = next(layer.scan for layer in explained_config(config, "gfx942").layers if layer.scan)
+        if size == 256:
+            assert (delta.kernel, delta.also) == (theirs, ())
+            assert "ours take heads of 64 and 128, not 256 keys" in delta.why
+        else:
+            assert (delta.kernel, delta.also) == ("pagedkv.gdn_prefill and pagedkv.gdn_decode", (theirs,))
+            assert "with PAGEDKV_GDN=1" in delta.why
 
 
 BLOCKS = {"qwen3-next-80b-a3b": 544, "qwen3.5-35b-a3b": 1056, "qwen3.5-27b": 784}
