@@ -97,7 +97,7 @@ def judged(runs, run, asked, oracle, record_property):
     return got
 
 
-def test_who_saves_in_blocks_of_all_layers_answers_as_transformers(runs, oracle, record_property):
+def test_saving_in_blocks_of_all_layers_answers_as_transformers(runs, oracle, record_property):
     got = judged(runs, "deepseek-v3, saves", HANDED_OVER, oracle, record_property)
     assert [len(answer.rows) for answer in got] == [len(request.prompt) - 1 + 8 for request in HANDED_OVER]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedkv.arch import NEVER, largest_tile, next_power_of_two
 from pagedkv.errors import InvalidFileError
-from pagedkv.launch import FEWEST_AT_ONCE, tuning
+from pagedkv.launch import tuning
 
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
@@ -45,14 +45,15 @@ class AttentionLaunch:
     num_splits: int
     tiles_per_split: int
     """Tiles of a partition; 0 where partitions share the tiles of each sequence equally."""
-    waves_per_eu: int = 0
-    """AMD: waves of a SIMD that the registers must suffice for; 0 leaves it to the compiler."""
-    num_xcds: int = 0
+    num_xcds: int
     """XCDs to spread programs over (`pagedkv.launch.Attention`)."""
-    maxnreg: int = 0
-    """Most registers of a thread; this and the next two are explained in `pagedkv.launch.Where`."""
-    pre_load_v: bool = False
-    load_k_by_token: bool = False
+    query_in_lds: bool
+    """Whether a program leaves its query in LDS as it was loaded."""
+    pre_load_v: bool
+    """This and the next are explained in `pagedkv.launch.Where`."""
+    load_k_by_token: bool
+    compiler_options: tuple[tuple[str, int], ...]
+    """Options of the compiler beyond waves and stages, by name."""
 
 
 def reading_waves(arch: Arch, *, tile: int, head_size: int, element_bytes: int, most: int) -> int:
@@ -339,7 +340,8 @@ def choose(
         InvalidFileError: if the data ask for more registers or LDS than the arch has.
     """
     decode = max_query_len == 1
-    data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
+    tuned = tuning(arch.name)
+    data = tuned.decode if decode else tuned.prefill
     layer = _Layer(
         head_size, element_bytes, cache_bytes or element_bytes, num_q_heads // num_kv_heads, packing, block_size
     )
@@ -382,31 +384,32 @@ def choose(
             units=arch.compute_units,
             per_unit=data.programs_per_unit,
             fewest_tiles=max(1, data.split_tokens // program.block_n),
-            at_once=tuning(arch.name).reduce.block_splits,
+            at_once=tuned.reduce.block_splits,
         )
-    launch = AttentionLaunch(
-        program.block_n,
-        program.block_m,
-        program.block_q,
-        program.head_tiles,
-        fp8_pairs,
-        reading_waves(
-            arch, tile=program.block_n, head_size=head_size, element_bytes=layer.cache_bytes, most=program.waves
-        ),
-        program.stages,
-        num_splits,
-        tiles_per_split,
-        num_xcds=data.num_xcds,
+    waves = reading_waves(
+        arch, tile=program.block_n, head_size=head_size, element_bytes=layer.cache_bytes, most=program.waves
     )
-    if measured is None:
-        bounded = launch.block_n * next_power_of_two(head_size) <= 4096 * launch.waves and element_bytes == 2
-        return replace(launch, waves_per_eu=data.waves_per_eu if bounded else 0)
-    return replace(
-        launch,
-        waves_per_eu=measured.waves_per_eu,
-        maxnreg=measured.maxnreg,
-        pre_load_v=bool(measured.pre_load_v),
-        load_k_by_token=bool(measured.load_k_by_token),
+    if measured is not None:
+        waves_per_eu, maxnreg = measured.waves_per_eu, measured.maxnreg
+    else:
+        fits = program.block_n * next_power_of_two(head_size) <= 4096 * waves and element_bytes == 2
+        waves_per_eu, maxnreg = data.waves_per_eu if fits else 0, 0
+    compiler_options = _compiler_options(arch, kpack=data.kpack, waves_per_eu=waves_per_eu, maxnreg=maxnreg)
+    return AttentionLaunch(
+        block_n=program.block_n,
+        block_m=program.block_m,
+        block_q=program.block_q,
+        head_tiles=program.head_tiles,
+        fp8_pairs=fp8_pairs,
+        waves=waves,
+        stages=program.stages,
+        num_splits=num_splits,
+        tiles_per_split=tiles_per_split,
+        num_xcds=data.num_xcds,
+        query_in_lds=query_in_lds(arch, program.block_m),
+        pre_load_v=measured is not None and bool(measured.pre_load_v),
+        load_k_by_token=measured is not None and bool(measured.load_k_by_token),
+        compiler_options=tuple(compiler_options.items()),
     )
 
 
@@ -416,7 +419,7 @@ def _fixed_splits(data: Attention, tile: int, tokens: int) -> tuple[int, int]:
     return tiles_per_split, min(-(-tokens // (tiles_per_split * tile)), FIXED_SPLITS)
 
 
-def options(arch: Arch, launch: AttentionLaunch, *, decode: bool) -> dict[str, int]:
+def _compiler_options(arch: Arch, *, kpack: int, waves_per_eu: int, maxnreg: int) -> dict[str, int]:
     """Return the options of the compiler beyond waves and stages.
 
     On NVIDIA a measured launch may bound the registers. On AMD, MFMA of 16 rows whatever the tile: of 64 rows those of
@@ -426,9 +429,8 @@ def options(arch: Arch, launch: AttentionLaunch, *, decode: bool) -> dict[str, i
     the bound to the compiler.
     """
     if not arch.amd:
-        return {"maxnreg": launch.maxnreg} if launch.maxnreg else {}
-    data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
-    return {"matrix_instr_nonkdim": 16, "kpack": data.kpack, "waves_per_eu": launch.waves_per_eu}
+        return {"maxnreg": maxnreg} if maxnreg else {}
+    return {"matrix_instr_nonkdim": 16, "kpack": kpack, "waves_per_eu": waves_per_eu}
 
 
 def query_tiles(num_tokens: int, num_seqs: int, tokens: int, *, decode: bool) -> int:
@@ -461,14 +463,3 @@ def bound(length: int) -> int:
 def bound_of_queries(length: int) -> int:
     """Return an upper bound of a query length that few lengths share: a power of two; 1 for a decode step."""
     return next_power_of_two(length) if length > 1 else length
-
-
-def reduced_at_once(splits: int, most: int, *, decode: bool, batch_invariant: bool) -> int:
-    """Return how many partitions a program of the reduce loads at once: a power of two, at least 8 and at most `most`.
-
-    Few values, because each is compiled; and not always `most`, because what is not there is loaded too. Other steps
-    than decode have few partitions and many rows. With `batch_invariant` it is `most`, whatever the batch.
-    """
-    if batch_invariant:
-        return most
-    return min(most, max(FEWEST_AT_ONCE, next_power_of_two(splits)) if decode else FEWEST_AT_ONCE)

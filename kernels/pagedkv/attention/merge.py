@@ -22,7 +22,7 @@ from pagedkv.arch import next_power_of_two
 from pagedkv.attention.softmax import LN2, finite, log_sum, merge_parts
 from pagedkv.device import current, on
 from pagedkv.errors import ArgumentError
-from pagedkv.launch import tuning
+from pagedkv.launch import FEWEST_AT_ONCE, tuning
 from pagedkv.strides import wide
 
 if TYPE_CHECKING:
@@ -168,6 +168,17 @@ def reduce_kernel(
     if WRITE_LSE:
         stride_token, stride_head = wide(out_lse_strides)
         tl.store(out_lse + token * stride_token + head * stride_head, row_lse * LN2, mask=live)
+
+
+def reduced_at_once(splits: int, most: int, *, decode: bool, batch_invariant: bool) -> int:
+    """Return how many partitions a program of the reduce loads at once: a power of two, at least 8 and at most `most`.
+
+    Few values, because each is compiled; and not always `most`, because what is not there is loaded too. Other steps
+    than decode have few partitions and many rows. With `batch_invariant` it is `most`, whatever the batch.
+    """
+    if batch_invariant:
+        return most
+    return min(most, max(FEWEST_AT_ONCE, next_power_of_two(splits)) if decode else FEWEST_AT_ONCE)
 
 
 def merge_attention(

@@ -16,12 +16,9 @@ from pagedkv.attention.launch import (
     bound,
     bound_of_queries,
     choose,
-    options,
-    query_in_lds,
     query_tiles,
-    reduced_at_once,
 )
-from pagedkv.attention.merge import reduce_kernel
+from pagedkv.attention.merge import reduce_kernel, reduced_at_once
 from pagedkv.attention.softmax import FP16_WEIGHT_EXPONENT
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
@@ -296,7 +293,7 @@ def _prepare(
         OPTIONS=constants,
         num_warps=launch.waves,
         num_stages=launch.stages,
-        **options(arch, launch, decode=step.decode),
+        **dict(launch.compiler_options),
         **follows,
     )
     lse_strides = (0, 0) if lse is None else lse.stride()
@@ -410,7 +407,7 @@ def _options(
         V_MFMA_LAYOUT=values_matched,
         CONTIGUOUS_TOKENS=run_length,
         WEIGHT_EXPONENT=FP16_WEIGHT_EXPONENT.value if pairs or query.dtype == torch.float16 else 0.0,
-        QUERY_IN_LDS=query_in_lds(arch, launch.block_m) and scales.kind == "none" and step.scale >= 0,
+        QUERY_IN_LDS=launch.query_in_lds and scales.kind == "none" and step.scale >= 0,
         PRE_LOAD_V=launch.pre_load_v,
         LOAD_K_BY_TOKEN=cache.packing == "rows" or (launch.load_k_by_token and not keys_matched),
     )

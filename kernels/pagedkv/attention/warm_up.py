@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pagedkv.attention.launch import bound, bound_of_queries, reduced_at_once
+from pagedkv.attention.launch import bound, bound_of_queries
+from pagedkv.attention.merge import reduced_at_once
 from pagedkv.attention.paged import launch_of, paged_attention
 from pagedkv.cache.warm_up import longer
 from pagedkv.cache.write import write_kv_cache

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pagedkv import device
 from pagedkv.arch import ARCHES, UnsupportedArchError, copies_past_registers, limits, next_power_of_two
-from pagedkv.attention import launch
+from pagedkv.attention import launch, merge
 from pagedkv.attention.launch import reading_waves, tile_tokens
 from pagedkv.configurations import CONFIGURATIONS
 from pagedkv.errors import InvalidFileError
@@ -198,8 +198,8 @@ def test_a_measured_launch_decides_loads_and_registers(changes, maxnreg, pre_loa
     heads = {"num_q_heads": 32, "num_kv_heads": 8, "num_tokens": 16384, "num_seqs": 4, "num_splits": None}
     arch = limits("sm_90")
     chosen = launch.choose(arch, **(heads | shape | changes))
-    assert (chosen.maxnreg, chosen.pre_load_v, chosen.load_k_by_token) == (maxnreg, pre_load_v, load_k_by_token)
-    assert launch.options(arch, chosen, decode=False) == ({"maxnreg": maxnreg} if maxnreg else {})
+    assert (chosen.pre_load_v, chosen.load_k_by_token) == (pre_load_v, load_k_by_token)
+    assert dict(chosen.compiler_options) == ({"maxnreg": maxnreg} if maxnreg else {})
 
 
 LAYERS = [
@@ -247,11 +247,11 @@ def test_bounds_are_few():
 
 @pytest.mark.parametrize("splits", [1, 7, 8, 9, 64, 65, 128])
 def test_what_a_reduce_loads_at_once_takes_few_values(splits):
-    at_once = launch.reduced_at_once(splits, 64, decode=True, batch_invariant=False)
+    at_once = merge.reduced_at_once(splits, 64, decode=True, batch_invariant=False)
     assert at_once in {8, 16, 32, 64}
     assert at_once >= min(splits, 64)
-    assert launch.reduced_at_once(splits, 64, decode=False, batch_invariant=False) == 8
-    assert launch.reduced_at_once(splits, 4, decode=True, batch_invariant=False) == 4
+    assert merge.reduced_at_once(splits, 64, decode=False, batch_invariant=False) == 8
+    assert merge.reduced_at_once(splits, 4, decode=True, batch_invariant=False) == 4
 
 
 @pytest.mark.parametrize(
