@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two bar charts of a recorded run as SVG, drawn with matplotlib. The same records give the same bytes."""
+"""The two bar charts of a recorded run as SVG, a line of text for each bar. The same records give the same bytes."""
 
 from __future__ import annotations
 
-import io
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import matplotlib as mpl
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from html import escape
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .cases import Op
     from .record import BenchmarkRow
@@ -21,24 +17,6 @@ if TYPE_CHECKING:
 GOALS = (80, 85, 90)
 """Percent of the measured bandwidth that the goals of `cases.py` ask for."""
 
-STYLE = {
-    "svg.hashsalt": "hilgate",
-    "svg.fonttype": "none",  # letters stay letters: small files, and a reader can search and copy them
-    "font.sans-serif": ["DejaVu Sans", "Verdana"],  # bundled, so that text is measured alike everywhere; its like
-    "font.size": 9.5,
-    "axes.edgecolor": "#b8c0c8",
-    "axes.labelcolor": "#30363d",
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e8ec",
-    "grid.linewidth": 0.8,
-    "xtick.color": "#30363d",
-    "ytick.color": "#30363d",
-    "text.color": "#1f2328",
-    "figure.facecolor": "white",  # read on a dark page too
-}
 COLOURS: dict[Op, str] = {
     "decode": "#2f6fb0",
     "mla": "#3f9ac2",
@@ -52,9 +30,10 @@ COLOURS: dict[Op, str] = {
 }
 MISSED = "#b42318"
 GOAL = "#1f2328"
+GRID = "#d8dde2"
 
-WIDTH, ROW, MARGIN = 8.6, 0.25, 1.05
-"""Inches: of a chart, of one bar with its gap, of axis and title of a bar chart."""
+WIDTH, ROW, TOP, BOTTOM, LETTER = 860, 20, 34, 44, 6.8
+"""Pixels: of a chart, of one bar with its gap, above and below the bars, of a letter on average."""
 
 
 @dataclass(frozen=True)
@@ -94,76 +73,93 @@ def _percent(share: float | None) -> float | None:
 
 def ratio_chart(bars: Sequence[Bar]) -> str:
     """Return the bar chart of peer time over ours; bars begin at the line where both take the same time."""
-    with mpl.rc_context(STYLE):
-        figure, axes = _bar_axes(bars, "vLLM's time / our time, same run (log scale)")
-        values = [bar.value for bar in bars if bar.value is not None]
-        axes.set_xscale("log")
-        axes.set_xlim(min(0.85, *(0.8 * v for v in values)), 1.7 * max(2.0, *values))
-        ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100) if axes.get_xlim()[0] <= t]
-        ticks = [t for t in ticks if t <= axes.get_xlim()[1]]
-        axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
-        axes.minorticks_off()
-        for place, bar in enumerate(bars):
-            _bar(axes, bar, place, 1, "{:.2f}")
-        axes.axvline(1, color=GOAL, linewidth=1.2)
-        _legend(figure, bars, "goal, where above 1")
-        return _svg(figure)
+    values = [bar.value for bar in bars if bar.value is not None]
+    low, high = min([0.85, *(0.8 * value for value in values)]), 1.7 * max([2.0, *values])
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100) if low <= tick <= high]
+    chart = _Chart(bars, lambda value: math.log(value / low) / math.log(high / low), base=1)
+    for tick in ticks:
+        chart.tick(tick, f"{tick:g}x")
+    for place, bar in enumerate(bars):
+        chart.bar(place, bar, "{:.2f}")
+    chart.line(1, GOAL)
+    return chart.svg("vLLM's time / our time, same run (log scale)", "goal, where above 1")
 
 
 def bandwidth_chart(bars: Sequence[Bar]) -> str:
     """Return the bar chart of percent of the measured bandwidth, with a line at each value that goals ask for."""
-    with mpl.rc_context(STYLE):
-        figure, axes = _bar_axes(bars, "percent of the bandwidth measured in the same run")
-        axes.set_xlim(0, 108)
-        axes.set_xticks([0, 20, 40, 60, *GOALS, 100])
-        for goal in GOALS:
-            axes.axvline(goal, color="#6e7781", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-        for place, bar in enumerate(bars):
-            _bar(axes, bar, place, 0, "{:.1f}" if bar.missed else "{:.0f}")
-        _legend(figure, bars, "goal of the case")
-        return _svg(figure)
+    chart = _Chart(bars, lambda value: value / 108, base=0)
+    for tick in (0, 20, 40, 60, *GOALS, 100):
+        chart.tick(tick, f"{tick}")
+    for goal in GOALS:
+        chart.line(goal, "#6e7781", dashes="4 3")
+    for place, bar in enumerate(bars):
+        chart.bar(place, bar, "{:.1f}" if bar.missed else "{:.0f}")
+    return chart.svg("percent of the bandwidth measured in the same run", "goal of the case")
 
 
-def _bar_axes(bars: Sequence[Bar], label: str) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(WIDTH, MARGIN + ROW * len(bars)), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_ylim(len(bars) - 0.4, -0.6)
-    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=True, axis="x")
-    axes.set_xlabel(label)
-    return figure, axes
+class _Chart:
+    """Lines of SVG: bars below each other, each with its name on the left and its figure at its end."""
 
+    def __init__(self, bars: Sequence[Bar], share: Callable[[float], float], base: float) -> None:
+        """Begin a chart.
 
-def _bar(axes: Any, bar: Bar, place: int, base: float, form: str) -> None:
-    """Draw a bar that begins at `base`, its figure, and a mark at a goal of its own."""
-    end = base if bar.value is None else max(bar.value, base)
-    if bar.value is not None:
-        axes.barh(place, bar.value - base, left=base, height=0.66, color=COLOURS[bar.op])
-    text = "not measured" if bar.value is None else form.format(bar.value) + ("  missed" if bar.missed else "")
-    axes.annotate(
-        text,
-        (max(end, bar.goal or 0) if bar.missed else end, place),
-        (4, 0),
-        textcoords="offset points",
-        va="center",
-        color=MISSED if bar.missed or bar.value is None else GOAL,
-        fontsize=8.5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-    )
-    if bar.goal not in {None, base}:
-        axes.plot([bar.goal] * 2, [place - 0.42, place + 0.42], color=GOAL, linewidth=2.2, solid_capstyle="butt")
+        Args:
+            bars: All that will be drawn.
+            share: Of the axis' length, for a value.
+            base: Value at which bars begin.
+        """
+        self._ops = list(dict.fromkeys(bar.op for bar in bars))
+        self._left = 14 + LETTER * max((len(bar.name) for bar in bars), default=0)
+        self._bottom = TOP + ROW * len(bars)
+        self._share, self._base = share, base
+        self._lines: list[str] = []
 
+    def _x(self, value: float) -> float:
+        return round(self._left + self._share(value) * (WIDTH - self._left - 10), 2)
 
-def _legend(figure: Figure, bars: Sequence[Bar], goal: str) -> None:
-    ops = list(dict.fromkeys(bar.op for bar in bars))
-    handles: list[Any] = [Patch(color=COLOURS[op], label=op) for op in ops]
-    handles.append(Line2D([], [], color=GOAL, linewidth=2.2, marker="|", linestyle="", markersize=9, label=goal))
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False)
+    def line(self, value: float, colour: str, dashes: str = "") -> None:
+        """Draw a line through all bars."""
+        dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+        self._lines.append(f'<path d="M{self._x(value)} {TOP}V{self._bottom}" stroke="{colour}"{dashed}/>')
 
+    def tick(self, value: float, label: str) -> None:
+        """Draw a line of the grid with its label below."""
+        self.line(value, GRID)
+        self._text(self._x(value), self._bottom + 16, label, 'text-anchor="middle"')
 
-def _svg(figure: Figure) -> str:
-    """Return the figure without the date and the version that matplotlib would write into it."""
-    file = io.BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return "\n".join(line.rstrip() for line in file.getvalue().decode().splitlines()) + "\n"
+    def bar(self, place: int, bar: Bar, form: str) -> None:
+        """Draw a bar with its name, its figure, and a mark at a goal of its own."""
+        top, value = TOP + ROW * place, bar.value
+        begin = end = self._x(self._base)
+        self._text(self._left - 8, top + 14, bar.name, 'text-anchor="end"')
+        if value is not None:
+            begin, end = sorted((begin, self._x(value)))
+            box = f'x="{begin}" y="{top + 3}" width="{end - begin:.2f}" height="{ROW - 6}"'
+            self._lines.append(f'<rect {box} fill="{COLOURS[bar.op]}"/>')
+        if bar.goal is not None and bar.goal != self._base:
+            goal = self._x(bar.goal)
+            self._lines.append(f'<path d="M{goal} {top + 2}v{ROW - 4}" stroke="{GOAL}" stroke-width="3"/>')
+            end = max(end, goal) if bar.missed else end
+        text = "not measured" if value is None else form.format(value) + (" missed" if bar.missed else "")
+        colour = MISSED if bar.missed or value is None else GOAL
+        # Outlined in white, so that lines of the grid do not cross the figure.
+        halo = f'fill="{colour}" stroke="white" stroke-width="3" paint-order="stroke"'
+        self._text(end + 5, top + 14, text, halo)
+
+    def _text(self, x: float, y: float, words: str, attributes: str = "") -> None:
+        spaced = f" {attributes}" if attributes else ""
+        self._lines.append(f'<text x="{x:.2f}" y="{y}"{spaced}>{escape(words)}</text>')
+
+    def svg(self, axis: str, goal: str) -> str:
+        """Return the picture, with what the axis shows and what colours and marks mean."""
+        self._text((self._left + WIDTH) / 2, self._bottom + 36, axis, 'text-anchor="middle"')
+        x = 12.0
+        for words, colour, width in [*((op, COLOURS[op], 14) for op in self._ops), (goal, GOAL, 3)]:
+            self._lines.append(f'<rect x="{x:.2f}" y="9" width="{width}" height="12" fill="{colour}"/>')
+            self._text(x + width + 5, 19, words)
+            x += width + 22 + LETTER * len(words)
+        size = f'width="{WIDTH}" height="{self._bottom + BOTTOM}"'
+        fonts = 'font-family="DejaVu Sans, Verdana, sans-serif" font-size="12"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {fonts} fill="{GOAL}">'
+        white = '<rect width="100%" height="100%" fill="white"/>'  # read on a dark page too
+        return "\n".join([head, white, *self._lines, "</svg>"]) + "\n"

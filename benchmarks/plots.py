@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pagedkv.errors import Parser
 
+from . import charts
 from .cases import CASES
 from .record import BenchmarkRecordError, BenchmarkRow, Record, environment, read, table
 
@@ -106,8 +107,6 @@ def render(source: Path) -> dict[Path, str]:
     Raises:
         BenchmarkRecordError: A record is invalid.
     """
-    from . import charts
-
     rows = read(source)
     pictures = {
         "ratio": charts.ratio_chart(charts.ratios(rows)),

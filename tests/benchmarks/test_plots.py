@@ -45,26 +45,9 @@ def without(rows, name, **changes):
 
 @pytest.mark.parametrize("source", sorted(RECORDED.parent.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_the_committed_page_is_that_of_the_committed_records(source):
-    rendered = plots.render(source)
-    page, stale = source.with_suffix(".md"), f"run python -m benchmarks.plots {source}"
-    assert page.read_text(encoding="utf-8") == rendered[page], stale
-    committed = sorted(source.with_suffix("").iterdir())
-    assert committed == sorted(path for path in rendered if path.suffix == ".svg")
-    for path in committed:
-        assert texts(path.read_text(encoding="utf-8")) == texts(rendered[path]), stale
-
-
-def test_a_chart_has_room_for_a_bar_and_its_name_and_no_more(rendered):
-    for path, text in rendered.items():
-        if path.suffix == ".svg":
-            assert len(text) < 1200 * len(RECORDED.read_text(encoding="utf-8").splitlines())
-
-
-def test_the_same_records_give_the_same_bytes(rendered):
-    assert plots.render(RECORDED) == rendered
-    for path, text in rendered.items():
-        if path.suffix == ".svg":
-            assert not re.search(r"<dc:date>|matplotlib v", text)
+    committed = [source.with_suffix(".md"), *source.with_suffix("").iterdir()]
+    written = {path: path.read_text(encoding="utf-8") for path in committed}
+    assert written == plots.render(source), f"run python -m benchmarks.plots {source}"
 
 
 def test_the_table_has_a_row_a_record_and_says_what_is_missed(rows):
@@ -108,16 +91,15 @@ def test_a_bar_without_a_figure_misses_its_goal_and_says_so(rows):
 
 
 def test_a_missed_goal_is_written_at_its_bar(rows):
-    assert [text for text in texts(charts.ratio_chart(charts.ratios(rows))) if "missed" in text] == ["2.80  missed"]
+    assert [text for text in texts(charts.ratio_chart(charts.ratios(rows))) if "missed" in text] == ["2.80 missed"]
 
 
 def test_a_bar_is_as_long_as_its_figure(rows):
     """Widths in the picture, of two bars on the linear axis, are as their percentages."""
     svg = charts.bandwidth_chart([bar for bar in charts.bandwidths(rows) if bar.op == "gather"])
-    paths = [node for node in ElementTree.fromstring(svg).findall(".//{*}path") if "#2a8c7c" in node.get("style", "")]
-    spans = [[float(x) for x in re.findall(r"[ML] ([\d.]+) ", path.get("d"))] for path in paths]
-    widths = [max(span) - min(span) for span in spans[:2]]
-    assert widths[1] / widths[0] == pytest.approx(0.9518 / 0.93848, rel=1e-4)
+    boxes = [box for box in ElementTree.fromstring(svg).findall("{*}rect") if box.get("fill") == "#2a8c7c"]
+    first, second = (float(box.get("width")) for box in boxes[:2])
+    assert second / first == pytest.approx(0.9518 / 0.93848, rel=1e-4)
 
 
 def test_every_picture_of_the_page_is_written_and_none_more(rendered):
