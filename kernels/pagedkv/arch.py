@@ -145,9 +145,9 @@ def copies_past_registers(name: str, version: str, chosen: bool | None) -> bool:
     """Return whether pipelined loads of an arch reach LDS past the registers.
 
     Args:
-        name: Of an AMD arch.
-        version: Of Triton.
-        chosen: `triton.knobs.amd.use_async_copy`, which is None from 3.8 on where nobody chose.
+        name: Name of an AMD arch.
+        version: Version of Triton.
+        chosen: `triton.knobs.amd.use_async_copy`, which is None from 3.8 on unless it is set.
     """
     if name not in ASYNC_COPIES_SINCE:
         return False
@@ -198,10 +198,10 @@ def largest_tile(
     Args:
         arch: Limits of the device.
         lds: Terms, in bytes, whose sum is what a program with so many tokens holds in LDS.
-        registers: Likewise in the registers of all its lanes.
+        registers: Terms, in bytes, whose sum it holds in the registers of all its lanes.
         spare: Registers of a lane that are left for addresses and the rest.
         waves: Waves of the program.
-        occupancy: Programs that shall fit a compute unit together; each may use that fraction of it.
+        occupancy: Programs that must fit a compute unit together; each may use that fraction of it.
         most: Where more tokens are no longer faster (tuning data), at least 16.
     """
     lane_registers = min(arch.registers, arch.unit_registers // (occupancy * waves * arch.lanes))

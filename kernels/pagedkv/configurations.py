@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What CI promises to support: one list, as data, for the tests and for the code-object audit.
+"""Configurations that CI promises to support: one list, as data, for the tests and for the code-object audit.
 
 The block sizes are those engines really choose: 16 by default; 544, 784, 1056 and 2048 where the attention page of a
 hybrid model is rounded up to its Mamba state (Qwen3-Next, Qwen3.5, Jamba); 48 as the smallest that is no power of two.

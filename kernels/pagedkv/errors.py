@@ -30,7 +30,7 @@ Kind = Literal[
     "tables",  # the tables of MLA decode were allocated for another step
     "window",
 ]
-"""What is wrong with an argument."""
+"""Kinds of faults of an argument."""
 
 
 class ArgumentError(ValueError):

@@ -153,7 +153,7 @@ class Attention:
     packed_stages: int
     """Stages where K and V are packed: more loads of a tile, with addresses of their own, are in flight there."""
     occupancy: int
-    """Programs that shall fit one compute unit."""
+    """Programs that must fit one compute unit."""
     split_tokens: int
     """Fewest KV tokens worth a partition of their own."""
     programs_per_unit: int
@@ -189,13 +189,13 @@ class Mla:
     waves: int
     stages: int
     programs_per_unit: int
-    """Programs that shall fit one compute unit; the grid has as many."""
+    """Programs that must fit one compute unit; the grid has as many."""
     split_tokens: int
     """Fewest KV tokens worth a program of their own."""
     kpack: int
     """AMD: how many operands of MFMA are read from LDS at once, 2 before gfx950 and 1 there. Elsewhere unused."""
     fixed_tokens: int = 0
-    """What a work item costs whatever its length, as the KV tokens that take as long."""
+    """Fixed cost of a work item, as the KV tokens that take as long."""
     quantised_block_n: int = 0
     """`block_n` where the cache is quantised; 0 takes `block_n`."""
     quantised_stages: int = 0
@@ -332,7 +332,7 @@ class Tuning:
     mla: Mla | None = None
     """None where MLA decode does not run on the arch; so with the two that follow."""
     mla_narrow: Mla | None = None
-    """Where one token has at most 16 heads."""
+    """Launch where one token has at most 16 heads."""
     mla_reduce: MlaReduce | None = None
 
     def scan_of(self, head_size: int, state: int, element_bytes: int) -> SsdLaunch:

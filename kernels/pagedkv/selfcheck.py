@@ -42,7 +42,7 @@ WEIGHTS = 65521
 
 ELEMENTS = 1 << 18
 POISON = -0x21524111
-"""What outputs hold before a launch (0xdeadbeef)."""
+"""Bits of outputs before a launch (0xdeadbeef)."""
 
 
 @triton.jit
@@ -124,7 +124,7 @@ def checksums(device: str, seed: int, elements: int = ELEMENTS) -> tuple[int, in
 
 
 def expected(seed: int, elements: int = ELEMENTS) -> tuple[int, int]:
-    """What `checksums` must return, by Python's integers."""
+    """Return what `checksums` must return, computed with Python's integers."""
 
     def mixed(word: int) -> int:
         for _ in range(3):

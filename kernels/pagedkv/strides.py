@@ -139,7 +139,7 @@ def locate(table, first, column, mask, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.con
         table: Row of the block table; a pointer for all tokens, or one for each.
         first: The first token of the tile, a multiple of BLOCK_N.
         column: [n] tokens of the tile, from 0.
-        mask: [n] which entries may be looked up; the others are taken as block 0.
+        mask: [n] entries that may be looked up; the others are taken as block 0.
         BLOCK_SIZE: Tokens of a block.
         BLOCK_N: Tokens of the tile.
         GROUP: Tokens that are known to lie in one block, 1 for no such knowledge.
@@ -179,13 +179,13 @@ def tile_base(
         table: Row of the block table, a pointer.
         first: The first token of the tile, a multiple of BLOCK_N.
         column: [BLOCK_N] tokens of the tile, from 0.
-        last: The last entry that may be looked up; those behind it are taken as block 0.
-        stride_block: In elements, int64.
-        stride_token: Likewise.
+        last: The last entry that may be looked up; later ones are taken as block 0.
+        stride_block: Stride of a block in elements, int64.
+        stride_token: Stride of a token in elements, int64.
         BLOCK_SIZE: Tokens of a block.
         BLOCK_N: Tokens of the tile.
         ALIGN: What divides the places of all blocks, a power of two up to 16.
-        GROUP: As of `locate`.
+        GROUP: Tokens that are known to lie in one block, 1 for no such knowledge.
     """
     entry = first // BLOCK_SIZE
     base = tl.zeros_like(column).to(tl.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What paged attention checks before it launches: tensors and options always, lengths and block ids with debug=True."""
+"""Checks of paged attention before a launch: tensors and options always, lengths and block ids with debug=True."""
 
 from __future__ import annotations
 

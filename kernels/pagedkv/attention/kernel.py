@@ -138,15 +138,15 @@ class Rows(NamedTuple):
     """The query rows of a program, (token, head) pairs, [BLOCK_M]; a scalar where all rows have the same."""
 
     token: Any
-    """Among the queries of the sequence."""
+    """Index of the token among the queries of the sequence."""
     head: Any
     row: Any
     """Row of the token in the query, int64."""
     query_len: Any
     live: Any
-    """Whether there is such a row."""
+    """Whether the row exists."""
     mask: Any
-    """[BLOCK_M, HEAD_SIZE_PADDED] Whether there is such a row and channel."""
+    """[BLOCK_M, HEAD_SIZE_PADDED] Whether the row and the channel exist."""
 
 
 class Queries(NamedTuple):
@@ -175,31 +175,33 @@ class Bounds(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Where the sequence and the KV head of a program lie."""
+    """Block table and offsets of the sequence and the KV head of a program."""
 
     table: Any
     """Row of the block table."""
     key_head: Any
-    """Where the head begins in a token of K, in elements; of V likewise."""
+    """Offset of the head in a token of K, in elements."""
     value_head: Any
+    """Offset of the head in a token of V, in elements."""
 
 
 class Tile(NamedTuple):
-    """A tile of K and V and what is known of its columns, [columns]."""
+    """A tile of K and V; its columns are tokens."""
 
     k: Any
     """[HEAD_SIZE_PADDED, columns]"""
     value_at: Any
-    """Where V lies, as `load_value_tile` takes it; so `near`."""
+    """Pointers to V (`value_cache` of `load_value_tile`)."""
     near: Any
+    """Tokens that may be loaded to load whole groups, as `load_value_tile` takes them."""
     loaded: Any
-    """Whether a token is looked at."""
+    """[columns] Whether a token is loaded."""
     seen: Any
     """[BLOCK_M, columns] Whether a row sees it."""
     token: Any
-    """Place in the sequence."""
+    """[columns] Position of each token in the sequence."""
     key_scale_at: Any
-    """Where the scale of each token lies; read with KV_SCALES == "per_token"."""
+    """Pointers to the scale of each token; read with KV_SCALES == "per_token"."""
     value_scale_at: Any
 
 

@@ -25,7 +25,7 @@ FIXED_SPLITS = 64
 
 @dataclass(frozen=True)
 class AttentionLaunch:
-    """What one call of paged attention launches; all of it compile-time constants but `num_splits`.
+    """The launch of one call of paged attention: compile-time constants, except for `num_splits`.
 
     A layer has few of them whatever the batch: a service compiles each once (`attention.warm_up`).
     """
@@ -87,7 +87,7 @@ def tile_tokens(
       each pipeline stage but the one in flight, and the weights on their way to the second product:
       `(stages - 1) * 2 * t * d * e + rows * t * e`. (What Triton 3.6 allocates on CDNA.) With wgmma the query stays
       and every stage counts. So it does on CDNA where loads reach LDS past the registers, with 16 bytes of padding
-      behind each KiB (Triton 3.8, gfx950, prefill of 64 tokens and 128 channels: 66,528 instead of 32,768 bytes).
+      after each KiB (Triton 3.8, gfx950, prefill of 64 tokens and 128 channels: 66,528 instead of 32,768 bytes).
     * Registers: accumulator `4 * rows * d`, query `e * rows * d` unless it stays in LDS, scores and weights `8 * rows *
       t` (wgmma: `(4 + e) * rows * t`), K and V in flight `2 * t * d * e` unless loads reach LDS past the registers, and
       one of them as operand of the matrix instruction unless that reads LDS: `t * d * e`, in each wave anew where waves
@@ -105,7 +105,7 @@ def tile_tokens(
         rows: Query rows of the program (tokens times heads).
         waves: Waves of the program.
         stages: Pipeline stages that hold a K and a V tile in LDS.
-        occupancy: Programs that shall fit a compute unit together.
+        occupancy: Programs that must fit a compute unit together.
         most: Where more is no longer faster (tuning data), at least 16.
         packed: Whether the packing of the cache is not `rows`.
         staged_bytes: Bytes of an element of K and V in a tile, if not those of an element.
@@ -156,12 +156,15 @@ def choose_splits(
     """Return into how many partitions the KV of every sequence is split.
 
     About as many as fill `units * per_unit` places with programs, and no more than leaves `fewest_tiles` tiles to a
-    partition of the longest sequence. Rounded down where that still fills five eighths of the places: the few
-    programs that do not find one would cost a whole round more (H200, batch 1, 32k tokens: 49 partitions make 392
-    programs for 396 places and take 41.2 us; 50 make 400 and take 46.1 us; two partitions of 256 programs take 2 %
-    less than one at 4k tokens, and 70 us more in the mixed batch at 8k). Likewise down to the `at_once` that the reduce
-    loads at once, which saves it a loop (66 partitions of 32k tokens take 41.9 us, 64 take 39.9). It depends on shapes
-    and on the bound of the lengths alone, so a captured graph stays valid.
+    partition of the longest sequence. It depends on shapes and on the bound of the lengths alone, so a captured graph
+    stays valid. The number is rounded down
+
+    * where that still fills five eighths of the places: the few programs that do not find one would cost a whole round
+      more (H200, batch 1, 32k tokens: 49 partitions make 392 programs for 396 places and take 41.2 us; 50 make 400 and
+      take 46.1 us; two partitions of 256 programs take 2 % less than one at 4k tokens, and 70 us more in the mixed
+      batch at 8k);
+    * to the `at_once` that the reduce loads at once, which saves it a loop (66 partitions of 32k tokens take 41.9 us,
+      64 take 39.9).
     """
     places = units * per_unit
     fewer = places // max(programs, 1)
@@ -173,7 +176,7 @@ def choose_splits(
 
 @dataclass(frozen=True)
 class _Program:
-    """What one program takes."""
+    """Shape of one program."""
 
     block_n: int
     stages: int
@@ -202,7 +205,7 @@ def _fitted(
 
     Args:
         arch: Limits of the device.
-        data: Of the phase.
+        data: Launch data of the phase.
         tokens: Most query tokens.
         group: Query heads of one KV head.
         waves: Most waves.

@@ -60,7 +60,7 @@ def merge_kernel(
     query_start_loc,  # [num_seqs + 1] int32, read if USE_QUERY_START_LOC
     num_seqs,
     num_tokens,
-    out_strides,  # token, head; likewise all others
+    out_strides,  # token, head; so are all others
     lse_strides,
     prefix_strides,
     prefix_lse_strides,
@@ -139,7 +139,7 @@ def reduce_kernel(
 ):
     """Merge `splits` partial results of each of BLOCK_M rows; grid [ceil(num_rows / BLOCK_M)]."""
     follow(USE_PDL)
-    # Rows behind the last sequence (the padding of a captured graph) have no partial results and keep what `out` holds.
+    # Rows after the last sequence (the padding of a captured graph) have no partial results and keep what `out` holds.
     # In a batch of two calls the rows of the other one are none of this: they would be most of the programs.
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     token = tl.load(query_start_loc) + row // NUM_HEADS
@@ -197,12 +197,12 @@ def merge_attention(
 
     Args:
         out: Result, fp32, fp16 or bf16; last dimension dense. Shares no memory with the parts.
-        lse: Output: natural logarithm of the sum of exponentials of both; None if nobody asks.
+        lse: Output: natural logarithm of the sum of exponentials of both; None leaves it out.
         prefix_out: One part, fp32, fp16 or bf16; last dimension dense. Rows whose `prefix_lse` is -inf are not read.
         prefix_lse: Its sums, natural logarithm; -inf for a query that saw nothing of that part.
         suffix_out: The other part.
         suffix_lse: Its sums.
-        query_start_loc: Where given, rows before its first and behind its last entry are left alone.
+        query_start_loc: Where given, rows before its first and after its last entry are left alone.
 
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).

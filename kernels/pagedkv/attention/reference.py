@@ -36,7 +36,7 @@ def attention(
     Args:
         query: `[num_tokens, num_q_heads, head_size]`.
         key_cache: `[num_blocks, block_size, num_kv_heads, head_size]`.
-        value_cache: Like `key_cache`, with as many channels as the result shall have.
+        value_cache: Like `key_cache`, with the channels of the result.
         block_table: `[num_seqs, max_blocks]`.
         seq_lens: `[num_seqs]`, keys of each sequence (context and this step).
         query_start_loc: `[num_seqs + 1]`.

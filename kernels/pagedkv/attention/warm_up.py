@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServiceBounds:
-    """What a service may ask of its layers."""
+    """Bounds of the batches that a service gives its layers."""
 
     max_seqs: int
     """Sequences of a step."""
@@ -75,12 +75,12 @@ def warm_up(
 
     Args:
         query: A query of the layer, with the strides that it will have; so `key`, `value`, `cache` and `out`.
-        key: As the layer writes it.
-        value: Likewise.
+        key: K with the strides that the layer writes.
+        value: V with the strides that the layer writes.
         cache: The cache of the layer.
-        out: As the layer writes it.
+        out: Result with the strides that the layer writes.
         service: What may come.
-        sliding_window: As in `paged_attention`.
+        sliding_window: That of `paged_attention`.
         options: Further arguments of `paged_attention`.
 
     Returns:

@@ -172,7 +172,7 @@ def gather_kv_cache(
     Args:
         cache: The cache, in any packing, quantised or not.
         key: Output for K, in the dtype of the cache; of a quantised cache in fp32, fp16 or bf16.
-        value: Output for V, likewise.
+        value: Output for V, in the same dtype.
         block_table: Block ids of each sequence.
         cu_seq_lens: Where the rows of each sequence begin in the output.
         token_to_seq: The sequence of each output row, as `cu_seq_lens` says it.

@@ -45,7 +45,7 @@ class RotatedStrides(NamedTuple):
     """Strides that a launch of `rotated_write_kernel` passes, in elements."""
 
     query: tuple[int, ...]
-    """Strides of token and head; likewise of key and value."""
+    """Strides of token and head; so are those of key and value."""
     key: tuple[int, ...]
     value: tuple[int, ...]
     key_cache: tuple[int, ...]
@@ -197,12 +197,12 @@ def rotate_and_write(
 
     Args:
         query: Q of this step, in the dtype of K.
-        key: K of this step; as `cache.write` takes it.
-        value: V of this step, likewise.
-        cache: As `cache.write` takes it.
-        positions: Of each token in its sequence.
-        cos_sin: Of each position the cosines, then the sines of `rotary_dim / 2` angles; fp32, fp16 or bf16.
-        slot_mapping: As `cache.write` takes it.
+        key: K of this step, as `write_kv_cache` takes it.
+        value: V of this step, in the dtype of K.
+        cache: The cache, in any packing.
+        positions: Position of each token in its sequence.
+        cos_sin: For each position the cosines, then the sines of `rotary_dim / 2` angles; fp32, fp16 or bf16.
+        slot_mapping: Slots as `write_kv_cache` takes them.
         neox: Whether pairs are halves of the rotary channels (GPT-NeoX), else neighbours (GPT-J).
         debug: Also check scales, positions and slots (synchronises with the device).
 

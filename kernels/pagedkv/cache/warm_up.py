@@ -26,16 +26,16 @@ def warm_up(
     *,
     neox: bool,
 ) -> int:
-    """Launch the fused kernel of a layer for every number of tokens, on rows of nobody: nothing is written to `cache`.
+    """Launch the fused kernel of a layer for every number of tokens, without slots: nothing is written to `cache`.
 
     Args:
         query: A query of the layer, with the strides that it will have; so `key`, `value`, `cache` and `positions`.
-        key: As the layer gives it.
-        value: Likewise.
+        key: K as the layer passes it.
+        value: V as the layer passes it.
         cache: The cache of the layer.
-        positions: Of any step.
-        cos_sin: As in `rotate_and_write`.
-        neox: Likewise.
+        positions: Positions of any step.
+        cos_sin: That of `rotate_and_write`.
+        neox: That of `rotate_and_write`.
 
     Returns:
         How many launches differ; 0 where this process has warmed up a layer that looks the same.

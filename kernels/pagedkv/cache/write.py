@@ -137,7 +137,7 @@ def write_kv_cache(
 
     Args:
         key: K of this step; fp32, fp16 or bf16, and in the dtype of the cache if that is not quantised.
-        value: V of this step, likewise.
+        value: V of this step, in the dtype of K.
         cache: The cache, in any packing. With scales per token and head, those of the written slots are written too.
         slot_mapping: `block * block_size + token_in_block` of each token. May be shorter than `key`, which a captured
             graph pads.

@@ -66,7 +66,7 @@ def decoded(code, FP8_FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr, DTYPE: tl.
         KIND: tl.constexpr = tl.float8e4nv if FP8_FORMAT == "e4m3fn" else tl.float8e4b8
         if compiled_for("gfx950"):
             # v_cvt_scalef32_pk_f16_fp8 and _bf16_fp8: two codes at once, and a NaN stays one. Triton 3.6.0 keeps the
-            # conversions of the first arch that a process compiles for: behind gfx942 there would be software here,
+            # conversions of the first arch that a process compiles for: after gfx942 there would be software here,
             # which turns NaN into 480 in bf16 (found by executing it). On a machine with gfx950 that does not happen.
             value = code.to(KIND, bitcast=True).to(DTYPE)
         else:

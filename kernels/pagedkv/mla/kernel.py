@@ -8,7 +8,7 @@ cache is loaded once and used twice, as K and as V. That makes 2 * NUM_HEADS * (
 operations out of every row, so 16 heads are bound by memory and 128 heads by the matrix units.
 
 Programs are persistent: program `group * ROW_TILES + tile` walks the work items of its group (`schedule.py`) for its
-BLOCK_M rows, row = token * NUM_HEADS + head. Any number of heads will do; rows behind the last are masked. A work item
+BLOCK_M rows, row = token * NUM_HEADS + head. Any number of heads will do; rows after the last are masked. A work item
 that is the only one of its sequence writes the output, the others write partial results that `mla_reduce_kernel`
 merges (the formula is that of `attention/merge.py`). Tokens that no row sees are not loaded.
 """

@@ -26,7 +26,7 @@ tokens, and codes that are decoded in software would spill 27 to 115 registers."
 
 @dataclass(frozen=True, kw_only=True)
 class MlaShape:
-    """What the launch of a step follows from, besides the device."""
+    """Shape of a step, from which the launch follows."""
 
     latent_size: int
     """Channels that are key and value."""
@@ -46,7 +46,7 @@ class MlaShape:
 
 @dataclass(frozen=True)
 class MlaLaunch:
-    """What a step launches and how its tables are laid out; two calls that share tables must agree in all of it."""
+    """The launch of a step and the layout of its tables; calls that share tables must have equal ones."""
 
     block_m: int
     """(token, head) rows of a program, a power of two >= 16."""
@@ -61,7 +61,7 @@ class MlaLaunch:
     groups: int
     """Groups of `row_tiles` programs; the grid is `groups * row_tiles`."""
     fixed_tiles: int
-    """What a work item costs whatever its length, in tiles."""
+    """Fixed cost of a work item, in tiles."""
     min_tiles: int
     """Fewest tiles worth a group of their own."""
     fp8_pairs: bool
@@ -91,11 +91,11 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
 
     Args:
         arch: Limits of the device.
-        shape: Of the step; heads, query lengths and programs do not matter.
+        shape: Shape of the step; heads, query lengths and programs do not matter.
         rows: Rows of the program.
         waves: Waves of the program.
         stages: Pipeline stages.
-        occupancy: Programs that shall fit a compute unit together.
+        occupancy: Programs that must fit a compute unit together.
         most: Where more is no longer faster (tuning data), at least 16.
     """
     latent, rope = max(64, next_power_of_two(shape.latent_size)), next_power_of_two(shape.rope_size)

@@ -41,7 +41,7 @@ class Work:
     kv_begin: int
     kv_end: int
     partial: int
-    """Where its result waits for the reduce; -1: it is the only one of its sequence and writes the output."""
+    """Slot of its result among those to reduce; -1: it is the only one of its sequence and writes the output."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def plan(
 
     Args:
         seq_lens: Tokens of each sequence; a sequence without any gets no work.
-        query_lens: Query tokens of each sequence; likewise.
+        query_lens: Query tokens of each sequence; a sequence without any gets no work.
         groups: Groups of programs.
         granularity: Tokens of a unit; cuts lie on multiples of it.
         fixed: Units that a work item costs whatever its length.

@@ -64,7 +64,7 @@ def allocate(like: Tensor, shape: MlaShape, num_seqs: int) -> Tables:
 
     Args:
         like: Any tensor on the device of the step.
-        shape: Of the steps.
+        shape: Shape of the steps.
         num_seqs: Sequences of a step, those that pad a captured graph included.
     """
     launch = choose(current(like), shape)

@@ -32,9 +32,9 @@ def warm_up(
     Args:
         query: A query of the layer, with the strides that it will have; so `cache`, `out` and `lse`.
         cache: The cache of the layer.
-        out: As the layer writes it.
-        lse: Likewise.
-        block_table: Of any step, at least one row.
+        out: Result with the strides that the layer writes.
+        lse: Sums with the strides that the layer writes.
+        block_table: Block table of any step, at least one row.
         most_queries: The largest bound of the query lengths: 1, or 1 + drafted tokens.
         options: Further arguments of `mla_decode`.
 
