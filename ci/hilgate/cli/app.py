@@ -109,7 +109,8 @@ def _prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - as long as the process
-        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="hilgate")
 
 

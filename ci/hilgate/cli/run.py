@@ -368,7 +368,8 @@ def _earlier(folder: Path, plan: Plan) -> Recorded | None:
 
     if not (folder / PLAN_FILE).exists():
         return None
-    if plan_digest(old := read_plan(folder / PLAN_FILE)) != plan_digest(plan):
+    old = read_plan(folder / PLAN_FILE)
+    if plan_digest(old) != plan_digest(plan):
         raise MisuseError(
             "--resume continues the same plan, and this is another (commit, changed files or options)",
             where=f"{folder / PLAN_FILE}, of profile {old.profile}; now it would be {plan.profile}",

@@ -390,6 +390,7 @@ def assemble(
         times = measured([step.whole for step in steps if step.step.shard_minutes]) if measured else times
         pods = {name for name, queue in declarations.agents.queues.items() if queue.pods}
         steps = lay_out(steps, times, pods)
+    images = _images(steps, facts) if facts else {}
     plan = Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
@@ -399,7 +400,7 @@ def assemble(
         profile=profile,
         fork=known.fork,
         manual_retry=declarations.project.manual_retry and not known.fork and profile not in {*LOCAL, "release"},
-        images=(images := _images(steps, facts) if facts else {}),
+        images=images,
         digests={name: digest for name, digest in known.digests.items() if name in images},
         protected_changes=known.protected_changes,
         python_path=declarations.project.python_path,

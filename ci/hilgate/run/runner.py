@@ -443,17 +443,17 @@ class Runner:
     def _record(self, step: PlannedStep, end: process.Ended, child: process.Child | None = None) -> tuple[Check, ...]:
         """Write what a step left, or that it was not started; returns its checks."""
         folder = step_folder(self.results_folder, step.key)
-        found = Collected(())
+        lacked = self._machine.lacked(step) if child else ()
+        kind, found = kind_of(step), Collected(())
         if child:
-            found = kind_of(step).collect(folder, self.root, step.step.command).with_problem_as_failure()
+            found = kind.collect(folder, self.root, step.step.command).with_problem_as_failure()
+        image, problem = collect_image(step, self.plan, folder)
         notes = collect(folder, self._selecting.tracked) if child else None
         reads = self._selecting.problem(step, notes) if notes else ""
         held = bool(reads) and self._selecting.is_held(step)
-        lacked = self._machine.lacked(step) if child else ()
-        image, problem = collect_image(step, self.plan, folder)
         decision = decide(
             StepFacts(
-                evidence=kind_of(step),
+                evidence=kind,
                 minimum=step.step.minimum,
                 exit_status=end.exit_status,
                 checks=found.checks,
