@@ -246,6 +246,7 @@ class Copies:
             self._free.put(copy)
 
     def _pytest(self, copy: Path, test: str, seconds: float) -> tuple[int | None, str, float]:
+        """Run a test over a mutant; returns exit status (None at the time limit), output and seconds."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(("HILGATE_", "BUILDKITE"))}
         env["PYTHONPATH"] = os.pathsep.join(str(copy / one) for one in self._python_path)
         env["PYTHONDONTWRITEBYTECODE"] = "1"  # a file of the same second and size would be taken for the one before

@@ -413,6 +413,7 @@ def job_id(env: Mapping[str, str]) -> str:
 
 
 def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], decided: Trust) -> int:
+    """Run a step on this host itself, which has no image; a fork's only on a machine that is thrown away."""
     # mutant ReplaceComparisonOperator_NotEq_IsNot: CPython has a text of one character once
     if decided.fork and env.get(DISPOSABLE) != "1":
         raise CannotRunHereError(
@@ -445,6 +446,7 @@ def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], 
 def _in_container(
     planned: PlannedJob, arguments: Arguments, checkout: Path, env: Mapping[str, str], decided: Trust
 ) -> int:
+    """Run a step in a container of its image, over a copy of the checkout; returns its exit status."""
     container.require_docker()
     devices = container.gpu_devices(planned.gpus, env)
     job = job_id(env)

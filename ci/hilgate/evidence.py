@@ -577,6 +577,7 @@ def _cases(suite: Iterable[object]) -> Iterator[TestCase]:
 
 
 def _check_of_case(case: TestCase, root: Path) -> Check:
+    """The check of one test case of JUnit XML, with the assertion that failed as its message."""
     from junitparser import Error, Failure, Skipped
 
     outcome, message = Outcome.PASS, ""

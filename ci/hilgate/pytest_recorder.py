@@ -96,6 +96,7 @@ def bytes_to_compare(path: "str | bytes | os.PathLike[str]") -> bytes:
 
 
 def _hook(event: str, arguments: tuple[object, ...]) -> None:
+    """Audit hook: note a file that is opened for reading, a folder that is listed, and what a command line names."""
     if event not in EVENTS:  # most are none
         return
     try:

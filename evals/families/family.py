@@ -202,6 +202,7 @@ def load(path: Path) -> dict[str, Family]:
 
 
 def _family(name: str, declared: Any, where: str) -> Family:
+    """The family that a mapping of families.yaml declares; a wrong key or value is named with its place."""
     known = {entry.name: entry for entry in fields(Family) if entry.name != "name"}
     _require_mapping(declared, tuple(known), where)
     if "architecture" not in declared:

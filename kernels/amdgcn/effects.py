@@ -71,19 +71,17 @@ def effects(instruction: Instruction) -> Effects:
 def _effects(
     mnemonic: str, operands: tuple[Operand, ...], merges: bool, to_lds: bool, returns: bool, target: Target
 ) -> Effects:
+    """Registers that an instruction reads and writes, from its name and operands."""
     vcc, exec_ = (frozenset(("s", first + k) for k in range(target.words)) for first in (VCC, EXEC))
-    written = (
-        1
-        if returns
-        else 0
-        if to_lds or _NOTHING_WRITTEN.fullmatch(mnemonic)
-        else 2
-        if _TWO_WRITTEN.fullmatch(mnemonic) or _BOTH_WRITTEN.fullmatch(mnemonic)
-        else 1
-        if _ONE_WRITTEN.fullmatch(mnemonic)
-        else None
-    )
-    if written is None:
+    if returns:
+        written = 1
+    elif to_lds or _NOTHING_WRITTEN.fullmatch(mnemonic):
+        written = 0
+    elif _TWO_WRITTEN.fullmatch(mnemonic) or _BOTH_WRITTEN.fullmatch(mnemonic):
+        written = 2
+    elif _ONE_WRITTEN.fullmatch(mnemonic):
+        written = 1
+    else:
         raise UnknownInstructionError(mnemonic, "its operands are not known")
     reads = {each for operand in operands[written:] for each in operand.registers()}
     writes = {each for operand in operands[:written] for each in operand.registers()}

@@ -110,6 +110,7 @@ class Machine:
         return ProgramFault(f"{what}: {writes} and {other}", where | {"workgroup": group, "wave": one})
 
     def _start(self, workgroups: Array, num_waves: int, kernarg: int) -> Waves:
+        """Make the waves of some workgroups, with their first registers as the hardware sets them."""
         count = len(workgroups) * num_waves
         group = Waves(self, count * self.twins)
         group.twin = np.repeat(np.arange(self.twins), count)

@@ -407,6 +407,7 @@ class _Writer:
         return lines
 
     def _scalar_lines(self, one: Instruction) -> list[str]:
+        """Python lines for a scalar instruction."""
         name, operands = one.mnemonic, one.operands
         if re.fullmatch(r"s_(?:cmpk_\w+|\w+k)_i32", name):  # a signed 16-bit number, printed as 0xffe8
             number = ((int(operands[1].value) & 0xFFFF) ^ 0x8000) - 0x8000
@@ -475,6 +476,7 @@ class _Writer:
     # Memory
 
     def _global(self, one: Instruction) -> list[str]:
+        """Python lines for a load, store or atomic of global memory."""
         operands = one.operands
         if atomic := re.fullmatch(r"(global|buffer)_atomic_(\w+)", one.mnemonic):
             return self._atomic(one, atomic[1], *ATOMICS[atomic[2]])
@@ -565,6 +567,7 @@ class _Writer:
         return [f"g.issue('vm', {[('V', data.register + k) for k in range(count)]}, g.scratch_load({at}, {count}), E)"]
 
     def _lds(self, one: Instruction) -> list[str]:
+        """Python lines for an instruction that reads or writes LDS, or moves data between lanes through it."""
         name, operands, index = one.mnemonic, one.operands, one.index
         target = operands[0].register
 
@@ -635,6 +638,7 @@ class _Writer:
         return [*lines, f"{into} = multiply({side}, a, b, {start})"]  # lanes that are off take part
 
     def _vector(self, one: Instruction) -> list[str]:
+        """Python lines for a vector instruction."""
         name, operands, index = one.mnemonic, one.operands, one.index
         target, sources = operands[0], operands[1:]
 

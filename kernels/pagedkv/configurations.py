@@ -119,6 +119,7 @@ def _copies(op: Op) -> tuple[Configuration, ...]:
 
 
 def _attention(phase: Phase) -> tuple[Configuration, ...]:
+    """Attention over the shapes of published models, in one phase."""
     rows: tuple[tuple[Dtype, int, int, int, int, Name], ...] = (
         ("float16", 16, 2, 256, 544, "interleaved"),
         ("bfloat16", 16, 2, 256, 544, "interleaved"),
@@ -146,6 +147,8 @@ def _attention(phase: Phase) -> tuple[Configuration, ...]:
 
 
 def _special() -> tuple[Configuration, ...]:
+    """Attention with windows, splits, soft caps and other options."""
+
     def case(phase: Phase, dtype: Dtype, block_size: int, layout: Name, **more: object) -> Configuration:
         return Configuration("attention", phase, dtype, 8, 2, 64, block_size, layout, **more)  # type: ignore[arg-type]
 

@@ -119,6 +119,7 @@ def lint_files(texts: Mapping[str, str], declarations: Declarations) -> list[str
 
 
 def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator[str]:
+    """What is wrong with one static pipeline."""
     pipeline: Step = _load(text)
     project = declarations.project
     steps: list[Step] = [step if isinstance(step, dict) else {str(step): None} for step in pipeline["steps"]]

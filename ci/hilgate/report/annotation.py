@@ -51,6 +51,7 @@ def comment(view: ReportView) -> str:
 
 
 def _render(view: ReportView, detail: Detail) -> str:
+    """The annotation in Markdown, as long as `detail` allows."""
     plan, verdict = view.plan, view.verdict
     files = ", ".join(markdown(file) for file in plan.changed_files[:8])
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""

@@ -246,6 +246,7 @@ def _problem(
     limit: int,
     facts: MergeBase,
 ) -> StepProblem:
+    """What a report says of a step that is not green."""
     attempt = recorded.last(step.key)
     checks = attempt.checks if attempt else ()
     skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]

@@ -228,6 +228,7 @@ def _parsed(text: bytes, plan: Plan, digest: str, key: str, *, elsewhere: bool) 
 
 
 def _in_order(records: Sequence[Record], build: BuildRecord) -> StepFile:
+    """Read records in the order in which a job writes them; each step record ends the checks before it."""
     checks: list[Check] = []
     attempts: list[Attempt] = []
     reruns: list[RerunRecord] = []

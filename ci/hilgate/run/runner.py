@@ -258,6 +258,7 @@ class Runner:
             )
 
     def _run(self, steps: dict[str, PlannedStep]) -> None:
+        """Start steps as their needs and the cores allow, until all have ended or somebody interrupts."""
         sorter = graphlib.TopologicalSorter({k: [n for n in s.depends_on if n in steps] for k, s in steps.items()})
         sorter.prepare()
         order = in_order(tuple(steps.values()))

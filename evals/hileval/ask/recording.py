@@ -45,7 +45,7 @@ def record_run(gate: ResolvedGate, number: int) -> None:
     """Make one run of a baseline; a finished run is reused if the same model and setting answer.
 
     Raises:
-        MisuseError: Another attention served it than the gate names.
+        MisuseError: The attention that served the run is not the one that the gate names.
         HilgateError: Whatever the engine raises.
     """
     questions = questions_of(gate)

@@ -166,6 +166,7 @@ class Gate(StrictModel):
 
     @model_validator(mode="after")
     def _engine_and_backend_agree(self) -> Gate:
+        """Refuse keys that contradict each other."""
         if self.engine == "vllm" and self.attention_backend is None:
             raise ValueError("attention_backend is required with engine vllm")
         if self.engine == "transformers" and self.attention_backend is not None:

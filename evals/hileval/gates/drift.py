@@ -86,15 +86,15 @@ def compare_sides(name: str, ours: Side, peer: Side, floor: Floor, second: Side 
 
 
 def _second_is_another(name: str, peer: Side, second: Side | None) -> list[Check]:
-    """Whether the second trusted attention is not the peer's own: from itself it differs too little."""
+    """A finding if the second trusted attention is the peer's own, which would make rounding look too small."""
     if second is None or peer.served is None or second.served is None:
         return []
     backends = [side.served.labels.get("backend") for side in (peer, second) if side.served is not None]
     if None in backends or backends[0] != backends[1]:
         return []
     message = (
-        f"the second trusted attention is the peer's own, {backends[0]}: what two attentions differ is not known here; "
-        "name two backends, `peer` and `second`, that this machine serves differently"
+        f"the second trusted attention is the peer's own, {backends[0]}: how much two attentions differ is not known "
+        "here; name two backends, `peer` and `second`, that this machine serves differently"
     )
     return [Check(id=f"{name}/second", outcome=Outcome.INCONCLUSIVE, message=message)]
 

@@ -117,6 +117,7 @@ def _accuracy(
     share: statistics.Share,
     changed: tuple[str, ...],
 ) -> Check:
+    """The check whether accuracy has dropped: its sentence, labels and numbers."""
     gate, rule, baseline = resolved.declared, resolved.rule, resolved.baseline
     assert baseline is not None
     assert asked.base is not None

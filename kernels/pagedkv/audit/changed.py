@@ -501,6 +501,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> Exit:
+    """Compare two Tritons, or this tree with the merge base, on each arch, and write the findings."""
     from .__main__ import check_environment, compiles_all
     from .findings import WIDTH, Finding, write_findings
 

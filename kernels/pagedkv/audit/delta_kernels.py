@@ -68,6 +68,7 @@ def _tuned(kernel: Any, launch: Callable[[], object], variant: str = "") -> list
 
 
 def _gated_delta_rule() -> list[Case]:
+    """Cases of vLLM's kernels of a prefill of the gated delta rule."""
     cumsum, kkt, solve, wy = (
         imports.vllm_delta(name) for name in ("cumsum", "chunk_scaled_dot_kkt", "solve_tril", "wy_fast")
     )

@@ -239,6 +239,7 @@ def _package_conv_states(layer: Layer) -> list[Case]:
 
 
 def _vllm_scan(layer: Layer) -> list[Case]:
+    """Cases of vLLM's five kernels of a Mamba-2 prefill."""
     bmm, scan = imports.vllm("ssd_bmm"), imports.vllm("ssd_chunk_scan")
     state, passing = imports.vllm("ssd_chunk_state"), imports.vllm("ssd_state_passing")
     x, B, C = layer.x(layer.tokens), layer.projection(layer.tokens), layer.projection(layer.tokens)

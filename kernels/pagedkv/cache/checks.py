@@ -125,6 +125,7 @@ def _spelled(axes: str) -> str:
 
 
 def _scales(cache: PagedCache, quantisation: Quantisation) -> None:
+    """Check format, shape, dtype and device of a quantised cache's scales."""
     if quantisation.format not in FORMATS:
         raise ArgumentError(
             "scale",
