@@ -56,12 +56,12 @@ class Tolerance:
     """Errors of the log-probabilities of one sequence, in nats, that rounding explains."""
 
     rows: torch.Tensor
-    """Bound of each row [tokens]: larger where a router may have sent this token, or one before it, to another
-    expert."""
+    """Bound of each row [tokens]: larger where a router may have sent this token, or one before it, to another expert,
+    and where rounding moves the row farther than most."""
     typical: float
     """Bound of half of the rows."""
     widest: float
-    """Bound of any row of any sequence, whatever the routers choose."""
+    """Bound of most rows of any sequence, whatever the routers choose."""
 
     @property
     def worst(self) -> float:

@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 import torch
 
-from families import checkpoints
+from families import checkpoints, schedule
 from families.family import FAMILIES
 from families.judge import Error
-from families.oracle import Oracle, prompt
+from families.oracle import DRAWS, VOCABULARY, Oracle, prompt
 
 SAVED = [name for name, family in FAMILIES.items() if family.config_class]
 DECODERS = [name for name in SAVED if FAMILIES[name].attention != "cross"]
@@ -97,6 +97,16 @@ def test_typical_error_resolves_a_lost_block_in_16_bits(name, dtype, oracle_of):
     rows = slice(BLOCK.stop, None)
     lost = Error.of(model.without_keys(TOKENS, BLOCK)[rows], exact(model)[rows])
     assert (lost.typical > model.tolerance(TOKENS).typical) is ((name, dtype) not in NOT_IN_16_BITS)
+
+
+def test_tolerance_explains_rounding_of_a_sensitive_row(oracle_of):
+    """One computation may leave a row nearly right that the next one moves farther than twice any other row."""
+    model, tokens = oracle_of("qwen3.5", "float16"), list(schedule.prompt(179, 7, VOCABULARY))
+    limit = model.tolerance(tokens).rows
+    for draw in range(DRAWS + 1, 24):
+        moved = (model.log_probs(tokens, exact=False, draw=draw) - model.log_probs(tokens)).abs().amax(-1)
+        assert (moved <= limit).all(), f"draw {draw}: {(moved / limit).max():.2f} of what is admissible"
+    assert (limit > limit.min()).sum() < len(limit) / 8, "other rows keep the bound of the model"
 
 
 def test_nothing_is_computed_in_float32_by_the_exact_oracle(oracle_of):

@@ -104,7 +104,7 @@ def test_an_open_choice_is_excused_and_a_decided_one_is_not(name, oracle_of):
             return (oracle.log_probs(TOKENS, exact=True) - exact).abs().amax(-1)
 
     for place in open_choices(choices.seen, reach):
-        assert ((other(place) <= tolerance.rows) | (tolerance.rows == tolerance.widest)).all()
+        assert ((other(place) <= tolerance.rows) | (tolerance.rows >= tolerance.widest)).all()
     decided = [
         OpenChoice(call, int(choice.lead.argmax()))
         for call, choice in enumerate(choices.seen)
