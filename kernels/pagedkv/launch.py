@@ -221,11 +221,11 @@ class MlaReduce:
 class SsdLaunch:
     """How Mamba-2's prefill is launched; extents are powers of two."""
 
-    tile: int
+    block_t: int
     """Tokens of a tile, at least 16."""
-    channels: int
+    block_d: int
     """Most channels of one program, at least 16."""
-    elements: int
+    max_state_elements: int
     """Most elements of the state of one program."""
     waves: int
     stages: int
@@ -237,7 +237,7 @@ class SsdLaunch:
     """Fewest tokens worth a segment of their own."""
 
     @staticmethod
-    def columns(state: int) -> int:
+    def block_dstate(state: int) -> int:
         """Return how many elements of a channel's state a program has room for."""
         return max(16, next_power_of_two(state))
 
@@ -342,10 +342,10 @@ class Tuning:
         """
         data = self.scan_64 if state <= 64 else self.scan_128 if state <= 128 else self.scan_256
         shares = max(1, element_bytes // 2)
-        room = max(16, data.elements // shares // data.columns(state))
-        channels = min(data.channels, room, max(16, next_power_of_two(head_size)))
+        room = max(16, data.max_state_elements // shares // data.block_dstate(state))
+        channels = min(data.block_d, room, max(16, next_power_of_two(head_size)))
         waves = max(1, data.waves // shares)
-        return replace(data, tile=max(16, data.tile // shares), channels=channels, waves=waves)
+        return replace(data, block_t=max(16, data.block_t // shares), block_d=channels, waves=waves)
 
 
 def parse(text: str, where: str) -> Tuning:

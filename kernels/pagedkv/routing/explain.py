@@ -180,7 +180,7 @@ def _scan(kind: Kind, state: State | None, deployment: Deployment) -> Choice | N
     data = tuning(deployment.arch).scan_of(head_size, size, element_bytes=2)
     measured = deployment.arch == GPU_ARCHES["H200"]  # a time of it says nothing about another arch
     why = (
-        f"with PAGEDKV_SSD=1 ({data.channels} channels a program, tiles of {data.tile} tokens, {data.waves} waves): "
+        f"with PAGEDKV_SSD=1 ({data.block_d} channels a program, tiles of {data.block_t} tokens, {data.waves} waves): "
         "one walk, or two where heads are few, in the place of vLLM's five kernels"
         + ("; 0.97 to 2.93 times as fast as vLLM's on an H200 (benchmarks/results/h200.md)" if measured else "")
         + ". It compiles where vLLM's do not: "

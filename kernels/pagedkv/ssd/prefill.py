@@ -94,20 +94,20 @@ def ssd_prefill(
     arch = current(x)
     data = tuning(arch.name).scan_of(x.shape[2], state, x.element_size())
     constants = PrefillOptions(
-        HEADS=heads,
-        HEADS_OF_GROUP=heads // groups,
+        NUM_HEADS=heads,
+        HEADS_PER_GROUP=heads // groups,
         HEAD_SIZE=x.shape[2],
-        STATE=state,
-        TILE=data.tile,
-        CHANNELS=data.channels,
-        COLUMNS=data.columns(state),
-        SOFTPLUS=dt_softplus,
-        HAS_BIAS=dt_bias is not None,
-        HAS_INITIAL=initial_states is not None,
+        STATE_SIZE=state,
+        BLOCK_T=data.block_t,
+        BLOCK_D=data.block_d,
+        BLOCK_DSTATE=data.block_dstate(state),
+        DT_SOFTPLUS=dt_softplus,
+        HAS_DT_BIAS=dt_bias is not None,
+        HAS_INITIAL_STATES=initial_states is not None,
         HAS_Z=z is not None,
         HAS_D=D is not None,
-        D_CHANNELS=D is not None and D.dim() == 2,
-        PIECES=last_pieces is not None,
+        D_HAS_HEAD_DIM=D is not None and D.dim() == 2,
+        HAS_PIECES=last_pieces is not None,
     )
     strides = PrefillStrides(
         x=x.stride()[:2],
@@ -172,9 +172,9 @@ def _prepare(
     options: dict[str, int] = {}
     if arch.amd:
         # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
-        short = min(data.tile, constants.COLUMNS) < 32
+        short = min(data.block_t, constants.BLOCK_DSTATE) < 32
         options = {"matrix_instr_nonkdim": 16, "kpack": 1 if short else data.kpack}
-    programs = constants.HEADS * -(-constants.HEAD_SIZE // data.channels)
+    programs = constants.NUM_HEADS * -(-constants.HEAD_SIZE // data.block_d)
     segments = num_segments or data.segments(programs * sequences, tokens // sequences, arch.compute_units)
     launch = {"OPTIONS": constants, "num_warps": data.waves, "num_stages": data.stages, **options}
     between = max(1, segments - 1)
@@ -183,6 +183,6 @@ def _prepare(
         carry=Launch(ssd_carry_kernel, (programs, between, sequences), **launch),
         segments=segments,
         compiled=arch.compiled,
-        carried=(sequences, between, constants.HEADS, constants.HEAD_SIZE, constants.STATE),
+        carried=(sequences, between, constants.NUM_HEADS, constants.HEAD_SIZE, constants.STATE_SIZE),
         numbers=(*numbers[:2], segments, *numbers[2:]),
     )

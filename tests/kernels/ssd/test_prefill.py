@@ -309,9 +309,9 @@ def test_channels_of_a_program_follow_from_the_state():
     """As timed on an H200: 64 channels; tiles of 32 tokens with states of 64 (17 % faster than 64) and of 256."""
     sizes = {(64, 64): (64, 32), (64, 128): (64, 64), (128, 128): (64, 64), (80, 24): (64, 32), (128, 256): (128, 32)}
     found = {size: tuning("sm_90").scan_of(*size, 2) for size in sizes}
-    assert {size: (data.channels, data.tile) for size, data in found.items()} == sizes
+    assert {size: (data.block_d, data.block_t) for size, data in found.items()} == sizes
     single = tuning("sm_90").scan_of(64, 128, 4)
-    assert (single.channels, single.tile) == (32, 32)
+    assert (single.block_d, single.block_t) == (32, 32)
 
 
 def test_few_heads_and_sequences_are_cut_into_segments():
