@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from support import plans
 
-from hilgate.buildkite.lint import sdk_schema
 from hilgate.declare.load import load
 from hilgate.model.declaration import Pods, Queue
 
@@ -20,13 +17,6 @@ if TYPE_CHECKING:
     from hilgate.model.plan import Plan
 
 DECLARED = load(Path(__file__).resolve().parents[2])
-SCHEMAS = {
-    "check-jsonschema": json.loads(
-        resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/buildkite.json").read_text("utf-8")
-    ),
-    "buildkite-sdk": sdk_schema(),
-}
-
 
 PODS = Pods(registry="registry.example/hilgate", cpus=12, memory_gib=128, groups=(44, 109))
 POD_QUEUES = {

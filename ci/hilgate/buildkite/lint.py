@@ -120,6 +120,7 @@ def lint_files(texts: Mapping[str, str], declarations: Declarations) -> list[str
 
 def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator[str]:
     """What is wrong with one static pipeline."""
+    yield from schema_problems(text)
     pipeline: Step = _load(text)
     project = declarations.project
     steps: list[Step] = [step if isinstance(step, dict) else {str(step): None} for step in pipeline["steps"]]
@@ -249,14 +250,14 @@ def _input_problems(step: Step, approvers: str) -> list[str]:
     return [problem for problem, wrong in rules.items() if wrong]
 
 
-def sdk_schema() -> dict[str, Any]:
-    """Buildkite's pipeline schema (draft 7) as the SDK ships it."""
-    loaded: dict[str, Any] = json.loads(resources.files("buildkite_sdk").joinpath("schema.json").read_text("utf-8"))
-    return loaded
+@functools.cache
+def _schema() -> jsonschema.Draft7Validator:
+    text = resources.files("buildkite_sdk").joinpath("schema.json").read_text("utf-8")
+    return jsonschema.Draft7Validator(json.loads(text))
 
 
-def schema_problems(text: str, against: dict[str, Any]) -> list[str]:
-    """Violations of a Buildkite pipeline schema, as `path: message`."""
-    validator = jsonschema.Draft7Validator(against)
+def schema_problems(text: str) -> list[str]:
+    """Violations of Buildkite's pipeline schema as its SDK ships it, as `path: message`."""
+    validator = _schema()
     errors = sorted(validator.iter_errors(_load(text)), key=lambda error: list(map(str, error.path)))
     return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in errors]

@@ -28,7 +28,7 @@ from buildkite_sdk.schema import (
 from pydantic import BaseModel
 
 from hilgate.buildkite import pods
-from hilgate.buildkite.lint import LOST, lint, schema_problems, sdk_schema
+from hilgate.buildkite.lint import LOST, lint, schema_problems
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.model import JOBS_FOLDER, PLAN_FILE
 from hilgate.model.declaration import POSTED_BY
@@ -308,7 +308,7 @@ def emit(
     """
     text = Pipeline(steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
     problems = lint(text, secrets=secrets, suffix=suffix, posts=posts, manual=manual, known=known)
-    problems = problems or schema_problems(text, sdk_schema())
+    problems = problems or schema_problems(text)
     if problems:
         raise InvalidPipelineError(
             "the generated pipeline is not sound: " + "; ".join(problems),

@@ -10,21 +10,14 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from support.pipelines import DECLARED, SCHEMAS
+from support.pipelines import DECLARED
 from support.static_steps import FILES, FOLDER, STEPS, script
 
 from hilgate.buildkite.api import ALL
-from hilgate.buildkite.lint import schema_problems
 from hilgate.cli.app import program
 from hilgate.git import Changes
 from hilgate.plan.estimate import estimate
 from hilgate.plan.make import ChangeFacts, assemble
-
-
-@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-@pytest.mark.parametrize("name", FILES)
-def test_file_is_valid_by_both_copies_of_the_schema(name, schema):
-    assert schema_problems(FILES[name], schema) == []
 
 
 @pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)
