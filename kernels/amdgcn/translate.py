@@ -159,13 +159,13 @@ def _check_barriers(program: Program) -> None:
     """Refuse accesses and branches between a wave's signal and its wait for the others, which make one barrier here."""
     for block in program.blocks:
         signal = None
-        for one in block.instructions:
+        for inst in block.instructions:
             if signal:
-                accesses = effects(one).counter and not one.mnemonic.startswith(_OWN)
-                if accesses or re.match(r"s_(c?branch|endpgm|barrier_signal)", one.mnemonic):
-                    raise UnknownInstructionError(signal.text, f"{one.text!r} stands between it and its wait")
-            if one.mnemonic in {"s_barrier_signal", "s_barrier"}:
-                signal = one if one.mnemonic == "s_barrier_signal" else None
+                accesses = effects(inst).counter and not inst.mnemonic.startswith(_OWN)
+                if accesses or re.match(r"s_(c?branch|endpgm|barrier_signal)", inst.mnemonic):
+                    raise UnknownInstructionError(signal.text, f"{inst.text!r} stands between it and its wait")
+            if inst.mnemonic in {"s_barrier_signal", "s_barrier"}:
+                signal = inst if inst.mnemonic == "s_barrier_signal" else None
         if signal:
             raise UnknownInstructionError(signal.text, "its wait is in another block")
 
@@ -205,49 +205,49 @@ class _Writer:
         self.whole = f"(n, {self.target.lanes})"
         self.constants: dict[str, Any] = {}
 
-    def instruction(self, one: Instruction) -> list[str]:
+    def instruction(self, inst: Instruction) -> list[str]:
         """Write an instruction.
 
         Raises:
             UnknownInstructionError: Its mnemonic, a form of it or one of its modifiers is not known. A modifier that no
                 code here asked for is not known: what is written in the text and not read would be dropped in silence.
         """
-        modifiers = _Modifiers(one.modifiers)
-        lines = self._lines(replace(one, modifiers=modifiers))
+        modifiers = _Modifiers(inst.modifiers)
+        lines = self._lines(replace(inst, modifiers=modifiers))
         if unread := modifiers.unread():
-            raise UnknownInstructionError(one.text, f"nothing here reads {', '.join(unread)}")
+            raise UnknownInstructionError(inst.text, f"nothing here reads {', '.join(unread)}")
         return lines
 
-    def _lines(self, one: Instruction) -> list[str]:
-        name = one.mnemonic
+    def _lines(self, inst: Instruction) -> list[str]:
+        name = inst.mnemonic
         if name not in MNEMONICS:
-            raise UnknownInstructionError(one.text)
+            raise UnknownInstructionError(inst.text)
         if name in _NOTHING or name.startswith("s_cbranch_"):
             return []
-        if not name.startswith("v_") and any(each.negated or each.absolute for each in one.operands):
-            raise UnknownInstructionError(one.text, "a sign modifier")
+        if not name.startswith("v_") and any(each.negated or each.absolute for each in inst.operands):
+            raise UnknownInstructionError(inst.text, "a sign modifier")
         try:
             if name == "s_waitcnt":
-                return [f"g.wait({waited(one)})"]
+                return [f"g.wait({waited(inst)})"]
             if name == "s_barrier_signal":
                 return ["g.signal()"]
             if name == "global_inv":  # counts as a load
                 return ["g.issue('vm', (), (), None)"]
             if name.startswith(("s_", "v_s_")):
-                return self._scalar(one)
+                return self._scalar(inst)
             if name.startswith(("global_", "buffer_")):
-                return self._global(one)
+                return self._global(inst)
             if name.startswith("scratch_"):
-                return self._scratch(one)
+                return self._scratch(inst)
             if name.startswith("ds_"):
-                return self._lds(one)
+                return self._lds(inst)
             if name.startswith(("v_mfma_", "v_wmma_")):
-                return self._matrix(one)
-            return self._vector(one)
+                return self._matrix(inst)
+            return self._vector(inst)
         except (KeyError, IndexError, ValueError, NotImplementedError) as error:
             if isinstance(error, UnknownInstructionError):
                 raise
-            raise UnknownInstructionError(one.text, f"this form is not known ({error!r})") from error
+            raise UnknownInstructionError(inst.text, f"this form is not known ({error!r})") from error
 
     def _constant(self, value: Any) -> str:
         name = f"_c{len(self.constants)}"
@@ -279,13 +279,13 @@ class _Writer:
             value -= 1 << bits
         return f"{ {'u': 'U', 'i': 'I', 'w': 'W16', 'k': 'S16', 'Q': 'Q', 'L': 'L'}[kind] }({value})".replace(" ", "")
 
-    def _read(self, operand: Operand, kind: str, one: Instruction, source: int | None = None, word: int = 0) -> str:
+    def _read(self, operand: Operand, kind: str, inst: Instruction, source: int | None = None, word: int = 0) -> str:
         """An operand as an expression of a type.
 
         Args:
             operand: What to read.
             kind: The type, as in meaning.py.
-            one: The instruction.
+            inst: The instruction.
             source: Its number among the sources, for SDWA and DPP.
             word: 1 for the upper half of a register.
         """
@@ -301,19 +301,19 @@ class _Writer:
             if kind in "QL":
                 text = f"pair({text}, {self._register(operand, 1)})" + (".view(L)" if kind == "L" else "")
             else:
-                part = one.modifiers.get(f"src{source}_sel", "DWORD") if one.encoding == "sdwa" else "DWORD"
+                part = inst.modifiers.get(f"src{source}_sel", "DWORD") if inst.encoding == "sdwa" else "DWORD"
                 if part != "DWORD":
                     text = f"select({text}, {part!r}, {operand.extended})"
-                if one.encoding == "dpp" and source == 0:
+                if inst.encoding == "dpp" and source == 0:
                     text = "moved"
                 if word:
                     text = f"({text} >> U(16))"
                 views = {"u": "{}", "i": "{}.view(I)", "f": "{}.view(F)", "h": "half({})", "w": "{}.astype(W16)"}
                 text = (views | {"k": "{}.astype(W16).view(S16)"})[kind].format(text)
         else:
-            raise UnknownInstructionError(one.text, f"an operand of kind {operand.kind!r}")
+            raise UnknownInstructionError(inst.text, f"an operand of kind {operand.kind!r}")
         if (operand.absolute or operand.negated) and kind not in "fhu":
-            raise UnknownInstructionError(one.text, f"a sign modifier on {kind}")
+            raise UnknownInstructionError(inst.text, f"a sign modifier on {kind}")
         if kind == "u":  # v_cndmask takes them as a float's, on the bits
             text = f"({text} & U(0x7FFFFFFF))" if operand.absolute else text
             return f"({text} ^ U(0x80000000))" if operand.negated else text
@@ -359,12 +359,12 @@ class _Writer:
             return f"np.full({self.whole}, {bool(operand.value)})"
         return f"g.mask({operand.register})"
 
-    def _put(self, target: Operand, text: str, kind: str, one: Instruction, lanes: str = "E") -> list[str]:
+    def _put(self, target: Operand, text: str, kind: str, inst: Instruction, lanes: str = "E") -> list[str]:
         """Lines that write a vector result."""
         number = target.register
-        if one.flag("clamp"):
+        if inst.flag("clamp"):
             if kind != "f":
-                raise UnknownInstructionError(one.text, "clamp")
+                raise UnknownInstructionError(inst.text, "clamp")
             text = f"clamp({text})"
         if kind in "QL":
             view = ".view(Q)" if kind == "L" else ""
@@ -375,12 +375,12 @@ class _Writer:
             ]
         casts = {"u": "{}", "i": "({}).view(U)", "f": "({}).view(U)", "h": "half_bits({})", "w": "({}).astype(U)"}
         text = casts[kind].format(text)
-        if one.encoding == "sdwa" and one.modifiers.get("dst_sel", "DWORD") != "DWORD":
-            unused = one.modifiers.get("dst_unused")
-            text = f"place({text}, {one.modifiers['dst_sel']!r}, {unused!r}, V[{number}])"
+        if inst.encoding == "sdwa" and inst.modifiers.get("dst_sel", "DWORD") != "DWORD":
+            unused = inst.modifiers.get("dst_unused")
+            text = f"place({text}, {inst.modifiers['dst_sel']!r}, {unused!r}, V[{number}])"
         if self.target.gfx12 and kind in "hw":
             text = f"place({text}, 'WORD_0', 'UNUSED_PRESERVE', V[{number}])"
-        if not any(each.kind == "v" for each in one.operands[1:]):
+        if not any(each.kind == "v" for each in inst.operands[1:]):
             text = f"np.broadcast_to({text}, {self.whole})"
         return [f"V[{number}] = merge({lanes}, {text}, V[{number}])"]
 
@@ -398,17 +398,17 @@ class _Writer:
 
     # Scalar
 
-    def _scalar(self, one: Instruction) -> list[str]:
-        name, operands = one.mnemonic, one.operands
-        lines = self._scalar_lines(one)
+    def _scalar(self, inst: Instruction) -> list[str]:
+        name, operands = inst.mnemonic, inst.operands
+        lines = self._scalar_lines(inst)
         to_exec = operands and operands[0].kind == "s" and operands[0].register in {EXEC, EXEC + 1}
         if (to_exec and not name.startswith(("s_cmp", "s_bitcmp"))) or "saveexec" in name:
-            lines.append(f"E = g.enabled({one.index})")
+            lines.append(f"E = g.enabled({inst.index})")
         return lines
 
-    def _scalar_lines(self, one: Instruction) -> list[str]:
+    def _scalar_lines(self, inst: Instruction) -> list[str]:
         """Python lines for a scalar instruction."""
-        name, operands = one.mnemonic, one.operands
+        name, operands = inst.mnemonic, inst.operands
         if re.fullmatch(r"s_(?:cmpk_\w+|\w+k)_i32", name):  # a signed 16-bit number, printed as 0xffe8
             number = ((int(operands[1].value) & 0xFFFF) ^ 0x8000) - 0x8000
             operands = (operands[0], replace(operands[1], constant=number))
@@ -427,12 +427,12 @@ class _Writer:
             (size, signed), base = WIDTHS[found[1]], f"pair({self._half(operands[1], 0)}, {self._half(operands[1], 1)})"
             offset = operands[2].constant
             if operands[2].kind == "s" and self.target.gfx12:
-                base, offset = f"{base} + {self._scalar_read(operands[2])}.astype(Q)", one.number("offset")
+                base, offset = f"{base} + {self._scalar_read(operands[2])}.astype(Q)", inst.number("offset")
             elif operands[2].kind != "literal":
-                raise UnknownInstructionError(one.text, "a register offset")
+                raise UnknownInstructionError(inst.text, "a register offset")
             targets = [("S", target.register + k) for k in range(max(1, size // 4))]
             return [
-                f"r = g.scalar_load({one.index}, {base}, {offset}, {size}, {signed})",
+                f"r = g.scalar_load({inst.index}, {base}, {offset}, {size}, {signed})",
                 f"g.issue('sm', {targets}, r, None)",
             ]
         if found := re.fullmatch(r"s_(\w+)_saveexec_b32", name):
@@ -458,7 +458,7 @@ class _Writer:
             counts = (f"count_bits(np.broadcast_to({self._half(operands[1], k)}, n))" for k in (0, 1))
             return [f"{put} = {' + '.join(counts)}", f"scc = {put} != 0"]
         if name not in SCALAR:
-            raise UnknownInstructionError(one.text)
+            raise UnknownInstructionError(inst.text)
         kinds, text, scc = SCALAR[name]
         sources = operands if re.search("k_i32$|bitset", name) else operands[1:]
         read = (
@@ -475,42 +475,42 @@ class _Writer:
 
     # Memory
 
-    def _global(self, one: Instruction) -> list[str]:
+    def _global(self, inst: Instruction) -> list[str]:
         """Python lines for a load, store or atomic of global memory."""
-        operands = one.operands
-        if atomic := re.fullmatch(r"(global|buffer)_atomic_(\w+)", one.mnemonic):
-            return self._atomic(one, atomic[1], *ATOMICS[atomic[2]])
-        found = re.fullmatch(r"(global|buffer)_(load|store)_(?:lds_)?([a-z]+(?:x\d)?)(_d16)?(_hi)?", one.mnemonic)
-        if one.to_lds:  # no register takes the words
+        operands = inst.operands
+        if atomic := re.fullmatch(r"(global|buffer)_atomic_(\w+)", inst.mnemonic):
+            return self._atomic(inst, atomic[1], *ATOMICS[atomic[2]])
+        found = re.fullmatch(r"(global|buffer)_(load|store)_(?:lds_)?([a-z]+(?:x\d)?)(_d16)?(_hi)?", inst.mnemonic)
+        if inst.to_lds:  # no register takes the words
             operands = (Operand("off"), *operands)
         if not found or found[3] not in WIDTHS:
-            raise UnknownInstructionError(one.text)
+            raise UnknownInstructionError(inst.text)
         size, signed = WIDTHS[found[3]]
         stores, registers = found[2] == "store", max(1, size // 4)
         if found[1] == "global":
             data, address = (operands[1], operands[0]) if stores else operands[:2]
-            where, beyond = self._address(one, address, operands[2])
+            where, beyond = self._address(inst, address, operands[2])
         else:
             data, *rest = operands
-            where, beyond = self._in_buffer(one, *rest)
-        lines, offset = [where], one.number("offset")
+            where, beyond = self._in_buffer(inst, *rest)
+        lines, offset = [where], inst.number("offset")
         shift = " >> U(16)" if found[5] else ""
         if stores:
             values = ", ".join(f"V[{data.register + k}]{shift}" for k in range(registers))
-            return [*lines, f"g.store({one.index}, A, E, {size}, [{values}], {beyond})"]
-        lines.append(f"r = g.load({one.index}, A, E, {size}, {signed}, {beyond})")
-        if one.to_lds:
+            return [*lines, f"g.store({inst.index}, A, E, {size}, [{values}], {beyond})"]
+        lines.append(f"r = g.load({inst.index}, A, E, {size}, {signed}, {beyond})")
+        if inst.to_lds:
             if size not in {4, 12, 16} or found[4]:
-                raise UnknownInstructionError(one.text, "its place in LDS is not known")
-            return [*lines, f"g.load_to_lds({one.index}, {size}, {offset}, r, E)"]
+                raise UnknownInstructionError(inst.text, "its place in LDS is not known")
+            return [*lines, f"g.load_to_lds({inst.index}, {size}, {offset}, r, E)"]
         lines += self._into_half(data, upper=bool(found[5])) if found[4] else []
         targets = [("V", data.register + k) for k in range(registers)]
         return [*lines, f"g.issue('vm', {targets}, r, E)"]
 
     @staticmethod
-    def _address(one: Instruction, lanes: Operand, base: Operand) -> tuple[str, str]:
+    def _address(inst: Instruction, lanes: Operand, base: Operand) -> tuple[str, str]:
         """A line that binds the addresses of a global access, and which of them are beyond a range: none."""
-        offset = one.number("offset")
+        offset = inst.number("offset")
         address = (
             f"pair(V[{lanes.register}], V[{lanes.register + 1}])"
             if base.kind == "off"
@@ -518,22 +518,22 @@ class _Writer:
         )
         return f"A = {address}" + (f" + Q({offset & (2**64 - 1)})" if offset else ""), "None"
 
-    def _in_buffer(self, one: Instruction, address: Operand, descriptor: Operand, scalar: Operand) -> tuple[str, str]:
+    def _in_buffer(self, inst: Instruction, address: Operand, descriptor: Operand, scalar: Operand) -> tuple[str, str]:
         """The same of an access through a descriptor."""
-        lanes = f"V[{address.register}]" if one.flag("offen") else "None"
+        lanes = f"V[{address.register}]" if inst.flag("offen") else "None"
         added = self._scalar_read(scalar) + ("" if scalar.kind == "literal" else "[:, None]")
-        return f"A, Z = g.buffer({one.index}, {descriptor.register}, {lanes}, {added}, {one.number('offset')})", "Z"
+        return f"A, Z = g.buffer({inst.index}, {descriptor.register}, {lanes}, {added}, {inst.number('offset')})", "Z"
 
-    def _atomic(self, one: Instruction, where: str, kind: str, text: str) -> list[str]:
+    def _atomic(self, inst: Instruction, where: str, kind: str, text: str) -> list[str]:
         """Read, change and write a word of memory; what was there comes back if asked for."""
-        operands = one.operands
+        operands = inst.operands
         if where == "buffer":
             target, data = operands[0], operands[0]
-            line, beyond = self._in_buffer(one, *operands[1:])
+            line, beyond = self._in_buffer(inst, *operands[1:])
         else:
             target = operands[0]
-            address, data, base = operands[1:] if one.returns else operands
-            line, beyond = self._address(one, address, base)
+            address, data, base = operands[1:] if inst.returns else operands
+            line, beyond = self._address(inst, address, base)
         words = [name for name in "bc" if re.search(rf"\b{name}\b", text)]
         if data.count != len(words):
             raise ValueError(f"{data.count} registers of data")
@@ -541,9 +541,9 @@ class _Writer:
         view = {"u": "", "i": ".view(I)", "f": ".view(F)"}[kind]
         changed = re.sub(r"\b([abc])\b(?!\()", rf"\1{view}", text) if view else text
         new = f"lambda {', '.join(['a', *words])}: ({changed}).view(U)"
-        lines = [line, f"r = g.atomic({one.index}, A, E, {new}, [{values}], {beyond})"]
-        into = [("V", target.register)] if one.returns else []
-        return [*lines, f"g.issue('vm', {into}, {'r' if one.returns else '()'}, E)"]
+        lines = [line, f"r = g.atomic({inst.index}, A, E, {new}, [{values}], {beyond})"]
+        into = [("V", target.register)] if inst.returns else []
+        return [*lines, f"g.issue('vm', {into}, {'r' if inst.returns else '()'}, E)"]
 
     @staticmethod
     def _into_half(data: Operand, *, upper: bool) -> list[str]:
@@ -554,46 +554,46 @@ class _Writer:
         return [f"r = [(r[0] & U(0xFFFF)) | ({old} & U(0xFFFF0000))]"]
 
     @staticmethod
-    def _scratch(one: Instruction) -> list[str]:
-        found = re.fullmatch(r"scratch_(load|store)_dword(?:x(\d))?", one.mnemonic)
+    def _scratch(inst: Instruction) -> list[str]:
+        found = re.fullmatch(r"scratch_(load|store)_dword(?:x(\d))?", inst.mnemonic)
         stores = bool(found) and found[1] == "store"  # type: ignore[index]
-        data = one.operands[1] if stores else one.operands[0]
-        if not found or any(each.kind != "off" for each in one.operands if each is not data):
-            raise UnknownInstructionError(one.text)
-        count, at = int(found[2] or 1), one.number("offset")
+        data = inst.operands[1] if stores else inst.operands[0]
+        if not found or any(each.kind != "off" for each in inst.operands if each is not data):
+            raise UnknownInstructionError(inst.text)
+        count, at = int(found[2] or 1), inst.number("offset")
         if stores:
             values = ", ".join(f"V[{data.register + k}]" for k in range(count))
             return [f"g.scratch_store({at}, [{values}], E)"]
         return [f"g.issue('vm', {[('V', data.register + k) for k in range(count)]}, g.scratch_load({at}, {count}), E)"]
 
-    def _lds(self, one: Instruction) -> list[str]:
+    def _lds(self, inst: Instruction) -> list[str]:
         """Python lines for an instruction that reads or writes LDS, or moves data between lanes through it."""
-        name, operands, index = one.mnemonic, one.operands, one.index
+        name, operands, index = inst.mnemonic, inst.operands, inst.index
         target = operands[0].register
 
         def arrive(counter: str, registers: int) -> str:
             return f"g.issue({counter!r}, {[('V', target + k) for k in range(registers)]}, r, E)"
 
         if name == "ds_bpermute_b32":
-            address = f"V[{operands[1].register}] + U({one.number('offset')})"
+            address = f"V[{operands[1].register}] + U({inst.number('offset')})"
             return [f"r = [gather(V[{operands[2].register}], {address}, E)]", arrive("dx", 1)]
         if name == "ds_permute_b32":
-            address = f"V[{operands[1].register}] + U({one.number('offset')})"
+            address = f"V[{operands[1].register}] + U({inst.number('offset')})"
             return [f"r = [scatter(V[{operands[2].register}], {address}, E)]", arrive("dx", 1)]
         if name == "ds_swizzle_b32":
-            source = self._constant(permute.swizzle_source(one.modifiers["offset"])[: self.target.lanes])
+            source = self._constant(permute.swizzle_source(inst.modifiers["offset"])[: self.target.lanes])
             return [f"r = [swizzle(V[{operands[1].register}], {source}, E)]", arrive("dx", 1)]
         if found := re.fullmatch(r"ds_(read|write)2(st64)?_b(32|64)", name):
             size = int(found[3]) // 8
             step, registers = size * (64 if found[2] else 1), size // 4
-            at = [one.number(f"offset{k}") * step for k in (0, 1)]
+            at = [inst.number(f"offset{k}") * step for k in (0, 1)]
             if found[1] == "read":
                 parts = (f"g.lds_read({index}, A + U({each}), E, {size}, False)" for each in at)
                 return [f"A = V[{operands[1].register}]; r = {' + '.join(parts)}", arrive("ds", 2 * registers)]
             data = [", ".join(f"V[{each.register + k}]" for k in range(registers)) for each in operands[1:3]]
             writes = (f"g.lds_write({index}, A + U({at[k]}), E, {size}, [{data[k]}])" for k in (0, 1))
             return [f"A = V[{target}]", *writes, "g.issue('ds', (), (), E)"]
-        offset = one.number("offset")
+        offset = inst.number("offset")
         if found := re.fullmatch(r"ds_read_b64_tr_b(8|16)", name):
             return [
                 f"r = g.transposed({index}, 'u{int(found[1]) // 8}', V[{operands[1].register}] + U({offset}), E)",
@@ -611,17 +611,17 @@ class _Writer:
             lines = [f"r = g.lds_read({index}, V[{operands[1].register}] + U({offset}), E, {size}, {signed})"]
             lines += self._into_half(operands[0], upper=bool(found[4])) if found[3] else []
             return [*lines, arrive("ds", max(1, size // 4))]
-        raise UnknownInstructionError(one.text)
+        raise UnknownInstructionError(inst.text)
 
     # Vector
 
-    def _matrix(self, one: Instruction) -> list[str]:
+    def _matrix(self, inst: Instruction) -> list[str]:
         types = r"(?:(f32|xf32|f16|bf16)|(fp8|bf8)_(fp8|bf8))"
-        found = re.fullmatch(rf"v_(?:mf|wm)ma_f32_(16|32)x\1x\d+_{types}", one.mnemonic)
+        found = re.fullmatch(rf"v_(?:mf|wm)ma_f32_(16|32)x\1x\d+_{types}", inst.mnemonic)
         if not found:
-            raise UnknownInstructionError(one.text)
+            raise UnknownInstructionError(inst.text)
         side, kinds = int(found[1]), (found[2] or found[3], found[2] or found[4])
-        target, *sources, added = one.operands
+        target, *sources, added = inst.operands
         lines = []
         for name, operand, kind in zip("ab", sources, kinds, strict=True):
             self._vector_register(operand)
@@ -633,57 +633,57 @@ class _Writer:
             if added.kind == "literal"
             else "[" + ", ".join(f"V[{added.register + k}]" for k in range(count)) + "]"
         )
-        _check_depth(one, side, kinds[0])
+        _check_depth(inst, side, kinds[0])
         into = f"V[{target.register}:{target.register + count}]"
         return [*lines, f"{into} = multiply({side}, a, b, {start})"]  # lanes that are off take part
 
-    def _vector(self, one: Instruction) -> list[str]:
+    def _vector(self, inst: Instruction) -> list[str]:
         """Python lines for a vector instruction."""
-        name, operands, index = one.mnemonic, one.operands, one.index
+        name, operands, index = inst.mnemonic, inst.operands, inst.index
         target, sources = operands[0], operands[1:]
 
         def put(text: str, kind: str) -> list[str]:
-            lanes, before = self._dpp(one, text)
-            return [*before, *self._put(target, text, kind, one, lanes)]
+            lanes, before = self._dpp(inst, text)
+            return [*before, *self._put(target, text, kind, inst, lanes)]
 
         if found := re.fullmatch(r"v_cmp_(\w+?)_([iuf])(16|32|64)", name):
             kind = COMPARED[found[2] + found[3]]
-            a, b = self._read(operands[1], kind, one, 0), self._read(operands[2], kind, one, 1)
-            lanes, before = self._dpp(one, a)
+            a, b = self._read(operands[1], kind, inst, 0), self._read(operands[2], kind, inst, 1)
+            lanes, before = self._dpp(inst, a)
             lines = [*before, f"a = {a}; b = {b}; g.set_mask({target.register}, {COMPARE[found[1]]}, {lanes})"]
             return [*lines, f"E = g.enabled({index})"] if target.register == EXEC else lines
         if name == "v_cndmask_b32":
             condition = self._mask(sources[2]) if len(sources) > 2 else f"g.mask({VCC})"
-            a, b = self._read(sources[0], "u", one, 0), self._read(sources[1], "u", one, 1)
+            a, b = self._read(sources[0], "u", inst, 0), self._read(sources[1], "u", inst, 1)
             return put(f"np.where({condition}, {b}, {a})", "u")
         if re.fullmatch(r"v_(?:add|sub|subrev|addc|subb|subbrev)_co_u32|v_mad_[iu]64_[iu]32|v_div_scale_f32", name):
-            return self._with_carry(one)
+            return self._with_carry(inst)
         if name == "v_fmac_f32":
-            a, b = self._read(sources[0], "f", one, 0), self._read(sources[1], "f", one, 1)
+            a, b = self._read(sources[0], "f", inst, 0), self._read(sources[1], "f", inst, 1)
             return put(f"fma({a}, {b}, V[{target.register}].view(F))", "f")
         if name == "v_div_fmas_f32":
-            return put(f"div_fmas({', '.join(self._read(each, 'f', one) for each in sources)}, g.mask({VCC}))", "f")
+            return put(f"div_fmas({', '.join(self._read(each, 'f', inst) for each in sources)}, g.mask({VCC}))", "f")
         if name.startswith("v_fma_mix"):
-            return put(*self._mixed(one))
+            return put(*self._mixed(inst))
         if name.startswith("v_pk_"):
-            return self._packed(one)
+            return self._packed(inst)
         if found := re.fullmatch(r"v_cvt_(scalef32_)?pk_(f32|f16|bf16)_(fp8|bf8)", name):
-            upper = {"WORD_0": 0, "WORD_1": 1}[one.modifiers.get("src0_sel", "WORD_0")]
-            select = one.numbers("op_sel", [0])
+            upper = {"WORD_0": 0, "WORD_1": 1}[inst.modifiers.get("src0_sel", "WORD_0")]
+            select = inst.numbers("op_sel", [0])
             if any(select[1:]):
-                raise UnknownInstructionError(one.text, "op_sel")
+                raise UnknownInstructionError(inst.text, "op_sel")
             upper |= select[0]
-            scale = f"scale_exponent({self._read(sources[1], 'f', one)})" if found[1] else "F(1)"
+            scale = f"scale_exponent({self._read(sources[1], 'f', inst)})" if found[1] else "F(1)"
             table = f"float8_values({found[3]!r}, {self.target.fnuz and not found[1]})"
             lines = [f"x = {self._register(sources[0], 0)} >> U({16 if upper else 0}); t = {table}; c = {scale}"]
             low, high = (f"np.broadcast_to(t[(x >> U({shift})) & U(255)] * c, {self.whole})" for shift in (0, 8))
             if found[2] == "f32":
                 return [*lines, self._put_two(target, f"{low}.view(U)", f"{high}.view(U)")]
             bits = {"f16": "half_bits", "bf16": "bfloat16_bits"}[found[2]]
-            return [*lines, *self._put(target, f"{bits}({low}) | ({bits}({high}) << U(16))", "u", one)]
+            return [*lines, *self._put(target, f"{bits}({low}) | ({bits}({high}) << U(16))", "u", inst)]
         if name == "v_readlane_b32":
             if sources[1].kind != "literal":
-                raise UnknownInstructionError(one.text, "a lane in a register")
+                raise UnknownInstructionError(inst.text, "a lane in a register")
             return [f"S[{target.register}] = {self._vector_register(sources[0])}[:, {sources[1].value}].copy()"]
         if name == "v_writelane_b32":
             value = self._scalar_read(sources[0])
@@ -693,40 +693,40 @@ class _Writer:
         if name == "v_readfirstlane_b32":
             return [f"S[{target.register}] = {self._vector_register(sources[0])}[np.arange(n), g.first_lane(E)]"]
         if name == "v_permlanex16_b32":
-            if one.numbers("op_sel", [0, 0])[0] != 1:  # which lets it read lanes that are off
-                raise UnknownInstructionError(one.text, "op_sel")
+            if inst.numbers("op_sel", [0, 0])[0] != 1:  # which lets it read lanes that are off
+                raise UnknownInstructionError(inst.text, "op_sel")
             low, high = (self._scalar_read(each) for each in sources[1:])
             return put(f"across_rows({self._vector_register(sources[0])}, {low}, {high})", "u")
         if found := re.fullmatch(r"v_permlane(16|32)_swap_b32", name):
             both = f"V[{target.register}], V[{sources[0].register}]"
             return [f"g.all_on({index}, E); {both} = {'swap_rows' if found[1] == '16' else 'swap_halves'}({both})"]
         if found := re.fullmatch(r"v_bitop3_b(16|32)", name):
-            halves = one.numbers("op_sel", [0] * 4) if found[1] == "16" else [0] * 4
-            parts = (self._read(each, "u", one, word=half) for each, half in zip(sources, halves, strict=False))
-            text = f"boolean({', '.join(parts)}, {one.number('bitop3')})"
+            halves = inst.numbers("op_sel", [0] * 4) if found[1] == "16" else [0] * 4
+            parts = (self._read(each, "u", inst, word=half) for each, half in zip(sources, halves, strict=False))
+            text = f"boolean({', '.join(parts)}, {inst.number('bitop3')})"
             if found[1] == "32":
                 return put(text, "u")
             unused = "UNUSED_PRESERVE" if halves[3] else "UNUSED_PAD"
             return put(f"place({text}, 'WORD_{halves[3]}', {unused!r}, V[{target.register}])", "u")
-        if name == "v_sub_u32" and one.flag("clamp"):
-            a, b = self._read(sources[0], "u", one), self._read(sources[1], "u", one)
-            return self._put(target, f"np.where({a} > {b}, {a} - {b}, U(0))", "u", replace(one, modifiers={}))
-        text, kind = self._expression(one)
+        if name == "v_sub_u32" and inst.flag("clamp"):
+            a, b = self._read(sources[0], "u", inst), self._read(sources[1], "u", inst)
+            return self._put(target, f"np.where({a} > {b}, {a} - {b}, U(0))", "u", replace(inst, modifiers={}))
+        text, kind = self._expression(inst)
         if name == "v_mad_u16":  # the one operation on 16 bits that keeps the upper half of its register
             return put(f"place(({text}).astype(U), 'WORD_0', 'UNUSED_PRESERVE', V[{target.register}])", "u")
         return put(text, kind)
 
-    def _expression(self, one: Instruction) -> tuple[str, str]:
+    def _expression(self, inst: Instruction) -> tuple[str, str]:
         """An instruction of the table as (expression, type)."""
-        if one.mnemonic not in VECTOR:
-            raise UnknownInstructionError(one.text)
-        kind, kinds, text = VECTOR[one.mnemonic]
-        words = one.numbers("op_sel", [0] * 4)
-        if any(words) and one.mnemonic != "v_pack_b32_f16":
-            raise UnknownInstructionError(one.text, "op_sel")
+        if inst.mnemonic not in VECTOR:
+            raise UnknownInstructionError(inst.text)
+        kind, kinds, text = VECTOR[inst.mnemonic]
+        words = inst.numbers("op_sel", [0] * 4)
+        if any(words) and inst.mnemonic != "v_pack_b32_f16":
+            raise UnknownInstructionError(inst.text, "op_sel")
         sources = {
-            "abc"[k]: self._read(each, wanted, one, k, word=words[k])
-            for k, (each, wanted) in enumerate(zip(one.operands[1:], kinds, strict=True))
+            "abc"[k]: self._read(each, wanted, inst, k, word=words[k])
+            for k, (each, wanted) in enumerate(zip(inst.operands[1:], kinds, strict=True))
         }
         once = {name: value for name, value in sources.items() if len(re.findall(rf"\b{name}\b", text)) == 1}
         repeated = {name: value for name, value in sources.items() if name not in once}
@@ -736,44 +736,44 @@ class _Writer:
         bound = ", ".join(repeated.values())
         return f"(lambda {', '.join(repeated)}: {filled})({bound})", kind
 
-    def _dpp(self, one: Instruction, text: str) -> tuple[str, list[str]]:
+    def _dpp(self, inst: Instruction, text: str) -> tuple[str, list[str]]:
         """Which lanes write, and lines that move the first source, which `text` must use, between lanes."""
-        if one.encoding != "dpp":
+        if inst.encoding != "dpp":
             return "E", []
         if not re.search(r"\bmoved\b", text):
-            raise UnknownInstructionError(one.text, "nothing here reads its moved source")
-        source, exists = (each[: self.target.lanes] for each in permute.dpp_source(one.modifiers))
-        lanes = permute.dpp_lanes(one.modifiers)[: self.target.lanes]
-        moved = one.operands[2 if "_co_" in one.mnemonic else 1]  # after the carry
-        bounded = one.modifiers.get("bound_ctrl") is not None
+            raise UnknownInstructionError(inst.text, "nothing here reads its moved source")
+        source, exists = (each[: self.target.lanes] for each in permute.dpp_source(inst.modifiers))
+        lanes = permute.dpp_lanes(inst.modifiers)[: self.target.lanes]
+        moved = inst.operands[2 if "_co_" in inst.mnemonic else 1]  # after the carry
+        bounded = inst.modifiers.get("bound_ctrl") is not None
         names = f"{self._constant(source)}, {self._constant(exists)}"
         lines = [f"moved, valid = g.dpp({self._vector_register(moved)}, E, {names}, {bounded})", "on = both(E, valid)"]
         if not lanes.all():
             lines.append(f"on = both(np.broadcast_to({self._constant(lanes)}, {self.whole}), on)")
         return "on", lines
 
-    def _with_carry(self, one: Instruction) -> list[str]:
+    def _with_carry(self, inst: Instruction) -> list[str]:
         """Instructions with a second result, a mask: carries, 64-bit multiply-add, division's scaling."""
-        name, (target, mask, *sources) = one.mnemonic, one.operands
+        name, (target, mask, *sources) = inst.mnemonic, inst.operands
         carry = self._put_mask(mask, "E")
         if name == "v_div_scale_f32":
-            three = ", ".join(f"np.broadcast_to({self._read(each, 'f', one)}, {self.whole})" for each in sources)
+            three = ", ".join(f"np.broadcast_to({self._read(each, 'f', inst)}, {self.whole})" for each in sources)
             return [
                 f"r, c = div_scale({three})",
                 f"V[{target.register}] = merge(E, r.view(U), V[{target.register}]); {carry}",
             ]
         if found := re.fullmatch(r"v_mad_([iu])64_[iu]32", name):
             narrow, wide, view = ("u", "Q", "") if found[1] == "u" else ("i", "L", ".view(Q)")
-            a, b = (f"{self._read(each, narrow, one)}.astype({wide})" for each in sources[:2])
-            added = self._read(sources[2], wide, one)
+            a, b = (f"{self._read(each, narrow, inst)}.astype({wide})" for each in sources[:2])
+            added = self._read(sources[2], wide, inst)
             # Bit 64 of the exact sum: of numbers with a sign it is the sign, also where 64 bits hold another one.
             overflow = "r < p" if wide == "Q" else "(r < 0) ^ (((p ^ r) & (q ^ r)) < 0)"
             return [
                 f"p = {a} * {b}; q = {added}; r = np.broadcast_to(p + q, {self.whole}); c = {overflow}; {carry}",
                 self._put_two(target, f"low(r{view})", f"high(r{view})"),
             ]
-        a, b = (self._read(each, "u", one, k) for k, each in enumerate(sources[:2]))
-        lanes, before = self._dpp(one, a)
+        a, b = (self._read(each, "u", inst, k) for k, each in enumerate(sources[:2]))
+        lanes, before = self._dpp(inst, a)
         a, b = (b, a) if "rev" in name else (a, b)
         sign = "+" if "add" in name else "-"
         taken = f" {sign} {self._mask(sources[2])}" if len(sources) > 2 else ""
@@ -784,34 +784,34 @@ class _Writer:
             self._put_mask(mask, lanes),
         ]
 
-    def _mixed(self, one: Instruction) -> tuple[str, str]:
+    def _mixed(self, inst: Instruction) -> tuple[str, str]:
         """`v_fma_mix`: each source is a float32, or a half of a register as float16."""
-        words, halves = one.numbers("op_sel", [0, 0, 0]), one.numbers("op_sel_hi", [0, 0, 0])
+        words, halves = inst.numbers("op_sel", [0, 0, 0]), inst.numbers("op_sel_hi", [0, 0, 0])
         three = (
-            f"{self._read(each, 'h', one, word=words[k])}.astype(F)" if halves[k] else self._read(each, "f", one)
-            for k, each in enumerate(one.operands[1:])
+            f"{self._read(each, 'h', inst, word=words[k])}.astype(F)" if halves[k] else self._read(each, "f", inst)
+            for k, each in enumerate(inst.operands[1:])
         )
         text = f"fma({', '.join(three)})"
-        if one.mnemonic == "v_fma_mix_f32":
+        if inst.mnemonic == "v_fma_mix_f32":
             return text, "f"
-        part = "WORD_0" if one.mnemonic == "v_fma_mixlo_f16" else "WORD_1"
-        return f"place(half_bits({text}), {part!r}, 'UNUSED_PRESERVE', V[{one.operands[0].register}])", "u"
+        part = "WORD_0" if inst.mnemonic == "v_fma_mixlo_f16" else "WORD_1"
+        return f"place(half_bits({text}), {part!r}, 'UNUSED_PRESERVE', V[{inst.operands[0].register}])", "u"
 
-    def _packed(self, one: Instruction) -> list[str]:
+    def _packed(self, inst: Instruction) -> list[str]:
         """`v_pk_`: two results; op_sel and op_sel_hi choose the halves that go into each."""
-        target, sources = one.operands[0], one.operands[1:]
-        lower, upper = one.numbers("op_sel", [0, 0, 0]), one.numbers("op_sel_hi", [1, 1, 1])
-        negated = one.numbers("neg_lo", [0, 0, 0]), one.numbers("neg_hi", [0, 0, 0])
-        if one.mnemonic == "v_pk_mov_b32":
+        target, sources = inst.operands[0], inst.operands[1:]
+        lower, upper = inst.numbers("op_sel", [0, 0, 0]), inst.numbers("op_sel_hi", [1, 1, 1])
+        negated = inst.numbers("neg_lo", [0, 0, 0]), inst.numbers("neg_hi", [0, 0, 0])
+        if inst.mnemonic == "v_pk_mov_b32":
             if any(map(any, negated)):
-                raise UnknownInstructionError(one.text, "a sign modifier")
+                raise UnknownInstructionError(inst.text, "a sign modifier")
             moved = (
                 self._literal(each.value, "u") if each.kind == "literal" else self._register(each, lower[k])
                 for k, each in enumerate(sources)
             )
             parts = (f"np.broadcast_to({word}, {self.whole})" for word in moved)
             return [f"p, r = {', '.join(parts)}", self._put_two(target, "p", "r")]
-        if found := re.fullmatch(r"v_pk_(mul|add|fma)_f32", one.mnemonic):
+        if found := re.fullmatch(r"v_pk_(mul|add|fma)_f32", inst.mnemonic):
             form = {"mul": "{} * {}", "add": "{} + {}", "fma": "fma({}, {}, {})"}[found[1]]
 
             def part(k: int, word: int, minus: int) -> str:
@@ -826,21 +826,21 @@ class _Writer:
             ]
             values = ", ".join(f"np.broadcast_to({text}, {self.whole}).view(U)" for text in both)
             return [f"p, r = {values}", self._put_two(target, "p", "r")]
-        kind, text = PACKED[one.mnemonic.removeprefix("v_pk_")]
+        kind, text = PACKED[inst.mnemonic.removeprefix("v_pk_")]
         if any(map(any, negated)):
-            raise UnknownInstructionError(one.text, "a sign modifier")
+            raise UnknownInstructionError(inst.text, "a sign modifier")
         cast = {"h": "half_bits(r)", "k": "r.view(W16).astype(U)", "w": "r.astype(U)"}[kind]
         lines = []
         for result, words in (("p", lower), ("q", upper)):
-            reads = (f"{'ab'[k]} = {self._read(each, kind, one, word=words[k])}" for k, each in enumerate(sources))
+            reads = (f"{'ab'[k]} = {self._read(each, kind, inst, word=words[k])}" for k, each in enumerate(sources))
             lines.append(f"{'; '.join(reads)}; r = {text}; {result} = {cast}")
-        return [*lines, *self._put(target, "p | (q << U(16))", "u", one)]
+        return [*lines, *self._put(target, "p | (q << U(16))", "u", inst)]
 
 
-def _check_depth(one: Instruction, side: int, kind: str) -> None:
+def _check_depth(inst: Instruction, side: int, kind: str) -> None:
     """Refuse registers that do not hold the K of the mnemonic."""
     width = {"f32": 32, "xf32": 32, "f16": 16, "bf16": 16, "fp8": 8, "bf8": 8}[kind]
-    found = re.search(r"x(\d+)_", one.mnemonic.partition(f"_f32_{side}x{side}")[2])
+    found = re.search(r"x(\d+)_", inst.mnemonic.partition(f"_f32_{side}x{side}")[2])
     k = int(found[1]) if found else 0
-    if one.operands[1].count * 32 // width * (one.target.lanes // side) != k:
-        raise UnknownInstructionError(one.text, f"its registers do not hold K = {k}")
+    if inst.operands[1].count * 32 // width * (inst.target.lanes // side) != k:
+        raise UnknownInstructionError(inst.text, f"its registers do not hold K = {k}")

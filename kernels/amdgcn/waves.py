@@ -143,10 +143,10 @@ class Waves:
         """A fault at a place: wave, lane, instruction, Python line."""
         group, wave = tuple(int(each) for each in self.workgroup[row]), int(self.wave[row])
         at = "" if lane is None else f" lane {lane}"
-        one = self.machine.program.instructions[index]
+        instruction = self.machine.program.instructions[index]
         where = {"kernel": self.machine.program.name, "buffer": buffer, "workgroup": group, "wave": wave, "lane": lane}
-        where |= {"instruction": " ".join(one.text.split()), "line": one.source}
-        return ProgramFault(f"{what}: wave {wave} of workgroup {group}{at}; {one}", where)
+        where |= {"instruction": " ".join(instruction.text.split()), "line": instruction.source}
+        return ProgramFault(f"{what}: wave {wave} of workgroup {group}{at}; {instruction}", where)
 
     def same(self, index: int, value: Array, enabled: Array | None, used_as: str) -> None:
         """Raise where the twins differ: something undefined was used."""
