@@ -262,18 +262,6 @@ def mfma_token(position, X: tl.constexpr):
 
 
 @triton.jit
-def load_tile(pointers, in_head, seen, PADS: tl.constexpr, FULL: tl.constexpr):
-    """Return what `pointers` point at; 0 outside of the head (PADS) and, unless the tile is FULL, where not `seen`."""
-    if not FULL:
-        tile = tl.load(pointers, mask=in_head & seen, other=0)
-    elif PADS:
-        tile = tl.load(pointers, mask=in_head, other=0)
-    else:
-        tile = tl.load(pointers)
-    return tile
-
-
-@triton.jit
 def load_key_tile(key_cache, stride_group, loaded, OPTIONS: tl.constexpr, FULL: tl.constexpr):
     """Return K of a tile, [channels, columns]; `key_cache` [columns] points at the first channel of each token.
 
@@ -283,30 +271,41 @@ def load_key_tile(key_cache, stride_group, loaded, OPTIONS: tl.constexpr, FULL: 
     """
     HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE
     PADDED: tl.constexpr = OPTIONS.HEAD_SIZE_PADDED // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE_PADDED
-    PADS: tl.constexpr = HEAD_SIZE < PADDED
+    PACKING: tl.constexpr = OPTIONS.PACKING
     X: tl.constexpr = OPTIONS.X
     if OPTIONS.LOAD_K_BY_TOKEN:
         # Lanes along the channels of a token: X of them are a load, which goes straight to LDS where there is cp.async.
         channel = tl.arange(0, PADDED)
-        in_head, seen = (channel < HEAD_SIZE)[None, :], loaded[:, None]
-        offset = channel if OPTIONS.PACKING == "rows" else channel // X * stride_group + channel % X
-        k = tl.trans(load_tile(key_cache[:, None] + offset[None, :], in_head, seen, PADS, FULL))
+        mask = (channel < HEAD_SIZE)[None, :]
+        seen = loaded[:, None]
+        offset = channel if PACKING == "rows" else channel // X * stride_group + channel % X
+        key_cache = key_cache[:, None] + offset[None, :]
     elif OPTIONS.K_MFMA_LAYOUT:
         # Lanes along 16 tokens and four groups, as the product has them, so that nothing moves between lanes.
         group = tl.arange(0, PADDED // X)
-        in_head, seen = (group * X < HEAD_SIZE)[None, :, None, None], loaded[:, None, :, None]
-        pointers = key_cache[:, None, :, None] + (group * stride_group)[None, :, None, None]
-        pointers += tl.arange(0, X)[None, None, None, :]
-        k = load_tile(pointers, in_head, seen, PADS, FULL)
+        mask = (group * X < HEAD_SIZE)[None, :, None, None]
+        seen = loaded[:, None, :, None]
+        key_cache = key_cache[:, None, :, None] + (group * stride_group)[None, :, None, None]
+        key_cache += tl.arange(0, X)[None, None, None, :]
+    else:
+        # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
+        group = tl.arange(0, PADDED // X)
+        mask = (group * X < HEAD_SIZE)[:, None, None]
+        seen = loaded[None, :, None]
+        key_cache = key_cache[None, :, None] + (group * stride_group)[:, None, None] + tl.arange(0, X)[None, None, :]
+    if not FULL:
+        k = tl.load(key_cache, mask=mask & seen, other=0)
+    elif HEAD_SIZE < PADDED:
+        k = tl.load(key_cache, mask=mask, other=0)
+    else:
+        k = tl.load(key_cache)
+    if OPTIONS.LOAD_K_BY_TOKEN:
+        k = tl.trans(k)
+    elif OPTIONS.K_MFMA_LAYOUT:
         SIXTEENS: tl.constexpr = k.shape[2]
         k = tl.permute(tl.reshape(k, [16, PADDED // (4 * X), 4, SIXTEENS, X // 8, 8]), (1, 4, 2, 5, 3, 0))
         k = tl.reshape(k, [PADDED, SIXTEENS * 16])
     else:
-        # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
-        group = tl.arange(0, PADDED // X)
-        in_head, seen = (group * X < HEAD_SIZE)[:, None, None], loaded[None, :, None]
-        pointers = key_cache[None, :, None] + (group * stride_group)[:, None, None] + tl.arange(0, X)[None, None, :]
-        k = load_tile(pointers, in_head, seen, PADS, FULL)
         k = tl.reshape(tl.permute(k, (0, 2, 1)), [PADDED, loaded.shape[0]])
     return k
 
@@ -321,30 +320,38 @@ def load_value_tile(value_cache, stride_channel, near, loaded, OPTIONS: tl.const
     """
     HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE
     PADDED: tl.constexpr = OPTIONS.HEAD_SIZE_PADDED // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE_PADDED
-    PADS: tl.constexpr = HEAD_SIZE < PADDED
     PACKING: tl.constexpr = OPTIONS.PACKING
     RUN: tl.constexpr = OPTIONS.CONTIGUOUS_TOKENS
     channel = tl.arange(0, PADDED)
-    in_head = (channel < HEAD_SIZE)[None, :]
+    mask = (channel < HEAD_SIZE)[None, :]
     if OPTIONS.V_MFMA_LAYOUT:
         # Lanes along 16 channels and four runs, as the product has them; columns are in the order of `mfma_token`.
         RUNS: tl.constexpr = value_cache.shape[0]
         channel = tl.arange(0, 16)[:, None] + 16 * tl.arange(0, PADDED // 16)[None, :]
-        in_head = (channel < HEAD_SIZE)[:, None, :, None]
-        pointers = value_cache[None, :, None, None] + (channel * stride_channel)[:, None, :, None]
-        pointers += tl.arange(0, RUN)[None, None, None, :]
-        v = load_tile(pointers, in_head, near[None, :, None, None], PADS, FULL)
+        mask = (channel < HEAD_SIZE)[:, None, :, None]
+        value_cache = value_cache[None, :, None, None] + (channel * stride_channel)[:, None, :, None]
+        value_cache += tl.arange(0, RUN)[None, None, None, :]
+        if not FULL:
+            v = tl.load(value_cache, mask=mask & near[None, :, None, None], other=0)
+        elif HEAD_SIZE < PADDED:
+            v = tl.load(value_cache, mask=mask, other=0)
+        else:
+            v = tl.load(value_cache)
         v = tl.permute(tl.reshape(v, [16, RUNS // 4, 4, PADDED // 16, RUN // 4, 4]), (1, 4, 2, 5, 3, 0))
         v = tl.reshape(v, [RUNS * RUN, PADDED])
-    elif FULL and RUN > 1:
+    elif not FULL:
+        value_cache = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
+        v = tl.load(value_cache, mask=mask & near[:, None], other=0)
+    elif RUN > 1:
         # A lane reads a run of tokens, and neighbouring lanes its neighbours in the run before the next channel.
-        pointers = value_cache[:, None, None] + (channel * stride_channel)[None, :, None]
-        pointers += tl.arange(0, RUN)[None, None, :]
-        v = load_tile(pointers, in_head[:, :, None], True, PADS, FULL)
+        value_cache = (
+            value_cache[:, None, None] + (channel * stride_channel)[None, :, None] + tl.arange(0, RUN)[None, None, :]
+        )
+        v = tl.load(value_cache, mask=mask[:, :, None], other=0) if HEAD_SIZE < PADDED else tl.load(value_cache)
         v = tl.reshape(tl.permute(v, (0, 2, 1)), [value_cache.shape[0] * RUN, PADDED])
     else:
-        pointers = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
-        v = load_tile(pointers, in_head, near[:, None], PADS, FULL)
+        value_cache = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
+        v = tl.load(value_cache, mask=mask, other=0) if HEAD_SIZE < PADDED else tl.load(value_cache)
     if OPTIONS.X_DIVIDES_BLOCK_SIZE and not FULL:
         v = tl.where(loaded[:, None], v, 0)
     return v
