@@ -61,8 +61,7 @@ WIDER = {
 numbers of ranks and copied to others."""
 MODELS = {name: replace(FAMILIES[name], config={**FAMILIES[name].config, **more}) for name, more in WIDER.items()}
 
-# vLLM's gated delta rule for CPUs takes bfloat16 alone. Ours takes no drafts beside a prefix cache, as GPUs have here.
-ENVIRONMENT = IN_PROCESS | {"PAGEDKV_MLA": "1", "PAGEDKV_GDN": "0" if GPU else "1"}
+ENVIRONMENT = IN_PROCESS | {"PAGEDKV_MLA": "1", "PAGEDKV_GDN": "1"}
 
 DRAFTS = 2
 NGRAMS = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_min": 1, "prompt_lookup_max": 3}

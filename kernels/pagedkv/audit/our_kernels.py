@@ -377,14 +377,19 @@ def _delta(
 
 
 def _gdn_decode_cases() -> list[Case]:
-    """Decode of the gated delta rule: Qwen3-Next, a rank of TP 8, a state in bf16, drafts; Kimi Linear with drafts."""
+    """Decode of the gated delta rule: Qwen3-Next, a rank of TP 8, a state in bf16, drafts; Kimi Linear with drafts.
+
+    With drafts the next step replays those that count, or finds the state after each in a slot.
+    """
     return [
         _gdn_decode(),
         _gdn_decode(key_heads=2, heads=4, size=64),
         _gdn_decode(stored=torch.bfloat16),
         _gdn_decode(drafts=3),
         _gdn_decode(drafts=3, dtype=torch.float16, stored=torch.float16),
+        _gdn_decode(drafts=3, each=True),
         _gdn_decode(drafts=3, key_heads=32, by_key=True),
+        _gdn_decode(drafts=3, key_heads=32, by_key=True, each=True),
         _gdn_decode(dtype=torch.float32, by_key=True),
     ]
 
@@ -398,6 +403,7 @@ def _gdn_decode(
     stored: torch.dtype = torch.float32,
     drafts: int = 0,
     by_key: bool = False,
+    each: bool = False,
 ) -> Case:
     """A step of 64 sequences, from the convolution's output and a pool of states."""
     sequences = 64
@@ -408,12 +414,12 @@ def _gdn_decode(
     size_of_decay = (size,) if by_key else ()
     index = torch.arange(sequences, dtype=torch.int32)
     verify = {
-        "drafts": allocate_drafts(k, states, len(states), drafts, by_key=by_key),
-        "seq_lens": index,
         "query_start_loc": torch.arange(sequences + 1, dtype=torch.int32) * (1 + drafts),
         "num_accepted_tokens": index,
         "max_query_len": 1 + drafts,
     }
+    if not each:
+        verify |= {"drafts": allocate_drafts(k, states, len(states), drafts, by_key=by_key), "seq_lens": index}
     launch = partial(
         gdn_decode,
         q,
@@ -425,11 +431,11 @@ def _gdn_decode(
         states,
         A_log=torch.empty(heads),
         dt_bias=torch.empty(heads, *size_of_decay),
-        state_indices=index,
+        state_indices=index[:, None].expand(-1, 1 + drafts).contiguous() if each else index,
         **(verify if drafts else {}),
     )
     kind, kept = (str(each).removeprefix("torch.") for each in (dtype, stored))
-    special = "-drafts" * bool(drafts) + "-by-key" * by_key
+    special = "-drafts" * bool(drafts) + "-each" * each + "-by-key" * by_key
     name = f"gdn-decode-{kind}-k{key_heads}h{heads}-d{size}-{kept}{special}"
     labels = {"operation": "gdn-decode", "dtype": kind, "head_size": str(size), "block_size": "0"}
     return Case("ours", name, ("gdn_decode_kernel",), launch, labels | {"layout": "states", "cache": "small"})

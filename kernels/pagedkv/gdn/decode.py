@@ -60,7 +60,7 @@ def gdn_decode(
     *,
     A_log: Tensor,  # [heads]
     dt_bias: Tensor,  # [heads] or [heads, keys]
-    state_indices: Tensor,  # [sequences] int32
+    state_indices: Tensor,  # [sequences] or [sequences, 1 + drafts] int32
     scale: float | None = None,
     lower_bound: float | None = None,
     pad_index: int = -1,
@@ -82,8 +82,9 @@ def gdn_decode(
     Without `drafts` a sequence has one token and its state is replaced. With them its first token is one that counts,
     the others are drafts, and the state in the pool becomes that after the first token: the drafts that the next step
     accepts are replayed there. A prefill or a step without `drafts` finds, and leaves, nothing to replay, so the next
-    step must accept one token. States are computed in fp32 whatever their dtype. The call never waits for the device,
-    and the grid follows from shapes, so it can be captured in a graph.
+    step must accept one token. With a slot for each token in `state_indices` the state after each is written instead,
+    and the next step goes on from that of the last accepted one. States are computed in fp32 whatever their dtype. The
+    call never waits for the device, and the grid follows from shapes, so it can be captured in a graph.
 
     Args:
         q: Of key heads, each shared by heads / key heads neighbouring heads. 64 or 128 keys; fp32, fp16 or bf16, last
@@ -96,11 +97,13 @@ def gdn_decode(
         states: Pool of states, changed in place.
         A_log: Logarithm of the rate of decay; `exp(A_log)` is finite.
         dt_bias: Added to `a`.
-        state_indices: The slot of each sequence, of which no other sequence has the same.
+        state_indices: The slot of each sequence, of which no other sequence has the same; or one for the state after
+            each of its tokens.
         scale: Of q; None for 1 / sqrt(keys).
         lower_bound: g is lower_bound sigmoid(exp(A_log) (a + dt_bias)) instead.
         pad_index: Sequences with an index of at most this are padding (vLLM: 0, its null block).
         drafts: Room for drafts, see `allocate_drafts`. All that follows is needed with it, but for `draft_indices`.
+            With a slot for each token there is no `drafts`, `draft_indices` or `seq_lens`.
         draft_indices: The slot of each sequence in `drafts`; None for `state_indices`.
         seq_lens: Tokens of each sequence, those of this step included.
         query_start_loc: First token of each sequence, and the number of tokens.
@@ -126,8 +129,8 @@ def gdn_decode(
     decode_checks.drafts(k, a, states, state_indices, drafts, draft_indices, at, max_query_len)
     if debug:
         checks.decays(A_log, dt_bias)
-        decode_checks.slots("state_indices", state_indices, pad_index, len(states))
-        if drafts is not None:
+        decode_checks.slots("state_indices", state_indices.flatten(), pad_index, len(states))
+        if drafts is not None or state_indices.dim() == 2:
             decode_checks.steps(state_indices, draft_indices, pad_index, drafts, at, len(q), max_query_len)
     if len(state_indices) == 0:
         return
@@ -173,7 +176,8 @@ def _prepare(
     """Choose the launch of a call that was checked."""
     heads, values, keys = states.shape[1:]
     arch = current(q)
-    data = tuning(arch.name).gdn_decode if drafts is None else tuning(arch.name).gdn_verify
+    each = state_indices.dim() == 2
+    data = tuning(arch.name).gdn_verify if each or drafts is not None else tuning(arch.name).gdn_decode
     constants = DecodeOptions(
         HEADS=heads,
         HEADS_OF_KEY=heads // k.shape[1],
@@ -184,6 +188,7 @@ def _prepare(
         BY_KEY=a.dim() == 3,
         BOUNDED=lower_bound is not None,
         DRAFTS=drafts is not None,
+        EACH=each,
         DEPENDENT=arch.dependent_launches,
     )
     strides = DecodeStrides(
@@ -197,8 +202,8 @@ def _prepare(
         keys=(0, 0, 0) if drafts is None else drafts.keys.stride()[:3],
         updates=(0, 0, 0) if drafts is None else drafts.updates.stride()[:3],
         decays=(0, 0, 0) if drafts is None else drafts.decays.stride()[:3],
-        state_indices=state_indices.stride(),
-        draft_indices=draft_indices.stride(),
+        state_indices=state_indices.stride()[:1],
+        draft_indices=draft_indices.stride()[:1],
     )
     grid = (heads * (values // constants.ROWS), len(state_indices))
     launch: dict[str, Any] = {"OPTIONS": constants, "num_warps": data.waves, "num_stages": 1}

@@ -61,7 +61,10 @@ def tensors(
     checks.shape("dt_bias", dt_bias, (heads, *by_key), "[heads] or [heads, keys], as a has")
     checks.shape("b", b, (tokens, heads), "[tokens, heads]")
     checks.shape("A_log", A_log, (heads,), "[heads]")
-    checks.shape("state_indices", state_indices, (None,), "[sequences]")
+    each = (None,) if state_indices.dim() == 2 else ()
+    checks.shape("state_indices", state_indices, (None, *each), "[sequences] or [sequences, 1 + drafts]")
+    if each:
+        checks.dense("state_indices", state_indices)
     checks.dtype("state_indices", state_indices, (torch.int32,), "Cast with .to(torch.int32).")
     checks.dtype("k", k, checks.DTYPES, "Cast it.")
     for name, tensor in {"q": q, "v": v, "out": out}.items():
@@ -96,7 +99,16 @@ def drafts(
 ) -> None:
     """Check the room for drafts, and what says which tokens are whose, without reading them."""
     given = {name: tensor for name, tensor in at.items() if tensor is not None}
-    if room is None:
+    each, sequences = state_indices.dim() == 2, len(state_indices)
+    if each and (room is not None or draft_indices is not None or "seq_lens" in given):
+        raise ArgumentError(
+            "drafts",
+            "drafts",
+            got="room for drafts, and a slot for each token in state_indices",
+            expected="one of both, and seq_lens with room alone",
+            remedy="Pass state_indices of [sequences], or no drafts, draft_indices and seq_lens.",
+        )
+    if room is None and not each:
         if given or draft_indices is not None or max_query_len != 1:
             raise ArgumentError(
                 "drafts",
@@ -105,15 +117,29 @@ def drafts(
                 expected="room for what a step keeps of its drafts",
                 remedy="Pass what allocate_drafts returns, or only q, k, v, a and b of one token a sequence.",
             )
-        sequences = len(state_indices)
         checks.shape("state_indices", state_indices, (len(k),), "[sequences] of one token each")
         return
-    for name in sorted(at.keys() - given.keys()):
+    for name in sorted(at.keys() - given.keys() - ({"seq_lens"} if each else set())):
         raise ArgumentError(
             "drafts", name, got=None, expected="a tensor, because drafts are verified", remedy="Pass it."
         )
+    checks.shape("num_accepted_tokens", given["num_accepted_tokens"], (sequences,), "[sequences]")
+    checks.shape("query_start_loc", given["query_start_loc"], (sequences + 1,), "[sequences + 1]")
+    most = state_indices.shape[1] - 1 if room is None else room.most
+    if not 1 <= max_query_len <= most + 1:
+        place = "state_indices has so many slots" if room is None else f"drafts has a ring of {2 * most + 1} places"
+        raise ArgumentError(
+            "drafts",
+            "max_query_len",
+            got=f"{max_query_len} tokens of a sequence",
+            expected=f"1 .. {most + 1}: {place}",
+            remedy="Allocate drafts for as many as the server proposes.",
+        )
+    if room is None:
+        checks.indices({name: given[name] for name in given})
+        checks.device(("k", k), given)
+        return
     heads, values, keys = states.shape[1:]
-    sequences = len(state_indices)
     checks.shape("drafts.keys", room.keys, (None, None, k.shape[1], keys), "[slots, ring, key heads, keys]")
     ring = room.keys.shape[:2]
     by_key = (keys,) if a.dim() == 3 else ()
@@ -126,17 +152,7 @@ def drafts(
     for name, tensor in {"drafts.keys": room.keys, **single}.items():
         checks.dense(name, tensor)
         given[name] = tensor
-    if not 1 <= max_query_len <= room.most + 1:
-        raise ArgumentError(
-            "drafts",
-            "max_query_len",
-            got=f"{max_query_len} tokens of a sequence",
-            expected=f"1 .. {room.most + 1}: drafts has a ring of {ring[1]} places",
-            remedy="Allocate drafts for as many as the server proposes.",
-        )
     checks.shape("seq_lens", given["seq_lens"], (sequences,), "[sequences]")
-    checks.shape("num_accepted_tokens", given["num_accepted_tokens"], (sequences,), "[sequences]")
-    checks.shape("query_start_loc", given["query_start_loc"], (sequences + 1,), "[sequences + 1]")
     checks.indices({name: given[name] for name in at})
     if draft_indices is not None:
         checks.shape("draft_indices", draft_indices, (sequences,), "[sequences]")
@@ -169,7 +185,7 @@ def steps(
     state_indices: Tensor,
     draft_indices: Tensor | None,
     pad_index: int,
-    room: Drafts,
+    room: Drafts | None,
     at: dict[str, Tensor | None],
     tokens: int,
     max_query_len: int,
@@ -179,18 +195,21 @@ def steps(
     Raises:
         ArgumentError: of kind "slot" or "length".
     """
-    used = state_indices > pad_index
-    places = state_indices if draft_indices is None else draft_indices
-    slots("state_indices" if draft_indices is None else "draft_indices", places[used], -1, len(room.keys))
+    used = (state_indices if room is not None else state_indices[:, 0]) > pad_index
+    most = state_indices.shape[1] - 1 if room is None else room.most
+    if room is not None:
+        places = state_indices if draft_indices is None else draft_indices
+        slots("state_indices" if draft_indices is None else "draft_indices", places[used], -1, len(room.keys))
     starts, lens, accepted = at["query_start_loc"], at["seq_lens"], at["num_accepted_tokens"]
     assert starts is not None
-    assert lens is not None
     assert accepted is not None
     query_lens = starts.diff()
     checks.within("query_start_loc", starts, tokens + 1, "tokens + 1")
     checks.within("query_start_loc (its differences)", query_lens, max_query_len + 1, "max_query_len + 1")
     used &= query_lens > 0
-    checks.within("num_accepted_tokens", accepted[used], room.most + 2, "the drafts that there is room for, + 2")
+    checks.within("num_accepted_tokens", accepted[used], most + 2, "the drafts that there is room for, + 2")
+    if lens is None:
+        return
     before = (lens - query_lens - (accepted - 1).clamp(min=0))[used]
     checks.within(
         "seq_lens (less the tokens of this step and the accepted drafts)", before, (1 << 31) - 1, "any length"

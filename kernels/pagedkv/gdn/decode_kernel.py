@@ -12,6 +12,7 @@ The first token of a step always counts, and the state behind it is written. Of 
 be rejected, only u, k and d are kept. The next step replays those that were accepted, S d + u k^T, before its own first
 token. They are kept at their positions in the sequence modulo the length of a ring. What a step reads lies before its
 first token and what it writes behind it, so with room for twice the drafts, and one, no program waits for another.
+Where somebody copies states between steps, as a prefix cache does, the state after each token is written instead.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class DecodeOptions(NamedTuple):
     """Whether decays have a lower bound."""
     DRAFTS: bool
     """Whether sequences have several tokens, of which those of the step before are replayed."""
+    EACH: bool
+    """Whether they have several, and the state after each goes to a slot of its own."""
     DEPENDENT: bool
     """Whether it is a programmatic dependent launch (`follow`)."""
 
@@ -110,6 +113,14 @@ def rows_of(states, there, OPTIONS):
     for part in tl.static_range(OPTIONS.KEYS // OPTIONS.PART):
         out += (tl.load(states + part * OPTIONS.PART, mask=there, other=0.0).to(tl.float32),)
     return out
+
+
+@triton.jit
+def store_rows(states, parts, there, OPTIONS):
+    """Write rows of a state in its dtype."""
+    STORED: tl.constexpr = states.dtype.element_ty
+    for part in tl.static_range(OPTIONS.KEYS // OPTIONS.PART):
+        tl.store(states + part * OPTIONS.PART, narrow(widen(parts[part], STORED), STORED), mask=there)
 
 
 @triton.jit
@@ -229,13 +240,13 @@ def gdn_decode_kernel(
     bias,  # [heads], with BY_KEY [heads, KEYS]
     out,  # [tokens, heads, VALUES]
     states,  # [slots, heads, VALUES, KEYS]
-    state_indices,  # [sequences] int32
+    state_indices,  # [sequences] int32, with EACH [sequences, tokens]
     keys,  # [slots, ring, key heads, KEYS] of drafts, in the dtype of k; as all that follows used with DRAFTS
     updates,  # [slots, ring, heads, VALUES] fp32
     decays,  # [slots, ring, heads] fp32, with BY_KEY [slots, ring, heads, KEYS]
     draft_indices,  # [sequences] int32
     seq_lens,  # [sequences] int32, with the tokens of this step
-    query_start_loc,  # [sequences + 1] int32
+    query_start_loc,  # [sequences + 1] int32, used with DRAFTS or EACH, as num_accepted
     num_accepted,  # [sequences] int32, tokens of the step before that count
     strides,  # DecodeStrides
     scale,  # of q
@@ -246,7 +257,6 @@ def gdn_decode_kernel(
 ):
     """Walk the tokens of a sequence for ROWS values of a head; grid [heads * tiles of values, sequences]."""
     DTYPE: tl.constexpr = out.dtype.element_ty
-    STORED: tl.constexpr = states.dtype.element_ty
     TILES: tl.constexpr = OPTIONS.VALUES // OPTIONS.ROWS
     head = tl.program_id(0) // TILES
     tile = tl.program_id(0) % TILES
@@ -259,14 +269,20 @@ def gdn_decode_kernel(
     first = sequence.to(tl.int64)
     count = 1
     position = 0
-    if OPTIONS.DRAFTS:
+    SEVERAL: tl.constexpr = OPTIONS.DRAFTS or OPTIONS.EACH
+    if SEVERAL:
         first = tl.load(query_start_loc + sequence).to(tl.int64)
         count = tl.load(query_start_loc + sequence + 1) - first.to(tl.int32)
-        position = tl.load(seq_lens + sequence) - count
+        if OPTIONS.DRAFTS:
+            position = tl.load(seq_lens + sequence) - count
         if count == 0:  # such a sequence keeps its state, and what is kept of its drafts
             return
     (stride_index,) = wide(strides.state_indices)
-    slot = tl.load(state_indices + sequence * stride_index).to(tl.int64)
+    state_indices += sequence * stride_index
+    if OPTIONS.EACH:
+        slot = tl.load(state_indices + tl.load(num_accepted + sequence) - 1).to(tl.int64)
+    else:
+        slot = tl.load(state_indices).to(tl.int64)
     there = slot > pad_index
     stride_slot, stride_state_head, stride_state_row = wide(strides.states)
     states += slot * stride_slot + head * stride_state_head + row[:, None] * stride_state_row + column
@@ -309,7 +325,7 @@ def gdn_decode_kernel(
     upcoming = inputs_at(pointers, token_strides, first, OPTIONS)
     for token in range(count):
         raw_q, raw_k, raw_v, raw_a, raw_b = upcoming
-        if OPTIONS.DRAFTS:  # the loads of the next token do not wait for what this one computes
+        if SEVERAL:  # the loads of the next token do not wait for what this one computes
             upcoming = inputs_at(pointers, token_strides, first + tl.minimum(token + 1, count - 1), OPTIONS)
         query, key = single(raw_q), single(raw_k)
         decay = decays_of(raw_a, bias, rate, lower_bound, DTYPE, OPTIONS)
@@ -320,11 +336,15 @@ def gdn_decode_kernel(
         y = (along_keys(state, query, decay, OPTIONS) + update * dot(key, query)) * norm_q
         y = tl.where(there, y, 0.0)  # as the padding of a graph, whose rows other layers read
         tl.store(out + (first + token) * stride_out, narrow(widen(y, DTYPE), DTYPE))
-        if (token == 0) | (token + 1 < count):  # nobody asks for the state after the last draft
+        if OPTIONS.EACH:
             state = next_state(state, update, key, decay, OPTIONS)
-        if token == 0:
-            for part in tl.static_range(OPTIONS.KEYS // OPTIONS.PART):
-                tl.store(states + part * OPTIONS.PART, narrow(widen(state[part], STORED), STORED), mask=there)
+            after = states + (tl.load(state_indices + token) - slot) * stride_slot
+            store_rows(after, state, there, OPTIONS)
+        else:
+            if (token == 0) | (token + 1 < count):  # nobody asks for the state after the last draft
+                state = next_state(state, update, key, decay, OPTIONS)
+            if token == 0:
+                store_rows(states, state, there, OPTIONS)
         if OPTIONS.DRAFTS:
             kept = (token > 0) & there
             place = (position + token) % ring

@@ -219,34 +219,17 @@ def _with_drafts(layer: Any, metadata: Any, mixed: Tensor, b: Tensor, a: Tensor,
 def _verify(
     layer: Any, inputs: dict[str, Any], slots: Tensor, starts: Tensor, accepted: Tensor, seq_lens: Tensor
 ) -> None:
-    if layer.cache_config.mamba_cache_mode != "none":
-        _write_each(inputs, slots, starts, accepted)
-        return
+    places: dict[str, Any] = {"state_indices": slots}
+    if layer.cache_config.mamba_cache_mode == "none":
+        room = _room(layer, inputs["k"], inputs["a"])
+        places = {"state_indices": slots[:, 0], "drafts": room, "draft_indices": slots[:, -1], "seq_lens": seq_lens}
     gdn_decode(
         **inputs,
-        state_indices=slots[:, 0],
+        **places,
         pad_index=NULL_BLOCK,
-        drafts=_room(layer, inputs["k"], inputs["a"]),
-        draft_indices=slots[:, -1],
-        seq_lens=seq_lens,
         query_start_loc=starts,
         num_accepted_tokens=accepted,
         max_query_len=layer.num_spec + 1,
-    )
-
-
-def _write_each(inputs: dict[str, Any], slots: Tensor, starts: Tensor, accepted: Tensor) -> None:
-    """Write the state after each draft to its block: beside a prefix cache vLLM copies the one that it wants."""
-    places = torch.arange(slots.shape[1], dtype=torch.int32, device=slots.device)
-    first, ends = starts[:-1, None] + places, starts[1:, None]
-    before = slots.gather(1, accepted[:, None].long() - 1)[:, 0]
-    gdn_prefill(
-        **inputs,
-        starts=torch.cat([first.minimum(ends).flatten(), starts[-1:]]),
-        sources=before.where(before != NULL_BLOCK, -1),
-        targets=slots.where((first < ends) & (slots != NULL_BLOCK), -1).flatten(),
-        last_pieces=torch.arange(1, len(slots) + 1, dtype=torch.int32, device=slots.device) * len(places) - 1,
-        num_segments=1,  # others would read the state before while the first one writes after it
     )
 
 

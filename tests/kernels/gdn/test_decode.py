@@ -218,6 +218,36 @@ def test_drafts_have_slots_of_their_own(device):
     assert layer.drafts.updates[[1, 2, 4]].isnan().all()
 
 
+@pytest.mark.parametrize("by_key", [False, True])
+def test_the_state_after_each_token_has_a_slot(by_key, device):
+    """Where others copy states: a step goes on from the slot of the last token that counts, and writes one for each."""
+    layer = Layer("odd", 3, "float32", device, by_key=by_key)
+    slots = torch.tensor([[4, 9, 2], [1, 3, 8], [5, 7, 6], [0, 0, 0]]).int()
+    pool = spread((10, *layer.golden.shape[1:]), torch.float32, device)
+    pool[slots[:3, 0]] = layer.golden.to(pool)
+    before, accepted = list(layer.golden), [1, 1, 1]
+    for counts, taken in (([3, 1, 2], [2, 1, 2]), ([3, 3, 1], [3, 1, 1]), ([0, 2, 3], [3, 2, 1])):
+        starts = [*itertools.accumulate(counts, initial=0)]
+        inputs = layer.inputs(starts[-1] + 1)
+        out = spread((starts[-1] + 1, layer.heads, layer.values), torch.float32, device)
+        index = {"query_start_loc": [*starts, starts[-1] + 1], "num_accepted_tokens": [*accepted, 1]}
+        arguments = {name: torch.tensor(each).int().to(device) for name, each in index.items()}
+        arguments |= {"A_log": layer.A_log.to(device), "dt_bias": layer.dt_bias.to(device), "states": pool, "out": out}
+        gdn_decode(**inputs, **arguments, state_indices=slots.to(device), pad_index=0, max_query_len=3, debug=True)
+        for number, count in enumerate(counts):
+            if not count:
+                continue
+            tokens = slice(starts[number], starts[number + 1])
+            golden = layer.recurrence(inputs, tokens, before[number])
+            torch.testing.assert_close(out[tokens].double().cpu(), golden.y, rtol=1e-4, atol=1e-4)
+            found = pool[slots[number, :count]].double().cpu()
+            torch.testing.assert_close(found, golden.states, rtol=1e-4, atol=1e-4)
+            before[number] = found[taken[number] - 1]
+        accepted = taken
+        assert (out[-1] == 0).all(), "padding"
+        assert pool[0].isnan().all(), "the slot of padding"
+
+
 def test_gates_at_their_ends(device):
     """A decay of 0 and of 1, a strength of 0 and of 1, and softplus from 1e-9 to beyond 20."""
     layer = Layer("odd", 2, "float32", device)
@@ -382,3 +412,14 @@ def test_sequences_of_several_tokens_need_room_for_drafts(device):
         gdn_decode(**given | {"state_indices": given["state_indices"][:1]})
     with refused("drafts", "drafts: got None, and sequences of several tokens"):
         gdn_decode(**given, max_query_len=2)
+    drafting = right(Layer("odd", 2, "float32", device, most=2))
+    each = {"state_indices": torch.arange(1, 5).view(2, 2).int().to(device)}
+    with refused("drafts", "drafts: got room for drafts, and a slot for each token"):
+        gdn_decode(**drafting | each)
+    for name in ("drafts", "seq_lens"):
+        del drafting[name]
+    with refused("drafts", "max_query_len: got 3 tokens of a sequence; expected 1 .. 2"):
+        gdn_decode(**drafting | each, max_query_len=3)
+    drafting["num_accepted_tokens"] += 2
+    with refused("length", "num_accepted_tokens: got 3"):
+        gdn_decode(**drafting | each, max_query_len=2, debug=True)
