@@ -75,7 +75,7 @@ def problem_of(condition: str) -> str:
     if not colon or kind not in _VALUES:
         return f"{condition!r} is no condition: it begins with one of {', '.join(f'{name}:' for name in _VALUES)}"
     if not re.fullmatch(_VALUES[kind], value):
-        return f"{condition!r} is no condition: {value!r} cannot stand behind {kind}:"
+        return f"{condition!r} is no condition: {value!r} cannot follow {kind}:"
     return ""
 
 

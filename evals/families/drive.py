@@ -276,7 +276,7 @@ class TinyModel:
         return {}
 
     def plans(self, platform: str) -> tuple[EnginePlan, ...]:
-        """Its engines."""
+        """Plans of its engines."""
         return tiny_plans(self.family, platform)
 
     def arguments(self, platform: str, own: dict[str, Any]) -> dict[str, Any]:
@@ -326,9 +326,9 @@ class PublishedModel(TinyModel):
         return found | ({"revision": self._published.revision} if self._published.revision else {})
 
     def plans(self, platform: str) -> tuple[EnginePlan, ...]:
-        """Its engines. How large its blocks are only an engine knows, so one is started to ask.
+        """Plans of its engines. Only an engine knows how large the blocks are, so one is started to ask.
 
-        Without attention a block is as long as a request may be, and what counts is the scan's chunk.
+        Without attention a block is as long as a request may be; edges are then those of the scan's chunk.
 
         Raises:
             Exception: Whatever vLLM raises when it cannot start it.
@@ -534,13 +534,11 @@ def _where(error: Exception, bench: Bench) -> str:
         return f"; the layers could not be compared: {_words(trouble)}"
     if found is None and bench.engine.config.compilation_config.mode != CompilationMode.NONE:
         return (
-            "; the same tokens as a prompt alone are right behind every layer of the model uncompiled: what is "
+            "; the same tokens as a prompt alone are right after every layer of the model uncompiled: what is "
             "compiled or captured is wrong, or what is carried between steps"
         )
     if found is None:
-        return (
-            "; the same tokens as a prompt alone are right behind every layer: what is carried between steps is wrong"
-        )
+        return "; the same tokens as a prompt alone are right after every layer: what is carried between steps is wrong"
     return f"; the first wrong layer is {found.index} ({found.kind}), off by {found.error:.2g} of {found.tolerance:.2g}"
 
 

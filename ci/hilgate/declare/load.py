@@ -226,7 +226,7 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Decla
 
 
 def require_modest(steps: Iterable[PlannedStep], known: frozenset[Key]) -> None:
-    """Refuse a fork that asks for more machines than anybody would give it unasked.
+    """Refuse a fork whose own steps would take too much machine time.
 
     Raises:
         DeclarationError: The steps beside those that are `known` are too many, or take too many GPU-minutes.

@@ -71,7 +71,7 @@ def read(path: Path, root: Path, model: type[ModelT], *, aliases: bool = True) -
     """
     name = path.relative_to(root).as_posix()
     if path.resolve() != root.resolve() / name:
-        return Document(name, mistakes=[Mistake(name, "is a link, or lies behind one", "put the file itself there")])
+        return Document(name, mistakes=[Mistake(name, "is a link, or lies below one", "put the file itself there")])
     try:
         with path.open("rb") as file:  # never more of it than is parsed
             text = file.read(MOST_BYTES + 1)

@@ -389,7 +389,7 @@ def unpack(file: Path, folder: Path) -> dict[str, Path]:
         with file.open("rb") as raw:
             raw.seek(behind)
             while block := raw.read(1 << 20):
-                require(not block.strip(b"\0"), "there is data behind its end")
+                require(not block.strip(b"\0"), "there is data after its end")
     except (tarfile.TarError, EOFError, OSError, ValueError, UnicodeError) as error:
         raise UnsoundError(f"no readable tar: {error}") from error
     return members

@@ -70,19 +70,18 @@ def compare_sides(name: str, ours: Side, peer: Side, floor: Floor, second: Side 
     if second is not None:
         reads.append(Drift.rounding(second.read, peer.read))
         writes.append(Drift.rounding(second.wrote, peer.read_again["second"]))
-    behind = [row[-len(changed_rows) :] for row, changed_rows in zip(peer.read, peer.changed, strict=True)]
+    unchanged = [row[-len(changed_rows) :] for row, changed_rows in zip(peer.read, peer.changed, strict=True)]
     served = [side.served for side in (ours, peer, second) if side is not None and side.served is not None]
-    another = _second_is_another(name, peer, second)
     checks = judge_drift(
         name,
         Compared(Drift.between(ours.read, peer.read), Drift.largest(*reads)),
         Compared(Drift.between(ours.wrote, peer.read_again["ours"]), Drift.largest(*writes)),
-        Drift.between(peer.changed, behind),
+        Drift.between(peer.changed, unchanged),
         floor,
     )
     if any(check.outcome is not Outcome.PASS for check in served):
         checks = [check.model_copy(update={"outcome": Outcome.DID_NOT_RUN}) for check in checks]
-    return [*served, *another, *checks]
+    return [*served, *_second_is_another(name, peer, second), *checks]
 
 
 def _second_is_another(name: str, peer: Side, second: Side | None) -> list[Check]:

@@ -53,7 +53,7 @@ def sides(packing: Packing, order: KVCacheLayout) -> Sides:
 
 
 def complete_spec(spec: AttentionSpec, packing: Packing) -> AttentionSpec:
-    """Complete vLLM's description of a layer's pages.
+    """Add to vLLM's spec of a layer how many bytes a page needs for its packing and its scales.
 
     Raises:
         UnsupportedFeatureError: K and V are of unlike sizes.

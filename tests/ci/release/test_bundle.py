@@ -408,7 +408,7 @@ def test_a_damaged_file_is_refused(sound, tmp_path, change):
 
 def test_data_behind_the_end_is_found(sound, tmp_path):
     (tmp_path / "f.tar").write_bytes(sound.read_bytes() + b"\0" * 512 + b"x" * 512)
-    assert first_problem(tmp_path / "f.tar") == "archive: there is data behind its end"
+    assert first_problem(tmp_path / "f.tar") == "archive: there is data after its end"
 
 
 def test_every_byte_of_a_file_counts(sound, tmp_path):
