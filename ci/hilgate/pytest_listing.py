@@ -21,7 +21,7 @@ VARIABLE = "HILGATE_LISTING"
 NAME = "hilgate-listing"
 """Name of the plugin that is registered where there is a file to write."""
 
-DEALT = "dealt-"
+ALL_SHARDS = "all-shards-"
 """What begins the name of the file beside it, in which a shard lists the tests of all shards."""
 
 
@@ -31,7 +31,7 @@ class Listing:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ids: dict[str, None] = {}
-        self.dealt: list[str] = []
+        self.of_all_shards: list[str] = []
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Take what there is, where nothing will begin."""
@@ -47,14 +47,16 @@ class Listing:
         if not (session.shouldstop or session.shouldfail):
             self.path.write_text(json.dumps(list(self.ids)), encoding="ascii")
             if session.config.getoption("splits", None):
-                self.path.with_name(DEALT + self.path.name).write_text(json.dumps(self.dealt), encoding="ascii")
+                self.path.with_name(ALL_SHARDS + self.path.name).write_text(
+                    json.dumps(self.of_all_shards), encoding="ascii"
+                )
 
 
 @pytest.hookimpl(trylast=True)  # and so right before pytest-split, whose own hook pytest learns of later
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take what all shards together must run."""
     if listing := config.pluginmanager.get_plugin(NAME):
-        listing.dealt = [item.nodeid for item in items]
+        listing.of_all_shards = [item.nodeid for item in items]
 
 
 def pytest_configure(config: pytest.Config) -> None:

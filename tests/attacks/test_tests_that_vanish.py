@@ -305,7 +305,7 @@ def test_shards_are_the_whole_step_together(repository):
     assert (len(counts), sum(counts), 0 in counts) == (2, 7, False), said
 
 
-def test_tests_are_dealt_by_what_they_took(repository):
+def test_tests_are_split_by_what_they_took(repository):
     ids = [
         *(f"{GATHER}[{size}]" for size in (16, 48, 528)),
         *(f"tests/test_held.py::test_held[{n}]" for n in (1, 2, 3)),

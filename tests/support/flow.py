@@ -340,7 +340,7 @@ FILES = {
     "ci/project.yaml": "python_path: [src]\nforks_may_change: [src/, tests/]\nimages:\n  cpu: {recipe: Dockerfile}\n"
     "approvers: gate-owners\n",
     "ci/protected.yaml": 'rules:\n  - {paths: ["src/**", "tests/test_*.py"], flag: nothing}\n'
-    "  - {paths: [tests/limit.txt], put_back: true}\n",
+    "  - {paths: [tests/limit.txt], put_back: true}\n",  # as an older merge base has it
     "tests/limit.txt": "0.95\n",
     "Dockerfile": "FROM scratch\n",
     "build.py": BUILDS_IMAGE,

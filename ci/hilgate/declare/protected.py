@@ -2,7 +2,7 @@
 """Protected files: a change to what decides a merge is flagged, with its diff (`ci/protected.yaml` says what does not).
 
 Whether it makes the gate looser is for a person to say: the verdict waits for a named approval, and until then agents
-measure with the merge base's version of the data files among them (`put_back`).
+measure with the merge base's version of the data files among them (`restore`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AliasChoices, Field, field_validator
 
 from hilgate import git
 from hilgate.declare import globs, yaml
@@ -54,7 +54,7 @@ class Protected(StrictModel):
     flag: Literal["any change", "change or deletion", "deletion", "nothing"] = "any change"
     """What needs an approval. Not a new file where it decides nothing by itself, an edit that reviewers read, or a file
     that no verdict rests on."""
-    put_back: bool = False
+    restore: bool = Field(default=False, validation_alias=AliasChoices("restore", "put_back"))  # older bases
     """Whether an agent runs with the merge base's file while the change to it is not approved. Not for what is already
     in the plan, nor for code."""
 
@@ -273,4 +273,4 @@ def files_to_restore(root: Path, plan: Plan) -> tuple[str, ...]:
             remedy="plan again with --base",
         )
     entries = load(root, plan.merge_base)
-    return tuple(path for path, entry in _entries_of(entries, paths).items() if entry.put_back)
+    return tuple(path for path, entry in _entries_of(entries, paths).items() if entry.restore)

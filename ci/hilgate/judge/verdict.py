@@ -20,7 +20,7 @@ from hilgate.model.declaration import Quarantine
 from hilgate.model.record import EXIT_STATUS, Counts, Outcome, worst
 from hilgate.model.verdict import StepVerdict, Verdict
 from hilgate.names import RECHECK_SUFFIX
-from hilgate.run.listing import paths_to_list, vanished, wrongly_dealt
+from hilgate.run.listing import paths_to_list, vanished, wrongly_sharded
 from hilgate.run.outcome import crashed, first_line, leading, other_packages
 from hilgate.run.rules import PASSED_LATE, StepFacts, decide
 from hilgate.text import count
@@ -231,12 +231,12 @@ class StepResult:
         return "its job left no list of its tests and the merge base's, and the change may have taken some away"
 
     @cached_property
-    def wrongly_dealt(self) -> str:
+    def wrongly_sharded(self) -> str:
         """What is wrong with all shards of its step together; empty for a whole step."""
         if not self.step.shard:
             return ""
         shards = [one for one in self.plan.steps if one.whole == self.step.whole]
-        if problem := wrongly_dealt(shards, self.recorded.listings):
+        if problem := wrongly_sharded(shards, self.recorded.listings):
             return problem
         excused: Counter[str] = Counter()
         for one in shards:
@@ -387,7 +387,7 @@ class StepResult:
             unbuilt=self.unbuilt,
             stray=self.stray,
             unlisted=self.unlisted,
-            wrongly_dealt=self.wrongly_dealt,
+            wrongly_sharded=self.wrongly_sharded,
         )
 
     @cached_property

@@ -152,7 +152,7 @@ class BuildRecord(BoundedModel):
     """First line of `results.jsonl`: which plan the following lines answer."""
 
     kind: Literal["build"] = "build"
-    schema_version: Literal[7] = 7
+    schema_version: Literal[8] = 8
     started: AwareDatetime
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
@@ -251,7 +251,7 @@ class ListingRecord(BoundedModel):
     """Ids of the tests that began."""
     at_base: _TestIds
     """Ids of those that the same command collects over the merge base."""
-    dealt: _TestIds = ()
+    of_all_shards: _TestIds = ()
     """Ids of the tests that all shards of a step together must run; empty where it is whole."""
     problem: str = Field(default="", max_length=LONGEST_ID)
     """Why pytest could not collect them; `at_base` is then empty."""

@@ -3,7 +3,7 @@
 
 A job costs its agent about a minute besides its step (checkout, image, health of the node, uploads), so small steps
 that are alike share one. Each still has a container, a time-out, results and a verdict of its own. The tests of a long
-step are dealt to several jobs, which are steps of their own, and only together the whole one.
+step are split into several jobs, which are steps of their own, and only together the whole one.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def lay_out(
     steps: Sequence[PlannedStep], times: Times = UNMEASURED, pods: Container[Key | None] = ()
 ) -> tuple[PlannedStep, ...]:
     """The steps with shards, time-outs and jobs (`shared`). What needs a step with shards needs each of them."""
-    dealt = {step.key: tuple(_shards(step, times)) for step in steps}
+    split = {step.key: tuple(_shards(step, times)) for step in steps}
     found = []
-    for step in itertools.chain.from_iterable(dealt.values()):
-        needs = tuple(shard.key for need in step.depends_on for shard in dealt[need])
+    for step in itertools.chain.from_iterable(split.values()):
+        needs = tuple(shard.key for need in step.depends_on for shard in split[need])
         found.append(_ended_in_time(step.model_copy(update={"depends_on": needs}), times))
     return shared(found, {step.key: times.usual(step) for step in found}, pods)
 

@@ -70,7 +70,7 @@ def reservations(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Rese
         ("cannot run here", "skipped because this machine lacks what they need; other machines run them", _lacking),
         ("ran again", "an earlier attempt was stopped by the machine, and a later one passed", _again),
         ("slow", "took over twice their declared minutes", _slow),
-        ("put back", "measured with the merge base's own values, because nobody approved new ones", _put_back),
+        ("restored", "measured with the merge base's own values, because nobody approved new ones", _restored),
     )
     for kind, what, words_of in of_steps:
         words = {step.key: words_of(one, step, recorded) for one, step in passed}
@@ -117,6 +117,6 @@ def _slow(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  
     return f": {duration(seconds)}, declared {minutes:g} min" if seconds > SLOW * 60 * minutes else ""
 
 
-def _put_back(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
+def _restored(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
     files = recorded.restored.get(step.key, ())
     return f": {', '.join(files)}" if files else ""

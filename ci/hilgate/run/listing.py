@@ -22,7 +22,7 @@ from hilgate.errors import Exit
 from hilgate.evidence import LOG_FILE, PYTEST_PLUGIN, kind_of
 from hilgate.model.plan import ProtectedChange
 from hilgate.model.record import LONGEST_ID, MOST_TESTS, ListingRecord
-from hilgate.pytest_listing import DEALT, VARIABLE
+from hilgate.pytest_listing import ALL_SHARDS, VARIABLE
 from hilgate.run.process import LISTING_FILE, OUT_VARIABLE, Child, RunContext, emptied
 from hilgate.text import argument_list, count, shorten
 
@@ -103,7 +103,7 @@ class BaseListing:
         if self.child and ended is None:
             return None
         here, problem = _read(self.folder / LISTING_FILE), ""
-        dealt = _read(self.folder / (DEALT + LISTING_FILE)) if self.step.shard else ()
+        of_all_shards = _read(self.folder / (ALL_SHARDS + LISTING_FILE)) if self.step.shard else ()
         there: tuple[str, ...] = ()
         if self.child and ended:
             if ended.exit_status in {Exit.PASS, kind_of(self.step).no_checks}:
@@ -111,7 +111,7 @@ class BaseListing:
             else:
                 why = ended.reason or kind_of(self.step).exit_meaning(ended.exit_status or 0)
                 problem = f"{why}; it said: {self.child.said()}"[:LONGEST_ID]
-        return ListingRecord(step=self.step.key, here=here, at_base=there, dealt=dealt, problem=problem)
+        return ListingRecord(step=self.step.key, here=here, at_base=there, of_all_shards=of_all_shards, problem=problem)
 
 
 def start(step: PlannedStep, folder: Path, here: Path, base: RunContext, seconds: float) -> BaseListing:
@@ -179,19 +179,19 @@ def vanished(
     return (*unknown, *shown)
 
 
-def wrongly_dealt(shards: Sequence[PlannedStep], listings: Mapping[str, ListingRecord]) -> str:
+def wrongly_sharded(shards: Sequence[PlannedStep], listings: Mapping[str, ListingRecord]) -> str:
     """Why all shards of a step do not make the whole of it; empty where each test began in exactly one of them."""
     ran: Counter[str] = Counter()
-    dealt: frozenset[str] | None = None
+    of_all_shards: frozenset[str] | None = None
     for step in shards:
         if step.key not in listings:
             return f"{step.key} left no list of its tests, so nobody knows whether all of them ran"
         one = listings[step.key]
-        if dealt is not None and dealt != frozenset(one.dealt):
+        if of_all_shards is not None and of_all_shards != frozenset(one.of_all_shards):
             return f"{step.key} found other tests to deal out than {shards[0].key}"
-        dealt = frozenset(one.dealt)
+        of_all_shards = frozenset(one.of_all_shards)
         ran.update(frozenset(one.here))
-    wrong = sorted((dealt or frozenset()) ^ ran.keys()) or sorted(name for name in ran if ran[name] > 1)
+    wrong = sorted((of_all_shards or frozenset()) ^ ran.keys()) or sorted(name for name in ran if ran[name] > 1)
     if not wrong:
         return "" if ran else "its shards ran no test"
     other = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

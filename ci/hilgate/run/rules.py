@@ -157,7 +157,7 @@ class StepFacts(OwnFacts):
         unbuilt: Why the image that it should build is not there.
         stray: A test among its checks that its own command does not run and another step's does.
         unlisted: That nobody knows whether the change took tests of it away.
-        wrongly_dealt: Of a shard: which test ran in none or in several, or which other shard is missing.
+        wrongly_sharded: Of a shard: which test ran in none or in several, or which other shard is missing.
     """
 
     arrived: bool = True
@@ -179,7 +179,7 @@ class StepFacts(OwnFacts):
     unbuilt: str = ""
     stray: str = ""
     unlisted: str = ""
-    wrongly_dealt: str = ""
+    wrongly_sharded: str = ""
 
     @cached_property
     def alone(self) -> Decision:
@@ -289,7 +289,7 @@ def tests_not_listed(step: StepFacts) -> str:
 
 def shards_are_not_the_whole_step(step: StepFacts) -> str:
     """The step passes, and a test ran in no shard or in several."""
-    return _against_a_pass(step, step.wrongly_dealt)
+    return _against_a_pass(step, step.wrongly_sharded)
 
 
 def quarantine_expired(step: StepFacts) -> str:
@@ -533,7 +533,7 @@ RULES: tuple[Rule, ...] = (
     Rule(inconclusive, INCONCLUSIVE, Ruling.INCONCLUSIVE, own=True),
     Rule(passed, PASS, Ruling.PASS, own=True),
 )
-"""Read from the top; the first that holds decides. The rules of an exit status cover every status."""
+"""Read from the top; the first that holds decides. Every exit status has a rule."""
 
 
 def decide(step: StepFacts) -> Decision:

@@ -16,7 +16,7 @@ from hilgate.model.plan import Plan
 from hilgate.plan import machine
 
 TOLERANCES = "ALLOWED = {'fp16': 0.001}\n"
-LISTED = "rules:\n  - {paths: [tests/tolerances.py], put_back: true}\n"
+LISTED = "rules:\n  - {paths: [tests/tolerances.py], restore: true}\n"
 MEASURE = """
 import pathlib
 from tolerances import ALLOWED

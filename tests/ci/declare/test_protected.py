@@ -217,7 +217,7 @@ def test_an_invalid_list_without_another_is_refused(checkout):
         protected.protected_changes(root, git(root, "rev-parse", "HEAD"), [AT])
 
 
-def test_only_data_is_put_back(checkout):
+def test_only_data_is_restored(checkout):
     root, sha = checkout
     names = (AT, "evals/gates.yaml", "ci/hilgate/x.py", "ci/areas/k.yaml", "tests/bugs/x/bug.yaml")
     found = tuple(ProtectedChange(path=path, what="changed") for path in names)

@@ -384,7 +384,7 @@ def test_all_shards_together_may_excuse_no_more_than_their_step(tmp_path):
     def leave(shard, excused):
         ran, not_run = ids[shards.index(shard)]
         other = skipped(not_run).model_copy(update={"labels": {"needs": lacking}}) if excused else passed(not_run)
-        listing = ListingRecord(step=shard.key, here=(ran, not_run), at_base=(), dealt=everything)
+        listing = ListingRecord(step=shard.key, here=(ran, not_run), at_base=(), of_all_shards=everything)
         jobs.job(shard.key, *finished(shard, passed(ran), other, lacked=(lacking,)), listing)
         jobs.healthy(shard.key)
 

@@ -66,7 +66,7 @@ def test_every_kind_is_listed_once_with_what_it_is_about():
         "cannot run here": ("mla-cpu: 2 checks (the prefix cache of MLA needs AMX)",),
         "ran again": ("twice-cpu: its node ran out of memory",),
         "slow": ("late-cpu: 1 min 35 s, declared 0.5 min",),
-        "put back": ("measured-cpu: tests/tolerances.py",),
+        "restored": ("measured-cpu: tests/tolerances.py",),
     }
 
 

@@ -10,7 +10,7 @@ from support.plans import plan, step
 
 from hilgate.model.record import LONGEST_ID, MOST_TESTS, ListingRecord
 from hilgate.plan.jobs import lay_out
-from hilgate.run.listing import BaseListing, named_tests, paths_to_list, vanished, wrongly_dealt
+from hilgate.run.listing import BaseListing, named_tests, paths_to_list, vanished, wrongly_sharded
 
 BASE = "b" * 40
 
@@ -149,37 +149,40 @@ SHARDS = lay_out([a_step("python -m pytest tests", minutes=2.0, shard_minutes=1.
 FIRST, SECOND = (shard.key for shard in SHARDS)
 
 
-def dealt(first, second, of_first="ab", of_second="ab"):
+def shards(first, second, of_first="ab", of_second="ab"):
     parts = ((FIRST, first, of_first), (SECOND, second, of_second))
-    return {key: ListingRecord(step=key, here=tuple(here), at_base=(), dealt=tuple(all_)) for key, here, all_ in parts}
+    return {
+        key: ListingRecord(step=key, here=tuple(here), at_base=(), of_all_shards=tuple(all_))
+        for key, here, all_ in parts
+    }
 
 
 @pytest.mark.parametrize(
     ("lists", "why"),
     [
-        (dealt("a", "b"), ""),
-        (dealt("b", "a"), ""),
-        (dealt("a", ""), "b ran in 0 shards of unit-cpu"),
-        (dealt("ab", "b"), "b ran in 2 shards of unit-cpu"),
-        (dealt("a", "bx"), "x ran in 1 shard of unit-cpu"),
-        (dealt("", ""), "a (and 1 more) ran in 0 shards of unit-cpu"),
-        (dealt("a", "b", of_second="abc"), f"{SECOND} found other tests to deal out than {FIRST}"),
-        (dealt("", "", "", ""), "its shards ran no test"),
+        (shards("a", "b"), ""),
+        (shards("b", "a"), ""),
+        (shards("a", ""), "b ran in 0 shards of unit-cpu"),
+        (shards("ab", "b"), "b ran in 2 shards of unit-cpu"),
+        (shards("a", "bx"), "x ran in 1 shard of unit-cpu"),
+        (shards("", ""), "a (and 1 more) ran in 0 shards of unit-cpu"),
+        (shards("a", "b", of_second="abc"), f"{SECOND} found other tests to deal out than {FIRST}"),
+        (shards("", "", "", ""), "its shards ran no test"),
         (
-            {FIRST: dealt("a", "b")[FIRST]},
+            {FIRST: shards("a", "b")[FIRST]},
             f"{SECOND} left no list of its tests, so nobody knows whether all of them ran",
         ),
         ({}, f"{FIRST} left no list of its tests, so nobody knows whether all of them ran"),
     ],
 )
 def test_shards_are_whole_where_each_test_began_in_exactly_one(lists, why):
-    assert wrongly_dealt(SHARDS, lists) == why
+    assert wrongly_sharded(SHARDS, lists) == why
 
 
 def test_the_first_shard_lists_for_all_and_losses_need_all():
     a_plan = plan(*SHARDS, merge_base=BASE, changed_files=("tests/test_a.py",))
     assert [bool(paths_to_list(shard, a_plan)) for shard in SHARDS] == [True, False]
-    lists = dealt("a", "b")
+    lists = shards("a", "b")
     lists[FIRST] = lists[FIRST].model_copy(update={"at_base": ("t.py::gone", "a", "b")})
     (one,) = vanished(SHARDS, a_plan, lists)
     assert one.tests == ("t.py::gone",)

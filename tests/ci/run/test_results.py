@@ -112,8 +112,8 @@ DAMAGE = {
     "not-a-number": (forged(lambda found: [*found[:-1], found[-1].replace(b"60.0", b"NaN")]), "not a record"),
     "binary": (forged(lambda _: [b"\x00\xff\n"]), "not a record"),
     "another-schema": (
-        forged(lambda found: [found[0].replace(b'_version":7', b'_version":1'), *found[1:]]),
-        "not a record: schema 1, this reads 7",
+        forged(lambda found: [found[0].replace(b'_version":8', b'_version":1'), *found[1:]]),
+        "not a record: schema 1, this reads 8",
     ),
     "a-check-lost": (forged(lambda found: [found[0], *found[2:]]), "announces 2 checks and 1 are here"),
     "no-build-record": (forged(lambda found: found[1:]), "its first record is not the build's"),
@@ -211,7 +211,7 @@ def test_an_unplanned_steps_folder_is_named_and_files_ignored(jobs):
     assert jobs.verdict().outcome is Outcome.PASS
 
 
-def test_what_a_job_put_back_is_reported(jobs):
+def test_what_a_job_restored_is_reported(jobs):
     note('{"merge_base": "b", "files": ["tests/support/tolerances.py"]}')(jobs)
     assert "with these files of the merge base: tests/support/tolerances.py" in jobs.ruled().evidence
 

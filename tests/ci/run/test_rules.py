@@ -174,7 +174,7 @@ IN_ITS_SURROUNDINGS = [
     (among(unbuilt="no image"), D, R.UNFINISHED, "no image"),
     (among(stray="it holds t"), D, R.UNFINISHED, "it holds t"),
     (among(unlisted="no list"), D, R.UNFINISHED, "no list"),
-    (among(wrongly_dealt="t ran in 0 shards"), D, R.UNFINISHED, "t ran in 0 shards"),
+    (among(wrongly_sharded="t ran in 0 shards"), D, R.UNFINISHED, "t ran in 0 shards"),
     (among(expired="the entry of f has expired", excused=("f",)), F, R.QUARANTINED, "the entry of f has expired"),
     (among(excused=("f",)), P, R.QUARANTINED, "1 passed; 1 failed in quarantine"),
     (among(None), D, R.UNFINISHED, LATE),
