@@ -83,8 +83,10 @@ class Reference(Protocol):
     def log_probs(self, tokens: list[int], *, audio: int | None = None) -> torch.Tensor:
         """Log-probabilities [len(tokens), vocabulary] float64; row i follows i + 1 tokens."""
 
-    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> Tolerance:
-        """Errors of the log-probabilities of these tokens that rounding explains."""
+    def tolerance(
+        self, tokens: list[int], *, audio: int | None = None, errors: torch.Tensor | None = None
+    ) -> Tolerance:
+        """Errors of log-probabilities of these tokens that rounding explains; `errors` are those of the last rows."""
 
 
 class WrongAnswerError(Exception):
@@ -140,14 +142,14 @@ def compare(schedule: Schedule, answers: list[FamilyAnswer], oracle: Reference, 
             raise WrongAnswerError(f"{name} came back without distributions")
         tokens = [*request.prompt, *answer.tokens[:-1]]
         want = oracle.log_probs(tokens, audio=request.speech)[-len(answer.rows) :]
-        explained = oracle.tolerance(tokens, audio=request.speech)
-        limit, usual = explained.rows[-len(answer.rows) :].cpu() + slack, explained.typical + slack
         first = len(request.prompt) + len(answer.tokens) - 1 - len(want)
         if not torch.isfinite(answer.rows).all():
             where = int((~torch.isfinite(answer.rows)).any(-1).nonzero()[0])
             raise WrongAnswerError(f"{name}: log-probabilities are not finite from position {first + where} on", tokens)
         compared = want if answer.ids is None else want.gather(-1, answer.ids.to(want.device))
         error = (answer.rows - compared.cpu()).abs().amax(-1)
+        explained = oracle.tolerance(tokens, audio=request.speech, errors=error - slack)
+        limit, usual = explained.rows[-len(answer.rows) :].cpu() + slack, explained.typical + slack
         if (error > limit).any():
             where = int((error > limit).nonzero()[0])
             raise WrongAnswerError(

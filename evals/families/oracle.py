@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from families.choices import Choice
+    from families.choices import Choice, OpenChoice
     from families.family import Family
 
 
@@ -228,8 +229,16 @@ class Oracle:
             found.append(Rounding(error, same.worst, tuple(moved_leads(chosen, rounded.seen))))
         return Rounding.largest(found)
 
-    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> Tolerance:
+    def tolerance(
+        self, tokens: list[int], *, audio: int | None = None, errors: torch.Tensor | None = None
+    ) -> Tolerance:
         """Admissible errors of the log-probabilities of this sequence.
+
+        Args:
+            tokens: The sequence.
+            audio: Seed of what a speech model hears.
+            errors: Of the last rows. Other choices of experts are tried until they are explained, for each takes a
+                forward pass: a sequence of 2,048 tokens of Qwen3-Next has 446 (7 minutes). Without it all are tried.
 
         SLACK times what rounding does to transformers itself, on this sequence and on PROBES: the largest of a few
         hundred roundings is a figure of the model, that of three tokens is chance.
@@ -256,8 +265,12 @@ class Oracle:
             self._probed = Rounding.largest(self.rounding(self.probe(n), audio=n) for n in PROBES)
         rounding = Rounding.largest([self._probed, self.rounding(tokens, audio=audio)])
         widest = SLACK * rounding.error.worst
-        rows = SLACK * (rounding.same_experts + self._other_experts(tokens, audio, rounding.reach))
-        rows = rows.clamp(max=widest).maximum(2 * SLACK * self._unsteady(tokens, audio))
+        alike = SLACK * rounding.same_experts
+        rows = (2 * SLACK * self._unsteady(tokens, audio)).clamp(min=min(alike, widest))
+        for place in self._open_choices(tokens, audio, rounding.reach):
+            if errors is not None and not (errors.to(rows.device) > rows[-len(errors) :]).any():
+                break
+            rows = rows.maximum((alike + SLACK * self._moved_by(place, tokens, audio)).clamp(max=widest))
         return Tolerance(rows, SLACK * rounding.error.typical, widest)
 
     def _unsteady(self, tokens: list[int], audio: int | None) -> torch.Tensor:
@@ -269,14 +282,15 @@ class Oracle:
                 moved.append((self._computed(tokens, audio, exact=False, draw=draw) - exact).abs().amax(-1))
         return torch.stack(moved).square().mean(0).sqrt()
 
-    def _other_experts(self, tokens: list[int], audio: int | None, reach: Sequence[float]) -> torch.Tensor:
-        """How far each row [len(tokens)] moves at most if one choice that rounding may decide is decided otherwise."""
-        exact, chosen = self._exactly(tokens, audio)
-        moved = torch.zeros(len(tokens), dtype=torch.float64, device=exact.device)
-        for place in open_choices(chosen, [SLACK * each for each in reach]) if reach else ():
-            with Choices(other=place):
-                moved = moved.maximum((self._computed(tokens, audio) - exact).abs().amax(-1))
-        return moved
+    def _open_choices(self, tokens: list[int], audio: int | None, reach: Sequence[float]) -> list[OpenChoice]:
+        """Choices of experts that rounding may decide, the last token's first."""
+        found = open_choices(self._exactly(tokens, audio)[1], [SLACK * each for each in reach]) if reach else []
+        return sorted(found, key=attrgetter("row"), reverse=True)
+
+    def _moved_by(self, place: OpenChoice, tokens: list[int], audio: int | None) -> torch.Tensor:
+        """How far each row [len(tokens)] moves if this choice is decided otherwise."""
+        with Choices(other=place):
+            return (self._computed(tokens, audio) - self._exactly(tokens, audio)[0]).abs().amax(-1)
 
     def probe(self, length: int) -> list[int]:
         """A sequence on which rounding is measured; one of PROBES gives its length."""

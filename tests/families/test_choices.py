@@ -92,7 +92,7 @@ def test_in_16_bits_most_rows_resolve_a_lost_block(name, oracle_of):
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_an_open_choice_is_excused_and_a_decided_one_is_not(name, oracle_of):
+def test_an_open_choice_is_excused_and_a_decided_one_is_not(name, oracle_of, monkeypatch):
     oracle = oracle_of(name, "float16")
     tolerance, exact = oracle.tolerance(TOKENS), oracle.log_probs(TOKENS)
     with Choices() as choices:
@@ -103,8 +103,15 @@ def test_an_open_choice_is_excused_and_a_decided_one_is_not(name, oracle_of):
         with Choices(other=place):
             return (oracle.log_probs(TOKENS, exact=True) - exact).abs().amax(-1)
 
+    with monkeypatch.context() as none_tried:
+        none_tried.setattr(oracle, "_moved_by", None)
+        assert (oracle.tolerance(TOKENS, errors=torch.zeros(1)).rows <= tolerance.rows).all()
     for place in open_choices(choices.seen, reach):
-        assert ((other(place) <= tolerance.rows) | (tolerance.rows >= tolerance.widest)).all()
+        moved, limit = other(place), tolerance.rows
+        assert ((moved <= limit) | (limit >= tolerance.widest)).all()
+        if (moved <= limit).all():
+            tried = oracle.tolerance(TOKENS, errors=moved).rows
+            assert ((moved <= tried) & (tried <= limit)).all()
     decided = [
         OpenChoice(call, int(choice.lead.argmax()))
         for call, choice in enumerate(choices.seen)

@@ -32,8 +32,9 @@ class Truth:
         assert audio is None
         return distributions(list(tokens))
 
-    def tolerance(self, tokens, *, audio=None):
+    def tolerance(self, tokens, *, audio=None, errors):
         assert tokens
+        assert len(errors) <= len(tokens)
         assert audio is None
         return Tolerance(torch.full((len(tokens),), 1e-3, dtype=torch.float64), typical=5e-4, widest=1e-3)
 

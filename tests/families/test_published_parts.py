@@ -165,8 +165,9 @@ class Sure:
         assert audio is None
         return (torch.arange(VOCABULARY).double() / 10).expand(len(tokens), -1).log_softmax(-1)
 
-    def tolerance(self, tokens, *, audio=None):
+    def tolerance(self, tokens, *, audio=None, errors):
         assert tokens or audio
+        assert len(errors) <= len(tokens)
         return Tolerance(torch.full((len(tokens),), 0.2, dtype=torch.float64), typical=0.2, widest=0.2)
 
 
