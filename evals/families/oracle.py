@@ -326,13 +326,18 @@ class Oracle:
         """Decode the tokens from `at` on, one by one; before each, `touch` may change the cache."""
         rows = []
         with self.computing() as model:
-            out = model(self.ids(tokens[:at]), use_cache=True)
+            masks: dict[str, Any] = {}
+            if model.config.model_type == "kimi_linear" and "full_attention" not in model.config.layer_types:
+                # transformers would ask the cache for its length, which attention layers alone know.
+                masks = {"attention_mask": dict.fromkeys(("full_attention", "linear_attention"))}
+            first = {"position_ids": self.ids(list(range(at)))} if masks else {}
+            out = model(self.ids(tokens[:at]), use_cache=True, **first, **masks)
             name = "past_key_values" if "past_key_values" in out else "cache_params"  # the latter without attention
             cache = out[name]
             for i, token in enumerate(tokens[at:], start=at):
                 touch(cache)
                 where = {"position_ids": self.ids([i])} if name == "past_key_values" else {}
-                rows.append(model(self.ids([token]), use_cache=True, **{name: cache}, **where).logits[0, 0])
+                rows.append(model(self.ids([token]), use_cache=True, **{name: cache}, **where, **masks).logits[0, 0])
         return torch.stack(rows).double().log_softmax(-1)
 
     def state_rounding(self, tokens: list[int], at: int, dtype: str, *, cut: bool = False) -> float:
