@@ -18,9 +18,6 @@ from pagedkv.ssd.kernel import PrefillOptions, PrefillStrides, ssd_carry_kernel,
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pagedkv.arch import Arch
-    from pagedkv.launch import SsdLaunch
-
 
 def ssd_prefill(
     x: Tensor,  # [tokens, heads, head_size]
@@ -87,40 +84,10 @@ def ssd_prefill(
     checks.options(dt_limit, num_segments)
     if debug:
         checks.pieces(starts, last_pieces, x.shape[0])
-    sequences = len(states) if last_pieces is None else len(last_pieces)
-    if sequences == 0:
+    if len(states if last_pieces is None else last_pieces) == 0:
         return
-    heads, (groups, state) = x.shape[1], B.shape[1:]
-    arch = current(x)
-    data = tuning(arch.name).scan_of(x.shape[2], state, x.element_size())
-    constants = PrefillOptions(
-        NUM_HEADS=heads,
-        HEADS_PER_GROUP=heads // groups,
-        HEAD_SIZE=x.shape[2],
-        STATE_SIZE=state,
-        BLOCK_T=data.block_t,
-        BLOCK_D=data.block_d,
-        BLOCK_DSTATE=data.block_dstate(state),
-        DT_SOFTPLUS=dt_softplus,
-        HAS_DT_BIAS=dt_bias is not None,
-        HAS_INITIAL_STATES=initial_states is not None,
-        HAS_Z=z is not None,
-        HAS_D=D is not None,
-        D_HAS_HEAD_DIM=D is not None and D.dim() == 2,
-        HAS_PIECES=last_pieces is not None,
-    )
-    strides = PrefillStrides(
-        x=x.stride()[:2],
-        z=(0, 0) if z is None else z.stride()[:2],
-        out=out.stride()[:2],
-        B=B.stride()[:2],
-        C=C.stride()[:2],
-        states=states.stride()[:3],
-        initial_states=(0, 0, 0) if initial_states is None else initial_states.stride()[:3],
-        D=(0,) if D is None else D.stride()[:1],
-    )
-    numbers = (strides, dt.stride(0), *map(float, dt_limit))
-    call = _prepare(arch, data, constants, numbers, sequences, x.shape[0], num_segments)
+    options = (dt_softplus, dt_limit, num_segments)
+    call = _prepare(x, dt, dt_bias, B, C, D, z, out, initial_states, states, last_pieces, *options)
     call.run(*tensors)
     keep(key, call)
 
@@ -160,21 +127,58 @@ class ScanCall:
 
 
 def _prepare(
-    arch: Arch,
-    data: SsdLaunch,
-    constants: PrefillOptions,
-    numbers: tuple[Any, ...],
-    sequences: int,
-    tokens: int,
+    x: Tensor,
+    dt: Tensor,
+    dt_bias: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    out: Tensor,
+    initial_states: Tensor | None,
+    states: Tensor,
+    last_pieces: Tensor | None,
+    dt_softplus: bool,
+    dt_limit: tuple[float, float],
     num_segments: int | None,
 ) -> ScanCall:
-    """Choose the grids and the options of the compiler."""
+    """Choose the grids and the options of the compiler for a call that was checked."""
+    (tokens, heads, head_size), (groups, state) = x.shape, B.shape[1:]
+    sequences = len(states) if last_pieces is None else len(last_pieces)
+    arch = current(x)
+    data = tuning(arch.name).scan_of(head_size, state, x.element_size())
+    constants = PrefillOptions(
+        NUM_HEADS=heads,
+        HEADS_PER_GROUP=heads // groups,
+        HEAD_SIZE=head_size,
+        STATE_SIZE=state,
+        BLOCK_T=data.block_t,
+        BLOCK_D=data.block_d,
+        BLOCK_DSTATE=data.block_dstate(state),
+        DT_SOFTPLUS=dt_softplus,
+        HAS_DT_BIAS=dt_bias is not None,
+        HAS_INITIAL_STATES=initial_states is not None,
+        HAS_Z=z is not None,
+        HAS_D=D is not None,
+        D_HAS_HEAD_DIM=D is not None and D.dim() == 2,
+        HAS_PIECES=last_pieces is not None,
+    )
+    strides = PrefillStrides(
+        x=x.stride()[:2],
+        z=(0, 0) if z is None else z.stride()[:2],
+        out=out.stride()[:2],
+        B=B.stride()[:2],
+        C=C.stride()[:2],
+        states=states.stride()[:3],
+        initial_states=(0, 0, 0) if initial_states is None else initial_states.stride()[:3],
+        D=(0,) if D is None else D.stride()[:1],
+    )
     options: dict[str, int] = {}
     if arch.amd:
         # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
         short = min(data.block_t, constants.BLOCK_DSTATE) < 32
         options = {"matrix_instr_nonkdim": 16, "kpack": 1 if short else data.kpack}
-    programs = constants.NUM_HEADS * -(-constants.HEAD_SIZE // data.block_d)
+    programs = heads * -(-head_size // data.block_d)
     segments = num_segments or data.segments(programs * sequences, tokens // sequences, arch.compute_units)
     launch = {"OPTIONS": constants, "num_warps": data.waves, "num_stages": data.stages, **options}
     between = max(1, segments - 1)
@@ -183,6 +187,6 @@ def _prepare(
         carry=Launch(ssd_carry_kernel, (programs, between, sequences), **launch),
         segments=segments,
         compiled=arch.compiled,
-        carried=(sequences, between, constants.NUM_HEADS, constants.HEAD_SIZE, constants.STATE_SIZE),
-        numbers=(*numbers[:2], segments, *numbers[2:]),
+        carried=(sequences, between, heads, head_size, state),
+        numbers=(strides, dt.stride(0), segments, *map(float, dt_limit)),
     )
