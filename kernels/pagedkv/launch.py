@@ -14,7 +14,7 @@ from pagedkv.arch import NEVER, limits, next_power_of_two
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
 
-SEGMENTS = (1, 2, 4, 8)
+SEGMENTS = (1, 2, 3, 4, 8)
 """Into how many segments the gated delta rule cuts a sequence."""
 FEWEST_CHUNKS_CUT = 16
 """Chunks of a sequence below which it does not."""

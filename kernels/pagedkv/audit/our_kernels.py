@@ -371,7 +371,7 @@ def _delta(
     name = f"gdn-{kind}-k{key_heads}v{heads}-d{size}{special}"
     labels = {"operation": "gdn", "dtype": kind, "head_size": str(size), "block_size": str(piece or 0)}
     cut = ["gdn_carry_kernel"] * (segments > 1) + ["gdn_join_kernel"] * (segments > 2)
-    of_chunks = ("kda_scale_kernel", "kda_chunks_kernel") if by_key else ("gdn_chunks_kernel",)
+    of_chunks = ("kda_chunks_kernel",) if by_key else ("gdn_chunks_kernel",)
     kernels = (*of_chunks, *cut, "gdn_prefill_kernel")
     return Case("ours", name, kernels, launch, labels | {"layout": "pool", "cache": "small"})
 

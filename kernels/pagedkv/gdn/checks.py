@@ -113,15 +113,25 @@ def contiguous(name: str, tensor: Tensor) -> None:
         )
 
 
-def bound(lower_bound: float | None) -> None:
+def bound(lower_bound: float | None, *, by_key: bool = True) -> None:
     """Check the lower bound of the logarithms of decays.
 
     Raises:
-        ArgumentError: if it is no finite number below 0.
+        ArgumentError: if it is no finite number below 0, or not `by_key`, and so of decays that have no bound.
     """
-    if lower_bound is not None and not -math.inf < lower_bound < 0:
+    if lower_bound is None:
+        return
+    if not -math.inf < lower_bound < 0:
         raise ArgumentError(
             "option", "lower_bound", got=lower_bound, expected="finite and < 0", remedy="Pass None for no bound."
+        )
+    if not by_key:
+        raise ArgumentError(
+            "option",
+            "lower_bound",
+            got=lower_bound,
+            expected="None, because a has a decay for each head",
+            remedy="Pass a of [tokens, heads, key size], or no bound.",
         )
 
 

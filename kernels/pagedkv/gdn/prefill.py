@@ -10,9 +10,8 @@ import torch
 
 from pagedkv.checks import segments as check_segments
 from pagedkv.device import current, on
-from pagedkv.errors import ArgumentError
 from pagedkv.gdn import checks
-from pagedkv.gdn.kda_kernel import kda_chunks_kernel, kda_scale_kernel
+from pagedkv.gdn.kda_kernel import kda_chunks_kernel
 from pagedkv.gdn.kernel import (
     FACTORS,
     DeltaOptions,
@@ -28,9 +27,6 @@ from pagedkv.ssd.checks import pieces as check_pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from pagedkv.arch import Arch
-    from pagedkv.launch import GdnLaunch
 
 JOINED_ROWS = 16
 """Rows of the state of a program that joins segments."""
@@ -104,15 +100,7 @@ def gdn_prefill(
         call.run(*tensors)
         return
     checks.tensors(q, k, v, a, b, out, states, A_log, dt_bias, starts, sources, targets, known, last_pieces)
-    checks.bound(lower_bound)
-    if lower_bound is not None and a.dim() != 3:
-        raise ArgumentError(
-            "option",
-            "lower_bound",
-            got=lower_bound,
-            expected="None, because a has a decay for each head",
-            remedy="Pass a of [tokens, heads, key size], or no bound.",
-        )
+    checks.bound(lower_bound, by_key=a.dim() == 3)
     check_segments(num_segments)
     if debug:
         check_pieces(starts, last_pieces, q.shape[0])
@@ -120,36 +108,7 @@ def gdn_prefill(
         checks.decays(A_log, dt_bias)
     if not len(sources):
         return
-    (tokens, key_heads, key_size), (heads, value_size) = q.shape, v.shape[1:]
-    arch = current(q)
-    by_key = a.dim() == 3
-    tables = tuning(arch.name)
-    data = (tables.kda_prefill if by_key else tables.gdn_prefill).of(key_size, value_size, q.element_size())
-    programs = heads * value_size // data.values * len(sources)
-    segments = num_segments or data.segments(programs, tokens // len(sources), arch.compute_units)
-    constants = DeltaOptions(
-        HEADS=heads,
-        HEADS_OF_KEY=heads // key_heads,
-        K=key_size,
-        V=value_size,
-        CHUNK=data.chunk,
-        VALUES=data.values,
-        PIECES=last_pieces is not None,
-        KNOWN=known is not None,
-        SEGMENTED=segments > 1,
-        BY_KEY=by_key,
-        BOUNDED=lower_bound is not None,
-    )
-    strides = DeltaStrides(
-        q=q.stride()[:2],
-        k=k.stride()[:2],
-        v=v.stride()[:2],
-        out=out.stride()[:2],
-        a=a.stride()[: 1 + by_key],
-        b=b.stride()[:1],
-        states=states.stride()[:3],
-    )
-    call = _prepare(arch, data, constants, strides, tokens, len(targets), len(sources), segments, lower_bound or 0.0)
+    call = _prepare(q, k, v, a, b, out, states, sources, targets, known, last_pieces, lower_bound, num_segments)
     call.run(*tensors)
     keep(key, call)
 
@@ -158,8 +117,6 @@ def gdn_prefill(
 class DeltaCall:
     """Launches of the calls with one signature."""
 
-    scale: Launch
-    """Scales keys and queries for the walk, where each key has a decay."""
     chunks: Launch
     carry: Launch
     """Makes what each segment does to the state."""
@@ -183,7 +140,6 @@ class DeltaCall:
     def launches(self) -> tuple[Launch, ...]:
         """The kernels that `run` launches."""
         return (
-            *[self.scale] * self.by_key,
             self.chunks,
             self.walk,
             *[self.carry] * (self.segments > 1),
@@ -202,10 +158,9 @@ class DeltaCall:
             of_chunk = (keys,) if self.by_key else (FACTORS.value, self.chunk)
             factors = carried = q.new_empty(self.numbers, heads, *of_chunk, dtype=torch.float32)
             if self.by_key:
-                sums, scaled = factors.new_empty(len(q), heads, keys), q.new_empty(3, len(q), heads, keys)
-                made, where_to = (sums, *scaled, factors), (starts, strides, self.pieces)
-                self.scale(q, k, a, A_log, dt_bias, *made, *where_to, self.lower_bound)
-                self.chunks(q, k, b, sums, inverses, scores, *where_to)
+                scaled = q.new_empty(3, len(q), heads, keys)
+                made = (*scaled, inverses, scores, factors)
+                self.chunks(q, k, a, b, A_log, dt_bias, *made, starts, strides, self.pieces, self.lower_bound)
                 q, k, ends = scaled
                 strides = strides._replace(q=q.stride()[:2], k=k.stride()[:2])
             else:
@@ -220,41 +175,74 @@ class DeltaCall:
 
 
 def _prepare(
-    arch: Arch,
-    data: GdnLaunch,
-    constants: DeltaOptions,
-    strides: DeltaStrides,
-    tokens: int,
-    pieces: int,
-    sequences: int,
-    segments: int,
-    lower_bound: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    states: Tensor,
+    sources: Tensor,
+    targets: Tensor,
+    known: Tensor | None,
+    last_pieces: Tensor | None,
+    lower_bound: float | None,
+    num_segments: int | None,
 ) -> DeltaCall:
-    """Choose the grids and the options of the compiler."""
-    heads, keys, values = constants.HEADS, constants.K, constants.V
+    """Choose the grids and the options of the compiler for a call that was checked."""
+    (tokens, key_heads, keys), (heads, values), sequences = q.shape, v.shape[1:], len(sources)
+    arch = current(q)
+    by_key = a.dim() == 3
+    tables = tuning(arch.name)
+    data = (tables.kda_prefill if by_key else tables.gdn_prefill).of(keys, values, q.element_size())
+    programs = heads * values // data.values
+    segments = num_segments or data.segments(programs * sequences, tokens // sequences, arch.compute_units)
+    constants = DeltaOptions(
+        HEADS=heads,
+        HEADS_OF_KEY=heads // key_heads,
+        K=keys,
+        V=values,
+        CHUNK=data.chunk,
+        VALUES=data.values,
+        PIECES=last_pieces is not None,
+        KNOWN=known is not None,
+        SEGMENTED=segments > 1,
+        BY_KEY=by_key,
+        BOUNDED=lower_bound is not None,
+    )
     amd = {"matrix_instr_nonkdim": 16} if arch.amd else {}
     launch = {"num_warps": data.waves, "num_stages": data.stages, **amd}
-    numbers = tokens // data.chunk + pieces
-    of_chunk = {"OPTIONS": constants, "num_warps": data.chunk_waves, "num_stages": 1, **amd}
-    scale = Launch(kda_scale_kernel, (heads, numbers), **of_chunk)
-    chunks = Launch(kda_chunks_kernel if constants.BY_KEY else gdn_chunks_kernel, (heads, numbers), **of_chunk)
-    if constants.BY_KEY:  # what the walk reads is scaled for each head
+    numbers = tokens // data.chunk + len(targets)
+    chunks = Launch(
+        kda_chunks_kernel if by_key else gdn_chunks_kernel,
+        (heads, numbers),
+        OPTIONS=constants,
+        num_warps=data.chunk_waves,
+        num_stages=1,
+        **amd,
+    )
+    if by_key:  # what the walk reads is scaled for each head
         constants = constants._replace(HEADS_OF_KEY=1)
     # Few rows for each program that joins, because products of fp32 take three times the registers.
     few = constants._replace(VALUES=JOINED_ROWS)
     of_carry = heads * (values + keys) // data.values, max(1, segments - 1), sequences
     return DeltaCall(
-        scale=scale,
         chunks=chunks,
         carry=Launch(gdn_carry_kernel, of_carry, OPTIONS=constants, **launch),
         join=Launch(gdn_join_kernel, (heads * values // JOINED_ROWS, sequences), OPTIONS=few, **launch),
-        walk=Launch(
-            gdn_prefill_kernel, (heads * values // data.values, segments, sequences), OPTIONS=constants, **launch
+        walk=Launch(gdn_prefill_kernel, (programs, segments, sequences), OPTIONS=constants, **launch),
+        strides=DeltaStrides(
+            q=q.stride()[:2],
+            k=k.stride()[:2],
+            v=v.stride()[:2],
+            out=out.stride()[:2],
+            a=a.stride()[: 1 + by_key],
+            b=b.stride()[:1],
+            states=states.stride()[:3],
         ),
-        strides=strides,
-        by_key=constants.BY_KEY,
-        lower_bound=lower_bound,
-        pieces=pieces,
+        by_key=by_key,
+        lower_bound=lower_bound or 0.0,
+        pieces=len(targets),
         segments=segments,
         chunk=data.chunk,
         numbers=numbers,
