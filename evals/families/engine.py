@@ -77,8 +77,12 @@ def shut_down(llm: LLM) -> None:
 
 
 def clean() -> None:
-    """Forget an engine that is gone, or that did not start: the next one would find its groups."""
+    """Forget an engine that is gone, or that did not start: the next one would find its groups, and its graphs' memory.
+
+    That memory goes with the last graph in it, and torch then lets none be captured there.
+    """
     gc.collect()
+    type(current_platform)._global_graph_pool = None
     with _modules_stay_frozen(collect=False):
         cleanup_dist_env_and_memory()
 
