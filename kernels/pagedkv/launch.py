@@ -20,7 +20,8 @@ FEWEST_CHUNKS_CUT = 16
 """Chunks of a sequence below which it does not."""
 CROWDED, CARRIED, JOINED = 0.8, 0.65, 2.0
 """What a chunk costs on a unit that others fill too, one that is walked without outputs, and a product of what two
-segments do to the state; as timed on an H100, relative to a chunk of a program that has a unit alone."""
+segments do to the state; as timed on an H100 with programs of four waves, relative to a chunk of a program that has a
+unit alone."""
 FEWEST_AT_ONCE = 8
 """Fewest partitions that a program of the reduce loads at once."""
 
@@ -286,7 +287,7 @@ class GdnLaunch:
             return carried + share * crowd(programs * count) + JOINED * count
 
         def crowd(programs: int) -> float:
-            return max(1.0, CROWDED * programs / compute_units)
+            return max(1.0, CROWDED * self.waves / 4 * programs / compute_units)
 
         if chunks < FEWEST_CHUNKS_CUT:
             return 1
@@ -295,6 +296,10 @@ class GdnLaunch:
 
 GDN_HEAD_SIZES = (64, 128)
 """Keys or values of a head that the kernels of the gated delta rule take."""
+
+
+MANY_STATES = 64 << 20
+"""Bytes of the states of a step that are more than L2 holds."""
 
 
 @dataclass(frozen=True)
@@ -306,6 +311,8 @@ class GdnDecode:
     part: int
     """Most keys that lie next to each other in registers (`gdn.decode_kernel`)."""
     waves: int
+    many_rows: int = 0
+    """`rows` of a step with `MANY_STATES`, which L2 is then asked to keep until they are written; 0 does neither."""
 
 
 @dataclass(frozen=True)

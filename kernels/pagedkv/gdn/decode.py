@@ -12,7 +12,7 @@ from torch import Tensor
 from pagedkv.device import current, on
 from pagedkv.gdn import checks, decode_checks
 from pagedkv.gdn.decode_kernel import DecodeOptions, DecodeStrides, gdn_decode_kernel
-from pagedkv.launch import tuning
+from pagedkv.launch import MANY_STATES, tuning
 from pagedkv.prepared import Launch, compiler_settings, find, keep, signature
 
 
@@ -178,17 +178,19 @@ def _prepare(
     arch = current(q)
     each = state_indices.dim() == 2
     data = tuning(arch.name).gdn_verify if each or drafts is not None else tuning(arch.name).gdn_decode
+    many = data.many_rows > 0 and len(state_indices) * states[0].nbytes >= MANY_STATES
     constants = DecodeOptions(
         HEADS=heads,
         HEADS_OF_KEY=heads // k.shape[1],
         KEYS=keys,
         VALUES=values,
-        ROWS=min(data.rows, values),
+        ROWS=min(data.many_rows if many else data.rows, values),
         PART=min(data.part, keys),
         BY_KEY=a.dim() == 3,
         BOUNDED=lower_bound is not None,
         DRAFTS=drafts is not None,
         EACH=each,
+        EVICTION="evict_last" if many else "",
         DEPENDENT=arch.dependent_launches,
     )
     strides = DecodeStrides(

@@ -76,6 +76,8 @@ class DecodeOptions(NamedTuple):
     """Whether sequences have several tokens, of which those of the step before are replayed."""
     EACH: bool
     """Whether they have several, and the state after each goes to a slot of its own."""
+    EVICTION: str
+    """Eviction policy of the loads of states."""
     DEPENDENT: bool
     """Whether it is a programmatic dependent launch (`follow`)."""
 
@@ -111,7 +113,8 @@ def rows_of(states, there, OPTIONS):
     """Load rows of a state as fp32 parts, [ROWS, PART] each; zeros of a sequence that there is not."""
     out = ()
     for part in tl.static_range(OPTIONS.KEYS // OPTIONS.PART):
-        out += (tl.load(states + part * OPTIONS.PART, mask=there, other=0.0).to(tl.float32),)
+        at = states + part * OPTIONS.PART
+        out += (tl.load(at, mask=there, other=0.0, eviction_policy=OPTIONS.EVICTION).to(tl.float32),)
     return out
 
 

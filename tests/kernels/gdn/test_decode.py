@@ -11,8 +11,9 @@ from support.mistakes import refused
 from support.tolerances import ROW_RELATIVE, UNIT_ROUNDOFF
 
 from pagedkv.device import INTERPRETED
-from pagedkv.gdn import reference
+from pagedkv.gdn import decode, reference
 from pagedkv.gdn.decode import Drafts, allocate_drafts, gdn_decode
+from pagedkv.launch import tuning
 
 pytestmark = pytest.mark.device
 
@@ -168,6 +169,13 @@ def test_decode(dtype, shape, device, record_property):
 def test_decode_of_narrow_states(stored, device):
     """A state is rounded once a step."""
     Layer("qwen3-next", 2, DTYPES[-1], device, stored=stored).step([1, 1])
+
+
+def test_many_states_in_programs_of_fewer_rows(device, monkeypatch):
+    """As on Hopper, where L2 is asked to keep states until they are written."""
+    monkeypatch.setattr(decode, "MANY_STATES", 0)
+    monkeypatch.setattr(decode, "tuning", lambda _: tuning("sm_90"))
+    Layer("qwen3-next", 2, DTYPES[-1], device).step([1, 1], 1)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8])

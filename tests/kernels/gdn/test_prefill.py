@@ -312,6 +312,8 @@ def test_few_heads_and_sequences_are_cut_into_segments():
     units, data = limits("sm_90").compute_units, tuning("sm_90").gdn_prefill.of(128, 128, 2)
     asked = [(64, 8192), (16, 8192), (8, 8192), (4 * 64, 2048), (4 * 8, 2048), (16 * 64, 512), (16 * 8, 512)]
     assert [data.segments(*each, units) for each in asked] == [3, 8, 8, 1, 4, 1, 1]
+    data = tuning("sm_90").kda_prefill.of(128, 128, 2)
+    assert [data.segments(*each, units) for each in [(32, 8192), (4 * 32, 2048)]] == [3, 1]
 
 
 # What is changed of the arguments, kind and message of the mistake.
