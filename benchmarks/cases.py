@@ -122,9 +122,12 @@ class BenchmarkCase:
 
     @property
     def vendor(self) -> bool:
-        """Whether the vendor's library has the operation: attention of whole prompts, MLA decode of bf16 rows."""
+        """Whether the vendor's library has the operation: attention of whole prompts, MLA decode of bf16 rows.
+
+        Of gated delta nets it is FlashInfer.
+        """
         whole_prompts = self.op == "prefill" and self.query_len == self.seq_len
-        return self.plain and (whole_prompts or self.op == "mla")
+        return self.plain and (whole_prompts or self.op == "mla" or (self.op == "gdn" and not self.by_key))
 
     @property
     def lens(self) -> tuple[tuple[int, int], ...]:

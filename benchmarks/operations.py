@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -407,7 +408,11 @@ def _gdn(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> Mea
         make_peer = peers.kda if case.by_key else peers.gdn
         return make(make_peer(case, starts, sources.long(), known, A_log=A_log, dt_bias=dt_bias))
 
-    return MeasuredWork(make(ours), peer, oracle.delta_bound(dtype), sets)
+    def vendor() -> MeasuredSide:
+        return make(peers.gdn(case, starts, sources.long(), known, A_log=A_log, dt_bias=dt_bias, flashinfer=True))
+
+    has_vendor = case.vendor and importlib.util.find_spec("flashinfer") is not None
+    return MeasuredWork(make(ours), peer, oracle.delta_bound(dtype), sets, vendor if has_vendor else None)
 
 
 @dataclasses.dataclass

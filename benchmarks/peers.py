@@ -224,13 +224,22 @@ def ssd(case: BenchmarkCase, starts: Tensor, *, A: Tensor, D: Tensor) -> Callabl
 
 
 def gdn(
-    case: BenchmarkCase, starts: Tensor, sources: Tensor, known: Tensor, *, A_log: Tensor, dt_bias: Tensor
+    case: BenchmarkCase,
+    starts: Tensor,
+    sources: Tensor,
+    known: Tensor,
+    *,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    flashinfer: bool = False,
 ) -> Callable[..., None]:
     """Return a function (mixed, a, b, pool, out), as vLLM's layer calls its kernels; Triton tunes at its first call.
 
     Chunks are listed before, as vLLM's metadata builder does once a step. The states after lie `case.num_seqs` blocks
-    farther than those before.
+    farther than those before. With `flashinfer` its kernel is between the same others, as by default on Hopper.
     """
+    rule = _module("flashinfer.gdn_prefill").chunk_gated_delta_rule if flashinfer else None
+    ends = starts.long()
     ops = _module("vllm.third_party.flash_linear_attention.ops")
     of_each = -(-case.seq_len // _module(f"{ops.__name__}.utils").FLA_CHUNK_SIZE)
     pairs = [(sequence, number) for sequence in range(case.num_seqs) for number in range(of_each)]
@@ -251,6 +260,10 @@ def gdn(
         )
         initial = pool[sources]
         initial[~known, ...] = 0
+        if rule is not None:
+            given = {"initial_state": initial, "output_final_state": True, "cu_seqlens": ends}
+            out[:], pool[targets] = rule(q[0], k[0], v[0], torch.exp(g[0]), beta[0].float(), **given)
+            return
         rows, states = ops.chunk_gated_delta_rule(
             q, k, v, g, beta, initial_state=initial, output_final_state=True, use_qk_l2norm_in_kernel=False, **chunks
         )
