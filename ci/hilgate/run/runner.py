@@ -29,7 +29,8 @@ from hilgate.model.declaration import CPU
 from hilgate.model.plan import Plan, PlannedStep
 from hilgate.model.record import BuildRecord, ListingRecord, Outcome, StepRecord
 from hilgate.names import whole_key
-from hilgate.plan.machine import detect, environment, installed
+from hilgate.plan import machine
+from hilgate.plan.machine import detect, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import listing, process, recheck, results
 from hilgate.run.leftovers import strange_metadata
@@ -541,5 +542,5 @@ def new_build(plan: Plan, tree: str = "", surroundings: str = "") -> BuildRecord
         commit=plan.commit,
         tree=tree,
         surroundings=surroundings,
-        environment=environment(detect()),
+        environment=machine.environment(detect()),
     )
