@@ -252,9 +252,9 @@ class SsdLaunch:
 class GdnLaunch:
     """How the gated delta rule's prefill is launched; extents are powers of two."""
 
-    chunk: int
+    chunk_size: int
     """Tokens of a chunk: 16, 32 or 64."""
-    values: int
+    block_v: int
     """Most rows of the state of one program, at least 16."""
     chunk_waves: int
     """Waves of a program that makes the matrices of a chunk."""
@@ -267,11 +267,11 @@ class GdnLaunch:
     def of(self, key_size: int, value_size: int, element_bytes: int) -> GdnLaunch:
         """Return the launch for heads of these sizes; with elements of 4 bytes half the tokens and half the rows."""
         shares = max(1, element_bytes // 2)
-        values = min(self.values, key_size, value_size) // shares
+        block_v = min(self.block_v, key_size, value_size) // shares
         # Eight waves read heads of 64 keys in short pieces.
         waves, chunk_waves = (min(count, key_size // 16) for count in (self.waves, self.chunk_waves))
-        chunk = max(16, self.chunk // shares)
-        return replace(self, chunk=chunk, values=max(16, values), waves=waves, chunk_waves=chunk_waves)
+        chunk_size = max(16, self.chunk_size // shares)
+        return replace(self, chunk_size=chunk_size, block_v=max(16, block_v), waves=waves, chunk_waves=chunk_waves)
 
     def segments(self, programs: int, tokens: int, compute_units: int) -> int:
         """Return into how many segments sequences of about `tokens` are cut, which have `programs` all together.
@@ -279,7 +279,7 @@ class GdnLaunch:
         Costs are counted in chunks that a lone program walks. What a segment does to the state takes twice the
         programs, because of M, and no outputs.
         """
-        chunks = tokens // self.chunk
+        chunks = tokens // self.chunk_size
 
         def cost(count: int) -> float:
             share = -(-chunks // count)
@@ -306,13 +306,13 @@ MANY_STATES = 64 << 20
 class GdnDecode:
     """How decode of the gated delta rule is launched; extents are powers of two."""
 
-    rows: int
+    block_v: int
     """Most values of one program, whose state it keeps in registers."""
-    part: int
+    keys_per_part: int
     """Most keys that lie next to each other in registers (`gdn.decode_kernel`)."""
     waves: int
-    many_rows: int = 0
-    """`rows` of a step with `MANY_STATES`, which L2 is then asked to keep until they are written; 0 does neither."""
+    many_states_block_v: int = 0
+    """`block_v` of a step with `MANY_STATES`, which L2 is then asked to keep until they are written; 0 does neither."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from pagedkv.attention.launch import FIXED_SPLITS
-from pagedkv.attention.merge import follow
+from pagedkv.attention.merge import pdl_wait
 from pagedkv.attention.softmax import LN2, LOG2E, log_sum, narrow, online_softmax, reciprocal
 from pagedkv.fp8.scales import half_of, operand, row_unit
 from pagedkv.strides import (
@@ -111,9 +111,9 @@ class AttentionOptions(NamedTuple):
     X_DIVIDES_VALUE_STRIDE: bool
     """PACKING `shuffle`: whether the stride of a group of X tokens of V is a multiple of X."""
     SAME_STRIDES: bool
-    """Whether K and V have the same strides of block and token."""
+    """PACKING `rows`: whether K and V have the same strides of block and token."""
     USE_PDL: bool
-    """Whether the reduce is launched before this kernel has ended (programmatic dependent launch, `merge.follow`)."""
+    """Whether the reduce is launched before this kernel has ended (programmatic dependent launch, `merge.pdl_wait`)."""
     FP8_PAIRS: bool
     """Whether FP8 codes are loaded two at a time, as int16; see `attend_pairs`."""
     X_DIVIDES_BLOCK_SIZE: bool
@@ -772,7 +772,7 @@ def attention_kernel(
 
     A program finds its rows, walks the tiles that all of them see whole, walks the rest, and writes.
     """
-    follow(OPTIONS.USE_PDL)
+    pdl_wait(OPTIONS.USE_PDL)
     query_strides = wide(strides.query, OPTIONS.STRIDE_ALIGN)
     key_strides, value_strides = (
         wide(strides.key_cache, OPTIONS.STRIDE_ALIGN),

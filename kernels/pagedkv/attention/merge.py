@@ -37,7 +37,7 @@ def load_lse(lse, strides, token, head, live):
 
 
 @triton.jit
-def follow(USE_PDL: tl.constexpr):
+def pdl_wait(USE_PDL: tl.constexpr):
     """Wait for the kernel before this one, which then may still be ending, and let the next one begin to wait.
 
     With USE_PDL, a programmatic dependent launch, what it costs to start a kernel passes while the one before it
@@ -138,7 +138,7 @@ def reduce_kernel(
     USE_PDL: tl.constexpr,
 ):
     """Merge `splits` partial results of each of BLOCK_M rows; grid [ceil(num_rows / BLOCK_M)]."""
-    follow(USE_PDL)
+    pdl_wait(USE_PDL)
     # Rows after the last sequence (the padding of a captured graph) have no partial results and keep what `out` holds.
     # In a batch of two calls the rows of the other one are none of this: they would be most of the programs.
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -178,20 +178,20 @@ def _prepare(
     arch = current(q)
     each = state_indices.dim() == 2
     data = tuning(arch.name).gdn_verify if each or drafts is not None else tuning(arch.name).gdn_decode
-    many = data.many_rows > 0 and len(state_indices) * states[0].nbytes >= MANY_STATES
+    many = data.many_states_block_v > 0 and len(state_indices) * states[0].nbytes >= MANY_STATES
     constants = DecodeOptions(
-        HEADS=heads,
-        HEADS_OF_KEY=heads // k.shape[1],
-        KEYS=keys,
-        VALUES=values,
-        ROWS=min(data.many_rows if many else data.rows, values),
-        PART=min(data.part, keys),
-        BY_KEY=a.dim() == 3,
-        BOUNDED=lower_bound is not None,
-        DRAFTS=drafts is not None,
-        EACH=each,
-        EVICTION="evict_last" if many else "",
-        DEPENDENT=arch.dependent_launches,
+        NUM_HEADS=heads,
+        HEADS_PER_KEY_HEAD=heads // k.shape[1],
+        K=keys,
+        V=values,
+        BLOCK_V=min(data.many_states_block_v if many else data.block_v, values),
+        KEYS_PER_PART=min(data.keys_per_part, keys),
+        IS_KDA=a.dim() == 3,
+        HAS_LOWER_BOUND=lower_bound is not None,
+        HAS_DRAFTS=drafts is not None,
+        WRITE_EACH_STATE=each,
+        EVICTION_POLICY="evict_last" if many else "",
+        USE_PDL=arch.dependent_launches,
     )
     strides = DecodeStrides(
         q=q.stride()[:2],
@@ -207,7 +207,7 @@ def _prepare(
         state_indices=state_indices.stride()[:1],
         draft_indices=draft_indices.stride()[:1],
     )
-    grid = (heads * (values // constants.ROWS), len(state_indices))
+    grid = (heads * (values // constants.BLOCK_V), len(state_indices))
     launch: dict[str, Any] = {"OPTIONS": constants, "num_warps": data.waves, "num_stages": 1}
     if arch.dependent_launches:
         launch["launch_pdl"] = True

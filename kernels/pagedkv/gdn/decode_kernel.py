@@ -22,7 +22,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from pagedkv.attention.merge import follow
+from pagedkv.attention.merge import pdl_wait
 from pagedkv.attention.softmax import LOG2E, narrow, widen
 from pagedkv.strides import wide
 
@@ -54,40 +54,40 @@ class DecodeStrides(NamedTuple):
 
 
 class DecodeOptions(NamedTuple):
-    """What the kernel is compiled for: one machine code for each value."""
+    """Compile-time options of the kernel: Triton compiles once for each combination of values."""
 
-    HEADS: int
-    HEADS_OF_KEY: int
-    """Heads that share a key head."""
-    KEYS: int
+    NUM_HEADS: int
+    HEADS_PER_KEY_HEAD: int
+    """Value heads that share a key head."""
+    K: int
     """Keys of a head, a power of two."""
-    VALUES: int
+    V: int
     """Values of a head, a power of two."""
-    ROWS: int
+    BLOCK_V: int
     """Values of a program, a power of two."""
-    PART: int
-    """Keys that lie next to each other in a row's registers, a power of two. A sum over keys takes log2(PART / 4)
-    exchanges between lanes, and a load takes 4 PART bytes of a row."""
-    BY_KEY: bool
-    """Whether each key has a decay."""
-    BOUNDED: bool
+    KEYS_PER_PART: int
+    """Keys that lie next to each other in a row's registers, a power of two. A sum over keys takes
+    log2(KEYS_PER_PART / 4) exchanges between lanes, and a load takes 4 KEYS_PER_PART bytes of a row."""
+    IS_KDA: bool
+    """Kimi Delta Attention: whether each key has a decay."""
+    HAS_LOWER_BOUND: bool
     """Whether decays have a lower bound."""
-    DRAFTS: bool
+    HAS_DRAFTS: bool
     """Whether sequences have several tokens, of which those of the step before are replayed."""
-    EACH: bool
-    """Whether they have several, and the state after each goes to a slot of its own."""
-    EVICTION: str
+    WRITE_EACH_STATE: bool
+    """Whether sequences have several tokens, and the state after each goes to a slot of its own."""
+    EVICTION_POLICY: str
     """Eviction policy of the loads of states."""
-    DEPENDENT: bool
-    """Whether it is a programmatic dependent launch (`follow`)."""
+    USE_PDL: bool
+    """Whether it is a programmatic dependent launch (`pdl_wait`)."""
 
 
 @triton.jit
 def parts_of(pointer, OPTIONS):
-    """Load numbers of each key as they are, in parts of PART."""
+    """Load numbers of each key as they are, in parts of KEYS_PER_PART."""
     out = ()
-    for part in tl.static_range(OPTIONS.KEYS // OPTIONS.PART):
-        out += (tl.load(pointer + part * OPTIONS.PART + tl.arange(0, OPTIONS.PART)),)
+    for part in tl.static_range(OPTIONS.K // OPTIONS.KEYS_PER_PART):
+        out += (tl.load(pointer + part * OPTIONS.KEYS_PER_PART + tl.arange(0, OPTIONS.KEYS_PER_PART)),)
     return out
 
 
@@ -103,18 +103,18 @@ def single(x):
 @triton.jit
 def store_parts(pointer, parts, OPTIONS: tl.constexpr):
     """Write numbers of each key."""
-    column = tl.arange(0, OPTIONS.PART)
-    for part in tl.static_range(OPTIONS.KEYS // OPTIONS.PART):
-        tl.store(pointer + part * OPTIONS.PART + column, parts[part])
+    column = tl.arange(0, OPTIONS.KEYS_PER_PART)
+    for part in tl.static_range(OPTIONS.K // OPTIONS.KEYS_PER_PART):
+        tl.store(pointer + part * OPTIONS.KEYS_PER_PART + column, parts[part])
 
 
 @triton.jit
 def rows_of(states, there, OPTIONS):
-    """Load rows of a state as fp32 parts, [ROWS, PART] each; zeros of a sequence that there is not."""
+    """Load rows of a state as fp32 parts, [BLOCK_V, KEYS_PER_PART] each; zeros of a sequence that there is not."""
     out = ()
-    for part in tl.static_range(OPTIONS.KEYS // OPTIONS.PART):
-        at = states + part * OPTIONS.PART
-        out += (tl.load(at, mask=there, other=0.0, eviction_policy=OPTIONS.EVICTION).to(tl.float32),)
+    for part in tl.static_range(OPTIONS.K // OPTIONS.KEYS_PER_PART):
+        at = states + part * OPTIONS.KEYS_PER_PART
+        out += (tl.load(at, mask=there, other=0.0, eviction_policy=OPTIONS.EVICTION_POLICY).to(tl.float32),)
     return out
 
 
@@ -122,15 +122,15 @@ def rows_of(states, there, OPTIONS):
 def store_rows(states, parts, there, OPTIONS):
     """Write rows of a state in its dtype."""
     STORED: tl.constexpr = states.dtype.element_ty
-    for part in tl.static_range(OPTIONS.KEYS // OPTIONS.PART):
-        tl.store(states + part * OPTIONS.PART, narrow(widen(parts[part], STORED), STORED), mask=there)
+    for part in tl.static_range(OPTIONS.K // OPTIONS.KEYS_PER_PART):
+        tl.store(states + part * OPTIONS.KEYS_PER_PART, narrow(widen(parts[part], STORED), STORED), mask=there)
 
 
 @triton.jit
 def decayed(x, decay, OPTIONS):
     """Return d x of each key; one decay of all is left to `along_keys`."""
     out = x
-    if OPTIONS.BY_KEY:
+    if OPTIONS.IS_KDA:
         out = ()
         for part in tl.static_range(len(x)):
             out += (x[part] * decay[part],)
@@ -148,13 +148,13 @@ def dot(x, y):
 
 @triton.jit
 def along_keys(state, x, decay, OPTIONS):
-    """Return S d x, [ROWS]; the parts are added up before lanes exchange anything."""
+    """Return S d x, [BLOCK_V]; the parts are added up before lanes exchange anything."""
     x = decayed(x, decay, OPTIONS)
     total = state[0] * x[0][None, :]
     for part in tl.static_range(1, len(x)):
         total += state[part] * x[part][None, :]
     out = tl.sum(total, axis=1)
-    if not OPTIONS.BY_KEY:
+    if not OPTIONS.IS_KDA:
         out *= decay
     return out
 
@@ -164,7 +164,7 @@ def next_state(state, update, k, decay, OPTIONS):
     """Return S d + u k^T."""
     out = ()
     for part in tl.static_range(len(state)):
-        if OPTIONS.BY_KEY:
+        if OPTIONS.IS_KDA:
             out += (state[part] * decay[part][None, :] + update[:, None] * k[part][None, :],)
         else:
             out += (state[part] * decay + update[:, None] * k[part][None, :],)
@@ -181,7 +181,7 @@ def sigmoid(x):
 def decay_of(raw, rate, bias, lower_bound, OPTIONS: tl.constexpr):
     """Return a decay: exp(-exp(A_log) softplus(raw + bias)), or exp(lower_bound sigmoid(exp(A_log) (raw + bias)))."""
     x = raw + bias
-    if OPTIONS.BOUNDED:
+    if OPTIONS.HAS_LOWER_BOUND:
         out = tl.exp2(lower_bound * LOG2E * sigmoid(rate * x))
     else:
         grown = tl.exp2(x * LOG2E)
@@ -195,14 +195,14 @@ def decay_of(raw, rate, bias, lower_bound, OPTIONS: tl.constexpr):
 
 @triton.jit
 def per_key(pointer, OPTIONS):
-    """Load what a head has one number of, or with BY_KEY one of each key."""
-    return parts_of(pointer, OPTIONS) if OPTIONS.BY_KEY else tl.load(pointer)
+    """Load what a head has one number of, or with IS_KDA one of each key."""
+    return parts_of(pointer, OPTIONS) if OPTIONS.IS_KDA else tl.load(pointer)
 
 
 @triton.jit
 def decays_of(raw, bias, rate, lower_bound, DTYPE, OPTIONS):
     """Return the decay of a head, or of each key."""
-    if OPTIONS.BY_KEY:
+    if OPTIONS.IS_KDA:
         out = ()
         for part in tl.static_range(len(raw)):
             x = widen(raw[part], DTYPE)
@@ -234,55 +234,55 @@ def inputs_at(pointers, strides, token, OPTIONS):
     ],
 )
 def gdn_decode_kernel(
-    q,  # [tokens, key heads, KEYS]
-    k,  # [tokens, key heads, KEYS]
-    v,  # [tokens, heads, VALUES]
-    a,  # [tokens, heads], with BY_KEY [tokens, heads, KEYS]
+    q,  # [tokens, key heads, K]
+    k,  # [tokens, key heads, K]
+    v,  # [tokens, heads, V]
+    a,  # [tokens, heads], with IS_KDA [tokens, heads, K]
     b,  # [tokens, heads]
     A_log,  # [heads]
-    bias,  # [heads], with BY_KEY [heads, KEYS]
-    out,  # [tokens, heads, VALUES]
-    states,  # [slots, heads, VALUES, KEYS]
-    state_indices,  # [sequences] int32, with EACH [sequences, tokens]
-    keys,  # [slots, ring, key heads, KEYS] of drafts, in the dtype of k; as all that follows used with DRAFTS
-    updates,  # [slots, ring, heads, VALUES] fp32
-    decays,  # [slots, ring, heads] fp32, with BY_KEY [slots, ring, heads, KEYS]
+    bias,  # [heads], with IS_KDA [heads, K]
+    out,  # [tokens, heads, V]
+    states,  # [slots, heads, V, K]
+    state_indices,  # [sequences] int32, with WRITE_EACH_STATE [sequences, tokens]
+    keys,  # [slots, ring, key heads, K] of drafts, in the dtype of k; as all that follows used with HAS_DRAFTS
+    updates,  # [slots, ring, heads, V] fp32
+    decays,  # [slots, ring, heads] fp32, with IS_KDA [slots, ring, heads, K]
     draft_indices,  # [sequences] int32
     seq_lens,  # [sequences] int32, with the tokens of this step
-    query_start_loc,  # [sequences + 1] int32, used with DRAFTS or EACH, as num_accepted
+    query_start_loc,  # [sequences + 1] int32, used with HAS_DRAFTS or WRITE_EACH_STATE, as num_accepted
     num_accepted,  # [sequences] int32, tokens of the step before that count
     strides,  # DecodeStrides
     scale,  # of q
-    lower_bound,  # of log decays, used with BOUNDED
+    lower_bound,  # of log decays, used with HAS_LOWER_BOUND
     ring,  # places
     pad_index,  # the largest index of a sequence that there is not
     OPTIONS: tl.constexpr,  # DecodeOptions
 ):
-    """Walk the tokens of a sequence for ROWS values of a head; grid [heads * tiles of values, sequences]."""
+    """Walk the tokens of a sequence for BLOCK_V values of a head; grid [heads * tiles of values, sequences]."""
     DTYPE: tl.constexpr = out.dtype.element_ty
-    TILES: tl.constexpr = OPTIONS.VALUES // OPTIONS.ROWS
+    TILES: tl.constexpr = OPTIONS.V // OPTIONS.BLOCK_V
     head = tl.program_id(0) // TILES
     tile = tl.program_id(0) % TILES
     sequence = tl.program_id(1)
-    key_head = head // OPTIONS.HEADS_OF_KEY
-    row = tile * OPTIONS.ROWS + tl.arange(0, OPTIONS.ROWS)
-    column = tl.arange(0, OPTIONS.PART)[None, :]
+    key_head = head // OPTIONS.HEADS_PER_KEY_HEAD
+    row = tile * OPTIONS.BLOCK_V + tl.arange(0, OPTIONS.BLOCK_V)
+    column = tl.arange(0, OPTIONS.KEYS_PER_PART)[None, :]
 
-    follow(OPTIONS.DEPENDENT)
+    pdl_wait(OPTIONS.USE_PDL)
     first = sequence.to(tl.int64)
     count = 1
     position = 0
-    SEVERAL: tl.constexpr = OPTIONS.DRAFTS or OPTIONS.EACH
+    SEVERAL: tl.constexpr = OPTIONS.HAS_DRAFTS or OPTIONS.WRITE_EACH_STATE
     if SEVERAL:
         first = tl.load(query_start_loc + sequence).to(tl.int64)
         count = tl.load(query_start_loc + sequence + 1) - first.to(tl.int32)
-        if OPTIONS.DRAFTS:
+        if OPTIONS.HAS_DRAFTS:
             position = tl.load(seq_lens + sequence) - count
         if count == 0:  # such a sequence keeps its state, and what is kept of its drafts
             return
     (stride_index,) = wide(strides.state_indices)
     state_indices += sequence * stride_index
-    if OPTIONS.EACH:
+    if OPTIONS.WRITE_EACH_STATE:
         slot = tl.load(state_indices + tl.load(num_accepted + sequence) - 1).to(tl.int64)
     else:
         slot = tl.load(state_indices).to(tl.int64)
@@ -306,10 +306,10 @@ def gdn_decode_kernel(
     )
     token_strides = (stride_q, stride_k, stride_v, stride_a, stride_b)
     out += head * stride_out_head + row
-    bias = per_key(bias + head * (OPTIONS.KEYS if OPTIONS.BY_KEY else 1), OPTIONS)
+    bias = per_key(bias + head * (OPTIONS.K if OPTIONS.IS_KDA else 1), OPTIONS)
     rate = tl.exp2(widen(tl.load(A_log + head), DTYPE) * LOG2E)
 
-    if OPTIONS.DRAFTS:
+    if OPTIONS.HAS_DRAFTS:
         (stride_draft_index,) = wide(strides.draft_indices)
         draft_slot = tl.load(draft_indices + sequence * stride_draft_index).to(tl.int64)
         stride_keys_slot, stride_keys, stride_keys_head = wide(strides.keys)
@@ -339,7 +339,7 @@ def gdn_decode_kernel(
         y = (along_keys(state, query, decay, OPTIONS) + update * dot(key, query)) * norm_q
         y = tl.where(there, y, 0.0)  # as the padding of a graph, whose rows other layers read
         tl.store(out + (first + token) * stride_out, narrow(widen(y, DTYPE), DTYPE))
-        if OPTIONS.EACH:
+        if OPTIONS.WRITE_EACH_STATE:
             state = next_state(state, update, key, decay, OPTIONS)
             after = states + (tl.load(state_indices + token) - slot) * stride_slot
             store_rows(after, state, there, OPTIONS)
@@ -348,14 +348,14 @@ def gdn_decode_kernel(
                 state = next_state(state, update, key, decay, OPTIONS)
             if token == 0:
                 store_rows(states, state, there, OPTIONS)
-        if OPTIONS.DRAFTS:
+        if OPTIONS.HAS_DRAFTS:
             kept = (token > 0) & there
             place = (position + token) % ring
             tl.store(updates + place * stride_updates, update, mask=kept)
             if kept & (tile == 0):
-                if OPTIONS.BY_KEY:
+                if OPTIONS.IS_KDA:
                     store_parts(decays + place * stride_decays, decay, OPTIONS)
                 else:
                     tl.store(decays + place * stride_decays, decay)
-                if head % OPTIONS.HEADS_OF_KEY == 0:
+                if head % OPTIONS.HEADS_PER_KEY_HEAD == 0:
                     store_parts(keys + place * stride_keys, raw_k, OPTIONS)

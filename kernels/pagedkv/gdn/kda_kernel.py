@@ -29,7 +29,7 @@ from pagedkv.attention.softmax import INTERPRETED, LOG2E, compiled_for, narrow, 
 from pagedkv.gdn.kernel import LEAST_FALL, first_chunk, unit_factor, unit_lower_inverse
 from pagedkv.strides import sequence_of_tile, wide
 
-PART = tl.constexpr(32)
+BLOCK_K = tl.constexpr(32)
 """Channels that a program takes at a time: with more, sm_90 has too few registers."""
 MOST_RISE = tl.constexpr(58.0)
 """Log2 of the largest factor: a product of two is finite, and eight tokens of decay exp(-5) fall by less."""
@@ -63,7 +63,7 @@ def log2_of_softplus(x):
 
 @triton.jit
 def rows_of(G, row):
-    """Return G [C, PART] with row row[i] in place of row i."""
+    """Return G [C, BLOCK_K] with row row[i] in place of row i."""
     return tl.gather(G, tl.broadcast_to(row[:, None], G.shape), axis=0)
 
 
@@ -91,17 +91,17 @@ def kda_chunks_kernel(
     scaled_q,  # [tokens, heads, K]: exp(G) Q / sqrt(K)
     scaled_k,  # as scaled_q: exp(G) K
     ends,  # as scaled_q: exp(G_C - G) K
-    inverses,  # [chunks, heads, CHUNK, CHUNK]: T
+    inverses,  # [chunks, heads, CHUNK_SIZE, CHUNK_SIZE]: T
     scores,  # as inverses: P
     factors,  # [chunks, heads, K] fp32: exp(G_C)
     starts,  # [pieces + 1] int32, the first token of each piece
     strides,  # DeltaStrides
     pieces,
-    lower_bound,  # of logarithms of decays, used with BOUNDED
+    lower_bound,  # of logarithms of decays, used with HAS_LOWER_BOUND
     OPTIONS: tl.constexpr,  # DeltaOptions
 ):
     """Scale keys and queries of a chunk of a head, and make T and P; grid [heads, chunk numbers]."""
-    C: tl.constexpr = OPTIONS.CHUNK
+    C: tl.constexpr = OPTIONS.CHUNK_SIZE
     K: tl.constexpr = OPTIONS.K
     DTYPE: tl.constexpr = k.dtype.element_ty
     SIZES: tl.constexpr = 6 if C == 64 else 5 if C == 32 else 4  # of blocks
@@ -116,21 +116,21 @@ def kda_chunks_kernel(
     tokens = end - first
     if (first < begin) | (tokens <= 0):
         return
-    row, part = tl.arange(0, C), tl.arange(0, PART)
+    row, part = tl.arange(0, C), tl.arange(0, BLOCK_K)
     i, j = row[:, None], row[None, :]
     live = i < tokens
     token = first.to(tl.int64)
     (stride_b,) = wide(strides.b)
-    key_head = head // OPTIONS.HEADS_OF_KEY
+    key_head = head // OPTIONS.HEADS_PER_KEY_HEAD
     q += rows_at(strides.q, token, key_head, i) + part[None, :]
     k += rows_at(strides.k, token, key_head, i) + part[None, :]
     a += rows_at(strides.a, token, head, i) + part[None, :]
-    at = (token * OPTIONS.HEADS + head) * K + i * (OPTIONS.HEADS * K) + part[None, :]
-    place = chunk.to(tl.int64) * OPTIONS.HEADS + head
+    at = (token * OPTIONS.NUM_HEADS + head) * K + i * (OPTIONS.NUM_HEADS * K) + part[None, :]
+    place = chunk.to(tl.int64) * OPTIONS.NUM_HEADS + head
     factors += place * K + part[None, :]
     dt_bias += head * K + part
     of_key, of_query, own = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
-    for channel in range(0, K, PART):
+    for channel in range(0, K, BLOCK_K):
         keys = tl.load(k + channel, mask=live, other=0.0).to(tl.float32)
         queries = tl.load(q + channel, mask=live, other=0.0).to(tl.float32)
         of_key += tl.sum(keys * keys, axis=1)
@@ -139,10 +139,10 @@ def kda_chunks_kernel(
     of_key, of_query = unit_factor(of_key), unit_factor(of_query) * (K**-0.5)
     rate = tl.exp2(widen(tl.load(A_log + head), DTYPE) * LOG2E)
     A, P = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
-    for channel in range(0, K, PART):
+    for channel in range(0, K, BLOCK_K):
         step = widen(tl.load(a + channel, mask=live, other=0.0), DTYPE)
         step += widen(tl.load(dt_bias + channel), DTYPE)[None, :]
-        if OPTIONS.BOUNDED:
+        if OPTIONS.HAS_LOWER_BOUND:
             fall = (lower_bound * LOG2E) * reciprocal(1.0 + tl.exp2(-rate * step * LOG2E))
         else:
             fall = -rate * log2_of_softplus(step)

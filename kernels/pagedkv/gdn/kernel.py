@@ -14,7 +14,7 @@ With G_i = g_1 + .. + g_i in a chunk of C tokens, S the state before it, and row
     S' = exp(G_C) S + U^T diag(exp(G_C - G)) K
 
 `gdn_chunks_kernel` makes T and P of every chunk and head, all at the same time. A program of `gdn_prefill_kernel` holds
-VALUES rows of a state in registers and walks the chunks of a sequence. It makes S^T, X^T and U^T as the left operands
+BLOCK_V rows of a state in registers and walks the chunks of a sequence. It makes S^T, X^T and U^T as the left operands
 of the next product, so that they stay in registers. q and k are read as the convolution left them: 1 / |q| and 1 / |k|
 are factors of rows and columns that are scaled anyway.
 
@@ -55,7 +55,7 @@ class DeltaStrides(NamedTuple):
     """Strides of token and head, as out has them."""
     out: tuple[int, ...]
     a: tuple[int, ...]
-    """Stride of token; with BY_KEY of token and head."""
+    """Stride of token; with IS_KDA of token and head."""
     b: tuple[int, ...]
     """Stride of token."""
     states: tuple[int, ...]
@@ -63,29 +63,29 @@ class DeltaStrides(NamedTuple):
 
 
 class DeltaOptions(NamedTuple):
-    """What the kernels are compiled for: one machine code for each value."""
+    """Compile-time options of the kernels: Triton compiles once for each combination of values."""
 
-    HEADS: int
-    HEADS_OF_KEY: int
-    """Heads that share a key head."""
+    NUM_HEADS: int
+    HEADS_PER_KEY_HEAD: int
+    """Value heads that share a key head."""
     K: int
     """Channels of a key."""
     V: int
     """Channels of a value."""
-    CHUNK: int
+    CHUNK_SIZE: int
     """Tokens of a chunk: 16, 32 or 64."""
-    VALUES: int
-    """Rows of the state of a program, a divisor of K and V."""
-    PIECES: bool
-    """Whether a sequence has several pieces."""
-    KNOWN: bool
-    """Whether `known` says of which sequences there is a state before."""
-    SEGMENTED: bool
+    BLOCK_V: int
+    """Rows of the state (values) of a program, a divisor of K and V."""
+    HAS_PIECES: bool
+    """Whether a sequence may have several pieces."""
+    HAS_KNOWN: bool
+    """Whether `known` is given, which says which sequences have a state before."""
+    HAS_SEGMENTS: bool
     """Whether a sequence has several segments."""
-    BY_KEY: bool
-    """Whether each key has a decay (`kda_kernel`). q and k of a walk are then scaled, and of heads."""
-    BOUNDED: bool
-    """Whether decays have a lower bound; used with BY_KEY."""
+    IS_KDA: bool
+    """Kimi Delta Attention: each key has a decay (`kda_kernel`); q and k of a walk are then scaled for each head."""
+    HAS_LOWER_BOUND: bool
+    """Whether decays have a lower bound; used with IS_KDA."""
 
 
 class DeltaInputs(NamedTuple):
@@ -95,7 +95,7 @@ class DeltaInputs(NamedTuple):
     k_token: Any
     """Stride of a token, int64; likewise below."""
     ends: Any
-    """With BY_KEY as k: keys scaled by the decay from a token to the end of its chunk."""
+    """With IS_KDA as k: keys scaled by the decay from a token to the end of its chunk."""
     v: Any
     v_token: Any
     inverses: Any
@@ -126,12 +126,12 @@ class DeltaSpan(NamedTuple):
 
 
 @triton.jit
-def first_chunk(start, piece, CHUNK: tl.constexpr):
+def first_chunk(start, piece, CHUNK_SIZE: tl.constexpr):
     """Return the number of the first chunk of a piece that begins at token `start`.
 
     A piece has at least one number, and as many as its tokens need or one more: see `sequence_of_tile`.
     """
-    return start // CHUNK + piece
+    return start // CHUNK_SIZE + piece
 
 
 @triton.constexpr_function
@@ -203,9 +203,9 @@ def gdn_chunks_kernel(
     b,  # as a
     A_log,  # [heads]
     dt_bias,  # [heads]
-    inverses,  # [chunks, heads, CHUNK, CHUNK]: T
+    inverses,  # [chunks, heads, CHUNK_SIZE, CHUNK_SIZE]: T
     scores,  # as inverses: P
-    factors,  # [chunks, heads, FACTORS, CHUNK] fp32
+    factors,  # [chunks, heads, FACTORS, CHUNK_SIZE] fp32
     starts,  # [pieces + 1] int32, the first token of each piece
     strides,  # DeltaStrides
     pieces,
@@ -215,7 +215,7 @@ def gdn_chunks_kernel(
 
     Heads are next to each other, because those of a key head read the same q and k.
     """
-    C: tl.constexpr = OPTIONS.CHUNK
+    C: tl.constexpr = OPTIONS.CHUNK_SIZE
     DTYPE: tl.constexpr = k.dtype.element_ty
     head = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -234,7 +234,7 @@ def gdn_chunks_kernel(
     stride_k_token, stride_k_head = wide(strides.k)
     (stride_a,) = wide(strides.a)
     (stride_b,) = wide(strides.b)
-    key_head = head // OPTIONS.HEADS_OF_KEY
+    key_head = head // OPTIONS.HEADS_PER_KEY_HEAD
     q += token * stride_q_token + key_head * stride_q_head
     k += token * stride_k_token + key_head * stride_k_head
     keys = tl.load(k + i * strides.k[0] + channel[None, :], mask=live[:, None], other=0.0)
@@ -252,7 +252,7 @@ def gdn_chunks_kernel(
     of_key = of_unit(keys)
     of_query = of_unit(queries) * (OPTIONS.K**-0.5)
 
-    place = chunk.to(tl.int64) * OPTIONS.HEADS + head
+    place = chunk.to(tl.int64) * OPTIONS.NUM_HEADS + head
     grown = tl.exp2(G)
     factor = factors + place * (FACTORS * C) + row
     tl.store(factor, grown * of_key)
@@ -272,11 +272,11 @@ def gdn_chunks_kernel(
 def span_of(starts, last_pieces, sequence, segment, segments, OPTIONS: tl.constexpr):
     """Return the `DeltaSpan` of a segment; a sequence is cut between chunks."""
     first, end_piece = sequence, sequence + 1
-    if OPTIONS.PIECES:
+    if OPTIONS.HAS_PIECES:
         first = tl.load(last_pieces + sequence - 1, mask=sequence > 0, other=-1) + 1
         end_piece = tl.load(last_pieces + sequence) + 1
-    begin = first_chunk(tl.load(starts + first), first, OPTIONS.CHUNK)
-    end = first_chunk(tl.load(starts + end_piece), end_piece, OPTIONS.CHUNK)
+    begin = first_chunk(tl.load(starts + first), first, OPTIONS.CHUNK_SIZE)
+    end = first_chunk(tl.load(starts + end_piece), end_piece, OPTIONS.CHUNK_SIZE)
     share = tl.cdiv(end - begin, segments)
     begin += segment * share
     return DeltaSpan(first, end_piece, begin, tl.minimum(begin + share, end), begin >= end, begin + share >= end)
@@ -285,16 +285,16 @@ def span_of(starts, last_pieces, sequence, segment, segments, OPTIONS: tl.conste
 @triton.jit
 def inputs_of(k, ends, v, inverses, factors, strides, head, value, OPTIONS: tl.constexpr):
     """Return the `DeltaInputs` of a program. Tokens in a chunk are addressed with 32 bits, chunks with 64."""
-    C: tl.constexpr = OPTIONS.CHUNK
-    NUMBERS: tl.constexpr = OPTIONS.K if OPTIONS.BY_KEY else FACTORS * C
+    C: tl.constexpr = OPTIONS.CHUNK_SIZE
+    NUMBERS: tl.constexpr = OPTIONS.K if OPTIONS.IS_KDA else FACTORS * C
     stride_k_token, stride_k_head = wide(strides.k)
     stride_v_token, stride_v_head = wide(strides.v)
     row, channel = tl.arange(0, C), tl.arange(0, OPTIONS.K // 2)
     scaled = k
-    if OPTIONS.BY_KEY:
+    if OPTIONS.IS_KDA:
         scaled = ends + head * stride_k_head + row[:, None] * strides.k[0] + channel[None, :]
     return DeltaInputs(
-        k + head // OPTIONS.HEADS_OF_KEY * stride_k_head + row[:, None] * strides.k[0] + channel[None, :],
+        k + head // OPTIONS.HEADS_PER_KEY_HEAD * stride_k_head + row[:, None] * strides.k[0] + channel[None, :],
         stride_k_token,
         scaled,
         v + head * stride_v_head + row[:, None] * strides.v[0] + value[None, :],
@@ -311,9 +311,9 @@ def walk(low, high, begin, end, span, piece, inputs, outputs, has_values, OPTION
     The piece has tokens `begin` to `end`. A state is two halves of its keys, so that all products are of one shape and
     layout.
     """
-    C: tl.constexpr = OPTIONS.CHUNK
+    C: tl.constexpr = OPTIONS.CHUNK_SIZE
     HALF: tl.constexpr = OPTIONS.K // 2
-    NUMBERS: tl.constexpr = OPTIONS.K if OPTIONS.BY_KEY else FACTORS * C  # factors of a chunk and head
+    NUMBERS: tl.constexpr = OPTIONS.K if OPTIONS.IS_KDA else FACTORS * C  # factors of a chunk and head
     DTYPE: tl.constexpr = inputs.k.dtype.element_ty
     row = tl.arange(0, C)
     first = first_chunk(begin, piece, C)
@@ -321,13 +321,13 @@ def walk(low, high, begin, end, span, piece, inputs, outputs, has_values, OPTION
         token = begin + (chunk - first) * C
         live = (token + row < end)[:, None]
         token = token.to(tl.int64)
-        place = tl.cast(chunk, tl.int64) * OPTIONS.HEADS
+        place = tl.cast(chunk, tl.int64) * OPTIONS.NUM_HEADS
         keys_at = inputs.k + token * inputs.k_token
         keys_low, keys_high = tl.load(keys_at, mask=live, other=0.0), tl.load(keys_at + HALF, mask=live, other=0.0)
         values = tl.load(inputs.v + token * inputs.v_token, mask=live & has_values, other=0.0)
         T = tl.load(inputs.inverses + place * (C * C))
         factor = inputs.factors + place * NUMBERS
-        if OPTIONS.BY_KEY:
+        if OPTIONS.IS_KDA:
             ends_at = inputs.ends + token * inputs.k_token
             ends_low, ends_high = tl.load(ends_at, mask=live, other=0.0), tl.load(ends_at + HALF, mask=live, other=0.0)
             left_low = tl.load(factor + tl.arange(0, HALF))[None, :]
@@ -341,7 +341,7 @@ def walk(low, high, begin, end, span, piece, inputs, outputs, has_values, OPTION
         old_low, old_high = narrow(low, DTYPE), narrow(high, DTYPE)
         said = tl.dot(old_low, tl.trans(keys_low), input_precision="ieee")
         said = tl.dot(old_high, tl.trans(keys_high), said, input_precision="ieee")
-        if not OPTIONS.BY_KEY:
+        if not OPTIONS.IS_KDA:
             said *= of_key[None, :]
         X = tl.trans(values).to(tl.float32) - said
         U = tl.dot(narrow(X, DTYPE), tl.trans(T), input_precision="ieee")
@@ -350,16 +350,16 @@ def walk(low, high, begin, end, span, piece, inputs, outputs, has_values, OPTION
             queries_low = tl.load(queries_at, mask=live, other=0.0)
             queries_high = tl.load(queries_at + HALF, mask=live, other=0.0)
             P = tl.load(outputs.scores + place * (C * C))
-            if not OPTIONS.BY_KEY:
+            if not OPTIONS.IS_KDA:
                 of_query = tl.load(factor + C + row)
             rows = tl.dot(old_low, tl.trans(queries_low), input_precision="ieee")
             rows = tl.dot(old_high, tl.trans(queries_high), rows, input_precision="ieee")
-            if not OPTIONS.BY_KEY:
+            if not OPTIONS.IS_KDA:
                 rows *= of_query[None, :]
             rows = tl.dot(narrow(U, DTYPE), tl.trans(P), rows, input_precision="ieee")
             out = narrow(tl.trans(rows), outputs.out.dtype.element_ty)
             tl.store(outputs.out + token * outputs.out_token, out, mask=live)
-        if not OPTIONS.BY_KEY:
+        if not OPTIONS.IS_KDA:
             U *= of_write[None, :]
         writes = narrow(U, DTYPE)
         low = tl.dot(writes, ends_low, low * left_low, input_precision="ieee")
@@ -384,7 +384,7 @@ def source_of(sources, known, sequence, OPTIONS: tl.constexpr):
     """Return the block of the state before a sequence, and whether there is one."""
     block = tl.load(sources + sequence)
     has = block >= 0
-    if OPTIONS.KNOWN:
+    if OPTIONS.HAS_KNOWN:
         has = has & (tl.load(known + sequence) != 0)
     return tl.maximum(block, 0), has
 
@@ -393,7 +393,7 @@ def source_of(sources, known, sequence, OPTIONS: tl.constexpr):
 def carried_at(carried, sequence, segments, segment, head, value, OPTIONS: tl.constexpr):
     """Return where the first half of rows of what a segment does to the state lies: n in rows up to V, then M."""
     channel = tl.arange(0, OPTIONS.K // 2)
-    place = (sequence.to(tl.int64) * segments + segment) * OPTIONS.HEADS + head
+    place = (sequence.to(tl.int64) * segments + segment) * OPTIONS.NUM_HEADS + head
     return carried + place * ((OPTIONS.V + OPTIONS.K) * OPTIONS.K) + value[:, None] * OPTIONS.K + channel[None, :]
 
 
@@ -419,16 +419,16 @@ def gdn_carry_kernel(
 ):
     """Make what each segment but a sequence's last does to the state; arguments as of `gdn_prefill_kernel`.
 
-    Grid [heads * (V + K) / VALUES, segments - 1, sequences]. The first segment needs no M: of it, n is the state after
+    Grid [heads * (V + K) / BLOCK_V, segments - 1, sequences]. The first segment needs no M: of it, n is the state after
     it. The state before it is copied, because where it lies the other kernel may write before all have read.
     """
     HALF: tl.constexpr = OPTIONS.K // 2
-    TILES: tl.constexpr = (OPTIONS.V + OPTIONS.K) // OPTIONS.VALUES
+    TILES: tl.constexpr = (OPTIONS.V + OPTIONS.K) // OPTIONS.BLOCK_V
     head = tl.program_id(0) // TILES
     segment = tl.program_id(1)
     sequence = tl.program_id(2)
-    row = tl.program_id(0) % TILES * OPTIONS.VALUES + tl.arange(0, OPTIONS.VALUES)
-    has_values = tl.program_id(0) % TILES * OPTIONS.VALUES < OPTIONS.V
+    row = tl.program_id(0) % TILES * OPTIONS.BLOCK_V + tl.arange(0, OPTIONS.BLOCK_V)
+    has_values = tl.program_id(0) % TILES * OPTIONS.BLOCK_V < OPTIONS.V
     span = span_of(starts, last_pieces, sequence, segment, segments, OPTIONS)
     if (segment > 0) & (span.last | span.empty) | (segment == 0) & (has_values == 0):
         return
@@ -445,7 +445,7 @@ def gdn_carry_kernel(
     low += tl.where((has_values == 0) & (key == channel), 1.0, 0.0)
     high += tl.where((has_values == 0) & (key == channel + HALF), 1.0, 0.0)
     inputs = inputs_of(k, ends, v, inverses, factors, strides, head, row, OPTIONS)
-    if OPTIONS.PIECES:
+    if OPTIONS.HAS_PIECES:
         for piece in range(span.first, span.end_piece):
             begin, end = tl.load(starts + piece), tl.load(starts + piece + 1)
             low, high = walk(low, high, begin, end, span, piece, inputs, None, has_values, OPTIONS, False)
@@ -461,14 +461,14 @@ def gdn_carry_kernel(
 def gdn_join_kernel(carried, segments, OPTIONS: tl.constexpr):
     """Put the state before each segment in the place of n; arguments as of `gdn_carry_kernel`, after which it runs.
 
-    Grid [heads * V / VALUES, sequences]. A short sequence has no numbers for its last segments; what is made of them is
-    not read.
+    Grid [heads * V / BLOCK_V, sequences]. A short sequence has no numbers for its last segments; what is made of
+    them is not read.
     """
     HALF: tl.constexpr = OPTIONS.K // 2
-    TILES: tl.constexpr = OPTIONS.V // OPTIONS.VALUES
+    TILES: tl.constexpr = OPTIONS.V // OPTIONS.BLOCK_V
     head = tl.program_id(0) // TILES
     sequence = tl.program_id(1)
-    value = tl.program_id(0) % TILES * OPTIONS.VALUES + tl.arange(0, OPTIONS.VALUES)
+    value = tl.program_id(0) % TILES * OPTIONS.BLOCK_V + tl.arange(0, OPTIONS.BLOCK_V)
     at = carried_at(carried, sequence, segments, 1, head, value, OPTIONS)
     low, high = tl.load(at), tl.load(at + HALF)
     for segment in range(2, segments):
@@ -501,35 +501,35 @@ def store_state(states, block, low, high, strides, head, value, OPTIONS: tl.cons
 def gdn_prefill_kernel(
     q,  # [tokens, key heads, K]
     k,  # as q
-    ends,  # with BY_KEY as k: keys scaled by the decay to the end of a chunk
+    ends,  # with IS_KDA as k: keys scaled by the decay to the end of a chunk
     v,  # [tokens, heads, V]
     out,  # as v
     states,  # [blocks, heads, V, K]
     inverses,  # of `gdn_chunks_kernel`
     scores,
     factors,
-    carried,  # [sequences, segments, heads, V + K, K] fp32: the state before each segment in V; used with SEGMENTED
+    carried,  # [sequences, segments, heads, V + K, K] fp32: the state before each segment in V; used with HAS_SEGMENTS
     starts,  # [pieces + 1] int32, the first token of each piece
-    last_pieces,  # [sequences] int32; used with PIECES
+    last_pieces,  # [sequences] int32; used with HAS_PIECES
     sources,  # [sequences] int32: the block of the state before each sequence; zeros below 0
-    known,  # [sequences]: 0 where the state before is zeros too; used with KNOWN
+    known,  # [sequences]: 0 where the state before is zeros too; used with HAS_KNOWN
     targets,  # [pieces] int32: the block that the state after each piece goes to; none below 0
     strides,  # DeltaStrides
     segments,  # of each sequence
     OPTIONS: tl.constexpr,  # DeltaOptions
 ):
-    """Walk a segment of a sequence for VALUES rows of a state; grid [heads * V / VALUES, segments, sequences]."""
+    """Walk a segment of a sequence for BLOCK_V rows of a state; grid [heads * V / BLOCK_V, segments, sequences]."""
     HALF: tl.constexpr = OPTIONS.K // 2
-    TILES: tl.constexpr = OPTIONS.V // OPTIONS.VALUES
+    TILES: tl.constexpr = OPTIONS.V // OPTIONS.BLOCK_V
     DTYPE: tl.constexpr = k.dtype.element_ty
     head = tl.program_id(0) // TILES
     segment = tl.program_id(1)
     sequence = tl.program_id(2)
-    value = tl.program_id(0) % TILES * OPTIONS.VALUES + tl.arange(0, OPTIONS.VALUES)
+    value = tl.program_id(0) % TILES * OPTIONS.BLOCK_V + tl.arange(0, OPTIONS.BLOCK_V)
     span = span_of(starts, last_pieces, sequence, segment, segments, OPTIONS)
     if span.empty:
         return
-    if OPTIONS.SEGMENTED:
+    if OPTIONS.HAS_SEGMENTS:
         at = carried_at(carried, sequence, segments, segment, head, value, OPTIONS)
         low, high = tl.load(at), tl.load(at + HALF)
     else:
@@ -537,22 +537,22 @@ def gdn_prefill_kernel(
         low, high = load_state(states, block, has, strides, head, value, DTYPE, OPTIONS)
 
     inputs = inputs_of(k, ends, v, inverses, factors, strides, head, value, OPTIONS)
-    row, channel = tl.arange(0, OPTIONS.CHUNK), tl.arange(0, HALF)
+    row, channel = tl.arange(0, OPTIONS.CHUNK_SIZE), tl.arange(0, HALF)
     stride_q_token, stride_q_head = wide(strides.q)
     stride_out_token, stride_out_head = wide(strides.out)
     outputs = DeltaOutputs(
-        q + head // OPTIONS.HEADS_OF_KEY * stride_q_head + row[:, None] * strides.q[0] + channel[None, :],
+        q + head // OPTIONS.HEADS_PER_KEY_HEAD * stride_q_head + row[:, None] * strides.q[0] + channel[None, :],
         stride_q_token,
-        scores + head * (OPTIONS.CHUNK * OPTIONS.CHUNK) + row[:, None] * OPTIONS.CHUNK + row[None, :],
+        scores + head * (OPTIONS.CHUNK_SIZE * OPTIONS.CHUNK_SIZE) + row[:, None] * OPTIONS.CHUNK_SIZE + row[None, :],
         out + head * stride_out_head + row[:, None] * strides.out[0] + value[None, :],
         stride_out_token,
     )
-    if OPTIONS.PIECES:
+    if OPTIONS.HAS_PIECES:
         for piece in range(span.first, span.end_piece):
             begin, end = tl.load(starts + piece), tl.load(starts + piece + 1)
             low, high = walk(low, high, begin, end, span, piece, inputs, outputs, True, OPTIONS, True)
             # The segment that has the last number of a piece ends it.
-            final = first_chunk(end, piece + 1, OPTIONS.CHUNK)
+            final = first_chunk(end, piece + 1, OPTIONS.CHUNK_SIZE)
             if (span.begin < final) & (final <= span.end):
                 store_state(states, tl.load(targets + piece), low, high, strides, head, value, OPTIONS)
     else:

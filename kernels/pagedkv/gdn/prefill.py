@@ -195,24 +195,24 @@ def _prepare(
     by_key = a.dim() == 3
     tables = tuning(arch.name)
     data = (tables.kda_prefill if by_key else tables.gdn_prefill).of(keys, values, q.element_size())
-    programs = heads * values // data.values
+    programs = heads * values // data.block_v
     segments = num_segments or data.segments(programs * sequences, tokens // sequences, arch.compute_units)
     constants = DeltaOptions(
-        HEADS=heads,
-        HEADS_OF_KEY=heads // key_heads,
+        NUM_HEADS=heads,
+        HEADS_PER_KEY_HEAD=heads // key_heads,
         K=keys,
         V=values,
-        CHUNK=data.chunk,
-        VALUES=data.values,
-        PIECES=last_pieces is not None,
-        KNOWN=known is not None,
-        SEGMENTED=segments > 1,
-        BY_KEY=by_key,
-        BOUNDED=lower_bound is not None,
+        CHUNK_SIZE=data.chunk_size,
+        BLOCK_V=data.block_v,
+        HAS_PIECES=last_pieces is not None,
+        HAS_KNOWN=known is not None,
+        HAS_SEGMENTS=segments > 1,
+        IS_KDA=by_key,
+        HAS_LOWER_BOUND=lower_bound is not None,
     )
     amd = {"matrix_instr_nonkdim": 16} if arch.amd else {}
     launch = {"num_warps": data.waves, "num_stages": data.stages, **amd}
-    numbers = tokens // data.chunk + len(targets)
+    numbers = tokens // data.chunk_size + len(targets)
     chunks = Launch(
         kda_chunks_kernel if by_key else gdn_chunks_kernel,
         (heads, numbers),
@@ -222,10 +222,10 @@ def _prepare(
         **amd,
     )
     if by_key:  # what the walk reads is scaled for each head
-        constants = constants._replace(HEADS_OF_KEY=1)
+        constants = constants._replace(HEADS_PER_KEY_HEAD=1)
     # Few rows for each program that joins, because products of fp32 take three times the registers.
-    few = constants._replace(VALUES=JOINED_ROWS)
-    of_carry = heads * (values + keys) // data.values, max(1, segments - 1), sequences
+    few = constants._replace(BLOCK_V=JOINED_ROWS)
+    of_carry = heads * (values + keys) // data.block_v, max(1, segments - 1), sequences
     return DeltaCall(
         chunks=chunks,
         carry=Launch(gdn_carry_kernel, of_carry, OPTIONS=constants, **launch),
@@ -244,7 +244,7 @@ def _prepare(
         lower_bound=lower_bound or 0.0,
         pieces=len(targets),
         segments=segments,
-        chunk=data.chunk,
+        chunk=data.chunk_size,
         numbers=numbers,
         room=(sequences, segments, heads, values + keys, keys),
     )
