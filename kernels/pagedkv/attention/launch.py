@@ -395,8 +395,11 @@ def choose(
     if measured is not None:
         waves_per_eu, maxnreg = measured.waves_per_eu, measured.maxnreg
     else:
-        fits = program.block_n * next_power_of_two(head_size) <= 4096 * waves and element_bytes == 2
-        waves_per_eu, maxnreg = data.waves_per_eu if fits else 0, 0
+        channels = next_power_of_two(head_size)
+        helps = program.block_n * channels <= 4096 * waves
+        if arch.matrix == "wmma":
+            helps = channels >= 256 or layer.quantised
+        waves_per_eu, maxnreg = data.waves_per_eu if helps and element_bytes == 2 else 0, 0
     compiler_options = _compiler_options(arch, kpack=data.kpack, waves_per_eu=waves_per_eu, maxnreg=maxnreg)
     return AttentionLaunch(
         block_n=program.block_n,
@@ -429,7 +432,8 @@ def _compiler_options(arch: Arch, *, kpack: int, waves_per_eu: int, maxnreg: int
     32 make two blocks for four waves, which compute Q.K twice. With registers bounded to those of two waves a SIMD
     products stay out of accumulation registers, to which and from which 72 of 470 instructions moved them in a loop.
     Where a tile of K is more than 8 KiB for a wave, or elements have four bytes, they would spill, and `choose` leaves
-    the bound to the compiler.
+    the bound to the compiler. On RDNA it is the reverse: with 256 channels or codes that are decoded in software, the
+    compiler of Triton 3.8 spills 7 to 48 registers for more waves than the five that a SIMD has room for, unless told.
     """
     if not arch.amd:
         return {"maxnreg": maxnreg} if maxnreg else {}

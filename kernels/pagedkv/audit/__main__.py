@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if any("::" in word for word in arguments):
+    if any("::" in word or word.endswith(".py") for word in arguments):
         from . import kernel_file
 
         return kernel_file.main(arguments)
@@ -125,10 +125,15 @@ def _run(options: argparse.Namespace) -> Exit:
 
         cases = select(options.only, options.arch, options.source)
     except ImportError as error:
-        raise CannotRunHereError(f"the audit cannot be imported with Triton {version}: {error}") from error
+        raise CannotRunHereError(
+            f"our kernels cannot be imported with Triton {version}: {error}\n"
+            "  to do: install torch; for a kernel of yours: python -m pagedkv.audit FILE.py::KERNEL --help"
+        ) from error
     if options.promised:
         promise = load_budgets().promise
-        cases = [(arch, case) for arch, case in cases if not all(promise(case.id(arch, k)) for k in case.kernels)]
+        cases = [
+            (arch, case) for arch, case in cases if not all(promise(case.id(arch, k), version) for k in case.kernels)
+        ]
     if not cases:
         raise NothingSelectedError(f"no case matches --only {options.only!r}\n  to do: see --list")
     if options.list:
@@ -170,7 +175,7 @@ def check_environment(triton: str | None) -> str:
     """
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
-        raise CannotRunHereError("Triton is not installed.\n  to do: pip install the triton of requirements/triton.txt")
+        raise CannotRunHereError("Triton is not installed.\n  to do: pip install 'pagedkv[audit]'")
     package = Path(spec.origin).parent
     installed = list(importlib.metadata.distributions(name="triton", path=[str(package.parent)]))
     if not installed:

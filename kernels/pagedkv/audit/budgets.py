@@ -91,6 +91,12 @@ class Unpromised:
     rows: str
     """Regular expression found in `Case.id`."""
     why: str
+    triton: str = ""
+    """Version that alone is not promised to hold them; empty for every one."""
+
+    def concerns(self, row: str, triton: str) -> bool:
+        """Whether it speaks of a row, by `Case.id`, that this version of Triton compiled."""
+        return self.triton in ("", triton) and re.search(self.rows, row) is not None
 
 
 FIGURES = ("waves_per_simd", "kv_tokens_in_flight", "query_rows_in_flight")
@@ -125,9 +131,9 @@ class Budgets:
     """Version of Triton -> `Case.id` -> its ceiling."""
     unpromised: tuple[Unpromised, ...] = ()
 
-    def promise(self, row: str) -> Unpromised | None:
-        """Why a row of ours is not promised; None of one that is."""
-        return next((each for each in self.unpromised if re.search(each.rows, row)), None)
+    def promise(self, row: str, triton: str) -> Unpromised | None:
+        """Why a row of ours is not promised with that version of Triton; None of one that is."""
+        return next((each for each in self.unpromised if each.concerns(row, triton)), None)
 
     def narrow(self, figures: Figures, pointer: str) -> str:
         """What is wrong with the loads through `pointer`; empty if they are as wide as asked."""

@@ -7,7 +7,6 @@ configuration was compiled.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import product
@@ -78,19 +77,19 @@ def judge(rows: Sequence[Row], budgets: Budgets, declared: Declared, *, triton: 
         if row.case.configuration:
             kernels[row.arch, row.case.configuration.kernel].append((row, row.case.configuration, finding))
     findings += compare(findings, budgets.comparisons)
-    findings += _stale(findings, budgets)
+    findings += _stale(findings, budgets, triton)
     # Some of a kernel's configurations say nothing of it: the others might be the ones that compile.
     whole = (group for group in kernels.values() if len(group) == group[0][1].count)
     return findings + [_judge_kernel(group, declared, triton) for group in whole]
 
 
-def _stale(findings: Sequence[Finding], budgets: Budgets) -> list[Finding]:
+def _stale(findings: Sequence[Finding], budgets: Budgets, triton: str) -> list[Finding]:
     """Failures of `[[unpromised]]` entries of which an arch holds every row within budget."""
     seen = {finding.id: finding for finding in findings}
     stale = []
     for entry, arch in product(budgets.unpromised, {finding.labels["arch"] for finding in findings}):
         ids = [case.id(arch, kernel) for case in cases_of("ours") for kernel in case.kernels]
-        rows = [seen.get(name) for name in ids if re.search(entry.rows, name)]
+        rows = [seen.get(name) for name in ids if entry.concerns(name, triton)]
         if rows and all(row and row.message.endswith(WITHIN_BUDGET) for row in rows):
             message = f"every row is within budget: promise them, and correct that entry of {FILE.name}"
             stale.append(Finding(f"{arch}/unpromised/{entry.rows}", "fail", message=message, labels={"arch": arch}))
@@ -161,7 +160,7 @@ def _ours(row: Row, budgets: Budgets, declared: Declared, triton: str) -> tuple[
         triton: Its version.
     """
     narrow, spill = declared.narrow_pointers(row.id, triton), declared.spill(row.id, triton)
-    result, unpromised = row.result, budgets.promise(row.id)
+    result, unpromised = row.result, budgets.promise(row.id, triton)
     if unpromised and not _timed_out(result):
         problems = budgets.violations(result) if isinstance(result, Figures) else [failure(result)]
         return "pass", f"not promised ({unpromised.why}): {'; '.join(problems) or WITHIN_BUDGET}"
