@@ -20,7 +20,7 @@ Register = tuple[str, int]
 _NOTHING_WRITTEN = re.compile(
     r"s_(?:cmpk?_\w+|bitcmp[01]_b32|branch|cbranch_\w+|endpgm|barrier(?:_signal)?|nop|waitcnt|setprio|sleep|sendmsg)"
     r"|(?:global|buffer|scratch)_store_\w+|ds_write\w+|(?:global|buffer)_atomic_\w+|buffer_wbl2|(?:buffer|global)_inv"
-    r"|s_delay_alu|s_clause|s_wait_alu"
+    r"|s_delay_alu|s_clause|s_wait_alu|v_nop"
 )
 _TWO_WRITTEN = re.compile(
     r"v_(?:(?:add|sub|subrev)_co_u32|(?:addc|subb|subbrev)_co_u32|mad_[iu]64_[iu]32|div_scale_f32)"
@@ -34,7 +34,7 @@ _HALF_WRITTEN = re.compile(
 )
 """Results of 16 bits, which on gfx12 keep the upper half of their register."""
 _ONE_WRITTEN = re.compile(
-    r"v_(?!cmpx_|movrel|dot|smfmac)\w+|s_(?:load_\w+|(?:and|or|xor|andn2|orn2|nand|nor|xnor)(?:_saveexec)?_b(?:32|64)"
+    r"v_(?!cmpx_|movrel|dot(?!2_f32_f16)|smfmac)\w+|s_(?:load_\w+|(?:and|or|xor|andn2|orn2|nand|nor|xnor)(?:_saveexec)?_b(?:32|64)"
     r"|(?:add|sub|min|max)_[iu]32|(?:add|sub|mul|min_num|max_num)_f32|cvt_\w+|(?:add|sub)_nc_u64|mul_u64|(?:addc|subb)_u32|(?:addk|mulk|movk)_i32|mul_i32|mul_hi_[iu]32|mov_b(?:32|64)"
     r"|cselect_b(?:32|64)|lsh[lr]_b(?:32|64)|ashr_i(?:32|64)|bf[em]_[iub](?:32|64)|lshl[1-4]_add_u32|pack_\w+|flbit_\w+"
     r"|ff1_i32_b(?:32|64)|not_b(?:32|64)|brev_b32|abs_i32|bcnt[01]_i32_b(?:32|64)|sext_i32_i(?:8|16)|bitset[01]_b32)"

@@ -75,6 +75,8 @@ _vector("v_sub_f32", "f", "ff", "a - b")
 _vector("v_subrev_f32", "f", "ff", "b - a")
 _vector("v_mul_f32", "f", "ff", "a * b")
 _vector("v_fma_f32 v_fmamk_f32 v_fmaak_f32", "f", "fff", "fma(a, b, c)")
+_LOW, _HIGH = (f"half(a{shift}).astype(F) * half(b{shift}).astype(F)" for shift in ("", " >> U(16)"))
+_vector("v_dot2_f32_f16", "f", "uuf", f"c + {_LOW} + {_HIGH}")
 _vector("v_max_f32", "f", "ff", "maximum(a, b)")
 _vector("v_min_f32", "f", "ff", "minimum(a, b)")
 _vector("v_max3_f32", "f", "fff", "maximum(maximum(a, b), c)")
@@ -190,6 +192,7 @@ SCALAR: dict[str, tuple[str, str, str]] = {
     "s_bfe_u32": ("u", "field(a, b, (b >> U(16)) & U(127))", "r != 0"),
     "s_bfe_i32": ("u", "field_signed(a, b, (b >> U(16)) & U(127))", "r != 0"),
     "s_pack_ll_b32_b16": ("u", "(a & U(0xFFFF)) | (b << U(16))", ""),
+    "s_pack_hl_b32_b16": ("u", "(a >> U(16)) | (b << U(16))", ""),
     "s_bcnt1_i32_b32": ("u", "count_bits(a)", "r != 0"),
     "s_ff1_i32_b32": ("u", "np.where(a == 0, U(0xFFFFFFFF), count_bits(~a & (a - U(1))))", ""),
     "s_flbit_i32": ("u", "leading_difference(a)", ""),
@@ -271,7 +274,7 @@ gfx942's and gfx950's atomics do not flush them, and gfx90a's, which do, are not
 
 _INTEGERS, _ORDERS = ("i32", "u32", "i64", "u64", "u16", "i16"), ("lt", "eq", "le", "gt", "ne", "ge")
 _OTHERS = """
-s_nop s_endpgm s_barrier s_branch s_setprio s_sleep s_waitcnt s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz
+s_nop v_nop s_endpgm s_barrier s_branch s_setprio s_sleep s_waitcnt s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz
 s_cbranch_vccnz s_cbranch_execz s_cbranch_execnz s_load_dword s_load_dwordx2 s_load_dwordx4 s_load_dwordx8
 s_load_dwordx16 s_load_dwordx3 s_load_ubyte s_load_sbyte s_load_ushort s_load_sshort
 s_bitcmp0_b32 s_bitcmp1_b32 s_and_saveexec_b64 s_or_saveexec_b64 s_andn2_saveexec_b64

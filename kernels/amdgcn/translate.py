@@ -48,7 +48,7 @@ _NAMES: dict[str, Any] = {
     "across_rows": permute.across_rows,
 } | {name: each for name, each in vars(arithmetic).items() if not name.startswith("_")}
 
-_NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep", "buffer_wbl2", "buffer_inv"}
+_NOTHING = {"s_nop", "v_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep", "buffer_wbl2", "buffer_inv"}
 _NOTHING |= HINTS | {"s_sendmsg"}
 _NO_EFFECT = {"sc0", "sc1", "nt", "glc", "slc", "expcnt", "th", "scope"}
 """Modifiers that change no value here: cache policy, and a counter that no known instruction raises."""

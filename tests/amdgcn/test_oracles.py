@@ -1181,7 +1181,7 @@ def test_branches(branch, setup, taken):
     from amdgcn.memory import Memory
 
     covers([f"s_cbranch_{branch}", "s_branch", "s_endpgm", "s_nop", "s_waitcnt", "s_barrier", "s_setprio", "s_sleep"])
-    covers(["buffer_wbl2", "buffer_inv"])
+    covers(["buffer_wbl2", "buffer_inv", "v_nop"])
     out = np.zeros(32, np.uint8)
     memory = Memory()
     pointer = memory.add("out", out)
@@ -1198,6 +1198,7 @@ def test_branches(branch, setup, taken):
         s_mov_b32 s8, 7
         .LBB0_2:
         s_nop 3
+        v_nop
         s_setprio 1
         s_sleep 1
         buffer_wbl2 sc1

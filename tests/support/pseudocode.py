@@ -49,7 +49,7 @@ LEFT_OUT = {
     # Pattern -> why AMD's text does not say what the instruction computes.
     r"(global|buffer)_atomic_.*": "its text names an address; test_an_atomic_is_its_text",
     r"ds_(read|write|load|store|swizzle).*|(global|buffer|scratch)_.*|s_load_.*": "an access to memory: its address",
-    r"s_(nop|sleep|setprio|waitcnt|barrier\w*|endpgm|branch)|s_cbranch_.*": "no result: what runs next, and when",
+    r"v_nop|s_(nop|sleep|setprio|waitcnt|barrier\w*|endpgm|branch)|s_cbranch_.*": "no result: what runs next, and when",
     r"s_(delay_alu|clause|wait_alu|sendmsg)": "no result: hints",
     r"v_[mw][fm]ma_.*": "its text is the formula, without layout and rounding",
     r"v_accvgpr_.*|v_fma_mix.*": "the document has no text of it",

@@ -71,5 +71,5 @@ def test_k_that_is_loaded_at_the_wrong_channels_is_seen(forced, device, monkeypa
         return real(**options | {"X": 1})
 
     monkeypatch.setattr(paged, "AttentionOptions", unpacked)
-    with pytest.raises(AssertionError, match="rows are off"):
+    with pytest.raises(Exception, match=r"rows are off|not its own bytes"):  # the latter on machine code
         check(attend(data), expected(data), lambda *_: None)
