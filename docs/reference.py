@@ -65,6 +65,15 @@ CHANGES = {
 """Kind of change -> the file that stands for it."""
 
 NOTE = "This page is made from the code when the site is built.\n"
+WITHOUT_A_TABLE = """# Which attention kernels fit
+
+The site was built where the step `codeobjects-all` had left no table. Every nightly build has it as an artifact:
+
+    buildkite-agent artifact download results/codeobjects-all/fit.md .
+    make docs
+
+and `hilgate run codeobjects-all` makes it on any machine, without a GPU.
+"""
 
 
 class UndocumentedError(HilgateError):
@@ -189,12 +198,11 @@ def attacks() -> str:
 
 
 def what_fits() -> str:
-    """The table that an audit wrote to results/fit/, and how to make it where none did."""
-    table = ROOT / "results/fit/fit.md"
-    made = table.read_text(encoding="utf-8") if table.exists() else "No audit wrote the table before this build.\n"
-    command = "python -m pagedkv.audit --source ours vllm --arch gfx942 gfx1201 --out results/fit"
-    how = f"The step `codeobjects-all` writes `fit.md` every night; so does\n\n    {command}\n"
-    return "\n".join(["# Which attention kernels fit", "", how, made])
+    """The table that the step `codeobjects-all` wrote, and how to get it where none is here."""
+    table = ROOT / "results/codeobjects-all/fit.md"
+    if table.exists():
+        return "# Which attention kernels fit\n\n" + table.read_text(encoding="utf-8")
+    return WITHOUT_A_TABLE
 
 
 class PlannedChange(NamedTuple):

@@ -243,6 +243,10 @@ def test_what_is_not_promised_is_reported_until_it_fits(figures, spills, outcome
     assert found[0].message.startswith(f"not promised (it spills): {f'{spills} VGPRs spilled' if spills else 'within'}")
     assert found[-1].outcome == outcome
     assert outcome == "pass" or "promise them" in found[-1].message
+    other = replace(BUDGETS, unpromised=(replace(UNPROMISED.unpromised[0], triton="3.8.0"),))
+    promised = judge(rows, other, Declared(), triton="3.6.0")
+    assert {finding.outcome for finding in promised} == {"fail" if spills else "pass"}
+    assert len(promised) == len(rows)
 
 
 def test_the_table_shows_what_cannot_start_in_red():
@@ -252,6 +256,9 @@ def test_the_table_shows_what_cannot_start_in_red():
     fits = {"lds_bytes": 8192.0, "vgpr": 96.0, "waves_per_simd": 5.0, "vgpr_spills": 7.0}
     good = replace(red, id="gfx950/vllm/decode-d256/their_attend", labels=labels | {"arch": "gfx950"})
     table = format_table([red, replace(good, numbers=numbers | fits)])
-    assert '| 64 | 2048 | vLLM | `their_attend` | decode-d256 | <span style="color: red">**65792 B of 65536**' in table
-    assert "| 8192 B, 96, 5, *7 spill* |" in table
+    assert '| decode | 64 | 2048 | 16 bit | vLLM `their_attend` | <span style="color: red">**65792 B of 65' in table
+    assert "| **5**, 96, 8192, *7 spilled* |" in table
+    fewer = replace(good, id="gfx950/vllm/decode-d256-window/their_attend", numbers=numbers | fits)
+    fewer.numbers["vgpr_spills"] = 0.0
+    assert format_table([fewer, red, replace(good, numbers=numbers | fits)]) == table, "the worst case of a row"
     assert format_table([]) == ""

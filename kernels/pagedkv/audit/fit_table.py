@@ -12,36 +12,59 @@ if TYPE_CHECKING:
 
     from .findings import Finding
 
-_HEAD = """Compiled with Triton {triton}. A cell has bytes of LDS of a workgroup, registers of a wave, waves of a SIMD.
-<span style="color: red">**Red**</span>: every launch fails, as the kernel wants more LDS than a workgroup may have.
-*n spill*: it starts, and keeps n registers in memory.
+OPERATIONS = {
+    "decode": "decode",
+    "prefill": "prefill",
+    "extend": "extend",
+    "mla-16": "MLA decode, 16 heads",
+    "mla-128": "MLA decode, 128 heads",
+    "proof": "decode, as before vLLM PR 38502",
+}
+"""What attends, by the label of a finding; in the order of the table."""
+_HEAD = """Compiled with Triton {triton}. A cell has **waves of a SIMD**, registers of a wave, and LDS of a workgroup in
+bytes, of the case with the fewest waves: cases of a row differ in layout, dtype, window and sinks.
+<span style="color: red">**Red**</span>: no launch succeeds, as the kernel wants more LDS than a workgroup may have.
+*n spilled*: it starts, and keeps n registers in memory. Empty: not compiled, as the arch has no such kernel.
 
 """
 
 
 def format_table(findings: Iterable[Finding]) -> str:
     """Return the table of an audit in Markdown; empty where no attention kernel was compiled."""
-    rows: dict[tuple[str, int, int, str, str, str], dict[str, str]] = {}
-    triton = ""
+    rows: dict[tuple[int, int, int, str, str], dict[str, Finding]] = {}
     for finding in findings:
         labels = finding.labels
-        attends = labels.get("operation", "").partition("-")[0] in {"decode", "extend", "prefill", "mla", "proof"}
         # Kernels that reduce or plan have no tile.
-        if not attends or not labels["tile"] or "lds_bytes" not in finding.numbers or labels["side"] == "both":
+        if labels.get("operation") not in OPERATIONS or not labels["tile"] or "lds_bytes" not in finding.numbers:
             continue
-        triton = labels["triton"]
-        size, block = int(labels["head_size"]), int(labels["block_size"])
-        case, owner = finding.id.split("/")[2], "pagedkv" if labels["side"] == "ours" else "vLLM"
-        row = rows.setdefault((labels["operation"], size, block, owner, labels["kernel"], case), {})
-        row[labels["arch"]] = _cell(finding)
+        if labels["side"] != "both":
+            of_arch = rows.setdefault(_row(finding), {})
+            of_arch[labels["arch"]] = max(finding, of_arch.get(labels["arch"], finding), key=_badness)
     if not rows:
         return ""
     arches = [arch for arch in ARCHES if any(arch in cells for cells in rows.values())]
-    lines = [f"| head size | block | of | kernel | case | {' | '.join(arches)} |", f"|{'---|' * (5 + len(arches))}"]
-    for (_, size, block, owner, kernel, case), cells in sorted(rows.items()):
-        figures = " | ".join(cells.get(arch, "") for arch in arches)
-        lines.append(f"| {size} | {block} | {owner} | `{kernel}` | {case} | {figures} |")
+    lines = [f"| | head size | block | cache | kernel | {' | '.join(arches)} |", f"|{'---|' * (5 + len(arches))}"]
+    for (operation, size, block, cache, kernel), cells in sorted(rows.items()):
+        figures = " | ".join(_cell(cells[arch]) if arch in cells else "" for arch in arches)
+        lines.append(f"| {[*OPERATIONS.values()][operation]} | {size} | {block} | {cache} | {kernel} | {figures} |")
+    triton = next(iter(next(iter(rows.values())).values())).labels["triton"]
     return _HEAD.format(triton=triton) + "\n".join(lines) + "\n"
+
+
+def _row(finding: Finding) -> tuple[int, int, int, str, str]:
+    labels, case = finding.labels, finding.id.split("/")[2]
+    bits = "32 bit" if labels["dtype"] == "float32" else "16 bit"
+    cache = "FP8" if "-e4m3" in case or "-e5m2" in case else bits
+    owner = "pagedkv" if labels["side"] == "ours" else "vLLM"
+    operation = [*OPERATIONS].index(labels["operation"])
+    return operation, int(labels["head_size"]), int(labels["block_size"]), cache, f"{owner} `{labels['kernel']}`"
+
+
+def _badness(finding: Finding) -> tuple[bool, float, float, float]:
+    numbers = finding.numbers
+    starts = numbers["lds_bytes"] <= numbers["lds_limit_bytes"]
+    known = (numbers["vgpr_spills"], -numbers["waves_per_simd"], numbers["vgpr"]) if starts else (0.0, 0.0, 0.0)
+    return not starts, *known
 
 
 def _cell(finding: Finding) -> str:
@@ -49,5 +72,5 @@ def _cell(finding: Finding) -> str:
     lds, limit = int(numbers["lds_bytes"]), int(numbers["lds_limit_bytes"])
     if lds > limit:
         return f'<span style="color: red">**{lds} B of {limit}**</span>'
-    spills = f", *{numbers['vgpr_spills']:g} spill*" if numbers["vgpr_spills"] else ""
-    return f"{lds} B, {numbers['vgpr']:g}, {numbers['waves_per_simd']:g}{spills}"
+    spilled = f", *{numbers['vgpr_spills']:g} spilled*" if numbers["vgpr_spills"] else ""
+    return f"**{numbers['waves_per_simd']:g}**, {numbers['vgpr']:g}, {lds}{spilled}"
