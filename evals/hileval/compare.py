@@ -118,14 +118,14 @@ class Comparison:
 
     def __str__(self) -> str:
         before, after, n = self.scores
-        low, high = (100 * bound for bound in self.interval)
-        level, chance = f"each bound at {100 * (1 - self.alpha):g} %", f"p = {self.p_value:.2g} if nothing changed"
+        low, high, level = *(100 * bound for bound in self.interval), 100 * (1 - self.alpha)
         lines = [
             f"{self.outcome}: {self.verdict}",
             f"  before   {before} of {n} right, {before / n:.1%} ({self.scored_by})",
             f"  after    {after} of {n} right, {after / n:.1%}",
             f"  changed  {self.lost} lost, {len(self.flips) - self.lost} gained",
-            f"  drop     {100 * self.drop:.1f} points, from {low:.1f} to {high:.1f}, {level}; {chance}",
+            f"  drop     {100 * self.drop:.1f} points, from {low:.1f} to {high:.1f}, each bound at {level:g} %",
+            f"  p        {self.p_value:.2g}, if nothing changed",
         ]
         return "\n".join([*lines, *[f"  caveat   {self.caveat}"] * bool(self.caveat)])
 
@@ -164,7 +164,7 @@ def read_answers(path: Path, which: str | None = None, metric: str | None = None
         raise RunsError(
             f"not stored answers: {_wrong(error)}",
             where=f"{path}:{number}" if number else str(path),
-            remedy="name samples_<task>_<time>.jsonl, as lm-eval 0.4.3 or later writes it with --log_samples",
+            remedy="name a samples_*.jsonl of `lm_eval --log_samples` (0.4.3 or later)",
         ) from error
     if not found:
         raise RunsError("no answers", where=str(path), remedy="name a file that `lm_eval --log_samples` wrote")
@@ -208,7 +208,7 @@ def _answered(row: dict[str, Any], which: str, metric: str) -> Answered:
     ours = "strict_correct" in row
     right = row["strict_correct" if which == FILTERS["strict"] else "flexible_correct"] if ours else row[metric]
     if right not in (0, 1):
-        raise ValueError(f"{metric}: a score of {right!r}, neither 0 nor 1")
+        raise ValueError(f"{metric}: a score of {right!r}, neither 0 nor 1; choose another with --metric")
     if "doc_hash" not in row:
         raise KeyError("doc_hash, which lm-eval writes from 0.4.3 on")
     return Answered(
@@ -351,10 +351,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _share(least: float, most: float, text: str) -> float:
-    value = float(text)
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"got {text}; expected {least:g} to {most:g}")
-    return value
+    with contextlib.suppress(ValueError):
+        if least <= float(text) <= most:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"got {text}; expected {least:g} to {most:g}")
 
 
 def _margin(text: str) -> float:

@@ -161,9 +161,14 @@ def test_the_audit_of_a_file_needs_triton_and_no_torch(wheel, tmp_path):
     assert re.search(r"^gfx942 +65792 .* fail, LDS: 65536 at most$", out, re.MULTILINE)
     status, out, _ = said(fresh, *audit, "gfx1201", "gfx1030", "--signature", f"{TYPES}, 16")
     assert re.search(r"^gfx1201 +\d+ +\d+ +0 +0 +[1-9]\d*  pass$", out, re.MULTILINE)
+    status, out, _ = said(fresh, *audit, "gfx942", "--signature", f"{TYPES}, 16", "--options", "num_warps=32")
+    assert (status, "2048 threads: 1024 at most" in out) == (1, True)
+    status, out, _ = said(fresh, *audit, "gfx942", "--signature", f"{TYPES}, 33")
+    assert (status, bool(re.search(r"does not compile: CompilationError at \d+:\d+: arange's range", out))) == (1, True)
     (fresh / "broken.py").write_text("import torch\n")
     for words, expected in {
         (f"{fresh}/broken.py::attend", "--arch", "gfx942", "--signature", "i32"): "No module named 'torch'",
+        (KERNEL, "--arch", "gfx942", "--signature", "i32"): "expected FILE.py::KERNEL; ",
         (f"{KERNEL}::other", "--arch", "gfx942", "--signature", "i32"): "there is no such kernel",
         (f"{KERNEL}::attend", "--arch", "gfx9999", "--signature", "i32"): "--arch: got gfx9999",
         (f"{KERNEL}::attend", "--arch", "gfx942", "--signature", "i32, 64"): "got 2 entries; expected 9, for q_ptr",
@@ -188,6 +193,8 @@ def test_compare_needs_scipy_alone(tmp_path):
     (command,) = shown.commands((ROOT / "docs/how-to/compare-two-runs.md").read_text(encoding="utf-8"))
     assert (status, err, shown.not_printed(command.prints, out)) == (command.status, "", "")
     assert said(fresh, "hileval", "compare", before, before)[0] == 0
+    status, out, err = said(fresh, "hileval", "compare", before, after, "--margin", "x")
+    assert (status, out, err.partition("\n")[0]) == (2, "", "error: argument --margin: got x; expected 0.001 to 0.5")
     cut = fresh / "cut.jsonl"
     cut.write_text(before.read_text()[:-40])
     status, out, err = said(fresh, "hileval", "compare", before, cut)

@@ -35,6 +35,8 @@ _TYPED = re.compile(rf"(?P<type>\*?(?:{'|'.join(_TYPES)}))(?::(?P<hint>16|1))?")
 _LITERALS = {"True": True, "False": False, "None": None}
 _BUDGETS = {"lds": "bytes", "vgprs": "", "spills": "", "scratch": "bytes", "waves": "at least"}
 """What can be limited. All but waves are upper bounds."""
+MOST_THREADS = 1024
+"""Of a workgroup, on every AMD arch (HSA runtime: HSA_AGENT_INFO_WORKGROUP_MAX_SIZE)."""
 _EPILOG = """\
 signature: an entry for each parameter, separated by commas: a type (i32, fp32, a pointer as *bf16), with :16 where
 its value is a multiple of 16 (an aligned pointer, a stride) and :1 where it is 1; a number, True, False or None for a
@@ -131,12 +133,13 @@ def _find(place: str) -> Any:
     """The kernel of `FILE.py::KERNEL`, without an autotuner around it."""
     from triton.runtime.jit import JITFunction
 
-    where, _, name = place.partition("::")
+    where, separator, name = place.partition("::")
     module = _import(where)
     kernels = [key for key, value in vars(module).items() if isinstance(_bare(value), JITFunction)]
     found = _bare(getattr(module, name, None))
     if not isinstance(found, JITFunction):
-        raise MisuseError(f"{place}: there is no such kernel; {where} has {', '.join(kernels) or 'none'}")
+        wrong = "there is no such kernel" if separator else "expected FILE.py::KERNEL"
+        raise MisuseError(f"{place}: {wrong}; {where} has {', '.join(kernels) or 'none'}")
     return found
 
 
@@ -211,13 +214,17 @@ def _judged(wanted: Specialisation, budget: dict[str, int], timeout: float) -> A
     if isinstance(result, (Exception, Crash)):
         timed_out = isinstance(result, Crash) and result.timed_out
         said = [line.strip() for line in str(result).splitlines() if line.strip()] or [type(result).__name__]
-        why = said[0] if isinstance(result, Crash) else f"{type(result).__name__}: {said[-1]}"
+        # Triton's first line of an error in a kernel is its place, "at 3:11:", from the kernel's `def` on.
+        place = f" {said[0].rstrip(':')}" if said[0].startswith("at ") else ""
+        why = said[0] if isinstance(result, Crash) else f"{type(result).__name__}{place}: {said[-1]}"
         return ArchResult(wanted.arch, {}, why if timed_out else f"does not compile: {why}", timed_out)
     figures = _figures(wanted.arch, result)
     limits = {"lds": limit, "spills": 0, "scratch": 0} | budget
     above = [f"{name}: {most} at most" for name, most in limits.items() if name != "waves" and figures[name] > most]
     if figures["waves"] < (least := limits.get("waves", 0)) or not figures["waves"]:
         above.append(f"waves: {max(1, least)} at least")
+    if (threads := result.num_waves * any_limits(wanted.arch).lanes) > MOST_THREADS:
+        above.append(f"{threads} threads: {MOST_THREADS} at most, so num_warps is too large")
     return ArchResult(wanted.arch, figures, "; ".join(above))
 
 

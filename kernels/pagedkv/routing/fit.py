@@ -74,7 +74,7 @@ class NotAHybridError(InvalidFileError):
         super().__init__(
             f"{config.path}: model type {config.model_type} has no recurrent layer that is described here, so "
             "its blocks are as large as asked for and max_num_seqs has no limit but memory; fit is for hybrids. "
-            "Which kernel serves it: explain."
+            "Which kernel serves it: python -m pagedkv.routing explain --help"
         )
 
 

@@ -505,7 +505,8 @@ def recurrent_state(config: Config, *, tp: int, dtype: str, ssm_dtype: str | Non
     recurrent = ssm_dtype or _own_state_dtype(config) or dtype
     name, channels, taps, inner = _describe(config, tp)
     if channels % tp or (inner and inner[0] % tp):
-        raise MisuseError(f"--tp: got {tp}; expected a divisor of {channels} channels and {inner[:1]} heads.")
+        heads = f" and {inner[0]} heads" if inner else ""
+        raise MisuseError(f"--tp: got {tp}; expected a divisor of {channels} channels{heads}.")
     shapes: list[tuple[int, ...]] = [(channels // tp, taps - 1 + (0 if name == MAMBA_1 else drafts))]
     sizes = [ELEMENT_BYTES[dtype]]
     if inner:
