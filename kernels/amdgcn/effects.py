@@ -27,7 +27,7 @@ _TWO_WRITTEN = re.compile(
 )
 _BOTH_WRITTEN = re.compile(r"v_permlane(?:16|32)_swap_b32")
 _DESTINATION_READ = re.compile(
-    r"v_fmac_f32|v_mad_u16|v_bitop3_b16|v_writelane_b32|v_fma_mix(?:lo|hi)_f16|s_(?:addk|mulk)_i32|s_bitset[01]_b32|(?:global|ds|buffer)_\w+_d16(?:_hi)?"
+    r"v_fmac_f32|v_mad_u16|v_bitop3_b16|v_writelane_b32|v_fma_mix(?:lo|hi)_f16|s_(?:addk|mulk)_i32|s_bitset[01]_b32|s_mul_f16|(?:global|ds|buffer)_\w+_d16(?:_hi)?"
 )
 _HALF_WRITTEN = re.compile(
     r"v_(?:add|sub|mul|mul_lo|mad|lshlrev|lshrrev|ashrrev|min|max|(?:min|max)_num)_[iubf]16|v_cvt_f16_f32"
@@ -35,7 +35,7 @@ _HALF_WRITTEN = re.compile(
 """Results of 16 bits, which on gfx12 keep the upper half of their register."""
 _ONE_WRITTEN = re.compile(
     r"v_(?!cmpx_|movrel|dot(?!2_f32_f16)|smfmac)\w+|s_(?:load_\w+|(?:and|or|xor|andn2|orn2|nand|nor|xnor)(?:_saveexec)?_b(?:32|64)"
-    r"|(?:add|sub|min|max)_[iu]32|(?:add|sub|mul|min_num|max_num)_f32|cvt_\w+|(?:add|sub)_nc_u64|mul_u64|(?:addc|subb)_u32|(?:addk|mulk|movk)_i32|mul_i32|mul_hi_[iu]32|mov_b(?:32|64)"
+    r"|(?:add|sub|min|max)_[iu]32|mul_f16|(?:add|sub|mul|min_num|max_num)_f32|cvt_\w+|(?:add|sub)_nc_u64|mul_u64|(?:addc|subb)_u32|(?:addk|mulk|movk)_i32|mul_i32|mul_hi_[iu]32|mov_b(?:32|64)"
     r"|cselect_b(?:32|64)|lsh[lr]_b(?:32|64)|ashr_i(?:32|64)|bf[em]_[iub](?:32|64)|lshl[1-4]_add_u32|pack_\w+|flbit_\w+"
     r"|ff1_i32_b(?:32|64)|not_b(?:32|64)|brev_b32|abs_i32|bcnt[01]_i32_b(?:32|64)|sext_i32_i(?:8|16)|bitset[01]_b32)"
     r"|(?:global|buffer|scratch)_load_\w+|ds_(?:read\w*|b?permute_b32|swizzle_b32)"

@@ -227,6 +227,7 @@ _ON_SCALARS = (
 )
 for _name in _ON_SCALARS.split():  # gfx12's scalar unit does what the vector unit does
     SCALAR[f"s_{_name}"] = (VECTOR[f"v_{_name}"][1][0], VECTOR[f"v_{_name}"][2], "")
+SCALAR["s_mul_f16"] = ("u", "half_bits(half(b) * half(c)) | (a & U(0xFFFF0000))", "")  # a is what its target held
 SCALAR |= {f"v_s_{name}_f32": ("f", VECTOR[f"v_{name}_f32"][2], "") for name in ("exp", "log", "rcp", "rsq", "sqrt")}
 
 SCALAR_COMPARE = {"eq": "==", "lg": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}

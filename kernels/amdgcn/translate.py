@@ -460,9 +460,9 @@ class _Writer:
         if name not in SCALAR:
             raise UnknownInstructionError(inst.text)
         kinds, text, scc = SCALAR[name]
-        sources = operands if re.search("k_i32$|bitset", name) else operands[1:]
+        sources = operands if re.search("k_i32$|bitset|_mul_f16", name) else operands[1:]
         read = (
-            f"{'ab'[k]} = np.broadcast_to({self._scalar_read(each, kinds[k % len(kinds)])}, n)"
+            f"{'abc'[k]} = np.broadcast_to({self._scalar_read(each, kinds[k % len(kinds)])}, n)"
             for k, each in enumerate(sources)
         )
         lines = [f"{'; '.join(read)}; r = {text}"]
