@@ -201,7 +201,8 @@ def what_fits() -> str:
     """The table that the step `codeobjects-all` wrote, and how to get it where none is here."""
     table = ROOT / "results/codeobjects-all/fit.md"
     if table.exists():
-        return "# Which attention kernels fit\n\n" + table.read_text(encoding="utf-8")
+        wide = "---\nhide: [navigation, toc]\n---\n"
+        return f"{wide}# Which attention kernels fit\n\n{table.read_text(encoding='utf-8')}"
     return WITHOUT_A_TABLE
 
 

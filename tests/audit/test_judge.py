@@ -256,7 +256,7 @@ def test_the_table_shows_what_cannot_start_in_red():
     fits = {"lds_bytes": 8192.0, "vgpr": 96.0, "waves_per_simd": 5.0, "vgpr_spills": 7.0}
     good = replace(red, id="gfx950/vllm/decode-d256/their_attend", labels=labels | {"arch": "gfx950"})
     table = format_table([red, replace(good, numbers=numbers | fits)])
-    assert '| decode | 64 | 2048 | 16 bit | vLLM `their_attend` | <span style="color: red">**65792 B of 65' in table
+    assert '| decode | 64 / 2048 | 16 bit | vLLM `their_attend` | <span style="color: red">**65792 B of 65' in table
     assert "| **5**, 96, 8192, *7 spilled* |" in table
     fewer = replace(good, id="gfx950/vllm/decode-d256-window/their_attend", numbers=numbers | fits)
     fewer.numbers["vgpr_spills"] = 0.0

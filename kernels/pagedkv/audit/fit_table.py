@@ -43,10 +43,10 @@ def format_table(findings: Iterable[Finding]) -> str:
     if not rows:
         return ""
     arches = [arch for arch in ARCHES if any(arch in cells for cells in rows.values())]
-    lines = [f"| | head size | block | cache | kernel | {' | '.join(arches)} |", f"|{'---|' * (5 + len(arches))}"]
+    lines = [f"| | head / block | cache | of | {' | '.join(arches)} |", f"|{'---|' * (4 + len(arches))}"]
     for (operation, size, block, cache, kernel), cells in sorted(rows.items()):
         figures = " | ".join(_cell(cells[arch]) if arch in cells else "" for arch in arches)
-        lines.append(f"| {[*OPERATIONS.values()][operation]} | {size} | {block} | {cache} | {kernel} | {figures} |")
+        lines.append(f"| {[*OPERATIONS.values()][operation]} | {size} / {block} | {cache} | {kernel} | {figures} |")
     triton = next(iter(next(iter(rows.values())).values())).labels["triton"]
     return _HEAD.format(triton=triton) + "\n".join(lines) + "\n"
 
@@ -54,10 +54,10 @@ def format_table(findings: Iterable[Finding]) -> str:
 def _row(finding: Finding) -> tuple[int, int, int, str, str]:
     labels, case = finding.labels, finding.id.split("/")[2]
     bits = "32 bit" if labels["dtype"] == "float32" else "16 bit"
-    cache = "FP8" if "-e4m3" in case or "-e5m2" in case else bits
-    owner = "pagedkv" if labels["side"] == "ours" else "vLLM"
+    cache = f"FP8, {bits} query" if "-e4m3" in case or "-e5m2" in case else bits
+    owner = "pagedkv" if labels["side"] == "ours" else f"vLLM `{labels['kernel'].removeprefix('kernel_')}`"
     operation = [*OPERATIONS].index(labels["operation"])
-    return operation, int(labels["head_size"]), int(labels["block_size"]), cache, f"{owner} `{labels['kernel']}`"
+    return operation, int(labels["head_size"]), int(labels["block_size"]), cache, owner
 
 
 def _badness(finding: Finding) -> tuple[bool, float, float, float]:
