@@ -113,8 +113,8 @@ def rows_of(states, there, OPTIONS):
     """Load rows of a state as fp32 parts, [BLOCK_V, KEYS_PER_PART] each; zeros of a sequence that there is not."""
     out = ()
     for part in tl.static_range(OPTIONS.K // OPTIONS.KEYS_PER_PART):
-        at = states + part * OPTIONS.KEYS_PER_PART
-        out += (tl.load(at, mask=there, other=0.0, eviction_policy=OPTIONS.EVICTION_POLICY).to(tl.float32),)
+        at = part * OPTIONS.KEYS_PER_PART
+        out += (tl.load(states + at, mask=there, other=0.0, eviction_policy=OPTIONS.EVICTION_POLICY).to(tl.float32),)
     return out
 
 
