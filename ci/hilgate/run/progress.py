@@ -98,4 +98,8 @@ class Lines:
 
     def _print(self, line: str) -> None:
         self._printed_at = time.monotonic()
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        # A terminal shows one line for each; what is cut stands in the step's log. A file keeps all of it.
+        if self._console.is_terminal:
+            self._console.print(line, markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
+        else:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)

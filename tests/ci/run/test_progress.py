@@ -46,3 +46,14 @@ def test_a_silent_steps_heartbeat_ends_without_a_colon(monkeypatch, said, ending
     lines.started(step("a", "x"), SimpleNamespace(seconds=61.0, last_line=lambda: said))
     lines.tick()
     assert printed.getvalue().splitlines()[-1] == f"a-cpu: running for 1 min 01 s{ending}"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_line_is_cut_on_a_terminal_alone(terminal):
+    printed = io.StringIO()
+    console = Console(file=printed, width=80, force_terminal=terminal, color_system=None)
+    command = "python -m pytest " + "tests/a " * 20
+    progress.Lines(console, buildkite=False).started(step("a", command), SimpleNamespace())
+    line = printed.getvalue().rstrip("\n")
+    assert line.startswith("a-cpu: started: python -m pytest tests/a tests/a")
+    assert (len(line) == 80 and line.endswith("…")) if terminal else command.strip() in line
