@@ -49,8 +49,6 @@ def test_the_page_serves_and_times():
     assert [words[:2] for words in COMMANDS] == [
         ["serve", "Qwen/Qwen3-Next-80B-A3B-Instruct"],
         ["bench", "latency"],
-        ["bench", "latency"],
-        ["bench", "throughput"],
         ["bench", "serve"],
     ]
 

@@ -76,7 +76,7 @@ def cases():
     for name in HYBRIDS:
         for setting, arguments in SETTINGS.items():
             # The CPU platform has no prefix cache for MLA (with AMX alone), and then refuses to have asked for one.
-            if arguments["enable_prefix_caching"] and FAMILIES[name].attention == "latent":
+            if arguments["enable_prefix_caching"] and "kv_lora_rank" in FAMILIES[name].config:
                 continue
             yield f"{name}, {setting}", name, FAMILIES[name].architecture, 1, setting
     for name, architecture in OUTER.items():
