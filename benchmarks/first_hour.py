@@ -371,22 +371,28 @@ def row(result: Result) -> str:
     return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
 
 
-def summary(hour: Hour) -> str:
-    """Return the summary in Markdown of at most 80 columns, which a terminal shows as well."""
-    found = hour.environment
-    counts = [
-        f"{sum(one.outcome == outcome for one in hour.results)} {outcome}" for outcome in (PASSED, FAILED, NOT_RUN)
-    ]
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(hour.started))
-    lines = ["# The first hour" + (", quick" if hour.quick else ""), "", f"{', '.join(counts)}. Began {when}.", ""]
+def machine(found: dict[str, Any]) -> list[str]:
+    """Return the lines of a summary that say what the machine is."""
     gpu = f"{found['gpu']} ({found['arch']}), {found['gpus']} of them" if found["gpu"] else ""
-    lines.append(f"    GPU      {gpu or 'none: kernels are interpreted'}")
+    lines = [f"    GPU      {gpu or 'none: kernels are interpreted'}"]
     lines += [f"    {name:<9}{found[name]}" for name in ("hip", "cuda", "python") if found[name]]
     for name in ("torch", "triton", "vllm", "aiter"):
         versions = [found["packages"].get(one) for one in (name, f"{name}-cpu", f"amd-{name}")]
         lines.append(f"    {name:<9}{next(filter(None, versions), 'missing')}")
     changed = f", {len(found['changed'])} files changed" if found["changed"] else ""
-    lines += [f"    commit   {found['commit'][:12]}{changed}", "", *map(row, hour.results), ""]
+    return [*lines, f"    commit   {found['commit'][:12]}{changed}", ""]
+
+
+def summary(hour: Hour) -> str:
+    """Return the summary in Markdown of at most 80 columns, which a terminal shows as well."""
+    counts = [
+        f"{sum(one.outcome == outcome for one in hour.results)} {outcome}" for outcome in (PASSED, FAILED, NOT_RUN)
+    ]
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(hour.started))
+    lines = ["# The first hour" + (", quick" if hour.quick else ""), "", f"{', '.join(counts)}. Began {when}.", ""]
+    if hour.environment:  # an interrupt may come before the machine is known
+        lines += machine(hour.environment)
+    lines += [*map(row, hour.results), ""]
     for result in hour.results:
         if result.outcome != PASSED and (result.tail or len(row(result)) == WIDTH):
             lines += [f"## {result.name}: {result.outcome}", "", *textwrap.wrap(result.what, WIDTH), ""]

@@ -155,6 +155,16 @@ sys.exit(hour.main(["--out", {str(out)!r}], (part("one", "print('right')"), slow
 """
 
 
+def test_interrupted_while_it_looks_at_the_machine(start, monkeypatch):
+    def interrupted(_hour):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(first_hour.Hour, "look", interrupted)
+    status, files = start(PASSES)
+    assert status == 130
+    assert outcomes(files) == {"passes": ("did not run", "interrupted before it")}
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert first_hour.main(["--out", str(tmp_path / "file" / "below")], (PASSES,)) == 4
