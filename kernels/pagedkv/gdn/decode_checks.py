@@ -125,9 +125,14 @@ def drafts(
         )
     checks.shape("num_accepted_tokens", given["num_accepted_tokens"], (sequences,), "[sequences]")
     checks.shape("query_start_loc", given["query_start_loc"], (sequences + 1,), "[sequences + 1]")
-    most = state_indices.shape[1] - 1 if room is None else room.most
+    of_room: dict[str, Tensor] = {}
+    if room is None:
+        most, place = state_indices.shape[1] - 1, "state_indices has so many slots"
+    else:
+        checks.shape("seq_lens", given["seq_lens"], (sequences,), "[sequences]")
+        of_room = _room(room, k, a, states)
+        most, place = room.most, f"drafts has a ring of {room.keys.shape[1]} places"
     if not 1 <= max_query_len <= most + 1:
-        place = "state_indices has so many slots" if room is None else f"drafts has a ring of {2 * most + 1} places"
         raise ArgumentError(
             "drafts",
             "max_query_len",
@@ -135,10 +140,16 @@ def drafts(
             expected=f"1 .. {most + 1}: {place}",
             remedy="Allocate drafts for as many as the server proposes.",
         )
-    if room is None:
-        checks.indices({name: given[name] for name in given})
-        checks.device(("k", k), given)
-        return
+    checks.indices(given)
+    if draft_indices is not None:
+        checks.shape("draft_indices", draft_indices, (sequences,), "[sequences]")
+        checks.dtype("draft_indices", draft_indices, (torch.int32,), "Cast with .to(torch.int32).")
+        given["draft_indices"] = draft_indices
+    checks.device(("k", k), given | of_room)
+
+
+def _room(room: Drafts, k: Tensor, a: Tensor, states: Tensor) -> dict[str, Tensor]:
+    """Check the tensors of the room for drafts, and return them by name."""
     heads, values, keys = states.shape[1:]
     checks.shape("drafts.keys", room.keys, (None, None, k.shape[1], keys), "[slots, ring, key heads, keys]")
     ring = room.keys.shape[:2]
@@ -149,16 +160,10 @@ def drafts(
     single = {"drafts.updates": room.updates, "drafts.decays": room.decays}
     for name, tensor in single.items():
         checks.dtype(name, tensor, (torch.float32,), "Allocate it in fp32.")
-    for name, tensor in {"drafts.keys": room.keys, **single}.items():
+    tensors_of_room = {"drafts.keys": room.keys, **single}
+    for name, tensor in tensors_of_room.items():
         checks.dense(name, tensor)
-        given[name] = tensor
-    checks.shape("seq_lens", given["seq_lens"], (sequences,), "[sequences]")
-    checks.indices({name: given[name] for name in at})
-    if draft_indices is not None:
-        checks.shape("draft_indices", draft_indices, (sequences,), "[sequences]")
-        checks.dtype("draft_indices", draft_indices, (torch.int32,), "Cast with .to(torch.int32).")
-        given["draft_indices"] = draft_indices
-    checks.device(("k", k), given)
+    return tensors_of_room
 
 
 def slots(name: str, indices: Tensor, pad_index: int, count: int) -> None:

@@ -395,6 +395,7 @@ WRONG = [
     ({"query_start_loc": lambda t: t * 2}, "length", "query_start_loc: got"),
     ({"num_accepted_tokens": lambda t: t + 3}, "length", "num_accepted_tokens: got 4"),
     ({"seq_lens": lambda t: t * 0}, "length", "seq_lens .* got -1"),
+    ({"drafts": by_drafts(keys=lambda t: t[:, 0, 0, 0])}, "shape", "drafts.keys: got"),
     ({"drafts": by_drafts(updates=torch.Tensor.double)}, "dtype", "drafts.updates: got torch.float64"),
     ({"drafts": by_drafts(decays=lambda t: t[:, :3])}, "shape", "drafts.decays: got"),
     ({"drafts": lambda drafts: Drafts(*(each[:1] for each in drafts))}, "slot", "state_indices: got slot"),
