@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two bar charts of a recorded run as SVG, a line of text for each bar. The same records give the same bytes."""
+"""The two bar charts of a recorded run as SVG, an element a line. The same records give the same bytes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,11 @@ def ratio_chart(bars: Sequence[Bar]) -> str:
     values = [bar.value for bar in bars if bar.value is not None]
     low, high = min([0.85, *(0.8 * value for value in values)]), 1.7 * max([2.0, *values])
     ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100) if low <= tick <= high]
-    chart = _Chart(bars, lambda value: math.log(value / low) / math.log(high / low), base=1)
+
+    def share(value: float) -> float:
+        return math.log(value / low) / math.log(high / low)
+
+    chart = _Chart(bars, share, base=1)
     for tick in ticks:
         chart.tick(tick, f"{tick:g}x")
     for place, bar in enumerate(bars):
@@ -87,7 +91,11 @@ def ratio_chart(bars: Sequence[Bar]) -> str:
 
 def bandwidth_chart(bars: Sequence[Bar]) -> str:
     """Return the bar chart of percent of the measured bandwidth, with a line at each value that goals ask for."""
-    chart = _Chart(bars, lambda value: value / 108, base=0)
+
+    def share(value: float) -> float:
+        return value / 108
+
+    chart = _Chart(bars, share, base=0)
     for tick in (0, 20, 40, 60, *GOALS, 100):
         chart.tick(tick, f"{tick}")
     for goal in GOALS:
@@ -105,7 +113,7 @@ class _Chart:
 
         Args:
             bars: All that will be drawn.
-            share: Of the axis' length, for a value.
+            share: Returns where a value lies on the axis, as a share of its length.
             base: Value at which bars begin.
         """
         self._ops = list(dict.fromkeys(bar.op for bar in bars))
