@@ -124,7 +124,7 @@ class BenchmarkCase:
     def vendor(self) -> bool:
         """Whether the vendor's library has the operation: attention of whole prompts, MLA decode of bf16 rows.
 
-        Of gated delta nets it is FlashInfer.
+        For gated delta nets that library is FlashInfer.
         """
         whole_prompts = self.op == "prefill" and self.query_len == self.seq_len
         return self.plain and (whole_prompts or self.op == "mla" or (self.op == "gdn" and not self.by_key))

@@ -56,8 +56,7 @@ class Reduce:
     """Most partitions that one program loads at once, a power of two."""
     waves: int
     channels_of_wave: int = 0
-    """Where a program loads more than 8 at once: channels for each of its waves, which are then not `waves`. 0 takes
-    `waves`."""
+    """Channels for each wave of a program that loads more than 8 at once, in place of `waves`; 0 takes `waves`."""
 
     def waves_of(self, at_once: int, channels: int) -> int:
         """Return the waves of a program; `channels` are a power of two."""

@@ -335,7 +335,7 @@ def choose(
 ) -> AttentionLaunch:
     """Return the launch of one paged-attention call; a pure function of shapes and of `tuning/<arch>.toml`.
 
-    `element_bytes` is that of the operands of the products, `cache_bytes` that of what is read, if another;
+    `element_bytes` is that of the operands of the products, `cache_bytes` that of what is read, if another.
     With `batch_invariant` the cache, heads, dtypes and phase (whether `max_query_len` is 1) decide everything but how
     many partitions of a fixed length there are, which is for `max_kv_len` to say.
 

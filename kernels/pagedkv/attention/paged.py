@@ -12,12 +12,7 @@ import torch
 from pagedkv.arch import next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import AttentionOptions, AttentionStrides, attention_kernel
-from pagedkv.attention.launch import (
-    bound,
-    bound_of_queries,
-    choose,
-    query_tiles,
-)
+from pagedkv.attention.launch import bound, bound_of_queries, choose, query_tiles
 from pagedkv.attention.merge import reduce_kernel, reduced_at_once
 from pagedkv.attention.softmax import FP16_WEIGHT_EXPONENT
 from pagedkv.device import current, on

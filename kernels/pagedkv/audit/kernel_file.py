@@ -36,7 +36,7 @@ _LITERALS = {"True": True, "False": False, "None": None}
 _BUDGETS = {"lds": "bytes", "vgprs": "", "spills": "", "scratch": "bytes", "waves": "at least"}
 """What can be limited. All but waves are upper bounds."""
 MOST_THREADS = 1024
-"""Of a workgroup, on every AMD arch (HSA runtime: HSA_AGENT_INFO_WORKGROUP_MAX_SIZE)."""
+"""Most threads of a workgroup, on every AMD arch (HSA runtime: HSA_AGENT_INFO_WORKGROUP_MAX_SIZE)."""
 _EPILOG = """\
 signature: an entry for each parameter, separated by commas: a type (i32, fp32, a pointer as *bf16), with :16 where
 its value is a multiple of 16 (an aligned pointer, a stride) and :1 where it is 1; a number, True, False or None for a

@@ -117,7 +117,7 @@ def bound(lower_bound: float | None, *, by_key: bool = True) -> None:
     """Check the lower bound of the logarithms of decays.
 
     Raises:
-        ArgumentError: if it is no finite number below 0, or not `by_key`, and so of decays that have no bound.
+        ArgumentError: if it is no finite number below 0, or is given although decays are not `by_key`.
     """
     if lower_bound is None:
         return

@@ -344,7 +344,7 @@ def gdn_decode_kernel(
             after = states + (tl.load(state_indices + token) - slot) * stride_slot
             store_rows(after, state, there, OPTIONS)
         else:
-            if (token == 0) | (token + 1 < count):  # nobody asks for the state after the last draft
+            if (token == 0) | (token + 1 < count):  # no step reads the state after the last draft
                 state = next_state(state, update, key, decay, OPTIONS)
             if token == 0:
                 store_rows(states, state, there, OPTIONS)

@@ -169,7 +169,7 @@ def _lacks_mla(arch: str) -> bool:
 
 
 def _scan(kind: Kind, state: State | None, deployment: Deployment) -> Choice | None:
-    """Whose kernels make the outputs and states of a recurrent layer, where ours can."""
+    """Return the kernel of a recurrent layer that ours can replace; None for other layers and arches."""
     if kind.keeps != "state" or state is None or deployment.arch not in ARCHES:
         return None
     if state.name in VLLM_DELTA:
@@ -199,7 +199,7 @@ VLLM_DELTA = {
 
 
 def _delta(state: State) -> Choice:
-    """Whose kernels compute a layer of the delta rule."""
+    """Return the kernels that compute a layer of the delta rule: ours, or vLLM's where ours take no such heads."""
     theirs, (_, values, keys) = VLLM_DELTA[state.name], state.shapes[1]
     if not {keys, values} <= set(GDN_HEAD_SIZES):
         sizes = " and ".join(map(str, GDN_HEAD_SIZES))
