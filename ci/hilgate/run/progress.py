@@ -12,7 +12,7 @@ from hilgate.model.record import Outcome
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import Console
+    from rich.console import Console, OverflowMethod
 
     from hilgate.model.plan import PlannedStep
     from hilgate.plan.estimate import Estimate
@@ -98,8 +98,7 @@ class Lines:
 
     def _print(self, line: str) -> None:
         self._printed_at = time.monotonic()
-        # A terminal shows one line for each; what is cut stands in the step's log. A file keeps all of it.
-        if self._console.is_terminal:
-            self._console.print(line, markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
-        else:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        # A terminal shows one line for each; what is cut stands in the step's log. Files and Buildkite keep all of it.
+        cut = self._console.file.isatty() and not self._buildkite  # FORCE_COLOR makes rich take a pipe for a terminal
+        overflow: OverflowMethod = "ellipsis" if cut else "ignore"
+        self._console.print(line, markup=False, highlight=False, no_wrap=True, overflow=overflow, crop=cut)

@@ -48,12 +48,24 @@ def test_a_silent_steps_heartbeat_ends_without_a_colon(monkeypatch, said, ending
     assert printed.getvalue().splitlines()[-1] == f"a-cpu: running for 1 min 01 s{ending}"
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_line_is_cut_on_a_terminal_alone(terminal):
-    printed = io.StringIO()
-    console = Console(file=printed, width=80, force_terminal=terminal, color_system=None)
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("printed", "forced", "buildkite", "cut"),
+    [
+        (Terminal(), None, False, True),
+        (io.StringIO(), None, False, False),
+        (io.StringIO(), True, False, False),  # FORCE_COLOR
+        (Terminal(), None, True, False),  # agents give a job a terminal
+    ],
+)
+def test_a_line_is_cut_on_a_terminal_alone(printed, forced, buildkite, cut):
+    console = Console(file=printed, width=80, force_terminal=forced, color_system=None)
     command = "python -m pytest " + "tests/a " * 20
-    progress.Lines(console, buildkite=False).started(step("a", command), SimpleNamespace())
-    line = printed.getvalue().rstrip("\n")
+    progress.Lines(console, buildkite=buildkite).started(step("a", command), SimpleNamespace())
+    line = printed.getvalue().rstrip("\n").removeprefix("--- ")
     assert line.startswith("a-cpu: started: python -m pytest tests/a tests/a")
-    assert (len(line) == 80 and line.endswith("…")) if terminal else command.strip() in line
+    assert (len(line) == 80 and line.endswith("…")) if cut else command.strip() in line
