@@ -239,7 +239,7 @@ def add(
 
     Raises:
         RecordsError: Nothing of the build was recorded, or the verdict is of another plan or lacks a step; or the
-            file is damaged, newer or no history.
+            file is damaged, of another format or no history.
         MisuseError: The file cannot be written.
     """
     if not recorded.builds:
