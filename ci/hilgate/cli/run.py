@@ -455,7 +455,7 @@ def run_plan(
         size = announce(keys) if announce else None
         reruns = _reruns(plan, root, options)
         in_buildkite = os.environ.get("BUILDKITE") == "true"
-        shown = progress.Lines(terminal.stderr(), buildkite=in_buildkite, clock=progress.Clock(size))
+        shown = progress.Lines(terminal.stderr(), buildkite=in_buildkite, size=size)
         Runner(plan, root, folder, build, shown, options, earlier=earlier, reruns=reruns).run()
     return size
 

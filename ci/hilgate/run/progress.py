@@ -52,9 +52,9 @@ class Clock:
 class Lines:
     """One line per start and per end, and one a minute while nothing else happens."""
 
-    def __init__(self, console: Console, *, buildkite: bool, clock: Clock | None = None) -> None:
+    def __init__(self, console: Console, *, buildkite: bool, size: Estimate | None = None) -> None:
         self._console = console
-        self._clock = clock or Clock(None)
+        self._clock = Clock(size)
         self._buildkite = buildkite
         self._children: dict[str, Child] = {}
         self._printed_at = time.monotonic()
