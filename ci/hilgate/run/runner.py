@@ -26,7 +26,6 @@ from hilgate.conditions import Where, holds
 from hilgate.errors import CannotRunHereError, HilgateError, MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.evidence import LOG_FILE, Collected, collect_image, kind_of
 from hilgate.model.declaration import CPU
-from hilgate.model.plan import Plan, PlannedStep
 from hilgate.model.record import BuildRecord, ListingRecord, Outcome, StepRecord
 from hilgate.names import whole_key
 from hilgate.plan import machine
@@ -97,8 +96,8 @@ class Reruns:
 class _Machine:
     """What the steps of a plan need of this machine, and what it lacks."""
 
-    def __init__(self, plan: Plan, context: process.RunContext) -> None:
-        self.plan, self.context = plan, context
+    def __init__(self, context: process.RunContext) -> None:
+        self.context, plan = context, context.plan
         self.leftover = strange_metadata(context.root, plan.python_path)
         self.installed = frozenset(installed({name for step in plan.steps for name in step.step.packages}))
         wanted = any(step.step.checkout for step in plan.steps)
@@ -114,7 +113,7 @@ class _Machine:
             return f"needs {', '.join(missing)}, not installed here"
         if self.leftover:
             return f"{self.leftover}: remove that, or install the project it belongs to"
-        return other_packages(self.plan, self.imported(step))
+        return other_packages(self.context.plan, self.imported(step))
 
     def imported(self, step: PlannedStep) -> dict[str, str]:
         """Where a step finds the packages of the plan; a Python is asked once for each environment that steps have."""
@@ -205,7 +204,7 @@ class Runner:
         self.progress, self.options, self.earlier = progress, options, earlier or Recorded((), {})
         self.reruns = reruns
         self._processes, self._seen, self._interrupts = _Processes(), _Seen(), process.Interrupts()
-        self._cores = options.cores or detect().cores
+        self._cores = options.cores or build.environment.cores
         self._base_tree: tempfile.TemporaryDirectory[str] | None = None
         self._context: process.RunContext
         self._machine: _Machine
@@ -226,7 +225,7 @@ class Runner:
         steps = {step.key: step for step in self.options.chosen(self.plan) if step.key not in self._seen.outcomes}
         with process.Watchdog() as watchdog, self._interrupts:
             self._context = process.RunContext(self.root, self.plan, watchdog)
-            self._machine = _Machine(self.plan, self._context)
+            self._machine = _Machine(self._context)
             try:
                 if self.options.only_ids:
                     self._start_only_ids(steps.popitem()[1])
