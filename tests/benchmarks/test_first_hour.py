@@ -165,6 +165,14 @@ def test_interrupted_while_it_looks_at_the_machine(start, monkeypatch):
     assert outcomes(files) == {"passes": ("did not run", "interrupted before it")}
 
 
+def test_a_broken_installation_stops_nothing(start, tmp_path, monkeypatch):
+    (tmp_path / "site" / "broken-1.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    status, files = start(PASSES)
+    assert status == 0
+    assert "pytest" in json.loads(files["summary.json"])["environment"]["packages"]
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert first_hour.main(["--out", str(tmp_path / "file" / "below")], (PASSES,)) == 4
