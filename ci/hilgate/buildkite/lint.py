@@ -120,7 +120,13 @@ def lint_files(texts: Mapping[str, str], declarations: Declarations) -> list[str
 
 def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator[str]:
     """What is wrong with one static pipeline."""
-    yield from schema_problems(text)
+    try:
+        problems = schema_problems(text)
+    except yaml.YAMLError as error:
+        problems = [f"is no YAML: {' '.join(str(error).split())}"]
+    if problems:  # what follows takes the shape that the schema says for granted
+        yield from problems
+        return
     pipeline: Step = _load(text)
     project = declarations.project
     steps: list[Step] = [step if isinstance(step, dict) else {str(step): None} for step in pipeline["steps"]]

@@ -234,6 +234,13 @@ def test_unsound_file_is_found(name, edit, expected):
     assert any(problem.startswith(f"{name}: ") and expected in problem for problem in problems), problems
 
 
+@pytest.mark.parametrize("text", ["", "x: 1", "- a", "steps: 3", "steps: [3]", "steps: [{key: [1]}]", "a: ["])
+def test_what_is_no_pipeline_is_told_by_the_schema_alone(text):
+    problems = lint_files({**FILES, "waiting.yml": text}, DECLARED)
+    assert len(problems) == 1
+    assert re.match(r"waiting.yml: (.*(is not valid|is not of type|is a required)|is no YAML)", problems[0])
+
+
 def test_file_that_is_missing_is_found():
     for missing in ("pipeline.yml", "approve.yml"):
         rest = {name: FILES[name] for name in FILES if name != missing}
