@@ -249,6 +249,7 @@ def test_the_warm_up_launches_every_variant_and_writes_no_state(monkeypatch, dev
     prepared.clear()
     layer = layer_of(2, device, mode=mode)
     pools, layer.kv_cache = layer.kv_cache, ()
+    monkeypatch.setattr(delta, "MANY_STATES", 5 * pools[1][0].nbytes)
     mixed = drawn(7, CHANNELS["gdn"], seed=1).to(device)
     delta._warmup_prefill_kernels(layer, mixed, 0)
     assert launched == [("gdn_prefill", 7, None, False)]
@@ -256,5 +257,6 @@ def test_the_warm_up_launches_every_variant_and_writes_no_state(monkeypatch, dev
     for _ in range(2):
         delta._warmup_prefill_kernels(layer, mixed, 0)
     prefills = [("gdn_prefill", delta.WARM_TOKENS, segments, False) for segments in (1, 2, 3)]
-    assert launched[1:] == [*prefills, ("gdn_decode", 1, None, False), verified]
+    decodes = [("gdn_decode", sequences, None, False) for sequences in (1, 5)]
+    assert launched[1:] == [*prefills, *decodes, verified]
     assert all(pool.isnan().all() for pool in pools)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from importlib import import_module
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.functional import conv1d, silu
 from pagedkv.device import INTERPRETED
 from pagedkv.gdn.decode import Drafts, gdn_decode
 from pagedkv.gdn.prefill import gdn_prefill
-from pagedkv.launch import GDN_HEAD_SIZES
+from pagedkv.launch import GDN_HEAD_SIZES, MANY_STATES
 from pagedkv.prepared import first_warm_up
 from pagedkv.vllm_plugin import WORTH_SAYING, check_parameters, log, replace_functions
 from pagedkv.vllm_plugin.errors import refuse
@@ -353,6 +353,14 @@ def _warmup_prefill_kernels(self: Any, qkv_or_qkvz: Tensor, v_dim: int) -> None:
     _warm_up(self, qkv_or_qkvz)
 
 
+def _blank_rows(layer: Any, mixed: Tensor, tokens: int, stride: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return rows of tokens as `_inputs` takes them, zeros and room for the result; `stride` is that of `_warm_up`."""
+    num_heads, (keys, values) = len(layer.A_log), _sizes(layer)
+    b = mixed.new_zeros((tokens, stride or num_heads))[:, :num_heads]
+    a = b if stride is None else mixed.new_zeros((tokens, num_heads, keys))
+    return mixed.new_zeros((tokens, mixed.shape[1])), b, a, mixed.new_empty((tokens, num_heads, values))
+
+
 def _warm_up(layer: Any, mixed: Tensor, stride: int | None = None) -> None:
     """Take the memory of the longest prefill, or compile every variant that the layer may launch.
 
@@ -378,15 +386,12 @@ def _warm_up(layer: Any, mixed: Tensor, stride: int | None = None) -> None:
         return
     pools: Any = getattr(layer, "kv_cache", ())
     ready = len(pools) > 1 and pools[1].numel() > 0
-    tokens, num_heads = WARM_TOKENS if ready else len(mixed), len(layer.A_log)
-    b = mixed.new_zeros((tokens, stride or num_heads))[:, :num_heads]
-    a = b if stride is None else mixed.new_zeros((tokens, num_heads, sizes[0]))
-    rows = (mixed.new_zeros((tokens, mixed.shape[1])), b, a, mixed.new_empty((tokens, num_heads, sizes[1])))
-    nowhere, starts = b.new_full((1,), -1, dtype=torch.int32), b.new_zeros(2, dtype=torch.int32)
-    starts[1] = tokens
+    rows = _blank_rows(layer, mixed, WARM_TOKENS if ready else len(mixed), stride)
+    nowhere, starts = mixed.new_full((1,), -1, dtype=torch.int32), mixed.new_zeros(2, dtype=torch.int32)
+    starts[1] = len(rows[0])
     prefill = {"starts": starts, "sources": nowhere, "targets": nowhere, "known": nowhere > 0}
     if not ready:
-        states = mixed.new_empty((1, num_heads, *reversed(sizes)), dtype=layer.get_state_dtype()[1])
+        states = mixed.new_empty((1, len(layer.A_log), *reversed(sizes)), dtype=layer.get_state_dtype()[1])
         gdn_prefill(**_inputs(layer, *rows, states=states), **prefill)
         return
     layer.pagedkv_is_warm = True
@@ -396,9 +401,12 @@ def _warm_up(layer: Any, mixed: Tensor, stride: int | None = None) -> None:
     began = time.perf_counter()
     for segments in (1, 2, 3):
         gdn_prefill(**_inputs(layer, *rows), **prefill, num_segments=segments)
-    one, first = torch.ones_like(nowhere), _inputs(layer, *rows, slice(1))
-    gdn_decode(**first, state_indices=torch.zeros_like(nowhere), pad_index=NULL_BLOCK)
+    # A step of many states is another variant where tuning data say so. All of its sequences are padding.
+    for sequences in (1, ceil(MANY_STATES / pools[1][0].nbytes)):
+        blank = _inputs(layer, *_blank_rows(layer, mixed, sequences, stride))
+        gdn_decode(**blank, state_indices=nowhere.new_zeros(sequences), pad_index=NULL_BLOCK)
     if layer.num_spec:
+        one, first = torch.ones_like(nowhere), _inputs(layer, *rows, slice(1))
         padding = starts.new_zeros((1, layer.num_spec + 1))
         _verify(layer, first, padding, starts.clamp(max=1), one, one)
     if (seconds := time.perf_counter() - began) > WORTH_SAYING:
