@@ -237,18 +237,19 @@ class Oracle:
         Args:
             tokens: The sequence.
             audio: Seed of what a speech model hears.
-            errors: Of the last rows. Other choices of experts are tried until they are explained, for each takes a
-                forward pass: a sequence of 2,048 tokens of Qwen3-Next has 446 (7 minutes). Without it all are tried.
+            errors: What the last rows are off by. Bounds that take forward passes of their own are computed until they
+                explain it: a sequence of 2,048 tokens of Qwen3-Next has 446 open choices of experts (7 minutes).
+                Without it all are computed.
 
         SLACK times what rounding does to transformers itself, on this sequence and on PROBES: the largest of a few
         hundred roundings is a figure of the model, that of three tokens is chance.
 
-        A row that rounding moves farther than others has a bound of its own: 2 SLACK times what it is off by in root
-        mean square over DRAWS more computations, for one computation says only what it did to that row once. (Qwen3.5
-        with 8 heads, 29 tokens: noise in the embeddings moves one row, in float64 too, four times as far as half of the
-        rows. Float16 moves it by 0.007 to 0.057 in forty draws, of which twice the first explains 0.046. Of 6,800
-        texts, each judged by other draws than its own, one draw alone called 0.3 to 0.8 % wrong; with bounds of rows it
-        is 0.02 to 0.04 %, and no more for half of the rows.)
+        A row that rounding moves farther than others has a bound of its own: 2 SLACK times the root mean square of its
+        errors in DRAWS more computations, because a single one may by chance leave it nearly right. (Qwen3.5 with 8
+        heads, 29 tokens: noise in the embeddings moves one row four times as far as half of the rows, in float64 too.
+        In forty draws float16 moves it by 0.007 to 0.057, and twice the first of them explains 0.046. Of 6,800 texts,
+        each judged by other draws than its own, a bound from one draw called 0.3 to 0.8 % wrong, bounds of rows 0.02 to
+        0.04 %; for half of the rows they are no larger.)
 
         In 16 bits a token that stands between two experts may be sent to the other, and its row is off by up to 2; no
         other row may be off that far. So rounding is measured with the experts of the exact model, and where a lead is
@@ -264,14 +265,22 @@ class Oracle:
         if self._probed is None:
             self._probed = Rounding.largest(self.rounding(self.probe(n), audio=n) for n in PROBES)
         rounding = Rounding.largest([self._probed, self.rounding(tokens, audio=audio)])
-        widest = SLACK * rounding.error.worst
-        alike = SLACK * rounding.same_experts
-        rows = (2 * SLACK * self._unsteady(tokens, audio)).clamp(min=min(alike, widest))
-        for place in self._open_choices(tokens, audio, rounding.reach):
-            if errors is not None and not (errors.to(rows.device) > rows[-len(errors) :]).any():
+        common = SLACK * min(rounding.same_experts, rounding.error.worst)
+        rows = torch.full((len(tokens),), common, dtype=torch.float64, device=self.exact.device)
+        further = self._further_bounds(tokens, audio, rounding)
+        while errors is None or (errors.to(rows.device) > rows[-len(errors) :]).any():
+            bound = next(further, None)
+            if bound is None:
                 break
-            rows = rows.maximum((alike + SLACK * self._moved_by(place, tokens, audio)).clamp(max=widest))
-        return Tolerance(rows, SLACK * rounding.error.typical, widest)
+            rows = rows.maximum(bound)
+        return Tolerance(rows, SLACK * rounding.error.typical, SLACK * rounding.error.worst)
+
+    def _further_bounds(self, tokens: list[int], audio: int | None, rounding: Rounding) -> Iterator[torch.Tensor]:
+        """Bounds of each row [len(tokens)]: from its errors in more draws, then from each open choice of experts."""
+        yield 2 * SLACK * self._unsteady(tokens, audio)
+        for place in self._open_choices(tokens, audio, rounding.reach):
+            moved = rounding.same_experts + self._moved_by(place, tokens, audio)
+            yield SLACK * moved.clamp(max=rounding.error.worst)
 
     def _unsteady(self, tokens: list[int], audio: int | None) -> torch.Tensor:
         """How far rounding moves each row [len(tokens)] in root mean square, with the experts of the exact model."""
