@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs package:vllm")
 
-from vllm.benchmarks import latency, serve, throughput
+from vllm.benchmarks import latency, serve
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -20,7 +20,7 @@ from pagedkv.vllm_plugin import settings
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/serve-a-model.md"
 FENCED = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
-BENCHMARKS = {"latency": latency, "serve": serve, "throughput": throughput}
+BENCHMARKS = {"latency": latency, "serve": serve}
 
 
 def commands(page):
