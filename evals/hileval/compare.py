@@ -118,7 +118,8 @@ class Comparison:
 
     def __str__(self) -> str:
         before, after, n = self.scores
-        low, high, level = *(100 * bound for bound in self.interval), 100 * (1 - self.alpha)
+        low, high = (100 * bound for bound in self.interval)
+        level = 100 * (1 - self.alpha)
         lines = [
             f"{self.outcome}: {self.verdict}",
             f"  before   {before} of {n} right, {before / n:.1%} ({self.scored_by})",
