@@ -97,9 +97,9 @@ class Family:
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's `LLM` on every platform."""
     ssd: str = ""
-    """Whose kernels make the prefill of Mamba-2: "pagedkv" for ours, empty for vLLM's."""
+    """Kernels of the prefill of Mamba-2: "pagedkv" for ours, empty for vLLM's."""
     gdn: str = ""
-    """Whose kernels make the gated delta rule: "pagedkv" for ours, empty for vLLM's."""
+    """Kernels of the gated delta rule: "pagedkv" for ours, empty for vLLM's."""
     engine_cpu: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments on the CPU platform."""
     engine_gpu: Mapping[str, Any] = field(default_factory=dict)

@@ -70,7 +70,7 @@ class _Compiled(torch.nn.Module):
 
 
 class _Served:
-    """As much of vLLM's `LLM` as a comparison of layers asks for; `graph` is a step that is replayed."""
+    """The part of vLLM's `LLM` that a comparison of layers asks for; `graph` is a step that is replayed."""
 
     def __init__(self, graph=False):
         self.model, self.graph = _Compiled(), graph

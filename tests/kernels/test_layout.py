@@ -58,7 +58,7 @@ def test_elements_of_the_packings(block, token, head, channel):
 
 
 def test_native_layout_is_a_matter_of_the_block_stride():
-    """Of vLLM PR 38502: a K plane among others is native though not contiguous, interleaved blocks are not."""
+    """A K plane among others is native though not contiguous, interleaved blocks are not (vLLM PR 38502)."""
     native = {name for name in layout.NAMES if layout.describe(name, 10, 16, 2, 64).has_native_kv_cache_layout}
     assert native == {"nhd", "hnd", "native", "shuffle"}
     assert not layout.describe("native", 10, 16, 2, 64, padding=8).has_native_kv_cache_layout

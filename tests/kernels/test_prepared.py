@@ -301,7 +301,7 @@ def test_prompts_of_other_lengths_share_a_call(kernels):
 
 @pytest.mark.parametrize("side", ["key", "value"])
 def test_a_cache_that_is_pointed_elsewhere_is_looked_at_anew(kernels, side):
-    """As a server does that sleeps and wakes up: the same tensor, other memory, 4 bytes off a 16-byte boundary."""
+    """A server that sleeps and wakes up has the same tensor in other memory, here 4 bytes off a 16-byte boundary."""
     cache = _cache()
     paged.paged_attention(**_attention(cache))
     tensor = getattr(cache, side)

@@ -158,7 +158,7 @@ def kimi_packed(ops, step: Step) -> torch.Tensor:
 )
 @DTYPE
 def test_recurrent_step(dtype, update, tokens, device, delta_ops, record_property):
-    """Of three tokens some may be refused later, so the state behind each is kept in its own block."""
+    """Some of three tokens may be refused later, so the state after each is kept in a block of its own."""
     kimi, rows, kind = update in (kimi_recurrent, kimi_packed), len(SLOTS) * tokens, getattr(torch, dtype)
     shape = key_heads, heads, keys, values = (2, 2, 128, 40) if kimi else (1, 2, 64, 40)
     torch.manual_seed(rows)

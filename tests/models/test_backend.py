@@ -393,7 +393,7 @@ def test_rotation_and_write_are_one_call(neox):
 
 
 def test_the_rotation_compiles_once_at_its_first_step(monkeypatch):
-    """As on a GPU, where vLLM's own first step comes before it serves."""
+    """The first step on a GPU is vLLM's own, before it serves."""
     seen = []
     monkeypatch.setattr(impl, "INTERPRETED", False)
     monkeypatch.setattr(impl, "warm_up_rotation", lambda *args, **options: seen.append((args, options)))

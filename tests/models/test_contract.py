@@ -189,7 +189,7 @@ def test_what_we_import_is_there(version):
 
 
 def test_the_versions_that_are_claimed_are_compared():
-    """With the oldest of them installed; where a later one is, with that one and those after it."""
+    """All tested versions if the oldest of them is installed, else the installed one and those after it."""
     assert set(VERSIONS) == {version for version in TESTED if version >= INSTALLED}
 
 

@@ -41,7 +41,7 @@ def convolution(monkeypatch, device):
 
 
 def layer_of(drafts, device, kind="gdn", *, size=SIZE, mode="none", replayssm=False):
-    """As much of vLLM's layer as ours asks for: one key head, or of KDA two, two heads, four taps."""
+    """The attributes of vLLM's layer that ours reads: one key head (two of KDA), two heads, four taps."""
     channels = CHANNELS[kind]
     pools = [torch.full(shape, UNUSED).to(device) for shape in ((9, 3 + drafts, channels), (9, HEADS, size, size))]
     of_kind = {"head_k_dim": size, "head_v_dim": size}

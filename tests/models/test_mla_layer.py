@@ -141,7 +141,7 @@ def test_decode_of_a_step(make, parallel, where, as_tuple, drafted, query_lens):
 
 @pytest.mark.parametrize("drafted", [0, 3])
 def test_a_layer_compiles_every_bound_at_its_first_decode(monkeypatch, make, parallel, drafted):
-    """As on a GPU: each bound of the query lengths that drafts can make is a launch of its own."""
+    """Each bound of the query lengths that drafts can make is a launch of its own on a GPU."""
     seen = []
     monkeypatch.setattr(mla_backend, "INTERPRETED", False)
     monkeypatch.setattr(mla_backend, "warm_up", lambda *args, **named: seen.append((args, named)))

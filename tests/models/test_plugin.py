@@ -409,7 +409,7 @@ def test_kernels_of_ours_that_are_compiled_late_are_found(worker, compiler):
 
 
 def test_who_watches_on_top_of_us_calls_us(worker, compiler, monkeypatch):
-    """As vLLM's own monitor does where it is switched on later."""
+    """vLLM's own monitor does so where it is switched on later."""
     worker.pagedkv_watch_compiler()
     below = knobs.runtime.jit_post_compile_hook
 

@@ -37,7 +37,7 @@ def make(monkeypatch, deployment):
 
 
 def on(monkeypatch, name, *, fnuz):
-    """As on a device of this arch, where vLLM's platform computes with this kind of FP8."""
+    """Choose routes as on a device of this arch, where vLLM's platform computes with this kind of FP8."""
     monkeypatch.setattr(routes, "current", lambda: arches.limits(name))
     monkeypatch.setattr(routes, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: fnuz))
 

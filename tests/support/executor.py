@@ -33,7 +33,7 @@ TURNED = {"post-checkout", "post-command", "pre-exit"}
 AFTER = {"command": "post-command"}
 
 Hook = tuple[str, str]
-"""Whose it is (the agent's, or the repository's own) and its name."""
+"""Owner of the hook (the agent, or the repository itself) and its name."""
 
 
 def executed(version: str, hooks: set[Hook], *, failing: frozenset[Hook] = frozenset(), local: bool) -> list[Hook]:

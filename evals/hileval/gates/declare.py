@@ -137,8 +137,8 @@ class Gate(StrictModel):
     """Attention backends of vLLM, by its names, that are asked the same questions, each by a gate of its own:
     NAME-BACKEND in small letters. It runs when vLLM or aiter changes, and at night; no release waits for it."""
     paired_with: Trusted | None = None
-    """Whose attention is asked the same questions in the same job, once, as long as there is no baseline. A merge may
-    pass so; a release does not."""
+    """Peer whose attention is asked the same questions in the same job, once, as long as there is no baseline. A merge
+    may pass so; a release does not."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
     """Arguments of `vllm.LLM`, chosen so that the run meets what the gate is about."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -253,7 +253,7 @@ class DriftGate(StrictModel):
     of: Key
     """The gate whose model, task, engine and attention it is."""
     peer: str = Field(default="vllm", pattern=r"^(vllm|transformers|[A-Z][A-Z0-9_]*)$")
-    """Whose attention is asked in the same job: vLLM's own, one of its by name, or transformers' in float32 where
+    """Attention that is asked in the same job: vLLM's own, one of its by name, or transformers' in float32 where
     vLLM's cannot serve the class; with an FP8 cache its keys and values are rounded to the same codes."""
     second: str | None = Field(default=None, pattern=r"^[A-Z][A-Z0-9_]*$")
     """Another attention of vLLM that is trusted: what it differs from the peer, reading and writing, is rounding as

@@ -34,7 +34,7 @@ def test_one_run_each_is_scipys_exact_mcnemar(seed, n):
 
 
 def test_four_models_of_known_accuracy_pair_by_pair():
-    """As many right answers of 1,319 as published for four models, questions sharing difficulty."""
+    """Four models with the published numbers of right answers of 1,319; questions share their difficulty."""
     rng = np.random.default_rng(8)
     difficulty = rng.standard_normal(1319)
     answers = {}

@@ -53,7 +53,7 @@ def test_a_window_inside_a_large_block(layout, device, record_property):
 
 
 def test_a_window_of_several_tiles(device, record_property):
-    """Of the tiles between both ends of the window every token is seen, and no mask is computed for them."""
+    """Every token of the tiles between both ends of the window is seen, and no mask is computed for them."""
     data = small(device, [1, 5], [900, 1000], window=700, layout_name="shuffle-interleaved", dtype=HALF)
     check(attend(data, sliding_window=700), expected(data, sliding_window=700), record_property)
 

@@ -172,7 +172,7 @@ def test_decode_of_narrow_states(stored, device):
 
 
 def test_many_states_in_programs_of_fewer_rows(device, monkeypatch):
-    """As on Hopper, where L2 is asked to keep states until they are written."""
+    """Hopper's tuning, which asks L2 to keep states until they are written."""
     monkeypatch.setattr(decode, "MANY_STATES", 0)
     monkeypatch.setattr(decode, "tuning", lambda _: tuning("sm_90"))
     Layer("qwen3-next", 2, DTYPES[-1], device).step([1, 1], 1)
@@ -228,7 +228,7 @@ def test_drafts_have_slots_of_their_own(device):
 
 @pytest.mark.parametrize("by_key", [False, True])
 def test_the_state_after_each_token_has_a_slot(by_key, device):
-    """Where others copy states: a step goes on from the slot of the last token that counts, and writes one for each."""
+    """A step goes on from the slot of the last token that counts, and writes a slot for each of its own."""
     layer = Layer("odd", 3, "float32", device, by_key=by_key)
     slots = torch.tensor([[4, 9, 2], [1, 3, 8], [5, 7, 6], [0, 0, 0]]).int()
     pool = spread((10, *layer.golden.shape[1:]), torch.float32, device)

@@ -184,7 +184,7 @@ PIECES = {  # ends of the pieces, the last piece of each sequence; of 200 and 3 
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("pieces", PIECES)
 def test_states_at_the_edges_of_pieces(pieces, segments, by_key, device, record_property):
-    """As a prefix cache asks for them: inside a sequence, after no token, and after its last; one is not kept."""
+    """Places that a prefix cache asks for: inside a sequence, after no token, and after its last; one is not kept."""
     case = Case("odd", "longer", DTYPES[0], device, by_key=by_key)
     ends, last = PIECES[pieces]
     count = len(ends) - 1
@@ -237,7 +237,7 @@ def test_a_key_of_zeros_writes_nothing(device):
 @BY_KEY
 @pytest.mark.parametrize("segments", [1, 2])
 def test_a_nan_stays_in_its_sequence(segments, by_key, device):
-    """Of the second of three sequences everything is NaN: its inputs and the state before it."""
+    """All inputs of the second of three sequences are NaN, and the state before it."""
     case = Case("odd", [0, 70, 200, 270], "float16", device, by_key=by_key)
     whole = {name: value.clone() for name, value in case.arguments.items()}
     given = case.arguments
@@ -308,7 +308,7 @@ def test_no_sequence_is_no_work(device):
 
 
 def test_few_heads_and_sequences_are_cut_into_segments():
-    """As timed on an H100, the first on an H200: one sequence of 64, 16 and 8 programs, then four and sixteen."""
+    """Segments timed on an H100, the first on an H200: one sequence of 64, 16 and 8 programs, then four and sixteen."""
     units, data = limits("sm_90").compute_units, tuning("sm_90").gdn_prefill.of(128, 128, 2)
     asked = [(64, 8192), (16, 8192), (8, 8192), (4 * 64, 2048), (4 * 8, 2048), (16 * 64, 512), (16 * 8, 512)]
     assert [data.segments(*each, units) for each in asked] == [3, 8, 8, 1, 4, 1, 1]

@@ -150,7 +150,7 @@ BLOCKS = {"qwen3-next-80b-a3b": 544, "qwen3.5-35b-a3b": 1056, "qwen3.5-27b": 784
 
 @pytest.mark.parametrize("model", BLOCKS)
 def test_block_sizes_of_hybrids(model):
-    """As vLLM 0.32 reports them, worked out by hand for 544: (8192 x 3 + 32 x 128 x 128) x 2 bytes of state are 536
+    """Blocks that vLLM 0.32 reports; 544 worked out by hand: (8192 x 3 + 32 x 128 x 128) x 2 bytes of state are 536
     tokens of 2 x 2 x 256 x 2 bytes, and 544 is the next multiple of 16."""
     assert explained(model).block_size == BLOCKS[model]
 

@@ -160,8 +160,8 @@ PIECES = {  # ends of the pieces, the last piece of each sequence; of 300 and 3 
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_states_behind_pieces(dtype, pieces, segments, device, record_property):
-    """As a prefix cache asks for them: inside a sequence, behind no token at all, and behind its last."""
+def test_states_after_pieces(dtype, pieces, segments, device, record_property):
+    """Places that a prefix cache asks for: inside a sequence, after no token at all, and after its last."""
     case = Case("zamba2", "longer", dtype, device)
     ends, last = PIECES[pieces]
     states = torch.full((len(ends) - 1, *case.arguments["states"].shape[1:]), float("nan"), device=device)
@@ -223,7 +223,7 @@ def test_states_are_carried_in_fp32(device):
 
 @pytest.mark.parametrize("segments", [1, 2])
 def test_a_nan_stays_in_its_sequence(segments, device):
-    """Of the third of five sequences everything is NaN: its inputs and its initial state."""
+    """All inputs of the third of five sequences are NaN, and its initial state."""
     case = Case("bamba", "edges", "float16", device)
     given = case.arguments
     for name in ("x", "B", "C", "z", "dt"):
@@ -306,7 +306,7 @@ def test_no_sequence_is_no_work(device):
 
 
 def test_channels_of_a_program_follow_from_the_state():
-    """As timed on an H200: 64 channels; tiles of 32 tokens with states of 64 (17 % faster than 64) and of 256."""
+    """Sizes timed on an H200: 64 channels; tiles of 32 tokens with states of 64 (17 % faster than 64) and of 256."""
     sizes = {(64, 64): (64, 32), (64, 128): (64, 64), (128, 128): (64, 64), (80, 24): (64, 32), (128, 256): (128, 32)}
     found = {size: tuning("sm_90").scan_of(*size, 2) for size in sizes}
     assert {size: (data.block_d, data.block_t) for size, data in found.items()} == sizes
@@ -315,7 +315,7 @@ def test_channels_of_a_program_follow_from_the_state():
 
 
 def test_few_heads_and_sequences_are_cut_into_segments():
-    """As timed on an H200 with 8,192 tokens: 16, 48 and 128 heads of one sequence; 128 of four need no cut."""
+    """Segments timed on an H200, 8,192 tokens: 16, 48 and 128 heads of one sequence; 128 of four need no cut."""
     units, data = limits("sm_90").compute_units, tuning("sm_90").scan_of(64, 128, 2)
     asked = [(16, 8192), (48, 8192), (128, 8192), (4 * 128, 2048), (16, 700), (16, 40)]
     assert [data.segments(*each, units) for each in asked] == [16, 11, 4, 1, 1, 1]
