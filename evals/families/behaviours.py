@@ -187,15 +187,19 @@ def fuzzed(bench: Bench, share: int = 1) -> Numbers:
     return {"schedules": examples, "requests": requests, "preemptions": seen.preemptions}
 
 
+def preempted_by_force(bench: Bench, schedule: Schedule, *, at: int) -> Numbers:
+    """Make the scheduler preempt at a step. States do not grow, so no pool is short in the middle of an answer."""
+    numbers = bench.compare(schedule, preempt_at=at)
+    preemptions = bench.engine.probe.counts.preemptions
+    require(preemptions > 0, "no request was preempted though the scheduler was made to")
+    return numbers | {"preemptions": preemptions}
+
+
 def preempted(bench: Bench) -> Numbers:
     """A pool in which two prompts fit, and one block: who wants to go on takes the other's blocks and states."""
     block = bench.engine.block_size
     if not bench.family.attention:
-        # States do not grow, so the pool is never short in the middle of an answer: the scheduler is made to preempt.
-        schedule = tuple(bench.request(40, 6, seed=seed) for seed in (1, 2, 3))
-        numbers = bench.compare(schedule, preempt_at=5)
-        require(bench.engine.probe.counts.preemptions > 0, "no request was preempted though the scheduler was made to")
-        return numbers | {"preemptions": bench.engine.probe.counts.preemptions}
+        return preempted_by_force(bench, tuple(bench.request(40, 6, seed=seed) for seed in (1, 2, 3)), at=5)
     length = block * max(1, bench.longest // 2 // block)
     held = bench.blocks(length)
     with bench.engine.probe.crowded(2 * held + 1):
@@ -392,12 +396,9 @@ def compiled_late(bench: Bench) -> Numbers:
 
 def preempted_under_way(bench: Bench) -> Numbers:
     """Three prompts that go on into another block, in the largest pool in which one of them is preempted."""
-    if not bench.family.attention:  # states do not grow: the scheduler is made to preempt
-        numbers = bench.compare(
-            tuple(bench.request(40, 6, seed=seed, arrives=seed - 31) for seed in (31, 32, 33)), preempt_at=4
-        )
-        require(bench.engine.probe.counts.preemptions > 0, "no request was preempted though the scheduler was made to")
-        return numbers | {"preemptions": bench.engine.probe.counts.preemptions}
+    if not bench.family.attention:
+        schedule = tuple(bench.request(40, 6, seed=seed, arrives=seed - 31) for seed in (31, 32, 33))
+        return preempted_by_force(bench, schedule, at=4)
     block = bench.engine.block_size
     length = max(block - 3, block * (bench.longest // 2 // block) - 3)  # its answers go on into a block more
     held = bench.blocks(length + 7)

@@ -77,9 +77,9 @@ def shut_down(llm: LLM) -> None:
 
 
 def clean() -> None:
-    """Forget an engine that is gone, or that did not start: the next one would find its groups, and its graphs' memory.
+    """Forget an engine that is gone, or that did not start: the next one would find its groups and its pool of graphs.
 
-    That memory goes with the last graph in it, and torch then lets none be captured there.
+    torch frees that pool with the last graph in it, and captures no graph in a pool that it has freed.
     """
     gc.collect()
     type(current_platform)._global_graph_pool = None
