@@ -65,7 +65,7 @@ class _Subtests:
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)  # around those that deselect
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Count what there is before anything is deselected, and refuse a marker that names no condition."""
+    """Count the tests before any is deselected, and refuse a marker that names no condition."""
     config.stash[_FOUND] = len(items)
     _refuse_unknown_conditions(items)
     yield

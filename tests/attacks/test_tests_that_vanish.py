@@ -121,7 +121,7 @@ WAYS = {
 
 NOT_RUN_EITHER = {
     "runtestloop": "pytest collected 7 tests, and its junit.xml reports 6",
-    "import-error-hidden": "tests.test_gather did not run, and it names no condition that the step may lack",
+    "import-error-hidden": "tests.test_gather did not run without a declared reason",
 }
 """Ways after which the step did not run, whoever approves: why."""
 

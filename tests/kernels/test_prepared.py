@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that look like an earlier one: what they skip, what they launch, and all that makes another call of one."""
+"""Cache of checked calls: what a hit skips and launches, and everything that makes a miss."""
 
 from __future__ import annotations
 

@@ -410,7 +410,7 @@ def _print(answer: BundleAnswer, write: Callable[[str], object]) -> None:
                 write(f"{start}{part}\n")
                 start = " " * len(start)
     if answer.verdict is None or answer.plan is None:
-        write("NOT SOUND: nothing that it says counts\n")
+        write("invalid bundle: nothing in it counts\n")
         return
     asked_for = [one for one in answer.plan.omissions if one.cause == "not asked for"]
     what = f", of a part: {text.count(len(asked_for), 'step')} were not asked for" if asked_for else ""

@@ -214,7 +214,7 @@ class StepResult:
 
     @cached_property
     def stray(self) -> str:
-        """One of its checks whose test another step runs and its own command does not."""
+        """A check that belongs to another step; empty where there is none."""
         reaches = kind_of(self.step).reaches
         for check in self.attempt.checks if self.attempt else ():
             if not reaches(self.step.step.command, check.id):

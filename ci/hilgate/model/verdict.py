@@ -19,7 +19,7 @@ class Ruling(enum.StrEnum):
 
     PASS = "pass"  # noqa: S105 - a ruling, not a password
     REGRESSION = "regression"
-    """The step did its work and what it checks is wrong."""
+    """The step ran, and a check failed."""
     UNFINISHED = "unfinished"
     """The step did not do its work, and nothing says that the machine is at fault: too few checks, a hang, a crash."""
     INFRA = "infra"
@@ -87,7 +87,7 @@ class Verdict(StrictModel):
     approved_by: str = ""
     """Who approved the protected changes; empty when there are none or nobody has."""
     notes: tuple[str, ...] = ()
-    """What a reader must know besides: that nothing was compared with a merge base."""
+    """Remarks beside the verdict: that nothing was compared with a merge base."""
     before: tuple[str, ...] = ()
     """What came before: lost tries of jobs, earlier builds of the same files, or that nobody knows. It decides nothing.
     """

@@ -41,7 +41,7 @@ CHECKS: Final = (
     *("archive", "checksums", "plan", "members", "records", "images", "wheels", "verdict", "release", "bill"),
     *("commit", "signature"),
 )
-NOT_CHECKED: Final = "not checked: what stands above is not sound"
+NOT_CHECKED: Final = "skipped: an earlier check failed"
 
 MOST_MEMBERS = 100_000
 MOST_BYTES = 8 * 1024**3
@@ -192,9 +192,9 @@ def _check(file: Path, folder: Path, asked: Asked) -> Iterator[tuple[bool | None
 
 
 def _part(plan: Plan) -> str:
-    """What a reader must know of a plan of named steps."""
+    """How many steps the plan leaves out, where somebody named steps; else empty."""
     left = sum(omission.cause == "not asked for" for omission in plan.omissions)
-    return f": a PART, {count(left, 'step')} were not asked for" if left else ""
+    return f": a part, {count(left, 'step')} were not asked for" if left else ""
 
 
 def _check_members(members: Mapping[str, Path], plan: Plan) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader must know beside passes: all that is not red and not simply passed either, as one list. Pure.
+"""Passes with caveats: all that is neither red nor simply passed, as one list. Pure.
 
 A pass that does not prove what it is for, answers that churned, a part of a step, a second attempt, checks that cannot
 run here, a slow step, a quarantine: each is said once, with the steps or checks that it is about.

@@ -104,7 +104,7 @@ class ReportView:
 
     @property
     def approval(self) -> str:
-        """Who must approve, or has approved, what the change makes of its own gate."""
+        """Who must approve, or has approved, the protected changes."""
         return approval(self.verdict)
 
     def problems(self, limit: int) -> tuple[StepProblem, ...]:
@@ -295,12 +295,12 @@ def more(problem: StepProblem) -> str:
 
 
 def approval(verdict: Verdict) -> str:
-    """Who must approve, or has approved, what the change makes of its own gate; empty when it leaves it alone."""
+    """Who must approve, or has approved, the protected changes; empty where there are none."""
     if not verdict.protected_changes:
         return ""
     if verdict.approved_by:
         return f"approved by {verdict.approved_by}"
-    return "needs a named approval by somebody of the gate's owners who did not start this build"
+    return "an owner who did not start this build must approve"
 
 
 def environments(recorded: Recorded) -> tuple[tuple[str, str], ...]:
@@ -441,13 +441,13 @@ def container_line(verdict: StepVerdict, step: PlannedStep, python_path: tuple[s
 
 
 RULINGS: dict[Ruling, str] = {
-    Ruling.PASS: "it did its work and found nothing wrong",
-    Ruling.REGRESSION: "it did its work and what it checks is wrong",
-    Ruling.UNFINISHED: "it did not do its work, and nothing says that the machine is at fault",
+    Ruling.PASS: "it ran, and every check passed",
+    Ruling.REGRESSION: "it ran, and a check failed",
+    Ruling.UNFINISHED: "it did not finish, and nothing says that the machine is at fault",
     Ruling.INFRA: "the node, the agent, the network or the image; nothing was learned about the change",
-    Ruling.NOT_STARTED: "another step stood in its way; nothing was learned about it",
+    Ruling.NOT_STARTED: "a step that it needs did not pass; nothing was learned about it",
     Ruling.FLAKY: "a check failed and then passed over the same files, which is not a pass",
-    Ruling.QUARANTINED: "nothing but failures that the merge base has in quarantine",
+    Ruling.QUARANTINED: "only checks failed that the merge base has in quarantine",
     Ruling.INCONCLUSIVE: "the evidence is too thin to tell",
 }
 """What each ruling tells the author of a change."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step is, from everything that is known of it: one table, read from the top, the first rule that holds decides.
+"""Decides a step's outcome from everything that is known of it: one table, whose first matching rule wins.
 
 The runner and the judge read the same table. The runner knows the step's own evidence alone. The judge adds its
 surroundings: node, image, reruns, earlier attempts and the quarantine. A step is never better than its own record, nor
@@ -394,13 +394,13 @@ def a_check_did_not_run(step: StepFacts) -> str:
     needed = needs_of(check)
     declared = [one for one in needed if one in step.may_lack]
     if declared:
-        why = f"it needs {declared[0]}, which is here"
+        why = f", and it needs {declared[0]}, which is here"
     elif needed:
-        why = f"it needs {needed[0]}, which the step does not declare (may_lack)"
+        why = f", and it needs {needed[0]}, which the step does not declare (may_lack)"
     else:
-        why = "it names no condition that the step may lack (may_lack)"
+        why = " without a declared reason (may_lack)"
     many = f"{len(step.missing)} checks that must run did not; the first: " if others else ""
-    return f"{many}{check.id} did not run, and {why}: {first_line(check.message)}"
+    return f"{many}{check.id} did not run{why}: {first_line(check.message)}"
 
 
 def too_many_checks_excused(step: StepFacts) -> str:
@@ -521,7 +521,7 @@ RULES: tuple[Rule, ...] = (
     Rule(killed, DID_NOT_RUN, Ruling.INFRA, own=True),
     Rule(cannot_run_there, DID_NOT_RUN, Ruling.INFRA, own=True),
     Rule(any_other_status, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
-    # The status says that it did its work. What its evidence says of that.
+    # The exit status says that it ran to its end; what follows is what its evidence says.
     Rule(evidence_unreadable, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
     Rule(evidence_without_a_check, DID_NOT_RUN, Ruling.UNFINISHED, own=True),
     Rule(nothing_but_skips, DID_NOT_RUN, Ruling.UNFINISHED, own=True),

@@ -196,7 +196,7 @@ def test_an_unsound_bundle_ends_with_3_whatever_it_claims(repository):
     forge(repository / "e.tar", repository / "f.tar", edited("verdict.json", b"2 passed", b"7 passed"))
     done = hilgate(repository, "verify-bundle", "f.tar")
     assert done.returncode == 3
-    assert done.stdout.endswith("NOT SOUND: nothing that it says counts\n")
+    assert done.stdout.endswith("invalid bundle: nothing in it counts\n")
     assert hilgate(repository, "verify-bundle", "none.tar").returncode == 3
 
 

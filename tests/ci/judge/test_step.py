@@ -710,7 +710,7 @@ MAY_LACK = {
     [
         ("cpu:amx_tile", ("cpu:amx_tile",), P, "1 check passed, 1 cannot run here: the prefix cache of MLA needs AMX"),
         ("cpu:amx_tile", (), D, "it needs cpu:amx_tile, which is here"),
-        ("", ("cpu:amx_tile",), D, "it names no condition that the step may lack"),
+        ("", ("cpu:amx_tile",), D, "without a declared reason"),
         ("variable:WORD", ("variable:WORD",), D, "it needs variable:WORD, which the step does not declare"),
         # Its device is gfx942, whatever the record says.
         ("device:gfx942,gfx950", ("device:gfx942,gfx950",), D, "it needs device:gfx942,gfx950, which is here"),

@@ -120,7 +120,7 @@ def test_a_pass_that_does_not_prove_all_it_is_for_is_listed(capsys):
 @pytest.mark.parametrize("show", [page, note], ids=["report", "annotation"])
 @pytest.mark.parametrize(
     ("approved", "words"),
-    [("", "needs a named approval by"), ("A Name <a@example.invalid>", "approved by A Name")],
+    [("", "an owner who did not start this build must"), ("A Name <a@example.invalid>", "approved by A Name")],
     ids=["nobody yet", "somebody"],
 )
 def test_a_loosened_gate_is_said_before_what_broke(show, approved, words):
@@ -179,7 +179,7 @@ def test_the_terminal_says_it_too(capsys):
         "○ did not run: infra: sick-cpu",
         "quarantined in",
         "1 step regressed, 1 step stopped by the machine",
-        "changes its own gate: needs",
+        "changes its own gate: an owner",
     ]
     places = [out.index(words) for words in order]
     assert places == sorted(places)

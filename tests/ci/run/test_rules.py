@@ -51,7 +51,7 @@ EXAMPLES = [
     (
         facts(checks=[PASS, SKIP], **NO_AMX),
         Outcome.DID_NOT_RUN,
-        "s did not run, and it names no condition that the step may lack (may_lack): needs gfx950",
+        "s did not run without a declared reason (may_lack): needs gfx950",
     ),
     (
         facts(checks=[PASS, MLA], may_lack=AMX),
