@@ -53,8 +53,9 @@ docs-serve: setup  ## serve the documentation, and build it again after each edi
 wheels: setup  ## build the three wheels twice, compare their bytes, install and try each: results/wheels/wheels/
 	@"$(VENV)/bin/python" -m hilgate.release.wheels . kernels evals
 
-lock:  ## recompile requirements/*.txt from the .in files (needs uv)
+lock:  ## recompile requirements/*.txt and docker/*.txt from the .in files (needs uv)
 	@requirements/lock.sh
+	@docker/lock.sh
 
 clean:
 	rm -rf "$(VENV)" .triton results

@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from hilgate.buildkite.lint import FLOWS, lint_files
 from hilgate.declare import yaml
 from hilgate.declare.imports import build as build_imports
@@ -100,6 +103,10 @@ MOST_COLUMNS = 88
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)")
 _BLOCK = re.compile(r"^```[^\n]*\n(.*?)^```$|^    ([^\n]*)$", re.MULTILINE | re.DOTALL)
 _CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
+_PINNED = re.compile(r"^([\w.-]+)==([^\s;]+)(.*(?:\n[ #].*)*)", re.MULTILINE)
+"""A package of a lock: its name, its version, and its hashes with uv's comment about what asks for it."""
+_VIA = re.compile(r"# (?:via|  ) ?-r (\S+)")
+"""An input in that comment: `# via -r x.in`, or `#   -r x.in` in a list."""
 
 
 def folder_packages(texts: Mapping[str, str]) -> list[str]:
@@ -163,6 +170,40 @@ def wide_blocks(texts: Mapping[str, str]) -> list[str]:
     ]
 
 
+def stale_locks(texts: Mapping[str, str]) -> list[str]:
+    """Packages by which a lock (`x.txt`) differs from its inputs: `x.in`, and what that includes."""
+    found = []
+    for name in texts:
+        lock = f"{name.removesuffix('.in')}.txt"
+        if not name.endswith(".in") or lock not in texts:
+            continue
+        folder, versions, locked_for = PurePosixPath(name).parent, dict[str, str](), set[tuple[str, str]]()
+        remedy = f"run {folder}/lock.sh"
+        for package, version, comments in _PINNED.findall(texts[lock]):
+            versions[package] = version
+            locked_for |= {(os.path.normpath(folder / source), package) for source in _VIA.findall(comments)}
+        asked_for = set()
+        for source, requirement in _requirements(name, texts):
+            package = str(canonicalize_name(requirement.name))
+            asked_for.add((source, package))
+            version = versions.get(package, "")
+            if not version or not requirement.specifier.contains(version, prereleases=True):
+                found.append(f"{lock}: {source} asks for {requirement}, it has {version or 'none'}; {remedy}")
+        for source, package in sorted(locked_for - asked_for):
+            found.append(f"{lock}: {source} no longer asks for {package}, it has {versions[package]}; {remedy}")
+    return found
+
+
+def _requirements(name: str, texts: Mapping[str, str]) -> Iterator[tuple[str, Requirement]]:
+    """Each requirement of an input, and of the files that it includes with `-r`, after the name of its file."""
+    for line in texts.get(name, "").splitlines():
+        words = line.partition("#")[0].strip()
+        if words.startswith("-r "):
+            yield from _requirements(os.path.normpath(PurePosixPath(name).parent / words[3:]), texts)
+        elif words:
+            yield name, Requirement(words)
+
+
 def forbidden(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:
     """Lines that match a pattern."""
     found = []
@@ -207,6 +248,7 @@ RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
     "licenses": licenses,
     "links": links,
     "wide-blocks": wide_blocks,
+    "stale-locks": stale_locks,
     "pipelines": pipelines,
     "no-local-hooks": local_hooks,
     "no-unread-code": unread,

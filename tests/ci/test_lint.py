@@ -77,6 +77,46 @@ def test_a_class_name_is_in_one_file_of_a_package():
     assert found == "ci/hilgate/b.py: class A is in ci/hilgate/a.py as well; rename one of them"
 
 
+LOCKS = {
+    "requirements/base.in": "# what everything needs\njinja2\n",
+    "docker/rocm.in": "-r ../requirements/base.in\ntypes_PyYAML\nnumba==0.65.0  # as vLLM asks\n",
+    "docker/rocm.txt": """jinja2==3.1.6 \\
+    --hash=sha256:{0}
+    # via
+    #   -r ../requirements/base.in
+    #   numba
+markupsafe==3.0.4 \\
+    --hash=sha256:{0}
+    # via jinja2
+numba==0.65.0 \\
+    --hash=sha256:{0}
+    # via -r rocm.in
+types-pyyaml==6.0 \\
+    --hash=sha256:{0}
+    # via -r rocm.in
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "now", "then", "says"),
+    [
+        ("requirements/base.in", "jinja2", "jinja2\nrich>=1", "base.in asks for rich>=1, it has none"),
+        ("docker/rocm.in", "numba==0.65.0", "numba==0.66.0", "rocm.in asks for numba==0.66.0, it has 0.65.0"),
+        ("docker/rocm.in", "types_PyYAML\n", "", "rocm.in no longer asks for types-pyyaml, it has 6.0"),
+        ("requirements/base.in", "jinja2", "", "base.in no longer asks for jinja2, it has 3.1.6"),
+        ("docker/rocm.txt", "numba==0.65.0", "numba==0.64.0", "rocm.in asks for numba==0.65.0, it has 0.64.0"),
+    ],
+    ids=["added", "another version", "removed", "removed from an included file", "lock edited"],
+)
+def test_a_lock_that_does_not_follow_its_input_is_named(file, now, then, says):
+    stale_locks = RULES["stale-locks"]
+    assert stale_locks(LOCKS) == []
+    (found,) = stale_locks(LOCKS | {file: LOCKS[file].replace(now, then)})
+    assert found.startswith("docker/rocm.txt: ")
+    assert found.endswith(f"/{says}; run docker/lock.sh")
+
+
 @pytest.mark.parametrize(
     ("command", "outcome", "message"),
     [
