@@ -21,9 +21,9 @@ from support.plans import ENVIRONMENT, breaks, dies, grows, hilgate, plan, step
 from hilgate import text
 from hilgate.cli.verdict import judge_and_report
 from hilgate.evidence import KINDS
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import BuildRecord, Outcome, StepRecord
 from hilgate.plan import limits
-from hilgate.plan.make import plan_digest
 from hilgate.report import terminal
 from hilgate.report.causes import shape_of
 from hilgate.report.view import LIMIT_BYTES

@@ -22,6 +22,7 @@ from support.forks import AREA, project
 from support.plans import alive, breaks, dies, environ, git, grows, hilgate, wait_for
 
 from hilgate.declare import protected
+from hilgate.model.plan import plan_digest
 from hilgate.plan import limits, make
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def test_the_same_plan_and_the_same_words_as_without_limits(change: Project) -> 
     change.commit()
     asked = {"base": "main", "profile": "pr"}
     within = limits.within_limits(make.make_plan, change.theirs, **asked)
-    assert make.plan_digest(within) == make.plan_digest(make.make_plan(change.theirs, **asked))
+    assert plan_digest(within) == plan_digest(make.make_plan(change.theirs, **asked))
     for wrong in ({"base": "nowhere"}, {"select": ("nothing",)}, {"models": ("none",)}):
         with pytest.raises(make.MisuseError) as plain:
             make.make_plan(change.theirs, **{**asked, **wrong})

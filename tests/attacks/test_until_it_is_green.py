@@ -28,8 +28,9 @@ from hilgate.judge.earlier import before
 from hilgate.model import EARLIER_FILE
 from hilgate.model.declaration import Project
 from hilgate.model.earlier import Earlier, EarlierBuild, LostTry, Waited
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import Outcome
-from hilgate.plan.make import ChangeFacts, assemble, plan_digest
+from hilgate.plan.make import ChangeFacts, assemble
 from hilgate.report.annotation import render
 from hilgate.report.view import ReportView
 

@@ -17,9 +17,10 @@ from hilgate import evidence
 from hilgate.errors import Exit, RecordsError
 from hilgate.evidence import EVIDENCE_CHECK, KINDS, Collected, EvidenceKind, register
 from hilgate.judge.verdict import read_verdict
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import LONGEST_TEXT, Check, Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.plan.make import plan_digest, read_plan
+from hilgate.plan.make import read_plan
 from hilgate.run import recheck
 from hilgate.run.results import RESULTS_FILE, read, read_all
 

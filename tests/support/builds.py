@@ -13,8 +13,8 @@ from support.jobs import failed, passed
 from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.judge import verdict
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import BuildRecord, Outcome, StepRecord
-from hilgate.plan.make import plan_digest
 from hilgate.report import history
 from hilgate.run import results
 

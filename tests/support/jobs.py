@@ -10,6 +10,7 @@ from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.evidence import kind_of
 from hilgate.judge.verdict import judge
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import (
     BuildRecord,
     Check,
@@ -21,7 +22,6 @@ from hilgate.model.record import (
     RerunRecord,
     StepRecord,
 )
-from hilgate.plan.make import plan_digest
 from hilgate.run import results
 from hilgate.run.rules import StepFacts, decide
 

@@ -22,10 +22,9 @@ from unittest import mock
 import typer.main
 
 from hilgate.cli.app import main
-from hilgate.model.plan import Omission, Plan, PlannedStep
+from hilgate.model.plan import Omission, Plan, PlannedStep, plan_digest
 from hilgate.model.record import Environment
 from hilgate.plan import limits
-from hilgate.plan.make import plan_digest
 from hilgate.run import results, surroundings
 from hilgate.run.runner import Options, Runner, new_build
 

@@ -124,25 +124,27 @@ def pipeline(
 
 def _recheck(plan: Plan, jobs: Path, declarations: Declarations, branch: str) -> str:
     from hilgate.buildkite.steps import recheck_yaml
-    from hilgate.plan.make import plan_digest
+    from hilgate.judge.verdict import image_digests
+    from hilgate.model.plan import plan_digest
     from hilgate.run import recheck, results
 
     recorded = results.read_all(jobs.parent, jobs, plan, plan_digest(plan))
     pending = recheck.pending(plan, recorded)
     for key, ids in pending.items():
         sys.stderr.write(f"{key}: {len(ids)} to run again on another node\n")
-    plan = plan.model_copy(update={"digests": recorded.digests(plan)})  # a pod names its image by digest
+    plan = plan.model_copy(update={"digests": image_digests(plan, recorded)})  # a pod names its image by digest
     nodes = {key: attempts[-1].record.environment.host for key, attempts in recorded.attempts.items()}
     return recheck_yaml(plan, pending, declarations, nodes=nodes, branch=branch)
 
 
 def _pods(plan: Plan, jobs: Path, declarations: Declarations, branch: str) -> str:
     from hilgate.buildkite.steps import pods_yaml
-    from hilgate.plan.make import plan_digest
+    from hilgate.judge.verdict import image_digests
+    from hilgate.model.plan import plan_digest
     from hilgate.run import results
 
     recorded = results.read_all(jobs.parent, jobs, plan, plan_digest(plan))
-    return pods_yaml(plan, recorded.digests(plan), declarations, branch=branch)
+    return pods_yaml(plan, image_digests(plan, recorded), declarations, branch=branch)
 
 
 Organization = Annotated[

@@ -66,7 +66,8 @@ def add(
     from hilgate.declare.load import load_project
     from hilgate.judge.verdict import read_verdict
     from hilgate.model import PLAN_FILE, VERDICT_FILE
-    from hilgate.plan.make import plan_digest, read_plan
+    from hilgate.model.plan import plan_digest
+    from hilgate.plan.make import read_plan
     from hilgate.report import history as store
     from hilgate.run.results import read_all
 

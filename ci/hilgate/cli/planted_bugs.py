@@ -26,8 +26,9 @@ from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.judge.verdict import judge
 from hilgate.model import Key, StrictModel
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import EXIT_STATUS, Check, Outcome, worst
-from hilgate.plan.make import plan_alone, plan_digest
+from hilgate.plan.make import plan_alone
 from hilgate.report.causes import causes
 from hilgate.report.terminal import first_screen
 from hilgate.report.write import Report

@@ -363,7 +363,8 @@ def _earlier(folder: Path, plan: Plan) -> Recorded | None:
         MisuseError: It was another plan.
     """
     from hilgate.model import PLAN_FILE
-    from hilgate.plan.make import plan_digest, read_plan
+    from hilgate.model.plan import plan_digest
+    from hilgate.plan.make import read_plan
     from hilgate.run.results import read_all
 
     if not (folder / PLAN_FILE).exists():
@@ -580,7 +581,7 @@ def _selected(plan: Plan, folder: Path) -> frozenset[str]:
         MisuseError: No part has any.
     """
     from hilgate.evidence import kind_of
-    from hilgate.plan.make import plan_digest
+    from hilgate.model.plan import plan_digest
     from hilgate.report import terminal
     from hilgate.run.results import read_all
 
@@ -638,9 +639,10 @@ def recheck(
 
     Exit status 0 when all of them pass. A passed recheck does not make the step pass.
     """
+    from hilgate.model.plan import plan_digest
     from hilgate.model.record import Outcome, worst
     from hilgate.plan.machine import detect, environment
-    from hilgate.plan.make import plan_digest, read_plan
+    from hilgate.plan.make import read_plan
     from hilgate.run.recheck import pending
     from hilgate.run.results import RESULTS_FILE, read, read_all
     from hilgate.run.runner import Options, locked

@@ -32,7 +32,7 @@ def judge_and_report(
     into the history).
     """
     from hilgate.judge.build import judge_folder
-    from hilgate.plan.make import plan_digest
+    from hilgate.model.plan import plan_digest
     from hilgate.report.history import path_of
     from hilgate.report.merge_base import find
     from hilgate.report.write import write_reports

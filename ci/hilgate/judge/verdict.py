@@ -62,7 +62,7 @@ def judge(
     `approvals` both protected changes and such queues are left to the verdict of the whole build. Steps that are only
     reported decide nothing, nor does `before`.
     """
-    entries = Entries(quarantine.tests, decided.date())
+    entries, images = Entries(quarantine.tests, decided.date()), image_digests(plan, recorded)
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
     counted = tuple(step for step in steps if not step.report_only)
     outcome = worst(step.outcome for step in counted)
@@ -91,7 +91,7 @@ def judge(
         plan_digest=digest,
         outcome=outcome,
         why=why,
-        images=recorded.digests(plan),
+        images=images,
         protected_changes=protected_changes,
         approved_by=approved_by if protected_changes else "",
         notes=(*uncompared, *((BACK,) if approvals and plan.held_up else ()), *_only_reported(steps)),
@@ -102,6 +102,11 @@ def judge(
         steps=steps,
         omissions=plan.omissions,
     )
+
+
+def image_digests(plan: Plan, recorded: Recorded) -> dict[str, str]:
+    """Image -> digest: of those that were built already the plan's, of the others what this build has built."""
+    return {name: image.digest for name, image in recorded.images.items()} | plan.digests
 
 
 def exit_status(verdict: Verdict, plan: Plan) -> Exit:
@@ -204,7 +209,7 @@ class StepResult:
             return ""
         if name not in self.plan.digests and (problem := self.image_problem(name)):
             return problem
-        ran, built = self.attempt.record.environment.image, self.recorded.digests(self.plan)[name]
+        ran, built = self.attempt.record.environment.image, image_digests(self.plan, self.recorded)[name]
         return "" if ran == built else f"it ran in image {ran or '(none)'}, built was {built}"
 
     @cached_property

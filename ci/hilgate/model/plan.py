@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
+import json
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -218,3 +220,10 @@ class Plan(StrictModel):
             if first is None or first.job_key != first.key or first.like != step.like:
                 raise refused(f"step {step.key} cannot share the job of {step.job_key}")
         return steps
+
+
+def plan_digest(plan: Plan) -> str:
+    """sha256 of the canonical JSON without `created`: equal plans have equal digests whenever they were made."""
+    data = plan.model_dump(mode="json", exclude={"created"})
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
-import json
 import os
 import shutil
 import sys
@@ -508,13 +506,6 @@ def _images(steps: Sequence[PlannedStep], facts: ChangeFacts) -> dict[Key, str]:
             remedy="declare it there, take it from the queues of ci/agents.yaml, or plan a commit of a git checkout",
         )
     return {name: facts.images[name] for name in names}
-
-
-def plan_digest(plan: Plan) -> str:
-    """sha256 of the canonical JSON without `created`: equal plans have equal digests whenever they were made."""
-    data = plan.model_dump(mode="json", exclude={"created"})
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def read_plan(path: Path) -> Plan:

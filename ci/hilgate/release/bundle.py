@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Literal
 
 from hilgate import __version__
 from hilgate.errors import RecordsError, place_for
-from hilgate.judge.verdict import read_verdict
+from hilgate.judge.verdict import image_digests, read_verdict
 from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Key, StrictModel
-from hilgate.model.plan import PlanProfile
+from hilgate.model.plan import PlanProfile, plan_digest
 from hilgate.model.record import Outcome
 from hilgate.model.table import tables_in
-from hilgate.plan.make import plan_digest, read_plan
+from hilgate.plan.make import read_plan
 from hilgate.run import results
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
         plan_digest=plan_digest(plan),
         profile=plan.profile,
         outcome=read_verdict(folder / VERDICT_FILE).outcome,
-        images=dict(sorted(recorded.digests(plan).items())),
+        images=dict(sorted(image_digests(plan, recorded).items())),
         wheels=wheels_in(files, recorded),
     )
     members: dict[str, bytes | Path] = {

@@ -22,11 +22,12 @@ from hilgate import __version__, git
 from hilgate.declare.load import load
 from hilgate.declare.quarantine import load_quarantine, read_used
 from hilgate.errors import CannotRunHereError, HilgateError, MisuseError, RecordsError
-from hilgate.judge.verdict import judge, read_verdict
+from hilgate.judge.verdict import image_digests, judge, read_verdict
 from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, StrictModel
+from hilgate.model.plan import plan_digest
 from hilgate.model.table import is_table
 from hilgate.names import RECHECK_SUFFIX
-from hilgate.plan.make import plan_digest, plan_whole, read_plan
+from hilgate.plan.make import plan_whole, read_plan
 from hilgate.release import bundle, signature
 from hilgate.text import count
 
@@ -430,7 +431,7 @@ def check_sums(members: Mapping[str, Path]) -> int:
 
 
 def _check_images(manifest: bundle.Manifest, plan: Plan, recorded: Recorded) -> str:
-    built = recorded.digests(plan)
+    built = image_digests(plan, recorded)
     require(built == manifest.images, f"plan and records name the images {built}, the manifest {manifest.images}")
     for name, record in sorted(recorded.images.items()):
         planned = record.content == plan.images.get(name)

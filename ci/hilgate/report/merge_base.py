@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from hilgate.errors import HilgateError, NothingSelectedError
 from hilgate.model import JOBS_FOLDER, PLAN_FILE
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import Outcome, severity
 from hilgate.model.verdict import Ruling
 from hilgate.names import whole_key
-from hilgate.plan.make import plan_digest, read_plan
+from hilgate.plan.make import read_plan
 from hilgate.report import history as store
 from hilgate.report.causes import shape_of
 from hilgate.report.history import Lately, StepThen

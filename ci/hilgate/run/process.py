@@ -181,7 +181,7 @@ class Child:
     def __init__(
         self, arguments: list[str], context: RunContext, *, env: dict[str, str], log: Path, timeout_seconds: float
     ) -> None:
-        self.log = log
+        self.log, self.env = log, env
         self._watchdog = context.watchdog
         self.started = dt.datetime.now(dt.UTC)
         self.timeout_seconds = timeout_seconds

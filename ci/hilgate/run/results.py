@@ -18,6 +18,7 @@ import functools
 import hashlib
 import json
 import os
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -124,10 +125,6 @@ class Recorded:
         """(step, check) -> its first run over the files of the merge base."""
         return {(key, one.check): one for key, runs in self.on_base.items() for one in reversed(runs)}
 
-    def digests(self, plan: Plan) -> dict[str, str]:
-        """Image -> digest: of those that were built already the plan's, of the others what was built."""
-        return {name: record.digest for name, record in self.images.items()} | plan.digests
-
     def passed(self) -> frozenset[str]:
         """Keys of the steps whose last attempt passed."""
         return frozenset(key for key in self.attempts if self.attempts[key][-1].record.outcome is Outcome.PASS)
@@ -161,6 +158,29 @@ def write(folder: Path, build: BuildRecord, records: Sequence[Record]) -> None:
         raise RecordsError(
             f"the results could not be written: {error.strerror}", where=str(folder), remedy="free disk space"
         ) from error
+
+
+class StepFiles:
+    """The files of a run's steps: each is written anew, whole, whenever its step has more records.
+
+    Args:
+        folder: The results folder of the run.
+        build: First record of each file.
+        job: Key of the only step, where `folder` is the folder of its job.
+    """
+
+    def __init__(self, folder: Path, build: BuildRecord, job: str = "") -> None:
+        self._folder, self._build, self._job = folder, build, job
+        self._records: dict[str, list[Record]] = defaultdict(list)
+
+    def keep(self, earlier: Recorded) -> None:
+        """Let the records of an earlier run stand before those that are added."""
+        self._records |= {key: earlier.records(key) for key in earlier.attempts}
+
+    def add(self, key: str, *records: Record) -> None:
+        """Write the file of a step anew, with these records at its end."""
+        self._records[key] += records
+        write(self._folder if self._job else step_folder(self._folder, key), self._build, self._records[key])
 
 
 def with_digest(lines: bytes) -> bytes:

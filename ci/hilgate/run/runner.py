@@ -13,7 +13,6 @@ import graphlib
 import os
 import tempfile
 import time
-from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,11 +25,12 @@ from hilgate.conditions import Where, holds
 from hilgate.errors import CannotRunHereError, HilgateError, MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.evidence import LOG_FILE, Collected, collect_image, kind_of
 from hilgate.model.declaration import CPU
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import BuildRecord, ListingRecord, Outcome, StepRecord
 from hilgate.names import whole_key
 from hilgate.plan import machine
 from hilgate.plan.machine import detect, installed
-from hilgate.plan.make import plan_digest, require_own_hilgate
+from hilgate.plan.make import require_own_hilgate
 from hilgate.run import listing, process, recheck, results
 from hilgate.run.leftovers import strange_metadata
 from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, other_packages
@@ -43,10 +43,10 @@ from hilgate.run.schedule import fits, in_order
 from hilgate.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from hilgate.model.plan import Plan, PlannedStep
-    from hilgate.model.record import Check, Record
+    from hilgate.model.record import Check
 
 
 POLL_SECONDS = 0.05
@@ -122,10 +122,10 @@ class _Machine:
             self._imports[env] = self.context.imported(step)
         return self._imports[env]
 
-    def lacked(self, step: PlannedStep) -> tuple[str, ...]:
-        """Which of the conditions that a step may lack this machine lacks."""
+    def lacked(self, step: PlannedStep, env: Mapping[str, str]) -> tuple[str, ...]:
+        """Which of the conditions that a step may lack this machine and the step's environment lack."""
         gpus = detect().gpus if step.step.may_lack and step.device != CPU else 0
-        here = Where(step.device, gpus, self.context.variables(step))
+        here = Where(step.device, gpus, env)
         return tuple(condition for condition in step.step.may_lack if not holds(condition, here))
 
 
@@ -162,13 +162,11 @@ class _Seen:
     """What is known of the steps so far.
 
     Attributes:
-        records: All records of a step's file, by key.
         outcomes: How each step ended, by key.
         failed: The checks and seconds of each failed step whose failing tests are run again, by key.
         red: The first step that ended without a pass and counts.
     """
 
-    records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     failed: dict[str, tuple[tuple[Check, ...], float]] = field(default_factory=dict)
     red: str = ""
@@ -204,6 +202,7 @@ class Runner:
         self.progress, self.options, self.earlier = progress, options, earlier or Recorded((), {})
         self.reruns = reruns
         self._processes, self._seen, self._interrupts = _Processes(), _Seen(), process.Interrupts()
+        self._files = results.StepFiles(results_folder, build, options.job)
         self._cores = options.cores or build.environment.cores
         self._base_tree: tempfile.TemporaryDirectory[str] | None = None
         self._context: process.RunContext
@@ -220,7 +219,7 @@ class Runner:
         """
         require_own_hilgate(self.root, self.plan.packages)
         self._selecting = Selecting(self.root)
-        self._seen.records |= {key: self.earlier.records(key) for key in self.earlier.attempts}
+        self._files.keep(self.earlier)
         self._seen.outcomes |= dict.fromkeys(self.earlier.passed(), Outcome.PASS)
         steps = {step.key: step for step in self.options.chosen(self.plan) if step.key not in self._seen.outcomes}
         with process.Watchdog() as watchdog, self._interrupts:
@@ -364,7 +363,7 @@ class Runner:
         try:
             base = replace(self._context, root=self._tree_of_base(self.plan.merge_base))
         except HilgateError as error:
-            self._write(step.key, ListingRecord(step=step.key, here=(), at_base=(), problem=error.what))
+            self._files.add(step.key, ListingRecord(step=step.key, here=(), at_base=(), problem=error.what))
             return
         left = max(self._timeout(step) - used, listing.SECONDS)
         seconds = inner_timeout(left, os.environ, time.time())
@@ -393,14 +392,14 @@ class Runner:
             records = rerun.poll(self.build.environment.host, elsewhere=bool(self.options.only_ids))
             if records is not None:
                 del self._processes.reruns[key]
-                self._write(key, *records)
+                self._files.add(key, *records)
                 if any(one.outcome is not Outcome.PASS for one in records) and key in self._seen.failed:
                     self._run_on_base(rerun.step, rerun.child.seconds)
         for key, rerun in list(self._processes.reruns_on_base.items()):
             records = rerun.poll(self.build.environment.host, elsewhere=False)
             if records is not None:
                 del self._processes.reruns_on_base[key]
-                self._write(key, *records)
+                self._files.add(key, *records)
 
     def _asks_base(self, key: str) -> bool:
         """Whether the failing tests of a step run over the merge base's files."""
@@ -423,7 +422,7 @@ class Runner:
                 continue
             if record is not None:
                 del self._processes.listings[key]
-                self._write(key, record)
+                self._files.add(key, record)
 
     def _run_on_base(self, step: PlannedStep, rerun_seconds: float = 0.0) -> None:
         """Start the failing tests of a short step over the merge base's files, if nothing says how they end there."""
@@ -444,7 +443,7 @@ class Runner:
     def _record(self, step: PlannedStep, end: process.Ended, child: process.Child | None = None) -> tuple[Check, ...]:
         """Write what a step left, or that it was not started; returns its checks."""
         folder = step_folder(self.results_folder, step.key)
-        lacked = self._machine.lacked(step) if child else ()
+        lacked = self._machine.lacked(step, child.env) if child else ()
         kind, found = kind_of(step), Collected(())
         if child:
             found = kind.collect(folder, self.root, step.step.command).with_problem_as_failure()
@@ -486,16 +485,10 @@ class Runner:
         )
         attempt = results.Attempt(record, found.checks)
         built = [image] if image and decision.outcome is Outcome.PASS else []
-        self._write(step.key, *results.records_of(attempt), *built)
+        self._files.add(step.key, *results.records_of(attempt), *built)
         self._seen.outcomes[step.key] = decision.outcome
         self.progress.finished(step, attempt, folder / LOG_FILE)
         return found.checks
-
-    def _write(self, key: str, *records: Record) -> None:
-        """Write the file of a step anew, with these records at its end."""
-        self._seen.records[key] += records
-        folder = self.results_folder if self.options.job else step_folder(self.results_folder, key)
-        results.write(folder, self.build, self._seen.records[key])
 
 
 def keep_untracked(folder: Path) -> None:

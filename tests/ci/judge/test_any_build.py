@@ -26,9 +26,9 @@ from support.plans import plan, step
 from hilgate.errors import Exit, RecordsError
 from hilgate.judge import verdict as judging
 from hilgate.model.declaration import Excuse, Quarantine, Quarantined
-from hilgate.model.plan import ProtectedChange
+from hilgate.model.plan import ProtectedChange, plan_digest
 from hilgate.model.record import Check, CheckRecord, ImageRecord, ListingRecord, Outcome, RerunRecord
-from hilgate.plan.make import plan_digest, read_plan
+from hilgate.plan.make import read_plan
 from hilgate.run import results
 
 if TYPE_CHECKING:

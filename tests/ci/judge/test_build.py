@@ -18,9 +18,8 @@ from hilgate.judge.build import OTHER_FILES, judge_folder, judge_nothing
 from hilgate.judge.verdict import read_verdict
 from hilgate.model import EARLIER_FILE, VERDICT_FILE
 from hilgate.model.earlier import Earlier, Waited
-from hilgate.model.plan import ProtectedChange
+from hilgate.model.plan import ProtectedChange, plan_digest
 from hilgate.model.record import Outcome
-from hilgate.plan.make import plan_digest
 from hilgate.run import results
 
 A, B = step("a", "true"), step("b", "true")

@@ -16,9 +16,9 @@ from hypothesis import Phase
 from hilgate import evidence
 from hilgate.judge import verdict
 from hilgate.judge.verdict import StepResult
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.plan.make import plan_digest
 from hilgate.run import results, rules
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from hilgate.errors import Exit, RecordsError
 from hilgate.evidence import KINDS, kind_of
 from hilgate.judge.verdict import BACK, UNCOMPARED, exit_status, judge, read_verdict, totals
 from hilgate.model.declaration import Quarantine, Quarantined
-from hilgate.model.plan import Omission, ProtectedChange
+from hilgate.model.plan import Omission, ProtectedChange, plan_digest
 from hilgate.model.record import BuildRecord, Check, Outcome, StepRecord
-from hilgate.plan.make import plan_digest
 from hilgate.run import results
 from hilgate.run.rules import StepFacts, decide
 

@@ -18,9 +18,9 @@ from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.git import tracked_files
 from hilgate.model.declaration import Agents
-from hilgate.model.plan import Plan, ProtectedChange
+from hilgate.model.plan import Plan, ProtectedChange, plan_digest
 from hilgate.plan import make
-from hilgate.plan.make import ChangeFacts, assemble, by_model, gather_facts, make_plan, plan_digest, read_plan
+from hilgate.plan.make import ChangeFacts, assemble, by_model, gather_facts, make_plan, read_plan
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -36,9 +36,9 @@ from hilgate.cli.verdict import judge_and_report
 from hilgate.errors import MisuseError, RecordsError
 from hilgate.judge.verdict import judge
 from hilgate.model.declaration import Quarantine, Quarantined
-from hilgate.model.plan import Omission
+from hilgate.model.plan import Omission, plan_digest
 from hilgate.model.record import BuildRecord, Check, Outcome
-from hilgate.plan.make import plan_digest, read_plan
+from hilgate.plan.make import read_plan
 from hilgate.release import bundle, verify
 from hilgate.report import tables
 from hilgate.run import results

@@ -21,10 +21,9 @@ from support.tampering import ATTACKS, HOSTILE, MARKDOWN, SEEN
 from hilgate.cli import app
 from hilgate.errors import MisuseError
 from hilgate.judge.verdict import judge, reproduce_line
-from hilgate.model.plan import Omission
+from hilgate.model.plan import Omission, plan_digest
 from hilgate.model.record import LONGEST_TEXT, Check, Outcome, StepRecord
 from hilgate.plan.estimate import estimate
-from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, terminal
 from hilgate.report.view import LIMIT_BYTES, ReportView
 from hilgate.report.write import Report, report_page

@@ -12,9 +12,9 @@ from support.jobs import failed, passed, skipped
 from support.plans import COMMIT, plan, step
 
 from hilgate.judge.verdict import judge
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import Outcome, RerunRecord
 from hilgate.model.verdict import Ruling
-from hilgate.plan.make import plan_digest
 from hilgate.report import merge_base, terminal
 from hilgate.report.causes import causes
 from hilgate.report.history import FILE

@@ -15,8 +15,8 @@ from support.plans import plan, step
 from hilgate.evidence import EVIDENCE_CHECK
 from hilgate.judge.verdict import judge
 from hilgate.model import PLAN_FILE, RESERVED_FILES, VERDICT_FILE
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import Check, Outcome
-from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, tables
 from hilgate.report.view import ReportView
 from hilgate.report.write import report_page

@@ -23,9 +23,9 @@ from support.jobs import (
 from support.plans import failing, git, passing, plan, results_of, step, writes_findings
 
 from hilgate.judge.verdict import judge
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.plan.make import plan_digest
 from hilgate.run import process, recheck, results
 from hilgate.run.process import RunContext, Watchdog
 from hilgate.run.runner import Reruns

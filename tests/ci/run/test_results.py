@@ -30,9 +30,9 @@ from support.plans import IDENTITY
 
 from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.judge.verdict import judge
+from hilgate.model.plan import plan_digest
 from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
-from hilgate.plan.make import plan_digest
 from hilgate.run import results
 from hilgate.run.results import NOTE, read_restored, restored_files
 
