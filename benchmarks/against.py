@@ -338,7 +338,7 @@ def _timed(name: str, base: Path, rules: Rules) -> Timed:
 
 def _require_packages() -> None:
     """Raise CannotRunHereError where a package is missing: no case could run, and the change is not to blame."""
-    for name in ("torch", "triton", "scipy", "elftools", "msgpack"):
+    for name in ("torch", "triton", "scipy", "pydantic", "elftools", "msgpack"):
         if importlib.util.find_spec(name) is None:
             package = {"elftools": "pyelftools"}.get(name, name)
             raise CannotRunHereError(

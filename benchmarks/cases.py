@@ -287,6 +287,11 @@ def _gdn_decode(num_seqs: int, heads: int, key_heads: int = 16, drafts: int = 0)
     )
 
 
+def _gather(name: str, **more: object) -> BenchmarkCase:
+    goal = Goal(fraction=0.85)
+    return BenchmarkCase(f"gather 262k{name}", "gather", 32, 8192, peer=GATHER, goal=goal, **more)
+
+
 def _write(name: str, layout: str = "nhd", peer: str = WRITE, **more: object) -> BenchmarkCase:
     return BenchmarkCase(
         f"write 262k {name}", "write", 32, 8192, layout=layout, peer=peer, goal=Goal(fraction=0.85), **more
@@ -321,18 +326,8 @@ CASES: tuple[BenchmarkCase, ...] = (
         _decode(f"bs64 8k block {size}", 64, 8192, SIXTY_FOUR, block_size=size, layout="interleaved")
         for size in (544, 784, 2048)
     ),
-    _decode("bs64 8k d256", 64, 8192, Goal(), num_q_heads=16, num_kv_heads=2, head_size=256),
-    _decode(
-        "bs64 8k d256 block 784",
-        64,
-        8192,
-        Goal(like="decode bs64 8k d256"),
-        num_q_heads=16,
-        num_kv_heads=2,
-        head_size=256,
-        block_size=784,
-        layout="interleaved",
-    ),
+    _decode("bs64 8k d256", 64, 8192, Goal(), **D256),
+    _decode("bs64 8k d256 block 784", 64, 8192, Goal(like="decode bs64 8k d256"), **D256, **BLOCKS_784),
     _decode("bs1 8k d256 block 784", 1, 8192, Goal(), **D256, **BLOCKS_784),
     _decode("bs8 8k d256 block 784", 8, 8192, Goal(), **D256, **BLOCKS_784),
     _decode("bs32 8k 2 tokens d256 block 784", 32, 8192, Goal(), query_len=2, **D256, **BLOCKS_784),
@@ -410,23 +405,9 @@ CASES: tuple[BenchmarkCase, ...] = (
     *(_gdn(32, 32, *shape, by_key=True) for shape in ((1, 8192), (4, 2048), (16, 512))),
     *(_gdn_decode(num_seqs, *heads) for heads in GDN_HEADS for num_seqs in (1, 8, 64, 256)),
     *(_gdn_decode(num_seqs, *heads, drafts=3) for heads in GDN_HEADS for num_seqs in (8, 64)),
-    BenchmarkCase("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
-    BenchmarkCase(
-        "gather 262k block 784",
-        "gather",
-        32,
-        8192,
-        block_size=784,
-        layout="interleaved",
-        peer=GATHER,
-        goal=Goal(fraction=0.85),
-    ),
-    *(
-        BenchmarkCase(
-            f"gather 262k {packing}", "gather", 32, 8192, layout=packing, peer=GATHER, goal=Goal(fraction=0.85)
-        )
-        for packing in ("native", "shuffle")
-    ),
+    _gather(""),
+    _gather(" block 784", **BLOCKS_784),
+    *(_gather(f" {packing}", layout=packing) for packing in ("native", "shuffle")),
     _write("random slots"),
     _write("block 784", "interleaved", block_size=784),
     _write("native", "native"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference results: plain torch, float64 where numbers are computed; of pagedkv a reference alone, nothing of vLLM."""
+"""Reference results: plain torch, float64 where numbers are computed; of pagedkv references alone, nothing of vLLM."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from pagedkv.gdn import reference as delta
+from pagedkv.ssd import reference as ssd
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Unit roundoff of each measured dtype."""
@@ -136,20 +137,28 @@ def scan_error(
         Relative to the root of the sum of squares of what is added up in a row, and to the norm of a head's state;
         infinite where a result is not finite.
     """
-    heads, sequences = x.shape[1], len(initial)
-    out, x, dt, B, C = (each.double().unflatten(0, (sequences, -1)) for each in (out, x, dt, B, C))
-    B, C = (each.repeat_interleave(heads // each.shape[2], dim=2) for each in (B, C))
-    h, worst = initial.double(), out.new_zeros(())
-    for t in range(x.shape[1]):
-        h = torch.exp(dt[:, t] * A)[..., None, None] * h + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
-        terms, skip = h * C[:, t, :, None], D[:, None] * x[:, t]
-        y = terms.sum(-1) + skip
-        scale = (terms.square().sum(-1) + skip.square() + y.square()).sum(-1).sqrt()
-        worst = torch.maximum(((out[:, t] - y).norm(dim=-1) / scale).max(), worst)
+    out, x, dt, B, C = _as_heads(len(initial), out, x, dt, B, C)
+    A, D = (each.repeat(len(initial)) for each in (A, D))
+    golden = ssd.scan(x, dt, A, B, C, D=D, initial=initial.flatten(0, 1))
+    worst = ((out - golden.y).norm(dim=-1) / golden.scale).max()
     if states is not None:
-        off, golden = (each.flatten(2).norm(dim=-1) for each in (states - h, h))
-        worst = torch.maximum((off / golden).max(), worst)
+        worst = torch.maximum(_state_error(states, golden.state), worst)
     return worst.item() if torch.isfinite(worst) else math.inf
+
+
+def _as_heads(sequences: int, *tensors: Tensor) -> Iterator[Tensor]:
+    """Yield `[tokens, sequences * heads, ...]` of each `[sequences * tokens, heads, ...]`.
+
+    One recurrence then computes all sequences: its steps are many and small.
+    """
+    for tensor in tensors:
+        yield tensor.unflatten(0, (sequences, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _state_error(states: Tensor, golden: Tensor) -> Tensor:
+    """Return the largest error of a head's state, `[sequences, heads, ...]`, relative to the norm of the golden one."""
+    off = (states.flatten(0, 1) - golden).flatten(1)
+    return (off.norm(dim=-1) / golden.flatten(1).norm(dim=-1)).max()
 
 
 def scan_bound(dtype: torch.dtype) -> float:
@@ -187,18 +196,12 @@ def delta_error(
     Returns:
         Relative as `scan_error`.
     """
-
-    def as_heads(tensor: Tensor) -> Tensor:
-        return tensor.unflatten(0, (len(initial), -1)).transpose(0, 1).flatten(1, 2)
-
-    g = as_heads(delta.log_decay(a, A_log, dt_bias))
-    rows = [as_heads(each) for each in (q, k, v)]
-    golden = delta.gated_delta_rule(*rows, g, as_heads(b).double().sigmoid(), initial.flatten(0, 1))
-    found = as_heads(out).double()
-    worst = ((found - golden.y[-len(found) :]).norm(dim=-1) / golden.scale[-len(found) :]).max()
+    decay = delta.log_decay(a, A_log, dt_bias)
+    q, k, v, g, beta, out = _as_heads(len(initial), q, k, v, decay, b.double().sigmoid(), out)
+    golden = delta.gated_delta_rule(q, k, v, g, beta, initial.flatten(0, 1))
+    worst = ((out - golden.y[-len(out) :]).norm(dim=-1) / golden.scale[-len(out) :]).max()
     if states is not None:
-        off = (states.flatten(0, 1) - golden.states[-1]).flatten(1).norm(dim=-1)
-        worst = torch.maximum((off / golden.states[-1].flatten(1).norm(dim=-1)).max(), worst)
+        worst = torch.maximum(_state_error(states, golden.states[-1]), worst)
     return worst.item() if torch.isfinite(worst) else math.inf
 
 

@@ -16,10 +16,11 @@ import functools
 import math
 import statistics
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scipy import stats
 
 from pagedkv.errors import InvalidFileError
@@ -30,15 +31,20 @@ if TYPE_CHECKING:
 RULES = Path(__file__).with_name("against.toml")
 
 
-@dataclass(frozen=True)
-class Rules:
+Share = Annotated[float, Field(gt=0, lt=0.5, strict=True)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class Rules(BaseModel):
     """What `against.toml` says; its comments explain the keys."""
 
-    margin: float
-    false_alarms: float
-    sessions: int
-    quads: int
-    replays: int
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    margin: Share
+    false_alarms: Share
+    sessions: Annotated[int, Field(ge=3, strict=True)]
+    quads: Count
+    replays: Count
 
 
 def load_rules(path: Path = RULES) -> Rules:
@@ -48,20 +54,12 @@ def load_rules(path: Path = RULES) -> Rules:
         InvalidFileError: A key is missing or unknown, or a value cannot be.
     """
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Rules.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidFileError(f"{path}: {first['loc'][0]}: {first['msg']}; got {first['input']!r}") from error
     except (OSError, ValueError) as error:
         raise InvalidFileError(f"{path}: {error}") from error
-    if given.keys() != {each.name for each in fields(Rules)}:
-        raise InvalidFileError(
-            f"{path}: expected {', '.join(each.name for each in fields(Rules))}, got {', '.join(given)}"
-        )
-    for name, least in (("sessions", 3), ("quads", 1), ("replays", 1)):
-        if type(given[name]) is not int or given[name] < least:
-            raise InvalidFileError(f"{path}: {name} must be a whole number from {least}, got {given[name]!r}")
-    for name in ("margin", "false_alarms"):
-        if type(given[name]) is not float or not 0 < given[name] < 0.5:
-            raise InvalidFileError(f"{path}: {name} must lie between 0 and 0.5, got {given[name]!r}")
-    return Rules(**given)
 
 
 def log_ratio(quad: Sequence[float]) -> float:

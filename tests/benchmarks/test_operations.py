@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from benchmarks import cases, operations, oracle, peers, pools
-from pagedkv import layout
-from pagedkv.cache.cache import PagedCache
 
 BY_NAME = {case.name: case for case in cases.CASES}
 KINDS = (
@@ -59,55 +57,6 @@ def test_our_side_is_right_and_before_it_ran_it_was_not(name):
     assert work.ours.error() <= work.bound
 
 
-def golden(case: cases.BenchmarkCase, **options: object) -> torch.Tensor:
-    torch.manual_seed(3)
-    table = pools.block_table(case, "cpu")
-    cache = pools.new(case, "cpu", torch.float16, table.numel())
-    query = torch.randn(sum(query for _, query in case.lens), case.num_q_heads, case.head_size)
-    return oracle.attention(query, *pools.stored(cache), table, case.lens, **options)
-
-
-@pytest.mark.parametrize(
-    "options", [{"window": 9}, {"window": 36}, {"softcap": operations.SOFTCAP}, {"sinks": torch.zeros(4)}]
-)
-def test_the_oracle_sees_each_option(options):
-    case = small("decode bs1 8k")
-    assert oracle.row_error(golden(case, **options), golden(case)) > oracle.attention_bound(torch.bfloat16)
-
-
-def test_a_window_as_long_as_the_sequence_hides_nothing():
-    case = small("prefill 4 x 4k")
-    assert torch.equal(golden(case, window=37), golden(case))
-
-
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: int, **options: object) -> torch.Tensor:
-    """One token behind `lens` of one sequence, whose block is the first."""
-    table = torch.zeros(1, 1, dtype=torch.int32)
-    return oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(lens, 1)], **options)
-
-
-def test_oracle_of_a_one_token_window_and_of_a_sink():
-    query, key, value = torch.randn(1, 2, 8), torch.randn(1, 4, 1, 8), torch.randn(1, 4, 1, 8)
-    assert torch.equal(attend(query, key, value, 3, window=1)[0], value[0, 2].expand(2, 8).double())
-    halved = attend(torch.zeros(1, 2, 8), key, value, 1, sinks=torch.zeros(2))
-    assert torch.allclose(halved[0], value[0, 0].expand(2, 8).double() / 2, rtol=1e-12)
-
-
-def test_the_oracle_of_a_soft_cap_bounds_the_scores():
-    query, key = torch.full((1, 1, 1), 1e3), torch.tensor([1e3, 0.0]).view(1, 2, 1, 1)
-    out = attend(query, key, torch.tensor([1.0, 0.0]).view(1, 2, 1, 1), 2, softcap=2.0)
-    assert out.item() == pytest.approx(math.exp(2) / (math.exp(2) + 1))
-
-
-def test_codes_mean_their_value_times_the_scale_of_their_row():
-    values = torch.tensor([1.0, -2.0, 448.0, 0.125]).view(1, 2, 1, 2)
-    codes = values.to(torch.float8_e4m3fn).view(torch.uint8)
-    each = oracle.Stored(codes, torch.float8_e4m3fn, torch.tensor([[[3.0], [5.0]]]))
-    assert each.read(torch.tensor([0]), 2, 0).tolist() == [[3.0, -6.0], [2240.0, 0.625]]
-    one = oracle.Stored(codes, torch.float8_e4m3fn, torch.tensor(0.25))
-    assert one.read(torch.tensor([0]), 1, 0).tolist() == [[0.25, -0.5]]
-
-
 @pytest.mark.parametrize("scales", ["tensor", "token"])
 def test_quantised_pool_is_normal_and_rows_fill_the_format(scales):
     cache = pools.new(small("decode bs64 8k fp8", scales=scales), "cpu", torch.float16, 50)
@@ -119,19 +68,6 @@ def test_quantised_pool_is_normal_and_rows_fill_the_format(scales):
         assert (side.scale != 1).all()
         if scales == "token":
             assert (side.elements.view(torch.float8_e4m3fn).float().abs().amax(-1) == 448).all()
-
-
-@pytest.mark.parametrize("name", ["native", "shuffle"])
-def test_rows_of_a_packing_are_where_the_layout_says(name):
-    extents = (3, 16, 2, 32)
-    plan = layout.describe(name, *extents)
-    storage = torch.arange(plan.elements)
-    sides = [storage.as_strided(side.shape, side.strides, side.offset) for side in (plan.key, plan.value)]
-    cache = PagedCache(*sides, name)
-    for view, rows in zip((plan.key, plan.value), pools.rows(cache), strict=True):
-        assert rows.shape == extents
-        for place in ((0, 0, 0, 0), (2, 15, 1, 31), (1, 9, 0, 17), (0, 3, 1, 8)):
-            assert rows[place].item() == view.element(*place)
 
 
 @pytest.mark.parametrize("name", ["native", "shuffle"])

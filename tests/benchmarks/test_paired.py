@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statistic of the perf gate, replayed on noise of which the truth is known: it is rarely red and sees 10 %."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -71,16 +70,6 @@ def test_a_slow_kernel_passes_in_one_of_a_hundred(noise):
     assert found.count("pass") <= RULE.false_alarms * RUNS + 3.1 * math.sqrt(RULE.false_alarms * RUNS)
 
 
-def test_uncorrected_for_many_cases_it_is_red_too_often():
-    random = np.random.default_rng(3)
-    found = [
-        slowdown(sessions(random, 1 + RULE.margin), cases=1, false_alarms=RULE.false_alarms).outcome(RULE.margin)
-        for _ in range(RUNS)
-    ]
-    runs = [found[at : at + CASES] for at in range(0, RUNS, CASES)]
-    assert sum("fail" in run for run in runs) / len(runs) > 5 * RULE.false_alarms
-
-
 def test_noise_that_hides_the_margin_is_inconclusive():
     found = [one for [one] in outcomes(1.0, 200, 1, between=0.05)]
     assert found.count("inconclusive") / len(found) > 0.5
@@ -102,12 +91,12 @@ def test_three_outcomes(low, high, outcome):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("margin = 0.03", "margin = 3", "margin must lie between"),
-        ("margin = 0.03", "margin = nan", "margin must lie between"),
-        ("sessions = 6", "sessions = 2", "sessions must be a whole number from 3"),
-        ("quads = 4", "quads = true", "quads must be"),
-        ("replays = 5", "", "expected margin"),
-        ("replays = 5", "replays = 5\nmore = 1", "more"),
+        ("margin = 0.03", "margin = 3", "margin: Input should be less than 0.5; got 3"),
+        ("margin = 0.03", "margin = nan", "margin: Input should be "),
+        ("sessions = 6", "sessions = 2", "sessions: Input should be greater than or equal to 3; got 2"),
+        ("quads = 4", "quads = true", "quads: Input should be a valid integer; got True"),
+        ("replays = 5", "", "replays: Field required"),
+        ("replays = 5", "replays = 5\nmore = 1", "more: Extra inputs are not permitted"),
         ("margin =", "margin", "against.toml"),
     ],
 )
@@ -121,7 +110,3 @@ def test_rules_that_cannot_be_are_refused(old, new, says, tmp_path):
     path.unlink()
     with pytest.raises(InvalidFileError, match=r"against\.toml"):
         load_rules(path)
-
-
-def test_the_margin_is_below_what_must_be_seen():
-    assert dataclasses.astuple(RULE)[:2] == (0.03, 0.01)
