@@ -3,19 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from families.family import (
-    ATTENTION,
-    FAMILIES,
-    PLATFORMS,
-    FamilyDeclarationError,
-    UnknownNameError,
-    read_yaml,
-    with_tuples,
-)
+from pydantic import BaseModel, ConfigDict, Field
+
+from families.family import FAMILIES, Named, Platform, UnknownNameError, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,17 +28,19 @@ class OtherBackendError(Exception):
 class Backend:
     """One backend; but for the name, every field is a key of `backends.yaml`."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     name: str
     """Name in vLLM's registry; `pagedkv` is our plugin."""
-    platforms: tuple[str, ...]
-    """Those of PLATFORMS where it exists."""
-    attention: tuple[str, ...]
+    platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
+    """Where it exists."""
+    attention: Annotated[tuple[Literal["paged", "latent", "cross", "none"], ...], Field(min_length=1)]
     """Kinds of attention that it serves: "paged", "latent", "cross", and "none" where it has families without any."""
     head_size: int = 0
     """Least channels of a head; tiny models get so many. 0 takes them as they are."""
     kv_lora_rank: int = 0
     """Least channels of a latent."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     """Environment of its engines."""
 
     @property
@@ -82,39 +78,15 @@ def _heads_of(family: Family, channels: int) -> dict[str, int]:
     return {key: max(1, config[key] // fewer) for key in ("num_attention_heads", "num_key_value_heads")}
 
 
-def load_backends(path: Path) -> dict[str, Backend]:
-    """Read the backends of a YAML file, by name.
+class BackendsFile(BaseModel):
+    """The keys of `backends.yaml`."""
 
-    Raises:
-        FamilyDeclarationError: It is no YAML, or a key or value of it is wrong.
-    """
-    document = read_yaml(path)
-    if not isinstance(document, dict) or set(document) != {"backends"} or not isinstance(document["backends"], dict):
-        raise FamilyDeclarationError(f"{path.name}: expected a mapping of names under the key backends")
-    return {str(name): _backend(str(name), keys, path.name) for name, keys in document["backends"].items()}
+    model_config = ConfigDict(extra="forbid")
+
+    backends: Named[Backend]
 
 
-def _backend(name: str, declared: Any, file: str) -> Backend:
-    where = f"{file}: backends.{name}"
-    known = {entry.name for entry in fields(Backend) if entry.name != "name"}
-    if not isinstance(declared, dict) or not {"platforms", "attention"} <= set(declared) <= known:
-        raise FamilyDeclarationError(
-            f"{where}: got {declared!r}; expected platforms, attention, and of {', '.join(sorted(known))}"
-        )
-    for key, words in (("platforms", PLATFORMS), ("attention", ("none", *filter(None, ATTENTION)))):
-        value = declared[key]
-        if not isinstance(value, list) or not value or not set(value) <= set(words):
-            raise FamilyDeclarationError(f"{where}.{key}: got {value!r}; expected some of {', '.join(words)}")
-    for key in ("head_size", "kv_lora_rank"):
-        if not isinstance(declared.get(key, 0), int):
-            raise FamilyDeclarationError(f"{where}.{key}: got {declared[key]!r}; expected a number of channels")
-    environment = declared.get("environment", {})
-    if not isinstance(environment, dict) or not all(isinstance(value, str) for value in environment.values()):
-        raise FamilyDeclarationError(f"{where}.environment: got {environment!r}; expected texts by name")
-    return Backend(name=name, **with_tuples(declared))
-
-
-BACKENDS: dict[str, Backend] = load_backends(BACKENDS_FILE)
+BACKENDS: dict[str, Backend] = load(BACKENDS_FILE, BackendsFile).backends
 
 
 def backend_of(name: str) -> Backend:

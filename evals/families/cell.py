@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -46,7 +45,7 @@ def settled(cell: FamilyCell, known: FamilyLimit | None, *, measured: bool = Tru
     if known is None or cell.ours:
         return cell
     if cell.outcome != "pass":
-        if not re.search(known.error, cell.reason):
+        if not known.error.search(cell.reason):
             return cell
         said = cell.reason if cell.outcome == "did not run" else f"vLLM here: {cell.reason}"
         return FamilyCell("did not run", said, cell.seconds, needs=known.needs)
@@ -54,7 +53,9 @@ def settled(cell: FamilyCell, known: FamilyLimit | None, *, measured: bool = Tru
         return cell
     if not known.everywhere:
         return replace(cell, needs=known.needs)
-    reason = f"declared not to run here ({known.error}), but it runs and is right: remove it from the declaration"
+    reason = (
+        f"declared not to run here ({known.error.pattern}), but it runs and is right: remove it from the declaration"
+    )
     return FamilyCell("fail", reason, cell.seconds, cell.numbers, cell.labels)
 
 

@@ -6,23 +6,24 @@ They are declared in `families.yaml`, and are the rows of the table; its columns
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
+import re  # noqa: TC003 - pydantic reads it
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from transformers import PretrainedConfig
 
-PLATFORMS = ("cpu", "cuda", "rocm")
-ATTENTION = ("paged", "latent", "cross", "")
-STATES = ("conv", "ssm", "delta")
-BEHAVIOURS = (
+Platform = Literal["cpu", "cuda", "rocm"]
+Attention = Literal["paged", "latent", "cross", ""]
+State = Literal["conv", "ssm", "delta"]
+Kernels = Literal["pagedkv", ""]
+Behaviour = Literal[
     "prefill",
     "decode",
     "chunked",
@@ -40,7 +41,9 @@ BEHAVIOURS = (
     "mtp",
     "production",
     "graphs",
-)
+]
+PLATFORMS: tuple[str, ...] = get_args(Platform)
+BEHAVIOURS: tuple[str, ...] = get_args(Behaviour)
 """Columns of the table, in its order. `behaviours.py` says what each one is."""
 
 TINY_ALONE = ("verify", "mtp", "production", "graphs")
@@ -61,9 +64,11 @@ class UnknownNameError(Exception):
 class FamilyLimit:
     """What vLLM cannot do on a platform."""
 
-    error: str
-    """Regular expression of what it says."""
-    needs: str
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    error: re.Pattern[str]
+    """What it says."""
+    needs: Annotated[str, Field(pattern=r"^[a-z]+:\S+$")]
     """Condition without which it cannot, as hilgate asks for it (`hilgate.conditions`)."""
     everywhere: bool = True
     """Whether every machine of the platform has it; else those alone that lack the condition."""
@@ -74,9 +79,29 @@ def another_platform(platform: str) -> str:
     return f"device:{','.join(one for one in PLATFORMS if one != platform)}"
 
 
+def _limits(declared: Any) -> Any:
+    """Limits of each platform by behaviour, "" for any, as `Family.cannot` holds them."""
+    if not isinstance(declared, dict):
+        return declared
+    made = {}
+    for platform, limits in declared.items():
+        by_behaviour = limits if isinstance(limits, dict) and "error" not in limits else {"": limits}
+        made[platform] = {name: _limit(platform, limit) for name, limit in by_behaviour.items()}
+    return made
+
+
+def _limit(platform: str, declared: Any) -> Any:
+    """A limit of every machine of a platform, or of those alone that lack what the declaration says."""
+    if isinstance(declared, dict):
+        return {**declared, "everywhere": False}
+    return {"error": declared, "needs": another_platform(platform)}
+
+
 @dataclass(frozen=True)
 class Family:
     """One family; but for the name, every field is a key of `families.yaml`."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     name: str
     """Name in ids of tests: lower case, hyphens."""
@@ -84,30 +109,39 @@ class Family:
     """Name under which vLLM's registry knows the model class."""
     config_class: str = ""
     """Class of the tiny config in transformers; empty where transformers has none."""
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
     """Arguments of the configuration."""
     drafter: str = ""
     """Name under which vLLM's registry knows the head of the checkpoint that drafts (MTP); empty where it has none."""
-    attention: str = ""
+    attention: Attention = ""
     """"paged", "latent" (MLA), "cross" (beside self attention) or "" for none."""
-    states: tuple[str, ...] = ()
+    states: tuple[State, ...] = ()
     """What a state page holds, in vLLM's order: "conv", "ssm", "delta"."""
-    blocks: tuple[int, ...] = ()
-    """Tokens of a block, as published models of the family get them on 1, 2, 4 and 8 ranks."""
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    blocks: tuple[Annotated[int, Field(ge=16, multiple_of=16)], ...] = ()
+    """Tokens of a block of paged attention, as published models of the family get them on 1, 2, 4 and 8 ranks."""
+    engine: dict[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's `LLM` on every platform."""
-    ssd: str = ""
+    ssd: Kernels = ""
     """Kernels of the prefill of Mamba-2: "pagedkv" for ours, empty for vLLM's."""
-    gdn: str = ""
+    gdn: Kernels = ""
     """Kernels of the gated delta rule: "pagedkv" for ours, empty for vLLM's."""
-    engine_cpu: Mapping[str, Any] = field(default_factory=dict)
+    engine_cpu: dict[str, Any] = field(default_factory=dict)
     """Further arguments on the CPU platform."""
-    engine_gpu: Mapping[str, Any] = field(default_factory=dict)
+    engine_gpu: dict[str, Any] = field(default_factory=dict)
     """Further arguments on CUDA and ROCm."""
-    cannot: Mapping[str, Any] = field(default_factory=dict)
+    cannot: Annotated[dict[Platform, dict[Literal[Behaviour, ""], FamilyLimit]], BeforeValidator(_limits)] = field(
+        default_factory=dict
+    )
     """Platform of PLATFORMS to a limit, or to one for each behaviour that cannot be had. A limit is a regular
     expression, what vLLM's error there says; or {error, needs} where only a machine without the condition `needs` has
     it. Each is held against the run: another error is a failure, and so is a limit that is none any more."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine could serve."""
+        if not self.attention and not self.states:
+            raise ValueError("neither attention nor states: nothing of it would be served by a cache")
+        if self.blocks and self.attention != "paged":
+            raise ValueError(f"got blocks {list(self.blocks)}; expected none without paged attention")
 
     @property
     def fp8_cache(self) -> bool:
@@ -138,12 +172,8 @@ class Family:
             platform: Of PLATFORMS. On ROCm nothing has been measured yet, so nothing that it might do is excused.
             behaviour: Of BEHAVIOURS; None for the start of any engine.
         """
-        found = self.cannot.get(platform)
-        if isinstance(found, dict):
-            found = found.get(behaviour)
-        if isinstance(found, dict):
-            return FamilyLimit(found["error"], found["needs"], everywhere=False)
-        return None if found is None else FamilyLimit(found, another_platform(platform))
+        limits = cast("dict[str, dict[str, FamilyLimit]]", self.cannot).get(platform, {})
+        return limits.get("") or limits.get(behaviour or "")
 
     def has(self, behaviour: str) -> bool:
         """Whether a behaviour means anything for this family."""
@@ -182,88 +212,48 @@ def read_yaml(path: Path) -> Any:
         raise FamilyDeclarationError(f"{path.name}: {' '.join(str(error).split())}") from None
 
 
-def with_tuples(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a declaration as fields of a frozen class take them: lists as tuples."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in declared.items()}
+def _named(declared: Any) -> Any:
+    """Entries of a mapping, each with its key as its name."""
+    if not isinstance(declared, dict):
+        return declared
+    return {key: {**entry, "name": key} if isinstance(entry, dict) else entry for key, entry in declared.items()}
 
 
-def load(path: Path) -> dict[str, Family]:
-    """Read the families of a YAML file: `families` by name; under `shared` stands what they repeat by anchors.
+Entry = TypeVar("Entry")
+Named = Annotated[dict[str, Entry], Field(min_length=1), BeforeValidator(_named)]
+"""Declarations by name."""
+
+
+class FamiliesFile(BaseModel):
+    """The keys of `families.yaml`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    families: Named[Family]
+    shared: dict[str, Any] = {}
+    """What families repeat by anchors."""
+
+
+File = TypeVar("File", bound=BaseModel)
+
+
+def load(path: Path, kind: type[File]) -> File:
+    """Read a file of declarations.
 
     Raises:
-        DeclarationError: It is no YAML, or a key or value of it is wrong.
+        FamilyDeclarationError: It is no YAML, or a key or value of it is wrong.
     """
-    document = read_yaml(path)
-    _require_mapping(document, ("shared", "families"), path.name)
-    declared = document.get("families")
-    if not isinstance(declared, dict) or not declared:
-        raise FamilyDeclarationError(f"{path.name}: no families; expected a mapping of names under the key families")
-    return {name: _family(str(name), keys, f"{path.name}: families.{name}") for name, keys in declared.items()}
-
-
-def _family(name: str, declared: Any, where: str) -> Family:
-    """The family that a mapping of families.yaml declares; a wrong key or value is named with its place."""
-    known = {entry.name: entry for entry in fields(Family) if entry.name != "name"}
-    _require_mapping(declared, tuple(known), where)
-    if "architecture" not in declared:
-        raise FamilyDeclarationError(f"{where}: the key architecture is missing: vLLM's name of the model class")
-    for key, value in declared.items():
-        kind = {"str": str, "tuple[str, ...]": list, "tuple[int, ...]": list}.get(str(known[key].type), dict)
-        if not isinstance(value, kind):
-            words = {str: "text", list: "a list", dict: "a mapping"}
-            raise FamilyDeclarationError(f"{where}.{key}: got {value!r}; expected {words[kind]}")
-    made = Family(name=name, **with_tuples(declared))
-    _require_of((made.attention,), ATTENTION, f"{where}.attention")
-    _require_of(made.states, STATES, f"{where}.states")
-    for key in ("ssd", "gdn"):
-        _require_of((getattr(made, key),), ("", "pagedkv"), f"{where}.{key}")
-    _require_of(made.cannot, PLATFORMS, f"{where}.cannot")
-    for platform, limit in made.cannot.items():
-        limits = limit if isinstance(limit, dict) else {"": limit}
-        _require_of(limits, ("", *BEHAVIOURS), f"{where}.cannot.{platform}")
-        for behaviour, one in limits.items():
-            _require_limit(one, ".".join(filter(None, (f"{where}.cannot.{platform}", behaviour))))
-    if not made.attention and not made.states:
-        raise FamilyDeclarationError(f"{where}: neither attention nor states: nothing of it would be served by a cache")
-    if any(not isinstance(size, int) or size < 16 or size % 16 for size in made.blocks):
-        raise FamilyDeclarationError(f"{where}.blocks: got {list(made.blocks)}; expected multiples of 16 tokens")
-    if made.blocks and made.attention != "paged":
-        raise FamilyDeclarationError(f"{where}.blocks: got {list(made.blocks)}; expected none without paged attention")
-    return made
-
-
-def _require_limit(limit: Any, where: str) -> None:
-    error = limit
-    if isinstance(limit, dict):
-        _require_of(limit, ("error", "needs"), where)
-        if not {"error", "needs"} <= limit.keys() or not re.fullmatch(r"[a-z]+:\S+", str(limit["needs"])):
-            raise FamilyDeclarationError(
-                f"{where}: got {limit!r}; expected {{error: what vLLM says, needs: a condition}}"
-            )
-        error = limit["error"]
     try:
-        re.compile(error)
-    except (re.error, TypeError) as problem:
-        raise FamilyDeclarationError(f"{where}: {error!r} is no regular expression: {problem}") from None
+        return kind.model_validate(read_yaml(path))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "")
+        what = first["msg"].removeprefix("Value error, ")
+        got = "" if first["type"] in {"missing", "value_error"} else f"; got {first['input']!r}"
+        raise FamilyDeclarationError(": ".join(filter(None, (path.name, place, what + got)))) from None
 
 
-def _require_mapping(value: Any, keys: Sequence[str], where: str) -> None:
-    if not isinstance(value, dict):
-        raise FamilyDeclarationError(f"{where}: got {value!r}; expected a mapping of {', '.join(keys)}")
-    _require_of(value, keys, where)
-
-
-def _require_of(names: Any, known: Sequence[str], where: str) -> None:
-    for name in names:
-        if name not in known:
-            similar = get_close_matches(str(name), known, n=1)
-            guess = f"did you mean {similar[0]}? " if similar else ""
-            raise FamilyDeclarationError(
-                f"{where}: got {name!r}; {guess}expected {', '.join(word for word in known if word)}"
-            )
-
-
-FAMILIES: dict[str, Family] = load(FAMILIES_FILE)
+FAMILIES: dict[str, Family] = load(FAMILIES_FILE, FamiliesFile).families
 
 
 def rows(chosen: Sequence[str]) -> list[str]:

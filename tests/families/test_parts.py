@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 import pytest
@@ -185,11 +186,11 @@ def test_declarations_end_with_what_they_describe():
     passed, failed = cell.FamilyCell("pass"), cell.FamilyCell("fail", "IndexError: index 3 is out of bounds")
     assert cell.settled(passed, None) is passed
     assert cell.settled(failed, None) is failed
-    index = FamilyLimit(r"index \d+ is out", "device:cuda,rocm")
+    index = FamilyLimit(re.compile(r"index \d+ is out"), "device:cuda,rocm")
     excused = cell.settled(failed, index)
     assert (excused.outcome, excused.reason) == ("did not run", f"vLLM here: {failed.reason}")
     assert excused.needs == "device:cuda,rocm"
-    assert cell.settled(failed, FamilyLimit("another error", "device:cuda,rocm")).outcome == "fail"
+    assert cell.settled(failed, FamilyLimit(re.compile("another error"), "device:cuda,rocm")).outcome == "fail"
     raised_by_us = cell.FamilyCell("fail", failed.reason, ours=True)
     assert cell.settled(raised_by_us, index) is raised_by_us, "an error of our code is no limit of vLLM"
     stale = cell.settled(passed, index)

@@ -16,7 +16,7 @@ import torch
 from models import engine
 
 from families import checkpoints, plain_attention
-from families.family import FAMILIES, load
+from families.family import FAMILIES, FamiliesFile, load
 from families.oracle import VOCABULARY, Oracle
 from families.processes import GPU, IN_PROCESS
 from families.schedule import Schedule, ScheduledRequest, prompt, spoken
@@ -35,7 +35,7 @@ SECONDS = 600
 
 PACKINGS = ("rows", "native", "shuffle")
 
-MODELS = load(Path(__file__).with_name("decoders.yaml")) | {
+MODELS = load(Path(__file__).with_name("decoders.yaml"), FamiliesFile).families | {
     name: FAMILIES[name] for name in ("granite-4.0-h", "deepseek-v3", "whisper")
 }
 
