@@ -7,12 +7,7 @@ Its exit status is that of the worst check.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,27 +15,22 @@ import typer
 from rich.console import Console
 
 from hileval import compare, statistics
-from hileval.ask.evaluation import read_evaluation
-from hileval.ask.loop import Heading, Journal, RecordedRuns, ask_until_decided, questions_of
-from hileval.ask.recording import BESIDE_FILE, JOURNALS, fingerprint, read_beside, recorded_path
-from hileval.command import stderr
-from hileval.compare import side_by_side
-from hileval.engines import EngineError
+from hileval.ask.loop import ask, in_its_own_process
+from hileval.ask.recording import recorded_path
 from hileval.errors import RunsError
-from hileval.gates.declare import EngineName, Occasion, load_gates, occasion
-from hileval.gates.drift import judge_sides, run_drift
-from hileval.gates.judge import FLIPPED, check_backend, diff_answers, judge
-from hileval.gates.resolve import ResolvedDrift, find_gate, resolve
+from hileval.gates.declare import EngineName, Occasion, load_gates
+from hileval.gates.judge import FLIPPED, judge
+from hileval.gates.resolve import find_gate, resolve
 from hileval.gates.steps import areas_of
+from hileval.records.answers import FLIPS_FILE, RecordedRun
 from hileval.records.baseline import Baseline, make_baseline
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.model.record import EXIT_STATUS, Check, Outcome, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from hileval.gates.declare import Gate, Gates
-    from hileval.gates.resolve import ResolvedGate
 
 
 app = typer.Typer(
@@ -80,142 +70,31 @@ def run_gate(
     out: Out = Path("results/evals"),
 ) -> None:
     """Run a gate and judge it against its baseline."""
-    gate = resolve(name, load_gates(), when=when, of=of, engine=engine)
-    if isinstance(gate, ResolvedDrift):
-        refuse_options(gate, when, limit, engine)
     if judge_only and engine is not None:
-        raise MisuseError("--judge-only starts no engine", where=gate.name, remedy="leave --engine out")
-    if engine is not None and not isinstance(gate, ResolvedDrift) and gate.wants_pair:
-        what = f"asked beside {gate.declared.paired_with}, an attention of its own engine"
-        raise MisuseError(what, where=gate.name, remedy="leave --engine out")
-    if judge_only:
-        checks = judge_stored(gate, out, limit)
-    else:
-        with findings(gate.name, out):
-            if isinstance(gate, ResolvedDrift):
-                checks = run_drift(gate, out)
-            else:
-                pair = asked_beside(gate, when or occasion(os.environ), limit, out) if gate.wants_pair else gate
-                checks = run_answers(pair, limit, out)
+        raise MisuseError("--judge-only starts no engine", where=name, remedy="leave --engine out")
+    gate = resolve(name, load_gates(), when=when, of=of, engine=engine, limit=limit)
+    try:
+        if not judge_only:
+            ask(gate, out)
+        checks, flips = judge(gate, out)
+    except (HilgateError, RunsError) as error:
+        if not judge_only:
+            message, labels = "; ".join(str(error).splitlines()), {"error": type(error).__name__}
+            stopped = Check(id=f"{name}/accuracy", outcome=Outcome.DID_NOT_RUN, message=message, labels=labels)
+            Check.write_all(out, [stopped])
+        raise
+    if not judge_only:
         Check.write_all(out, checks)
+        if flips:
+            (out / FLIPS_FILE).write_text(f"{flips}\n", encoding="utf-8", errors="backslashreplace")
     show(checks, out)
     raise typer.Exit(exit_status(checks))
-
-
-def judge_stored(gate: ResolvedGate | ResolvedDrift, folder: Path, limit: int | None) -> list[Check]:
-    """The checks of a gate from the answers that it left in a folder.
-
-    Raises:
-        RecordsError: They are missing, damaged or another gate's.
-    """
-    if isinstance(gate, ResolvedDrift):
-        return judge_sides(gate, folder)
-    if gate.wants_pair:
-        gate = read_beside(gate, folder / BESIDE_FILE)
-    asked, served = read_evaluation(folder, gate, limit)
-    return judge(gate, asked, served)
-
-
-def asked_beside(gate: ResolvedGate, when: Occasion, limit: int | None, out: Path) -> ResolvedGate:
-    """A gate beside the attention that it is paired with, which is asked first and in a process of its own.
-
-    Raises:
-        CannotRunHereError: The model is not on this machine: no engine is started.
-        EngineError: That attention gave no answers.
-    """
-    assert gate.identity.model == gate.declared.model
-    out.mkdir(parents=True, exist_ok=True)
-    limited = [] if limit is None else ["--limit", str(limit)]
-    words = ("beside", gate.name, "--when", when, "--file", str(out / BESIDE_FILE), *limited)
-    in_its_own_process(f"the same questions to {gate.declared.paired_with}", *words)
-    return read_beside(gate, out / BESIDE_FILE)
-
-
-def refuse_options(gate: ResolvedDrift, *options: object) -> None:
-    """Refuse options that mean something to a gate on answers alone.
-
-    Raises:
-        MisuseError: One of them is given.
-    """
-    if any(option is not None for option in options):
-        raise MisuseError(
-            "a drift gate has one rule and its own sequences",
-            where=gate.name,
-            remedy="leave --when, --limit, --engine out",
-        )
-
-
-def run_answers(gate: ResolvedGate, limit: int | None, out: Path) -> list[Check]:
-    """Ask the questions of a gate and judge the answers; `out` gets the answers, and what flipped.
-
-    Raises:
-        HilgateError: The declaration, the model, the engine or lm-eval stopped it; nothing was measured.
-    """
-    questions = questions_of(gate)
-    heading = Heading.of(gate, questions.identity, fingerprint())
-    journal = Journal(questions, JOURNALS / f"{gate.name}.jsonl", heading)
-    if journal.resumed:
-        stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
-    try:
-        asked = ask_until_decided(gate, journal, ProgressPrinter(), limit)
-        served = check_backend(gate, questions.engine)
-        changed = gate.changes(questions.engine.name) if questions.engine is not None else ()
-    finally:
-        if questions.engine is not None:
-            questions.engine.close()
-    journal.finish()
-    checks = judge(gate, asked, served, changed)
-    out.mkdir(parents=True, exist_ok=True)
-    samples = "".join(f"{sample.model_dump_json()}\n" for sample in asked.samples)
-    (out / "samples.jsonl").write_text(samples, encoding="utf-8")
-    if gate.baseline is not None:
-        flips = side_by_side(diff_answers(asked, gate.baseline, gate.declared.filter), 10**6)
-        (out / "flips.md").write_text(flips, encoding="utf-8", errors="backslashreplace")
-    return checks
 
 
 @app.command("compare", context_settings={"ignore_unknown_options": True, "help_option_names": []})
 def compare_runs(arguments: Annotated[list[str], typer.Argument(metavar="BEFORE AFTER")]) -> None:
     """Judge two stored runs of the same questions, of lm-eval or of a gate."""
     raise typer.Exit(compare.main(arguments))
-
-
-@contextlib.contextmanager
-def findings(name: str, out: Path) -> Iterator[None]:
-    """A folder for what a gate says and nothing else: an error leaves a finding, and what another gate left goes."""
-    for stale in ("samples.jsonl", "flips.md", BESIDE_FILE):
-        (out / stale).unlink(missing_ok=True)
-    try:
-        yield
-    except (HilgateError, RunsError) as error:
-        stopped = did_not_run(name, error)
-        Check.write_all(out, [stopped])
-        raise
-
-
-class ProgressPrinter:
-    """A line per batch on stderr: how far, how right, how long still."""
-
-    def __init__(self) -> None:
-        self._began = self._before = time.monotonic()
-        self._run = 0
-
-    def asked(self, run: int, done: int, most: int, right: int) -> None:
-        """Print a line after a batch (`hileval.ask.loop.Listener`)."""
-        if run != self._run:
-            self._run, self._began = run, self._before
-        self._before = time.monotonic()
-        spent = self._before - self._began
-        left = f", at most {spent / done * (most - done):.0f} s more" if done < most else ""
-        stderr.print(f"run {run + 1}: {done}/{most} asked, {right} right, {spent:.0f} s{left}", highlight=False)
-
-
-def did_not_run(name: str, error: HilgateError | RunsError) -> Check:
-    """The finding of a gate that was stopped by an error: it says so instead of being absent."""
-    message = "; ".join(str(error).splitlines())
-    return Check(
-        id=f"{name}/accuracy", outcome=Outcome.DID_NOT_RUN, message=message, labels={"error": type(error).__name__}
-    )
 
 
 def exit_status(checks: Sequence[Check]) -> Exit:
@@ -273,7 +152,7 @@ def record(
         options = [] if engine is None else ["--engine", engine]
         words = ("run", name, "--number", str(number), "--attention-backend", backend, *options)
         in_its_own_process(f"run {number + 1} of {runs}", *words)
-        recorded.append(RecordedRuns.model_validate_json(recorded_path(name, number).read_bytes()))
+        recorded.append(RecordedRun.model_validate_json(recorded_path(name, number).read_bytes()))
         share = f"{recorded[-1].run.correct(gate.filter)}/{len(recorded[-1].run.samples)}"
         typer.echo(f"run {number + 1} of {runs}: {share} right on {recorded[-1].setting.attention_backend}", err=True)
     backends = ", ".join(dict.fromkeys(one.setting.attention_backend for one in recorded))
@@ -293,20 +172,6 @@ def record(
     typer.echo(str(path))
     show_proposal(name, gate, baseline)
     typer.echo(f"review it, then: hileval accept {name} --by NAME")
-
-
-def in_its_own_process(what: str, *words: str) -> None:
-    """Have a run made by `python -m hileval.ask`, of a baseline or beside a gate.
-
-    Raises:
-        EngineError: It ended without its answers.
-    """
-    if status := subprocess.run([sys.executable, "-m", "hileval.ask", *words], check=False).returncode:
-        raise EngineError(
-            f"{what} ended with status {status}",
-            where=words[1],
-            remedy="read what it says above, then repeat the command: what is finished is kept",
-        )
 
 
 @app.command("accept")

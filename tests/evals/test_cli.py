@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from hileval import cli
-from hileval.ask import recording
+from hileval.ask import loop, recording
 from hileval.command import run as ending
 from hileval.engines import EngineError
 from hileval.gates import declare
@@ -36,19 +36,29 @@ def run(monkeypatch, tmp_path, capsys):
     return command
 
 
+class Planted:
+    """Questions whose answers are known, on an engine with one attention layer of ours, of another, or none."""
+
+    def __init__(self, plant, correct, attention="pagedkv."):
+        self.identity, self.available = plant.identity, len(correct)
+        self.engine = mock.Mock()
+        self.engine.name = "vllm 0.32.0"
+        layer = {"layer": "l0", "impl": f"{attention}Impl", "backend": "x.B", "writes": 1, "attentions": 1}
+        self.engine.attention_layers = lambda: [layer]
+        self._samples = plant.run(correct).samples
+
+    def ask(self, ids, run):  # noqa: ARG002
+        return [self._samples[one] for one in ids]
+
+
 @pytest.fixture
 def planted(monkeypatch, plant, tmp_path):
-    """Replace the measurement and the baseline with planted ones."""
-    good = [True] * 200
+    """Replace the questions, their answers and the baseline with planted ones."""
 
-    def use(correct, served=Outcome.PASS):
-        check = Check(id="pocket-hybrid/served-by-pagedkv", outcome=served, message="planted")
-        monkeypatch.setattr(cli, "questions_of", lambda _: mock.Mock(identity=plant.identity, engine=None))
-        monkeypatch.setattr(cli, "JOURNALS", tmp_path / "journals")
-        asked = plant.asked(plant.baseline(good), plant.run(correct))
-        monkeypatch.setattr(cli, "ask_until_decided", lambda *_: asked)
-        monkeypatch.setattr(cli, "check_backend", lambda *_: check)
-        monkeypatch.setattr(cli.Baseline, "read", lambda _: plant.baseline(good))
+    def use(correct, attention="pagedkv."):
+        monkeypatch.setattr(loop, "questions_of", lambda _: Planted(plant, correct, attention))
+        monkeypatch.setattr(loop, "JOURNALS", tmp_path / "journals")
+        monkeypatch.setattr(cli.Baseline, "read", lambda _: plant.baseline([True] * 200))
 
     return use
 
@@ -103,15 +113,15 @@ def test_a_pass(run, planted, tmp_path):
     assert code == 0
     assert [check.outcome for check in findings] == [Outcome.PASS] * 4
     assert findings[2].id == "pocket-hybrid/accuracy"
-    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 200
-    assert "200/200 = 100.0%" in output.out
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 75, "which decide"
+    assert "75/75 = 100.0%" in output.out
 
 
 @pytest.mark.parametrize(("lost", "when", "code"), [(1, "release", 6), (9, "release", 1), (150, "pre-merge", 1)])
 def test_inconclusive_fail_and_another_backend_are_not_a_pass(run, planted, lost, when, code):
     planted([i >= lost for i in range(200)])
     assert run("gate", "pocket-hybrid", "--when", when)[0] == code
-    planted([True] * 200, Outcome.DID_NOT_RUN)
+    planted([True] * 200, attention="vllm.")
     assert run("gate", "pocket-hybrid", "--when", when)[0] == 4
 
 
@@ -122,7 +132,7 @@ def test_a_dead_engine_leaves_a_finding_and_no_traceback(run, planted, monkeypat
     def die(*_):
         raise EngineError("starting vLLM failed: OSError: boom", where="pocket/hybrid", remedy="read the log")
 
-    monkeypatch.setattr(cli, "ask_until_decided", die)
+    monkeypatch.setattr(loop, "ask_until_decided", die)
     code, output, findings = run("gate", "pocket-hybrid")
     assert code == 4
     assert "Traceback" not in output.err
@@ -136,7 +146,7 @@ def test_a_dead_engine_leaves_a_finding_and_no_traceback(run, planted, monkeypat
     [
         (("gate", "poket-hybrid"), 2, "did you mean 'pocket-hybrid'?"),
         (("gate", "pocket-hybrid", "--engine", "sglang"), 2, "sglang"),
-        (("gate", "pocket-hybrid", "--judge-only"), 3, "samples.jsonl"),
+        (("gate", "pocket-hybrid", "--judge-only"), 3, "asked.json"),
         (("gate", "pocket-hybrid", "--judge-only", "--engine", "vllm"), 2, "--judge-only starts no engine"),
         (("record", "pocket-hybrid"), 2, "--"),
         (("accept", "pocket-hybrid", "--by", " "), 2, "--by is empty"),
@@ -188,7 +198,7 @@ def test_baseline_runs_differ_in_order_and_size_and_resume(monkeypatch, plant, r
     served = Check(id="g/served", outcome=Outcome.PASS, message="", labels={"backend": "OWN"})
     monkeypatch.setattr(recording, "check_backend", lambda *_: served)
     monkeypatch.setattr(recording, "environment", lambda: plant.baseline([True]).environment)
-    monkeypatch.setattr(cli.subprocess, "run", process)
+    monkeypatch.setattr(loop.subprocess, "run", process)
     command = ("record", "pocket-hybrid", "--reason", "x", "--second", "TRITON_ATTN")
     code, output, _ = run(*command)
     assert code == 4
@@ -247,17 +257,15 @@ def test_names_of_drift_gates_are_offered(run):
     assert (code, "did you mean 'pocket-hybrid-drift'?" in output.err) == (2, True)
 
 
-def test_stored_answers_are_judged_again_without_an_engine(run, planted, plant, monkeypatch, tmp_path):
+@pytest.mark.parametrize("asked", [("--when", "release"), ("--limit", "20")])
+def test_stored_answers_are_judged_again_without_an_engine(run, planted, monkeypatch, tmp_path, asked):
     """The same checks as the run gave; nothing is asked, and the folder stays as it is."""
     planted([i >= 9 for i in range(200)])
-    code, _, findings = run("gate", "pocket-hybrid", "--when", "release")
+    code, output, _ = run("gate", "pocket-hybrid", *asked)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
-    asked = plant.asked(plant.baseline([True] * 200), plant.run([i >= 9 for i in range(200)]))
-    monkeypatch.setattr(cli, "read_evaluation", lambda *_: (asked, findings[0]))
-    monkeypatch.setattr(cli, "ask_until_decided", mock.Mock(side_effect=AssertionError))
-    again, output, _ = run("gate", "pocket-hybrid", "--when", "release", "--judge-only")
-    assert again == code == 1
-    assert all(check.message.splitlines()[0] in output.out for check in findings)
+    monkeypatch.setattr(loop, "questions_of", mock.Mock(side_effect=AssertionError))
+    again, repeated, _ = run("gate", "pocket-hybrid", *asked, "--judge-only")
+    assert (again, repeated.out) == (code, output.out)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
 
 
@@ -269,7 +277,9 @@ def test_an_option_that_a_drift_gate_has_no_use_for_is_refused(run, option):
 
 def test_drift_findings_do_not_lie_beside_other_answers(run, monkeypatch, tmp_path):
     (tmp_path / "samples.jsonl").write_text("{}\n")
-    monkeypatch.setattr(cli, "run_drift", lambda *_: [Check(id="g/reading", outcome=Outcome.PASS, message="m")])
+    monkeypatch.setattr(loop, "ask_sides", mock.Mock())
+    checks = [Check(id="g/reading", outcome=Outcome.PASS, message="m")]
+    monkeypatch.setattr(cli, "judge", lambda *_: (checks, ""))
     _, output, findings = run("gate", "pocket-hybrid-drift")
     assert [check.id for check in findings] == ["g/reading"]
     assert not (tmp_path / "samples.jsonl").exists()

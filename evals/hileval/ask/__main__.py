@@ -12,8 +12,8 @@ from hileval.ask.recording import record_beside, record_run
 from hileval.ask.sides import ask_side
 from hileval.command import run
 from hileval.gates.declare import EngineName, Occasion, load_gates
-from hileval.gates.resolve import resolve_drift, resolve_pair, without_baseline
-from hileval.records.sides import Side, SideName
+from hileval.gates.resolve import resolve, resolve_pair, without_baseline
+from hileval.records.answers import Side, SideName
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(help="Gate of evals/gates.yaml.")]
@@ -40,7 +40,7 @@ def one_beside(
     limit: Annotated[int | None, typer.Option(help="Ask only the first N questions.")] = None,
 ) -> None:
     """Ask the attention beside which a gate without a baseline is judged."""
-    record_beside(resolve_pair(name, load_gates(), when), limit, file)
+    record_beside(resolve_pair(name, load_gates(), when, limit), file)
 
 
 @app.command("side")
@@ -54,7 +54,7 @@ def one_side(
 ) -> None:
     """Run one of the engines of a drift gate."""
     sides = {side: Side.unpack(Path(path)) for side, _, path in (one.partition("=") for one in given or ())}
-    ask_side(which, resolve_drift(name, load_gates()), cast("dict[SideName, Side]", sides)).pack(file)
+    ask_side(which, resolve(name, load_gates()), cast("dict[SideName, Side]", sides)).pack(file)
 
 
 run(app)

@@ -1,39 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask an engine until the rule has an answer, with a journal: a crash or Ctrl-C costs no question twice.
+"""Ask the engines of a gate: others than ours in processes of their own, ours until the rule has an answer.
 
-The journal holds one JSON line per answer, written as soon as it is given, below a line that names what was asked:
-gate, identity, engine and a fingerprint of the code under test. Answers of anything else are set aside, never mixed in;
-a line cut short by a crash is asked again.
+Ours is asked with a journal, so that a crash or Ctrl-C costs no question twice. The journal holds one JSON line per
+answer, written as soon as it is given, below a line that names what was asked: gate, identity, engine and a fingerprint
+of the code under test. Answers of anything else are set aside, never mixed in; a line cut short by a crash is asked
+again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
+from hileval.command import stderr
+from hileval.engines import EngineError
+from hileval.gates.declare import EVALS
 from hileval.gates.rule import outcomes_of
-from hileval.records.baseline import require_same_prompts, stored_outcomes, versions
-from hileval.records.records import Evaluation, Identity, Run, Sample, Setting
+from hileval.gates.served import check_backend
+from hileval.records.answers import ASKED_FILE, BESIDE_FILE, FLIPS_FILE, SAMPLES_FILE, SIDE_FILE, Asked, Heading
+from hileval.records.baseline import environment, read_pair, require_same_prompts, stored_outcomes, versions
+from hileval.records.records import Identity, Run, Sample
 from hilgate.errors import NothingSelectedError
-from hilgate.model import Scalar, StrictModel
-from hilgate.model.record import Environment, Outcome
+from hilgate.model import StrictModel
+from hilgate.model.record import Outcome
 from hilgate.pytest_recorder import bytes_to_compare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from hileval.ask.documents import DocumentQuestions
     from hileval.ask.harness import TaskQuestions
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule
+    from hileval.records.answers import SideName
+
+JOURNALS = Path("results/journals")
+"""Where answers are kept until their gate has all of them."""
 
 
 class Questions(Protocol):
@@ -64,19 +77,89 @@ def questions_of(gate: ResolvedGate) -> TaskQuestions | DocumentQuestions:
     return TaskQuestions(gate)
 
 
-class Listener(Protocol):
-    """Whoever shows the run to a person."""
+def ask(gate: ResolvedGate, out: Path) -> None:
+    """Ask every engine of a gate; `out` gets their answers, and loses what another gate left there.
 
-    def asked(self, run: int, done: int, most: int, right: int) -> None:
-        """After every batch: questions answered and the most there will be in this run, and how many were right."""
+    Raises:
+        HilgateError: The declaration, the model, an engine or lm-eval stopped it; nothing was measured.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    left = [out / name for name in (SAMPLES_FILE, ASKED_FILE, BESIDE_FILE, FLIPS_FILE)]
+    for stale in [*left, *out.glob(SIDE_FILE.format("*"))]:
+        stale.unlink(missing_ok=True)
+    if gate.drift is not None:
+        ask_sides(gate.name, gate.drift.sides, out)
+        return
+    if gate.wants_pair:
+        assert gate.identity.model == gate.declared.model, "the model is here, or no process is started"
+        limited = [] if gate.limit is None else ["--limit", str(gate.limit)]
+        words = ("beside", gate.name, "--when", gate.when, "--file", str(out / BESIDE_FILE), *limited)
+        in_its_own_process(f"the same questions to {gate.declared.paired_with}", *words)
+        pair = read_pair(out / BESIDE_FILE, gate.name, gate.declared.paired_with, gate.declared.filter)
+        gate = dataclasses.replace(gate, baseline=pair)
+    ask_ours(gate, out)
 
 
-def ask_until_decided(
-    gate: ResolvedGate, questions: Questions, listener: Listener, limit: int | None = None
-) -> Evaluation:
+def ask_sides(name: str, sides: Sequence[SideName], out: Path) -> None:
+    """Ask each engine of a drift gate, the peer last: it is given the answers of the others."""
+    for which in sides:
+        others = [side for side in sides if side != "peer"] if which == "peer" else []
+        given = [word for side in others for word in ("--given", f"{side}={out / SIDE_FILE.format(side)}")]
+        in_its_own_process(which, "side", name, which, "--file", str(out / SIDE_FILE.format(which)), *given)
+
+
+def in_its_own_process(what: str, *words: str) -> None:
+    """Have an engine asked by `python -m hileval.ask`: a plugin cannot leave a process that it has joined.
+
+    Raises:
+        EngineError: It ended without its answers.
+    """
+    if status := subprocess.run([sys.executable, "-m", "hileval.ask", *words], check=False).returncode:
+        raise EngineError(
+            f"{what} ended with status {status}",
+            where=words[1],
+            remedy="read what it says above, then repeat the command",
+        )
+
+
+def ask_ours(gate: ResolvedGate, out: Path) -> None:
+    """Ask the gate's own attention, and write what it answered.
+
+    Raises:
+        HilgateError: See `ask`; what was answered until then stays in the journal.
+    """
+    questions = questions_of(gate)
+    journal = Journal(questions, JOURNALS / f"{gate.name}.jsonl", heading_of(gate, questions.identity))
+    if journal.resumed:
+        stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
+    try:
+        runs = ask_until_decided(gate, journal)
+        served = check_backend(gate, questions.engine)
+    finally:
+        if questions.engine is not None:
+            questions.engine.close()
+    asked = Asked(
+        gate=gate.name,
+        identity=questions.identity,
+        available=questions.available,
+        limit=gate.limit,
+        answers=tuple(len(run.samples) for run in runs),
+        seconds=tuple(run.seconds for run in runs),
+        engine=questions.engine.name if questions.engine else "",
+        served=served,
+        environment=environment(),
+    )
+    asked.write(out, [sample for run in runs for sample in run.samples])
+    journal.finish()
+
+
+def ask_until_decided(gate: ResolvedGate, questions: Questions) -> list[Run]:
     """Ask what the rule of a gate wants to know.
 
     Without a baseline all questions of the plan are asked once: only the floor can be judged.
+
+    Returns:
+        The runs, all but the last complete.
 
     Raises:
         NothingSelectedError: No question is left to ask.
@@ -84,82 +167,54 @@ def ask_until_decided(
         HilgateError: Whatever the engine raises; nothing is scored then.
     """
     rule, baseline, which = gate.rule, gate.baseline, gate.declared.filter
-    ids = rule.order(questions.available)[:limit]
+    ids = rule.order(questions.available)[: gate.limit]
     if not ids:
         raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
     base = stored_outcomes(baseline, which, questions.identity, ids) if baseline else None
-    stops = rule.plan(len(ids))
-    runs: list[list[Sample]] = []
-    seconds: list[float] = []
-    wanted = True
-    while wanted:
-        runs.append([])
-        began = time.monotonic()
-        for stop in stops:
+    looks = rule.plan(len(ids))
+    runs: list[Run] = []
+    another_run = True
+    while another_run:
+        began, samples = time.monotonic(), list[Sample]()
+        for look in looks:
             # Each run in more batches than the one before: the same ones would give the same bits, one run copied.
-            for batch in np.array_split(np.array(ids[len(runs[-1]) : stop]), len(runs)):
-                fresh = questions.ask(batch.tolist(), len(runs) - 1) if batch.size else []
+            for batch in np.array_split(np.array(ids[len(samples) : look]), len(runs) + 1):
+                fresh = questions.ask(batch.tolist(), len(runs)) if batch.size else []
                 if baseline:
                     require_same_prompts(baseline, fresh)
-                runs[-1] += fresh
-            listener.asked(len(runs) - 1, stop, len(ids), sum(s.correct(which) for s in runs[-1]))
-            samples = [sample for run in runs for sample in run]
-            stored = baseline.flagged(samples) if baseline else None
-            so_far = gate.declared.broken.check("so far", stored, samples, len(stops))
-            outcomes = [outcomes_of(run, which) for run in runs]
-            wanted, more = rule.next_to_ask(base, outcomes, wrecked=so_far.outcome is Outcome.FAIL)
-            if not more:
+                samples += fresh
+            seconds = time.monotonic() - began
+            run = Run(identity=questions.identity, samples=tuple(samples), seconds=seconds)
+            _print_progress(len(runs) + 1, run.correct(which), look, len(ids), seconds)
+            answered = [sample for each in (*runs, run) for sample in each.samples]
+            stored = baseline.flagged(answered) if baseline else None
+            so_far = gate.declared.broken.check("so far", stored, answered, len(looks))
+            outcomes = [outcomes_of(each.samples, which) for each in (*runs, run)]
+            another_run, go_on = rule.next_to_ask(base, outcomes, wrecked=so_far.outcome is Outcome.FAIL)
+            if not go_on:
                 break
-        seconds.append(time.monotonic() - began)
-    return Evaluation(
-        ids,
-        tuple(
-            Run(identity=questions.identity, samples=tuple(run), seconds=spent)
-            for run, spent in zip(runs, seconds, strict=True)
-        ),
-        base,
+        runs.append(run)
+    return runs
+
+
+def _print_progress(run: int, right: int, asked: int, most: int, seconds: float) -> None:
+    """Print on stderr how far a run is, how many answers are right, and how long it may still take."""
+    left = f", at most {seconds / asked * (most - asked):.0f} s more" if asked < most else ""
+    stderr.print(f"run {run}: {asked}/{most} asked, {right} right, {seconds:.0f} s{left}", highlight=False)
+
+
+def heading_of(gate: ResolvedGate, identity: Identity, run: str = "") -> Heading:
+    """What is asked now; `run` names one run of several."""
+    return Heading(
+        gate=f"{gate.name} {run}".rstrip(),
+        identity=identity,
+        engine=gate.engine,
+        attention_backend=gate.declared.attention_backend,
+        arguments=dict(gate.declared.engine_args),
+        environment=dict(gate.declared.env),
+        versions=versions(),
+        code=code_fingerprint(EVALS.parent / "kernels/pagedkv", EVALS / "hileval"),
     )
-
-
-class Heading(StrictModel):
-    """First line of a journal."""
-
-    gate: str
-    identity: Identity
-    engine: str
-    attention_backend: str | None
-    arguments: dict[str, Scalar] = Field(default_factory=dict)
-    """Arguments of the engine."""
-    environment: dict[str, str] = Field(default_factory=dict)
-    """Switches of the engine."""
-    versions: dict[str, str] = Field(default_factory=dict)
-    """Versions of the packages that an answer depends on."""
-    code: str
-    """sha256 of the kernels and of this package: answers of other code are not these answers."""
-
-    @classmethod
-    def of(cls, gate: ResolvedGate, identity: Identity, code: str, run: str = "") -> Heading:
-        """What is asked now; `run` names one run of several."""
-        declared = gate.declared
-        return cls(
-            gate=f"{gate.name} {run}".rstrip(),
-            identity=identity,
-            engine=gate.engine,
-            attention_backend=declared.attention_backend,
-            arguments=dict(declared.engine_args),
-            environment=dict(declared.env),
-            versions=versions(),
-            code=code,
-        )
-
-
-class RecordedRuns(StrictModel):
-    """One of the K runs of a baseline, kept until all are there."""
-
-    heading: Heading
-    run: Run
-    setting: Setting
-    environment: Environment
 
 
 SIZES = (25, 200, 64, 500, 100)

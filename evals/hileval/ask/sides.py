@@ -6,17 +6,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hileval.gates.judge import check_backend
-from hileval.records.sides import Side
+from hileval.gates.served import check_backend
+from hileval.records.answers import Side
 from hilgate.errors import RecordsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hileval.distances import Rows
     from hileval.gates.declare import DriftGate, EngineName
-    from hileval.gates.resolve import ResolvedDrift, ResolvedGate
-    from hileval.records.sides import SideName
+    from hileval.gates.resolve import ResolvedGate
+    from hileval.records.answers import SideName
 
 BLOCK = 16
 """Tokens that the positive control replaces."""
@@ -74,21 +74,22 @@ def _encoder(gate: ResolvedGate) -> Callable[[str], list[int]]:
     return lambda text: list(slow.encode(text, add_special_tokens=False))
 
 
-def ask_side(which: SideName, drift: ResolvedDrift, given: dict[SideName, Side] | None = None) -> Side:
-    """Ask one engine everything; the peer, which is `given` the other sides, about what they wrote too."""
+def ask_side(which: SideName, gate: ResolvedGate, given: Mapping[SideName, Side]) -> Side:
+    """Ask one engine of a drift gate everything; the peer, which is `given` the others, about what they wrote too."""
     from hileval.engines.transformers_engine import TransformersEngine
     from hileval.engines.vllm_engine import VllmEngine
 
-    declared, gate = drift.declared, drift.gate
-    chosen: EngineName = "transformers" if which == "peer" and declared.peer == "transformers" else "vllm"
-    backends = {"ours": gate.declared.attention_backend, "peer": declared.peer, "second": declared.second}
-    arguments = gate.declared.engine_args | declared.engine_args
+    drift = gate.drift
+    assert drift is not None
+    chosen: EngineName = "transformers" if which == "peer" and drift.peer == "transformers" else "vllm"
+    backends = {"ours": gate.declared.attention_backend, "peer": drift.peer, "second": drift.second}
+    arguments = gate.declared.engine_args | drift.engine_args
     gate = replace(gate, engine=chosen).using(
         attention_backend=backends[which] if chosen == "vllm" else None,
         env=gate.declared.env if which == "ours" else {},
         engine_args=arguments,
     )
-    sequences = sequences_of(gate, declared)
+    sequences = sequences_of(gate, drift)
     asked = [tokens[: max(2, len(tokens) * 3 // 5)] for tokens in sequences]
     engine = (
         TransformersEngine(gate.folder, kv_cache_dtype=str(arguments.get("kv_cache_dtype", "auto")))
@@ -98,7 +99,7 @@ def ask_side(which: SideName, drift: ResolvedDrift, given: dict[SideName, Side] 
     assert isinstance(engine, (VllmEngine, TransformersEngine))
     try:
         read = _kept(engine.read(sequences))
-        written, wrote = engine.write(asked, declared.written)
+        written, wrote = engine.write(asked, drift.written)
         side = Side(
             name=engine.name,
             served=check_backend(gate, engine),
@@ -115,7 +116,7 @@ def ask_side(which: SideName, drift: ResolvedDrift, given: dict[SideName, Side] 
             update={
                 "read_again": {
                     writer: _last(engine.read(_joined(other)), other)
-                    for writer, other in ((given or {}) | {which: side}).items()
+                    for writer, other in {**given, which: side}.items()
                 },
                 "read_alone": _kept([engine.read([tokens])[0] for tokens in sequences]),
                 "changed": [row[behind - 1 :] for row, (_, behind) in zip(rows, replaced, strict=True)],

@@ -20,6 +20,8 @@ from hilgate.model import Key, Scalar, StrictModel, first_problem
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hileval.records.answers import SideName
+
 
 EVALS = Path(__file__).resolve().parents[2]
 """The `evals/` folder: paths in gates.yaml are relative to it."""
@@ -271,6 +273,11 @@ class DriftGate(StrictModel):
     """Devices it is gated on; empty is those of the other gate."""
     step: GateStep = GateStep()
     """How it is planned."""
+
+    @property
+    def sides(self) -> tuple[SideName, ...]:
+        """The engines that are asked, in this order: the peer reads what the others wrote."""
+        return ("ours", "second", "peer") if self.second else ("ours", "peer")
 
 
 class Backend(BaseModel):

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge an evaluation: from runs and a baseline to checks. Pure; no clock, no file, no engine.
+"""Judge what the engines of a gate answered: from their files and a baseline to checks. No clock, no engine.
 
 Order matters. First who served the runs (accuracy of something else proves nothing), then broken output (it names the
 cause), then the paired test against the baseline, then the absolute floor. Questions whose answer flipped are quoted
 with the stored answer beside the new one.
-
-An accuracy figure counts only for the backend that produced it. vLLM logs and ignores a plugin that fails to load, and
-its CPU platform ignores a backend it does not know. A gate that trusted the command line would then pass on the
-engine's own attention. So the worker is asked after the run.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from statistics import NormalDist
@@ -19,17 +16,22 @@ from typing import TYPE_CHECKING
 
 from hileval import statistics
 from hileval.compare import Flip, side_by_side
+from hileval.gates.drift import compare_sides
 from hileval.gates.rule import RuleState, outcomes_of
+from hileval.records.answers import BESIDE_FILE, REMEDY, SIDE_FILE, Asked, Side
+from hileval.records.baseline import read_pair, require_same_prompts, stored_outcomes
+from hileval.records.records import Evaluation
+from hilgate.errors import RecordsError
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+    from pathlib import Path
 
-    from hileval.engines import Engine
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule, Standing
     from hileval.records.baseline import Baseline
-    from hileval.records.records import Evaluation, Filter, Sample
+    from hileval.records.records import Filter, Sample
     from hilgate.model import Number
 
 
@@ -39,16 +41,60 @@ SHOWN_FLIPS = 3
 """Flipped questions that a message quotes; all of them are in flips.md."""
 
 
-def judge(
+def judge(gate: ResolvedGate, folder: Path) -> tuple[list[Check], str]:
+    """Every check of a gate from the answers in a folder, and all flipped questions in columns.
+
+    Raises:
+        RecordsError: The answers are missing, damaged or another gate's.
+    """
+    if gate.drift is not None:
+        sides = {which: Side.unpack(folder / SIDE_FILE.format(which)) for which in gate.drift.sides}
+        return compare_sides(gate.name, gate.drift.floor, sides), ""
+    if gate.wants_pair:
+        pair = read_pair(folder / BESIDE_FILE, gate.name, gate.declared.paired_with, gate.declared.filter)
+        gate = dataclasses.replace(gate, baseline=pair)
+    asked, evaluation = read_evaluation(gate, folder)
+    baseline, arguments = gate.baseline, gate.declared.engine_args
+    changed = baseline.changes(asked.engine, arguments, asked.environment) if baseline and asked.engine else ()
+    checks = judge_answers(gate, evaluation, asked.served, changed)
+    flips = diff_answers(evaluation, baseline, gate.declared.filter) if baseline else ()
+    return checks, side_by_side(flips, len(flips))
+
+
+def read_evaluation(gate: ResolvedGate, folder: Path) -> tuple[Asked, Evaluation]:
+    """The answers of a gate, once it is sure that they are what its rule asks and what its baseline was asked.
+
+    Raises:
+        RecordsError: They are not, or they are missing or damaged.
+    """
+    asked, runs = Asked.read(folder)
+    if asked.gate != gate.name:
+        raise RecordsError(f"the answers of {asked.gate}, not of {gate.name}", where=str(folder), remedy=REMEDY)
+    ids = gate.rule.order(asked.available)[: asked.limit]
+    as_planned = all([sample.doc_id for sample in run.samples] == [*ids[: len(run.samples)]] for run in runs)
+    if not as_planned or gate.limit not in {None, asked.limit}:
+        raise RecordsError(
+            "answers to other questions than the rule asks, or in another order",
+            where=str(folder),
+            remedy="name --when and --limit as they were when it was asked",
+        )
+    if gate.baseline is None:
+        return asked, Evaluation(ids, runs, None)
+    for run in runs:
+        require_same_prompts(gate.baseline, run.samples)
+    return asked, Evaluation(ids, runs, stored_outcomes(gate.baseline, gate.declared.filter, asked.identity, ids))
+
+
+def judge_answers(
     resolved: ResolvedGate, asked: Evaluation, served: Check | None, changed: tuple[str, ...] = ()
 ) -> list[Check]:
-    """Every check of a gate.
+    """Every check of a gate on answers.
 
     Args:
         resolved: The gate; without a baseline its floor alone is judged.
         asked: What was measured.
-        served: The check of who served attention (`check_backend`), None where the engine has no choice.
-        changed: What else differs from the stored runs (`ResolvedGate.changes`).
+        served: The check of who served attention, None where the engine has no choice.
+        changed: What else differs from the stored runs (`Baseline.changes`).
     """
     name, gate, rule, baseline = resolved.name, resolved.declared, resolved.rule, resolved.baseline
     accuracy_id, samples = f"{name}/accuracy", asked.samples
@@ -60,19 +106,18 @@ def judge(
     share = counted = statistics.Share(new, rule.alpha)
     if standing is not None:
         counted = statistics.Share([run[: standing.n] for run in new[: standing.new_runs]], rule.alpha)
-    checks = [
-        broken_output,
-        _without_baseline(accuracy_id, resolved, asked, share)
-        if standing is None
-        else _accuracy(accuracy_id, resolved, asked, standing, counted, changed),
-    ]
+    floors = []
     if gate.floor is not None:
         floor = _floor(f"{name}/floor", gate.floor, share, None if resolved.beside else baseline)
         if resolved.beside and asked.base is not None:
             also = f"; {resolved.beside} in the same job: {asked.base.mean():.1%}"
             floor = floor.model_copy(update={"message": floor.message + also})
-        checks.append(floor)
-    checks = [_with_reservations(check, resolved) for check in checks]
+        floors = [floor]
+    if standing is None:
+        accuracy = _without_baseline(accuracy_id, resolved, asked, share)
+    else:
+        accuracy = _accuracy(accuracy_id, resolved, asked, standing, counted, changed)
+    checks = [broken_output, _with_reservations(accuracy, resolved), *floors]
     if served is None:
         return checks
     if served.outcome is not Outcome.PASS:
@@ -82,7 +127,7 @@ def judge(
 
 def _with_reservations(check: Check, resolved: ResolvedGate) -> Check:
     """A pass of accuracy with what it does not prove: reports list such passes (`passed_but`)."""
-    if check.outcome is not Outcome.PASS or not check.id.endswith("/accuracy"):
+    if check.outcome is not Outcome.PASS:
         return check
     labels, notes = check.labels, []
     if labels["state"] == RuleState.UNRESOLVED.value:
@@ -310,106 +355,3 @@ def diff_answers(asked: Evaluation, baseline: Baseline, which: Filter) -> tuple[
         if abs(now - before) >= FLIPPED:
             flips.append(Flip(first.doc_id, first.question, first.target, before, now, question.text, first.text))
     return tuple(sorted(flips, key=lambda flip: not flip.lost))
-
-
-PACKING, MLA = "PAGEDKV_PACKING", "PAGEDKV_MLA"
-"""Variables of a gate's environment that say which of our paths must serve it."""
-REMEDY = {
-    "pagedkv": "unset VLLM_PLUGINS, and without a GPU set TRITON_INTERPRET=1 before Python starts",
-    "vllm": "set VLLM_PLUGINS= (empty) so that no plugin replaces the engine's attention",
-}
-
-
-def check_backend(gate: ResolvedGate, engine: Engine | None) -> Check | None:
-    """Who served attention, of an engine that can say; None where nothing is required of it."""
-    required, env = gate.declared.attention_backend, gate.declared.env
-    if required is None:
-        return None
-    layers = (engine.attention_layers() or []) if engine else []
-    return check_layers(gate.name, required, layers, packing=env.get(PACKING), latent=env.get(MLA) == "1")
-
-
-def check_layers(
-    gate: str,
-    required: str,
-    layers: Sequence[Mapping[str, object]],
-    *,
-    packing: str | None = None,
-    latent: bool = False,
-) -> Check:
-    """Whether `required` served every attention layer of the run, and was called.
-
-    Args:
-        gate: The gate's key.
-        required: `pagedkv`, vLLM's name of a backend, or `vllm` for any backend of the engine itself.
-        layers: The worker's report, one mapping per attention layer: `layer`, `backend` and `impl` (class paths), and
-            where the backend counts them `writes` (of the KV cache) and `attentions` (calls); `block_size` is shown.
-        packing: How K and V must lie in the pages of layers that are ours; None requires nothing.
-        latent: Whether layers that are ours must be MLA's.
-    """
-    check_id = f"{gate}/served-by-{required}"
-    ours = [layer for layer in layers if str(layer.get("impl", "")).startswith("pagedkv.")]
-    if trouble := _other_service(required, layers, ours, packing=packing, latent=latent):
-        message = f"{trouble}; {REMEDY[required]}" if required in REMEDY else trouble
-        return Check(id=check_id, outcome=Outcome.DID_NOT_RUN, message=message)
-    backends = ", ".join(sorted({_name(layer.get("backend")) for layer in layers}))
-    blocks = ", ".join(sorted({str(layer.get("block_size")) for layer in layers}))
-    stored = "".join(f", {kind}" for kind in sorted({_stored(layer) for layer in ours} - {"rows"}))
-    counts = {name: sum(_count(layer, name) for layer in ours) for name in ("writes", "attentions")} if ours else {}
-    calls = ", {writes} cache writes, {attentions} attentions".format_map(counts) if ours else ""
-    return Check(
-        id=check_id,
-        outcome=Outcome.PASS,
-        message=f"{len(layers)} attention layers by {backends}, block_size {blocks}{stored}{calls}",
-        labels={"backend": backends, "block_size": blocks},
-        numbers={"layers": len(layers), **counts},
-    )
-
-
-def _other_service(
-    required: str,
-    layers: Sequence[Mapping[str, object]],
-    ours: Sequence[Mapping[str, object]],
-    *,
-    packing: str | None,
-    latent: bool,
-) -> str:
-    """What was not as required; empty where all was."""
-    if not layers:
-        return "the engine reports no attention layer"
-    wrong = [layer for layer in layers if (layer in ours) != (required == "pagedkv")]
-    if required not in {"pagedkv", "vllm"}:
-        wrong = [layer for layer in layers if required not in _names(layer)]
-    if wrong:
-        names = ", ".join(f"{layer.get('layer')} by {_name(layer.get('backend'))}" for layer in wrong[:3])
-        return f"{len(wrong)} of {len(layers)} layers served by another backend: {names}"
-    called = [layer for layer in ours if _count(layer, "writes") and _count(layer, "attentions")]
-    if idle := [str(layer.get("layer")) for layer in ours if layer not in called]:
-        return f"never called for {', '.join(idle[:3])}"
-    if packing and any(layer.get("packing") != packing for layer in ours):
-        found = ", ".join(sorted({str(layer.get("packing")) for layer in ours}))
-        return f"ours served it, in the packing {found} instead of {packing}"
-    if ours and latent and not all("MLA" in _name(layer.get("impl")) for layer in ours):
-        return "ours served it, without MLA"
-    return ""
-
-
-def _stored(layer: Mapping[str, object]) -> str:
-    """How K and V lie: packing and FP8 format; MLA's latent rows have neither."""
-    packing, codes = layer.get("packing"), layer.get("fp8_format")
-    return f"{packing or 'rows'}{f' of {codes}' if codes else ''}"
-
-
-def _names(layer: Mapping[str, object]) -> list[object]:
-    """Backends that a layer reports; none where the report is not a list."""
-    names = layer.get("names")
-    return names if isinstance(names, list) else []
-
-
-def _name(path: object) -> str:
-    return str(path).rsplit(".", 1)[-1]
-
-
-def _count(layer: Mapping[str, object], name: str) -> int:
-    value = layer.get(name, 0)
-    return value if isinstance(value, int) else 0

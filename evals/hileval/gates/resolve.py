@@ -18,7 +18,7 @@ import yaml
 
 from hileval.engines import require_model_files
 from hileval.gates.declare import EVALS, TaskError, occasion, read_document_task
-from hileval.records.baseline import Baseline, IdentityMismatchError, environment
+from hileval.records.baseline import ENDS_WITH_JOB, Baseline, IdentityMismatchError
 from hileval.records.records import COMMIT, Identity
 from hilgate.errors import CannotRunHereError, MisuseError
 
@@ -49,7 +49,9 @@ class ResolvedGate:
         rule: The rule that applies now; gates that decide together share its alpha.
         engine: The engine to ask, the declared one or another.
         baseline: The stored runs it is compared with; None judges the floor alone.
-        beside: Whose run in the same job stands for a baseline that is not recorded yet; empty where it is.
+        when: The occasion whose rule it is.
+        limit: How many of the rule's questions are asked; None asks all of them.
+        drift: The drift gate on its model, whose name it then has; None for a gate on answers.
     """
 
     name: str
@@ -57,12 +59,20 @@ class ResolvedGate:
     rule: GateRule
     engine: EngineName
     baseline: Baseline | None = None
-    beside: str = ""
+    when: Occasion = "pre-merge"
+    limit: int | None = None
+    drift: DriftGate | None = None
 
     @property
     def wants_pair(self) -> bool:
         """Whether another attention is to be asked in this job, because nothing is recorded."""
-        return self.declared.paired_with is not None and self.baseline is None
+        return self.drift is None and self.declared.paired_with is not None and self.baseline is None
+
+    @property
+    def beside(self) -> str:
+        """Whose run in the same job stands for a baseline that is not recorded yet; empty where that is not so."""
+        paired = self.baseline is not None and self.baseline.accepted_by == ENDS_WITH_JOB
+        return self.baseline.setting.attention_backend if self.baseline and paired else ""
 
     @property
     def revision(self) -> str:
@@ -159,22 +169,6 @@ class ResolvedGate:
         """Discordance of its stored runs, under the gated filter; None where there are fewer than two."""
         return None if self.baseline is None else self.baseline.d(self.declared.filter)
 
-    def changes(self, engine: str) -> tuple[str, ...]:
-        """What else than the attention differs here from the stored runs: it may, and the report says so.
-
-        Args:
-            engine: Name and version of the engine that answered.
-        """
-        stored = self.baseline
-        if stored is None:
-            return ()
-        update = {"engine": engine, "arguments": dict(self.declared.engine_args)}
-        then, now = stored.environment, environment()
-        pairs = {"device": (then.device, now.device)}
-        pairs |= {name: (then.versions[name], now.versions[name]) for name in then.versions if name in now.versions}
-        found = [f"{name}: {before} -> {after}" for name, (before, after) in pairs.items() if before != after]
-        return (*stored.setting.model_copy(update=update).differences(stored.setting), *found)
-
     def using(self, **changes: object) -> ResolvedGate:
         """The same with other values in these fields of its declaration."""
         return dataclasses.replace(self, declared=self.declared.model_copy(update=changes))
@@ -194,40 +188,36 @@ class ResolvedGate:
         return (SpeechEngine if gate.kind == "documents" else TransformersEngine)(self.folder)
 
 
-@dataclasses.dataclass(frozen=True)
-class ResolvedDrift:
-    """A drift gate as one run asks it.
-
-    Attributes:
-        name: Its key in gates.yaml; ids of its checks begin with it.
-        declared: Its declaration.
-        gate: The gate whose model it is, under the name of the drift gate and beside no stored runs.
-    """
-
-    name: str
-    declared: DriftGate
-    gate: ResolvedGate
-
-
 def resolve(
-    name: str, declared: Gates, *, when: Occasion | None = None, of: int = 1, engine: EngineName | None = None
-) -> ResolvedGate | ResolvedDrift:
+    name: str,
+    declared: Gates,
+    *,
+    when: Occasion | None = None,
+    of: int = 1,
+    engine: EngineName | None = None,
+    limit: int | None = None,
+) -> ResolvedGate:
     """The gate of a name, as it is to be asked now.
 
     Args:
         name: Its key in gates.yaml.
         declared: What gates.yaml declares.
-        when: The occasion; None finds out what the plan that runs it is for. A drift gate has one rule for all.
+        when: The occasion; None finds out what the plan that runs it is for.
         of: How many gates decide together and share alpha.
-        engine: Another engine than the declared one; a drift gate has its own.
+        engine: Another engine than the declared one.
+        limit: How many of the rule's questions are asked; None asks all of them.
 
     Raises:
         UnknownGateError: No gate has this name.
-        MisuseError: It is not for that occasion.
+        MisuseError: It is not for that occasion, or has no use for an option.
         BaselineError: It has no baseline, or a damaged one; only a gate of a hub's model may have none yet.
     """
     if name in declared.drifts:
-        return resolve_drift(name, declared)
+        if any(option is not None for option in (when, engine, limit)):
+            what, remedy = "a drift gate has one rule and its own sequences", "leave --when, --limit, --engine out"
+            raise MisuseError(what, where=name, remedy=remedy)
+        drift = declared.drifts[name]
+        return dataclasses.replace(without_baseline(drift.of, declared), name=name, drift=drift)
     gate = find_gate(name, declared)
     path = gate.path(gate.baseline)
     asked = when or occasion(os.environ)
@@ -243,14 +233,11 @@ def resolve(
             where=f"{name}: {path}",
             remedy="leave `revision` out of gates.yaml, or record a baseline with it: python -m hileval record",
         )
-    return ResolvedGate(name, gate, rule, engine or gate.engine, baseline)
-
-
-def resolve_drift(name: str, declared: Gates) -> ResolvedDrift:
-    """The drift gate of a name."""
-    drift = declared.drifts[name]
-    gate = without_baseline(drift.of, declared)
-    return ResolvedDrift(name, drift, dataclasses.replace(gate, name=name))
+    resolved = ResolvedGate(name, gate, rule, engine or gate.engine, baseline, when=asked, limit=limit)
+    if engine is not None and resolved.wants_pair:
+        what = f"asked beside {gate.paired_with}, an attention of its own engine"
+        raise MisuseError(what, where=name, remedy="leave --engine out")
+    return resolved
 
 
 def without_baseline(name: str, declared: Gates, engine: EngineName | None = None) -> ResolvedGate:
@@ -259,7 +246,7 @@ def without_baseline(name: str, declared: Gates, engine: EngineName | None = Non
     return ResolvedGate(name, gate, declared.rules[next(iter(gate.rules.values()))], engine or gate.engine)
 
 
-def resolve_pair(name: str, declared: Gates, when: Occasion) -> ResolvedGate:
+def resolve_pair(name: str, declared: Gates, when: Occasion, limit: int | None = None) -> ResolvedGate:
     """A gate without a baseline as the attention beside it is asked: by its own engine, without our switches.
 
     Raises:
@@ -268,7 +255,7 @@ def resolve_pair(name: str, declared: Gates, when: Occasion) -> ResolvedGate:
     gate = find_gate(name, declared)
     if gate.paired_with is None:
         raise MisuseError("this gate is paired with nothing", where=name, remedy="name `paired_with` in gates.yaml")
-    asked = ResolvedGate(name, gate, declared.rules[gate.rule_at(when)], gate.engine)
+    asked = ResolvedGate(name, gate, declared.rules[gate.rule_at(when)], gate.engine, when=when, limit=limit)
     return asked.using(attention_backend=gate.paired_with, env={})
 
 

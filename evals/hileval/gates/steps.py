@@ -158,6 +158,5 @@ def _checks(gate: Gate, drift: DriftGate | None) -> int:
     """How many checks a gate gives that ran: who served each engine that can say, and what is judged."""
     if drift is None:
         return (gate.attention_backend is not None) + len(("broken-output", "accuracy")) + (gate.floor is not None)
-    engines = ("vllm", drift.peer, drift.second)
-    served = sum(engine not in {None, "transformers"} for engine in engines)
+    served = len(drift.sides) - (drift.peer == "transformers")
     return served + len(("control", "reading", "writing"))

@@ -15,9 +15,10 @@ import numpy as np
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from hileval import statistics
+from hileval.records.answers import RecordedRun
 from hileval.records.records import Filter, Flag, Identity, Run, Setting, Sha, refuse_duplicates
 from hilgate.errors import RecordsError
-from hilgate.model import Key, StrictModel, first_problem
+from hilgate.model import Key, Scalar, StrictModel, first_problem
 from hilgate.model.record import Environment
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ Digits = Annotated[str, StringConstraints(pattern=r"^[01]+$")]
 
 NOBODY = "nobody yet"
 """Who accepted a proposal: it is no baseline."""
+
+
+ENDS_WITH_JOB = "nobody: it ends with this job"
+"""Who accepted a run of another attention in the same job, which stands for a baseline."""
 
 
 class BaselineError(RecordsError):
@@ -126,6 +131,21 @@ class Baseline(StrictModel):
         ends = {question.doc_hash for question in self.questions if question.flags == (Flag.TRUNCATED,)}
         cut = self.outcomes("broken", [one for one in asked if one in ends]).sum() / (self.runs * len(asked))
         return float(self.outcomes("broken", asked).mean() - cut), float(cut)
+
+    def changes(self, engine: str, arguments: dict[str, Scalar], now: Environment) -> tuple[str, ...]:
+        """What else than the attention differs from the stored runs: it may, and the report says so.
+
+        Args:
+            engine: Name and version of the engine that answered.
+            arguments: Its arguments.
+            now: Where it answered.
+        """
+        setting = self.setting.model_copy(update={"engine": engine, "arguments": dict(arguments)})
+        then = self.environment
+        pairs = {"device": (then.device, now.device)}
+        pairs |= {name: (then.versions[name], now.versions[name]) for name in then.versions if name in now.versions}
+        differing = [f"{name}: {before} -> {after}" for name, (before, after) in pairs.items() if before != after]
+        return (*setting.differences(self.setting), *differing)
 
     def write(self, path: Path) -> None:
         """Write as JSON, one question per line so that a diff shows which ones changed."""
@@ -250,6 +270,40 @@ def make_baseline(
         runs=len(runs),
         n=len(first.samples),
         questions=tuple(_question([run.samples[i] for run in runs]) for i in range(len(first.samples))),
+    )
+
+
+def read_pair(path: Path, gate: str, pair: str | None, which: Filter) -> Baseline:
+    """The run that another attention left in the same job, as a baseline of one run.
+
+    Args:
+        path: Its file (`RecordedRun`).
+        gate: The gate beside which it was asked.
+        pair: The attention that was asked.
+        which: The gated filter.
+
+    Raises:
+        RecordsError: The run is missing, damaged, of another attention, or has no finite log-probabilities.
+    """
+    remedy = "run the gate again"
+    try:
+        recorded = RecordedRun.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        what = f"not a run of {pair}: {type(error).__name__}: {str(error).splitlines()[0]}"
+        raise RecordsError(what, where=str(path), remedy=remedy) from error
+    heading = recorded.heading
+    if heading.gate != f"{gate} beside" or heading.attention_backend != pair:
+        what = f"a run of {heading.gate} by {heading.attention_backend}, not beside {pair}"
+        raise RecordsError(what, where=str(path), remedy=remedy)
+    return make_baseline(
+        gate,
+        [recorded.run],
+        floor=0.0,
+        which=which,
+        setting=recorded.setting,
+        environment=recorded.environment,
+        reason="asked in the same job, because nothing is recorded",
+        by=ENDS_WITH_JOB,
     )
 
 

@@ -30,7 +30,7 @@ from hileval.engines import Answer, EngineError, Prompt, require_text
 from hileval.engines.vllm_engine import _as_vllm
 from hileval.gates import resolve
 from hileval.gates.declare import EVALS, TaskError, read_document_task
-from hileval.gates.judge import judge
+from hileval.gates.judge import judge_answers
 from hileval.records.records import Evaluation, ScoreError
 from hilgate.errors import CannotRunHereError, Exit
 from hilgate.model.record import Check, Outcome
@@ -304,7 +304,7 @@ def judged(plant, rule):
     def judging(gate, served, spoil=None, **changes):
         run = plant.run([True]).model_copy(update={"samples": tuple(ask(list(range(60)), spoil)[0])})
         asked = Evaluation(tuple(range(60)), (run,), None)
-        return judge(resolved(gate, rule=rule.model_copy(update=changes)), asked, served)
+        return judge_answers(resolved(gate, rule=rule.model_copy(update=changes)), asked, served)
 
     return judging
 

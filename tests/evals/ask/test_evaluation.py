@@ -7,11 +7,11 @@ import pytest
 from support.gates import resolved
 from tokenizers import Tokenizer
 
-from hileval.ask.evaluation import read_evaluation
 from hileval.ask.harness import documents_of
 from hileval.ask.sides import sequences_of
 from hileval.gates.declare import DriftGate
-from hileval.gates.judge import judge
+from hileval.gates.judge import judge_answers, read_evaluation
+from hileval.records.answers import Asked
 from hilgate.errors import RecordsError
 from hilgate.model.record import Check, Outcome
 
@@ -29,33 +29,43 @@ def test_a_drift_gate_reads_the_real_questions(gate):
 
 @pytest.fixture
 def stored(plant, rule, tmp_path):
-    """A folder as `gate` leaves it, of two runs."""
+    """A folder as `ask` leaves it, of two runs."""
     ids = rule.order(300)
     baseline = plant.baseline([True] * 300)
     answers = plant.run([i % 4 > 0 for i in range(300)]).samples
-    lines = [answers[i] for i in ids] + [answers[i] for i in ids]
-    (tmp_path / "samples.jsonl").write_text("".join(f"{one.model_dump_json()}\n" for one in lines))
     served = Check(id="pocket-hybrid/served-by-pagedkv", outcome=Outcome.PASS, message="planted")
-    Check.write_all(tmp_path, [served])
+    asked = Asked(
+        gate="g",
+        identity=plant.identity,
+        available=300,
+        limit=None,
+        answers=(200, 200),
+        seconds=(1.0, 2.0),
+        engine="vllm",
+        served=served,
+        environment=baseline.environment,
+    )
+    asked.write(tmp_path, [answers[i] for i in ids] * 2)
     return tmp_path, baseline
 
 
 def test_stored_answers_are_judged_again(stored, gate, rule):
     folder, baseline = stored
     compared, alone = resolved(gate, rule=rule, baseline=baseline), resolved(gate, rule=rule)
-    asked, served = read_evaluation(folder, compared, None)
-    assert [len(run.samples) for run in asked.runs] == [200, 200]
-    outcomes = {check.id.rpartition("/")[2]: check.outcome for check in judge(compared, asked, served)}
+    asked, evaluation = read_evaluation(compared, folder)
+    assert [(len(run.samples), run.seconds) for run in evaluation.runs] == [(200, 1.0), (200, 2.0)]
+    outcomes = {check.id.split("/")[1]: check.outcome for check in judge_answers(compared, evaluation, asked.served)}
     assert outcomes["accuracy"] is Outcome.FAIL
-    assert judge(alone, read_evaluation(folder, alone, None)[0], served)
+    assert judge_answers(alone, read_evaluation(alone, folder)[1], asked.served)
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda lines: lines[1:], "in another order"),
+        (lambda lines: [lines[1], lines[0], *lines[2:]], "in another order"),
+        (lambda lines: lines[:-1], "399 answers, where 400 were given"),
         (lambda lines: [*lines[:9], lines[9][:50]], "not the answers of a gate"),
-        (lambda _: [], "no answer"),
+        (lambda _: [], "0 answers, where 400"),
         (lambda lines: [json.dumps(json.loads(lines[0]) | {"prompt_hash": "0" * 64}), *lines[1:]], "another prompt"),
     ],
 )
@@ -64,7 +74,7 @@ def test_what_was_not_asked_so_is_refused(stored, gate, rule, change, why):
     path = folder / "samples.jsonl"
     path.write_text("\n".join(change(path.read_text().splitlines())))
     with pytest.raises(RecordsError, match=why):
-        read_evaluation(folder, resolved(gate, rule=rule, baseline=baseline), None)
+        read_evaluation(resolved(gate, rule=rule, baseline=baseline), folder)
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
@@ -74,14 +84,28 @@ def test_stored_answers_may_hold_what_ends_a_line_of_text(stored, gate, rule, en
     first, _, rest = path.read_text(encoding="utf-8").partition("\n")
     odd = json.dumps(json.loads(first) | {"text": f"one{end}two"}, ensure_ascii=False)
     path.write_text(f"{odd}\n{rest}\n", encoding="utf-8")
-    asked, served = read_evaluation(folder, resolved(gate, rule=rule, baseline=baseline), None)
-    assert asked.runs[0].samples[0].text == f"one{end}two"
-    assert [len(run.samples) for run in asked.runs] == [200, 200]
-    assert served is not None
+    _, evaluation = read_evaluation(resolved(gate, rule=rule, baseline=baseline), folder)
+    assert evaluation.runs[0].samples[0].text == f"one{end}two"
+    assert [len(run.samples) for run in evaluation.runs] == [200, 200]
 
 
-def test_answers_without_a_server_are_refused(stored, gate, rule):
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"gate": "h"}, "the answers of h, not of g"),
+        ({"limit": 20}, "in another order"),
+        ({"available": 299}, "in another order"),
+        ({"answers": (400, 0)}, "400 were given"),
+        ({"answers": (300, 100)}, "occurs more than once"),
+        ({"served": "ours"}, "not the answers of a gate"),
+    ],
+)
+def test_answers_that_were_got_otherwise_are_refused(stored, gate, rule, change, why):
     folder, baseline = stored
-    (folder / "findings.jsonl").write_text("")
-    with pytest.raises(RecordsError, match="nobody says who served"):
-        read_evaluation(folder, resolved(gate, rule=rule, baseline=baseline), None)
+    path = folder / "asked.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RecordsError, match=why):
+        read_evaluation(resolved(gate, rule=rule, baseline=baseline), folder)
+    path.unlink()
+    with pytest.raises(RecordsError, match="not the answers of a gate"):
+        read_evaluation(resolved(gate, rule=rule, baseline=baseline), folder)

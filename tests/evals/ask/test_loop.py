@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop between rule, engine and journal, with an engine of planted answers."""
 
+from dataclasses import replace
+
 import pytest
 from support.gates import PRE_MERGE, resolved
 
-from hileval.ask.loop import Heading, Journal, ask_until_decided, code_fingerprint
+from hileval.ask.loop import Journal, ask_until_decided, code_fingerprint, heading_of
 from hileval.records.baseline import IdentityMismatchError
 from hilgate.errors import NothingSelectedError
 
@@ -29,14 +31,9 @@ class Planted:
         return [self.run.samples[one] for one in ids]
 
 
-class Silent:
-    def asked(self, *_):
-        pass
-
-
 def asked_until_decided(plant, gate, questions, baseline=..., limit=None):
     stored = plant.baseline([True] * N) if baseline is ... else baseline
-    return ask_until_decided(resolved(gate, rule=RULE, baseline=stored), questions, Silent(), limit)
+    return ask_until_decided(replace(resolved(gate, rule=RULE, baseline=stored), limit=limit), questions)
 
 
 @pytest.mark.parametrize(
@@ -53,16 +50,14 @@ def test_no_more_is_asked_than_decides(plant, gate, correct, text, margin, asked
     questions = Planted(plant, correct, texts=dict.fromkeys(range(N), text) if text else None)
     rule = RULE.model_copy(update={"margin": margin})
     asked_for = resolved(gate, rule=rule, baseline=plant.baseline([True] * N))
-    found = ask_until_decided(asked_for, questions, Silent())
-    assert [len(run.samples) for run in found.runs] == asked
+    assert [len(run.samples) for run in ask_until_decided(asked_for, questions)] == asked
     assert [run for run, _ in questions.asked] == [run for run, count in enumerate(asked) for _ in range(count)]
-    assert found.base.shape == (5, N)
     assert len(set(questions.batches)) == len(questions.batches), "the same batch again gives the same bits"
 
 
 def test_without_a_baseline_every_question_is_asked_once(plant, gate):
     questions = Planted(plant, [True] * N)
-    assert [len(run.samples) for run in asked_until_decided(plant, gate, questions, None).runs] == [N]
+    assert [len(run.samples) for run in asked_until_decided(plant, gate, questions, None)] == [N]
 
 
 def test_a_limit_of_zero_is_refused(plant, gate):
@@ -81,7 +76,7 @@ def test_unknown_questions_are_refused_before_the_engine(plant, gate):
 def journal(plant, gate, tmp_path):
     """What a crash after 50 answers left, opened again."""
     path = tmp_path / "journal.jsonl"
-    heading = Heading.of(resolved(gate), plant.identity, "c")
+    heading = heading_of(resolved(gate), plant.identity)
     first = Planted(plant, [True] * N, dies_after=50)
     with pytest.raises(KeyboardInterrupt):
         asked_until_decided(plant, gate, Journal(first, path, heading))
@@ -97,7 +92,7 @@ def journal(plant, gate, tmp_path):
 def test_what_was_answered_before_a_crash_is_not_asked_again(plant, gate, journal):
     reopened, second = journal()
     assert reopened.resumed == 50
-    assert len(asked_until_decided(plant, gate, reopened).runs[0].samples) == 75
+    assert len(asked_until_decided(plant, gate, reopened)[0].samples) == 75
     assert set(journal.asked).isdisjoint(second.asked)
     assert len(second.asked) == 25
     reopened.finish()

@@ -2,6 +2,7 @@
 """A gate beside another attention in the same job: how it is asked, what it says, and how often it cries wolf."""
 
 import sys
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -10,13 +11,14 @@ from support.gates import declared
 from support.merges import STRESS, Noise, simulate
 
 from hileval import cli, statistics
-from hileval.ask import recording
-from hileval.ask.recording import BESIDE_FILE, read_beside, record_beside
+from hileval.ask import loop, recording
+from hileval.ask.recording import record_beside
 from hileval.engines import EngineError
 from hileval.gates import steps
-from hileval.gates.judge import judge
+from hileval.gates.judge import judge_answers
 from hileval.gates.resolve import ResolvedGate, resolve, resolve_pair
-from hileval.records.baseline import IdentityMismatchError
+from hileval.records.answers import BESIDE_FILE
+from hileval.records.baseline import IdentityMismatchError, read_pair
 from hileval.statistics import smallest_drop
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
 from hilgate.model.record import Check, Outcome
@@ -42,6 +44,10 @@ class Questions:
         return [self._samples[one] for one in ids]
 
 
+def read(folder):
+    return read_pair(folder / BESIDE_FILE, NAME, "TRITON_ATTN", GATE.filter)
+
+
 @pytest.fixture
 def trusted(plant, monkeypatch, tmp_path):
     """The run of the attention beside it: every fifth answer is wrong, or what a test gives."""
@@ -52,8 +58,8 @@ def trusted(plant, monkeypatch, tmp_path):
         served = Check(id="g/served", outcome=Outcome.PASS, message="", labels={"backend": "TRITON_ATTN"})
         monkeypatch.setattr(recording, "check_backend", lambda *_: served)
         monkeypatch.setattr(recording, "environment", lambda: plant.baseline([True]).environment)
-        record_beside(resolve_pair(NAME, DECLARED, when), limit, tmp_path / BESIDE_FILE)
-        return read_beside(resolve(NAME, DECLARED, when=when), tmp_path / BESIDE_FILE)
+        record_beside(resolve_pair(NAME, DECLARED, when, limit), tmp_path / BESIDE_FILE)
+        return replace(resolve(NAME, DECLARED, when=when), baseline=read(tmp_path))
 
     return ask
 
@@ -66,7 +72,7 @@ def judged(gate, plant, correct):
     hashes = [sample.doc_hash for sample in run.samples]
     asked = plant.asked(None, run)
     asked = type(asked)(ids, (run,), gate.baseline.outcomes(GATE.filter, hashes))
-    return {check.id.split("/")[1]: check for check in judge(gate, asked, None)}
+    return {check.id.split("/")[1]: check for check in judge_answers(gate, asked, None)}
 
 
 def test_a_paired_merge_passes_and_says_what_is_unproved(plant, trusted):
@@ -117,7 +123,7 @@ def test_what_no_run_beside_it_left_is_refused(trusted, tmp_path):
     ):
         file.write_text(content)
         with pytest.raises(RecordsError, match=why):
-            read_beside(gate, file)
+            read(tmp_path)
     with pytest.raises(NothingSelectedError):
         trusted(limit=0)
 
@@ -126,10 +132,10 @@ def test_the_peer_has_its_own_process_whose_death_is_no_result(monkeypatch, tmp_
     called = []
     monkeypatch.setattr(ResolvedGate, "identity", mock.Mock(model=GATE.model))
     monkeypatch.setattr(
-        cli.subprocess, "run", lambda command, check: called.append((command, check)) or mock.Mock(returncode=4)
+        loop.subprocess, "run", lambda command, check: called.append((command, check)) or mock.Mock(returncode=4)
     )
     with pytest.raises(EngineError, match="the same questions to TRITON_ATTN ended with status 4"):
-        cli.asked_beside(resolve(NAME, DECLARED, when="release"), "release", 7, tmp_path)
+        loop.ask(resolve(NAME, DECLARED, when="release", limit=7), tmp_path)
     ((command, check),) = called
     assert command[:5] == [sys.executable, "-m", "hileval.ask", "beside", NAME]
     assert command[5:] == ["--when", "release", "--file", str(tmp_path / BESIDE_FILE), "--limit", "7"]

@@ -6,7 +6,7 @@ import pytest
 from support.gates import resolved
 
 from hileval.cli import exit_status
-from hileval.gates.judge import diff_answers, judge, side_by_side
+from hileval.gates.judge import diff_answers, judge_answers, side_by_side
 from hileval.records.records import Flag
 from hilgate.errors import Exit, NothingSelectedError
 from hilgate.model.record import Check, Outcome
@@ -29,7 +29,7 @@ def judged(plant, gate, rule):
         stored = plant.baseline(GOOD) if baseline is ... else baseline
         changed = rule.model_copy(update=changes)
         declared = gate.model_copy(update={"deterministic": deterministic, "filter": which, "floor": floor})
-        checks = judge(resolved(declared, rule=changed, baseline=stored), plant.asked(stored, run), served)
+        checks = judge_answers(resolved(declared, rule=changed, baseline=stored), plant.asked(stored, run), served)
         return {check.id.split("/")[1]: check for check in checks}, exit_status(checks)
 
     return judging
@@ -143,7 +143,9 @@ def test_a_model_that_is_not_pinned_is_said_to_be(plant, gate, rule):
     for stored in (None, plant.baseline(GOOD)):
         for revision, said in (("", True), ("c0ffee00" * 5, False)):
             declared = hub.model_copy(update={"revision": revision})
-            checks = judge(resolved(declared, rule=rule, baseline=stored), plant.asked(stored, plant.run(GOOD)), None)
+            checks = judge_answers(
+                resolved(declared, rule=rule, baseline=stored), plant.asked(stored, plant.run(GOOD)), None
+            )
             assert ("revision not pinned" in checks[1].message) is said
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from support.gates import declared, resolved
 
-from hileval.gates.judge import judge
+from hileval.gates.judge import judge_answers
 from hilgate.model.record import Outcome
 
 N = 1319
@@ -20,7 +20,7 @@ def toss(rng, share, n=N):
 def replay(plant, gate, right, texts, baseline, rule="release"):
     run = plant.run(right, texts=texts)
     stored = plant.baseline(*baseline)
-    checks = judge(resolved(gate, rule=RULES[rule], baseline=stored), plant.asked(stored, run), None)
+    checks = judge_answers(resolved(gate, rule=RULES[rule], baseline=stored), plant.asked(stored, run), None)
     return {check.id.split("/")[1]: check for check in checks}
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from hileval.gates.judge import check_layers
+from hileval.gates.served import check_layers
 from hilgate.model.record import Outcome
 
 OURS = ("pagedkv.vllm_plugin.backend.PagedKVBackend", "pagedkv.vllm_plugin.impl.PagedKVImpl")
