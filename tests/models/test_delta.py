@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import accumulate
 from types import SimpleNamespace
 
@@ -169,6 +172,29 @@ def test_graphs_break_off_where_a_layer_of_kimi_attends(monkeypatch, device):
     step(monkeypatch, layer, inputs, [(range(5), 2, 0, None)])
     assert len(run_eagerly) == 1
     torch.testing.assert_close(layer.kv_cache, before, equal_nan=True)
+
+
+GRAPHS_BREAK_OFF = """
+import os
+from pagedkv.vllm_plugin import delta
+delta.claim()
+os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
+from vllm.compilation.breakable_cudagraph import BreakableCUDAGraphCapture
+from vllm.model_executor.layers.attention import attention, mla_attention
+class Capture:
+    _capturing, run_eagerly = True, []
+    add_eager = run_eagerly.append
+BreakableCUDAGraphCapture._tls.active = Capture
+attention.unified_attention_with_output()
+mla_attention.unified_mla_attention_with_output()
+assert len(Capture.run_eagerly) == 2
+"""
+
+
+def test_graphs_break_off_at_attention_although_we_import_it_first():
+    """vLLM decides by the model (Kimi-Linear, DeepSeek-V4) that they do, after it has loaded plugins."""
+    without = {name: value for name, value in os.environ.items() if name != "VLLM_USE_BREAKABLE_CUDAGRAPH"}
+    subprocess.run([sys.executable, "-c", GRAPHS_BREAK_OFF], check=True, env=without)
 
 
 @pytest.mark.parametrize("mode", ["none", "align"])

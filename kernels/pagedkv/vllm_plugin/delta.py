@@ -9,10 +9,12 @@ to its block instead, because vLLM then copies the one that it wants.
 
 from __future__ import annotations
 
+import os
 import time
 from importlib import import_module
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.nn.functional import conv1d, silu
@@ -57,11 +59,16 @@ def claim() -> ExitStack:
     Raises:
         VersionError: One takes others, or is gone. vLLM's own are then left in place.
     """
-    layer: Any = import_module(LAYERS).QwenGatedDeltaNetAttention
-    builder: Any = import_module(BUILDERS).GDNAttentionMetadataBuilder
+    # vLLM decides by the model whether its CUDA graphs break off at attention, and that is after it has loaded plugins,
+    # but its attention modules read the decision once, when they are imported. What is imported here can break off, and
+    # does nothing else while no such graph is captured.
+    with mock.patch.dict(os.environ, VLLM_USE_BREAKABLE_CUDAGRAPH="1"):
+        layers, kimi_layers, builders = map(import_module, (LAYERS, KIMI_LAYERS, BUILDERS))
+    layer: Any = layers.QwenGatedDeltaNetAttention
+    builder: Any = builders.GDNAttentionMetadataBuilder
     methods = {
         layer: (_forward_core, _warmup_prefill_kernels, _can_use_fused_gdn_mtp_decode),
-        import_module(KIMI_LAYERS).KimiGatedDeltaNetAttention: (_forward,),
+        kimi_layers.KimiGatedDeltaNetAttention: (_forward,),
         builder: (build, update_block_table),
     }
     ours = [(owner, method.__name__, method) for owner, of_owner in methods.items() for method in of_owner]
