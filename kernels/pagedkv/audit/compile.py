@@ -12,16 +12,13 @@ end takes minutes, so such a kernel is stopped there with its figure.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import re
 import sys
 import tempfile
 import time
-import warnings
 from dataclasses import dataclass, field
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -29,13 +26,11 @@ from unittest import mock
 import triton
 import triton.language as tl
 from triton import knobs
-from triton._C.libtriton import amd, ir, llvm, passes
+from triton._C.libtriton import amd, ir, passes
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
-from triton.compiler import ASTSource, code_generator
+from triton.compiler import ASTSource
 from triton.runtime import driver as active_driver
-from triton.runtime.cache import FileCacheManager
-from triton.runtime.jit import JITCallable
 
 from pagedkv.errors import CannotRunHereError, CommandError
 
@@ -48,29 +43,6 @@ if TYPE_CHECKING:
     import torch
 
     from pagedkv.arch import Arch
-
-_parse_once = cache(JITCallable.parse)
-"""Triton parses a helper at each of its specialisations; nothing that walks the tree changes it."""
-
-_signature = cache(inspect.signature)
-
-_FRONTEND: dict[str, Any] = {
-    "inspect": SimpleNamespace(
-        signature=lambda function: _signature(getattr(function, "__func__", function)), getcallargs=inspect.getcallargs
-    ),
-    "warnings": SimpleNamespace(
-        catch_warnings=contextlib.nullcontext,
-        simplefilter=lambda *_: None,
-        warn=warnings.warn,
-        warn_explicit=warnings.warn_explicit,
-    ),
-}
-"""What Triton's frontend calls at each node: signatures, once a function, and filters of warnings, not at all."""
-
-_UNREAD: dict[str, Any] = {"translate_to_mir": lambda *_: "", "dump_sched_dag": lambda *_: None}
-"""What the AMD backend reads a kernel for twice more, and drops unless it is asked to dump."""
-if not hasattr(llvm, "dump_sched_dag"):  # Triton 3.9
-    del _UNREAD["dump_sched_dag"]
 
 
 class LdsExceededError(CommandError):
@@ -263,16 +235,11 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
     started = time.perf_counter()
     choices: list[str] = []
     target = GPUTarget("hip", wanted.arch, any_limits(wanted.arch).lanes)
+    hook = mock.patch.object(knobs.runtime, "add_stages_inspection_hook", partial(_look_first, choices))
     with tempfile.TemporaryDirectory(prefix="audit-") as folder, knobs.cache.scope(), knobs.compilation.scope():
-        knobs.cache.dir, knobs.cache.manager_class = folder, _Files
+        knobs.cache.dir = folder
         knobs.compilation.always_compile = True
-        with (
-            mock.patch.object(knobs.runtime, "add_stages_inspection_hook", partial(_look_first, choices)),
-            mock.patch.object(JITCallable, "parse", _parse_once),
-            mock.patch.multiple(code_generator, **_FRONTEND),
-            mock.patch.multiple(llvm, **_UNREAD),
-            offline(wanted.arch),
-        ):
+        with hook, offline(wanted.arch):
             compiled = triton.compile(wanted.source, target=target, options=dict(wanted.options))
     return MachineCode(
         kernel=compiled.metadata.name,
@@ -284,15 +251,6 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
         pointer_choices=choices,
         waves_per_eu=compiled.metadata.waves_per_eu,
     )
-
-
-class _Files(FileCacheManager):
-    """Files of one compilation: nobody else reads them, so none is made in a folder of its own and then moved."""
-
-    def put(self, data: Any, filename: str, **_: Any) -> str:
-        path = Path(self._make_path(filename))
-        path.write_bytes(data if isinstance(data, bytes) else str(data).encode())
-        return str(path)
 
 
 def read_figures(arch: str, compiled: MachineCode, *, kept: bool = False) -> Figures:
