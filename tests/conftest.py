@@ -82,7 +82,7 @@ def _require_next() -> None:
     Raises:
         pytest.UsageError: They are not installed, or are others than `requirements/next.in` pins.
     """
-    from pagedkv.audit.pins import check_pins
+    from pagedkv.audit.environment import check_pins
     from pagedkv.errors import CommandError
 
     try:

@@ -227,7 +227,7 @@ def test_the_report_fits_80_columns_and_names_what_is_declared():
     findings = list(configurations({"a": CRASHED}, DECLARED).values())
     report = format_report(findings, status=Exit.PASS, seconds=1.0)
     assert "declared: gfx942/vllm/scan\n" in report
-    assert max(map(len, report.splitlines())) == 80
+    assert max(map(len, report.splitlines())) <= 80
 
 
 UNPROMISED = replace(BUDGETS, unpromised=(Unpromised("^gfx942/ours/gdn-.*join", "it spills"),))

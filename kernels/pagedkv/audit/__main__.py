@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line of `python -m pagedkv.audit`, and whether this machine's Triton can do the work.
-
-Nothing heavy is imported before the machine has been looked at, so that refusals are quick.
-"""
+"""Command line of `python -m pagedkv.audit`. Nothing heavy is imported before the machine has been looked at."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import sys
 import time
@@ -17,25 +12,14 @@ from typing import TYPE_CHECKING
 from pagedkv.errors import CannotRunHereError, Exit, MisuseError, NothingSelectedError, Parser, run_command
 
 from .cases import SOURCES, select
+from .environment import check_environment, check_pins, compiles_all
 from .findings import exit_status, format_report, write_findings
 from .fit_table import format_table
 from .machine import CDNA, MACHINES
-from .pins import check_pins
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
-
-_ALTERING = (
-    "TRITON_INTERPRET",
-    "TRITON_OVERRIDE_ARCH",
-    "TRITON_KERNEL_OVERRIDE",
-    "TRITON_STORE_BINARY_ONLY",
-    "TRITON_DISABLE_LINE_INFO",
-    "TRITON_DEFAULT_FP_FUSION",
-    "AMDGCN_USE_BUFFER_OPS",
-)
-"""Settings of Triton that change the machine code, or keep us from reading it."""
+    from collections.abc import Sequence
 
 _EPILOG = """\
 exit status: 0 all pass; 1 a budget or a comparison failed, or a kernel does not compile; 2 misuse; 3 a file of
@@ -150,58 +134,6 @@ def _run(options: argparse.Namespace) -> Exit:
     sys.stdout.write(format_report(findings, status=status, seconds=time.monotonic() - started))
     sys.stdout.write(f"{compiled} code objects read, {kept} of them compiled by an earlier run\n")
     return status
-
-
-def compiles_all(env: Mapping[str, str]) -> bool:
-    """Return whether code objects of earlier runs do not count: on agents and before a release.
-
-    `env` has hilgate's HILGATE_PROFILE, which says what the run is for; without it the run is local.
-    """
-    return env.get("HILGATE_PROFILE", "gate") not in {"gate", "quick"}
-
-
-def check_environment(triton: str | None) -> str:
-    """Refuse machines on which the audit would mislead or crash.
-
-    Args:
-        triton: The version that the caller means to audit with; None takes what is there.
-
-    Returns:
-        The version of the Triton that will be imported.
-
-    Raises:
-        CannotRunHereError: No Triton, another version than asked for, no AMD backend, or a setting that changes the
-            machine code.
-    """
-    spec = importlib.util.find_spec("triton")
-    if spec is None or spec.origin is None:
-        raise CannotRunHereError("Triton is not installed.\n  to do: pip install 'pagedkv[audit]'")
-    package = Path(spec.origin).parent
-    installed = list(importlib.metadata.distributions(name="triton", path=[str(package.parent)]))
-    if not installed:
-        raise CannotRunHereError(
-            f"the Triton in {package} does not say its version.\n  to do: install it with pip, not by copying"
-        )
-    version = installed[0].version  # of this folder, which need not be the one that pip lists first
-    if triton is not None and version != triton:
-        raise CannotRunHereError(
-            f"asked for Triton {triton}, but `import triton` finds {version} in {package}.\n"
-            f"  to do: pip install --target .triton/{triton} --no-deps triton=={triton}, "
-            f"and run with PYTHONPATH=.triton/{triton} in front"
-        )
-    if not (package / "backends" / "amd" / "compiler.py").is_file():
-        raise CannotRunHereError(
-            f"Triton {version} in {package} has no AMD backend.\n  to do: install the triton wheel from PyPI"
-        )
-    altering = [name for name in _ALTERING if os.environ.get(name)]
-    if os.environ.get("TRITON_INTERPRET") == "0":  # how a runner says: compile
-        altering.remove("TRITON_INTERPRET")
-    if altering:
-        raise CannotRunHereError(
-            f"{', '.join(altering)} is set: the compiler would not make the code that a server runs.\n"
-            f"  to do: unset {' '.join(altering)}"
-        )
-    return version
 
 
 if __name__ == "__main__":

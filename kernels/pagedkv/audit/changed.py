@@ -33,6 +33,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import pagedkv
 from pagedkv.errors import CannotRunHereError, CommandError, Exit, MisuseError, Parser, run_command
 
+from .environment import check_environment, compiles_all
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "kernels/pagedkv"
 """Where a checkout has it."""
-ASKING = ("changed", "code_object", "compile", "imports", "isolation", "machine", "objects")
+ASKING = ("changed", "code_object", "compile", "environment", "imports", "isolation", "machine", "objects")
 """Modules of the audit that the merge base's kernels are asked with: the change's, so that both are asked the same."""
 FIGURES = (
     *("instructions", "mfma", "vgpr", "sgpr", "lds_bytes", "vgpr_spills", "sgpr_spills", "scratch_bytes"),
@@ -327,8 +329,6 @@ def serve(options: argparse.Namespace, requests: IO[str], answers: IO[str]) -> E
 
     wanted: dict[str, Any] = {}
     if options.triton:
-        from .__main__ import check_environment
-
         check_environment(options.triton)
     store = ObjectStore(options.objects) if options.objects else None
     answers.write(json.dumps(pagedkv.__file__) + "\n")
@@ -502,7 +502,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> Exit:
     """Compare two Tritons, or this tree with the merge base, on each arch, and write the findings."""
-    from .__main__ import check_environment, compiles_all
     from .findings import WIDTH, Finding, write_findings
 
     if options.jobs < 1 or options.timeout <= 0:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Findings of the audit: lines of `findings.jsonl`, in the shape every hilgate step reports, and a terminal's report.
 
-The report fits 80 columns: tables by arch, whatever is not a pass, one line with the verdict.
+The report fits 80 columns: a table of kernels for each arch, whatever is not a pass, one line with the verdict.
 """
 
 from __future__ import annotations
 
 import json
-import operator
 import textwrap
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -65,30 +65,11 @@ def exit_status(findings: Sequence[Finding], *, compiled: int) -> Exit:
 
 
 WIDTH = 80
-_HEAD = (
-    f"{'kernel head/block/tile':<31}{'LDS':>7}{'VGPR':>5}{'AGPR':>5}{'spill':>7}{'scr':>4}{'wav':>4}{'MFMA':>5}"
-    f"{'16/8/4/<4':>12}"
-)
-
-
-_KERNEL_COLUMNS = {
-    "configurations": ("conf", 5),
-    "usable": ("ok", 4),
-    "oversize": ("LDS>", 5),
-    "crashed": ("crash", 6),
-    "spilling": ("spill", 6),
-    "lds_bytes": ("LDS", 7),
-    "vgpr": ("VGPR", 5),
-    "mfma": ("MFMA", 5),
-}
-"""Number of a finding about a kernel -> its head and width in the table."""
-_KERNEL_LEGEND = (
-    "conf: configurations; ok: they compile and fit; LDS>: they want more LDS than there is; crash: the compiler "
-    "fails; spill: VGPR spills or scratch; LDS, VGPR, MFMA: the most of any that compiles"
-)
+_WIDTHS = {"n": 5, "LDS>": 5, "none": 5, "spill": 6, "LDS": 7, "VGPR": 5, "MFMA": 5, "waves": 6}
+"""Column of the table -> its width, beside 35 for the kernel."""
 _LEGEND = (
-    "o ours, v vLLM's; layouts nh(d), hn(d), in(terleaved), pa(cked); bfloat16 and a cache of 2 GiB or more unless "
-    "said; spill: VGPRs+SGPRs; scr: scratch bytes; wav: waves a SIMD; 16/8/4/<4: loads by bytes per lane"
+    "n: code objects; LDS>: they want more LDS than there is; none: the compiler made no code; spill: VGPR spills or "
+    "scratch; LDS, VGPR, MFMA: the most of any; waves: the fewest of a SIMD. findings.jsonl has each code object."
 )
 
 
@@ -96,11 +77,9 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
     """Everything a person needs to see; the files hold the rest."""
     arches = sorted({finding.labels["arch"] for finding in findings})
     lines = [line for arch in arches for line in _table(arch, [f for f in findings if f.labels["arch"] == arch])]
-    if any(finding.labels.get("side") in {"ours", "vllm"} for finding in findings):
+    if lines:
         lines += ["", *textwrap.wrap(_LEGEND, WIDTH)]
     kernels = [finding for finding in findings if "configurations" in finding.numbers]
-    if kernels:
-        lines += ["", *textwrap.wrap(_KERNEL_LEGEND, WIDTH)]
     proofs = [each for each in findings if each.labels.get("operation") == "proof" and each.outcome == "pass"]
     if proofs:
         lines += ["", "The defect of vLLM PR 38502, planted again:"]
@@ -117,22 +96,30 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
 
 
 def _table(arch: str, findings: Sequence[Finding]) -> list[str]:
-    """Code objects of ours beside vLLM's, then the kernels that are judged by their configurations."""
-    lines: list[str] = []
-    rows = [each for each in findings if "vgpr" in each.numbers and each.labels["side"] in {"ours", "vllm"}]
-    if rows:
-        shape = operator.itemgetter("operation", "dtype", "head_size", "block_size")
-        shapes = {shape(row.labels) for row in rows if row.labels["side"] == "vllm"}
-        shown = [row for row in rows if shape(row.labels) in shapes] or rows
-        limit = int(rows[0].numbers["lds_limit_bytes"])
-        lane, waves = limits(arch).registers, MACHINES[arch].max_waves
-        lines += ["", f"{arch}: {limit} B of LDS, {lane} VGPRs a lane, at most {waves} waves a SIMD", _HEAD]
-        lines += [_row(row) for row in sorted(shown, key=_order)]
-        lines += _rest([row for row in rows if row not in shown])
-    kernels = [_kernel_row(each) for each in findings if "configurations" in each.numbers]
-    if kernels:
-        lines += ["", arch, f"{'kernel':<37}" + "".join(f"{head:>{width}}" for head, width in _KERNEL_COLUMNS.values())]
-    return lines + kernels
+    """A row for each kernel, with what its code objects take."""
+    kernels: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        labels = finding.labels
+        if "tile" in labels and labels["side"] != "both" and "configurations" not in finding.numbers:
+            kernels[labels.get("package", labels["side"]), labels["kernel"]].append(finding)
+    if not kernels:
+        return []
+    lds, lane, waves = limits(arch).lds_bytes, limits(arch).registers, MACHINES[arch].max_waves
+    title = f"{arch}: {lds} B of LDS, {lane} VGPRs a lane, at most {waves} waves a SIMD"
+    head = f"{'kernel':<35}" + "".join(f"{name:>{width}}" for name, width in _WIDTHS.items())
+    return ["", title, head, *(_row(*kernel, found) for kernel, found in sorted(kernels.items()))]
+
+
+def _row(owner: str, kernel: str, findings: Sequence[Finding]) -> str:
+    made = [finding.numbers for finding in findings if "vgpr" in finding.numbers]
+    too_large = sum("lds_bytes" in finding.numbers for finding in findings) - len(made)
+    spilling = sum(numbers["vgpr_spills"] > 0 or numbers["scratch_bytes"] > 0 for numbers in made)
+    cells = [len(findings), too_large, len(findings) - too_large - len(made), spilling]
+    most = [f"{max(numbers[name] for numbers in made):g}" if made else "-" for name in ("lds_bytes", "vgpr", "mfma")]
+    fewest = f"{min(numbers['waves_per_simd'] for numbers in made):g}" if made else "-"
+    texts = zip([*cells, *most, fewest], _WIDTHS.values(), strict=True)
+    name = f"{owner.partition('-')[0]} {kernel.strip('_').removesuffix('_kernel')}"
+    return f"{name[:35]:<35}" + "".join(f"{text:>{width}}" for text, width in texts)
 
 
 def _by_message(title: str, findings: Sequence[Finding]) -> list[str]:
@@ -145,45 +132,3 @@ def _by_message(title: str, findings: Sequence[Finding]) -> list[str]:
         lines += ["", *(f"{title}: {each}" for each in named)]
         lines += textwrap.wrap(message, WIDTH, initial_indent="  ", subsequent_indent="  ")
     return lines
-
-
-def _kernel_row(finding: Finding) -> str:
-    name = f"{finding.labels['package'].partition('-')[0]} {finding.labels['kernel'].strip('_').replace('_kernel', '')}"
-    cells = [f"{finding.numbers.get(key, '-'):>{width}}" for key, (_, width) in _KERNEL_COLUMNS.items()]
-    return f"{name[:37]:<37}" + "".join(cells)
-
-
-def _rest(rows: list[Finding]) -> list[str]:
-    """One sentence for the configurations at which there is nothing of theirs to show beside ours."""
-    if not rows:
-        return []
-    figures = ("vgpr", "lds_bytes", "vgpr_spills", "scratch_bytes")
-    vgpr, lds, spills, scratch = (max(row.numbers[name] for row in rows) for name in figures)
-    fewest = min(row.numbers["waves_per_simd"] for row in rows)
-    return [
-        f"o {len(rows)} more code objects: at most {vgpr} VGPRs and {lds} B of LDS,",
-        f"  {spills} VGPR spills, {scratch} B of scratch, at least {fewest:g} waves a SIMD",
-    ]
-
-
-def _order(finding: Finding) -> tuple[str, int, int, str, str]:
-    labels = finding.labels
-    return (labels["operation"], int(labels["head_size"]), int(labels["block_size"]), labels["side"], finding.id)
-
-
-def _row(finding: Finding) -> str:
-    labels, numbers = finding.labels, {name: f"{value:g}" for name, value in finding.numbers.items()}
-    shape = "/".join(filter(None, (labels["head_size"], labels["block_size"], labels["tile"])))
-    if labels["side"] == "ours":  # what tells two kernels of ours with the same shape apart
-        usual = {"bfloat16", "2GiB+"}
-        shape += "".join(
-            f" {mark}" for mark in (labels["layout"][:2], labels["dtype"], labels["cache"]) if mark not in usual
-        )
-    kernel = labels["kernel"].strip("_").removeprefix("kernel_").removesuffix("_kernel")
-    name = f"{labels['side'][0]} {kernel[: 28 - len(shape)]} {shape}"
-    spills = numbers["vgpr_spills"] + (f"+{numbers['sgpr_spills']}" if numbers["sgpr_spills"] != "0" else "")
-    loads = "/".join(numbers[key] for key in ("loads_x4", "loads_x2", "loads_x1", "narrow_loads"))
-    return (
-        f"{name:<31}{numbers['lds_bytes']:>7}{numbers['vgpr']:>5}{numbers['agpr']:>5} {spills:>6}"
-        f"{numbers['scratch_bytes']:>4}{numbers['waves_per_simd']:>4}{numbers['mfma']:>5} {loads:>11}"
-    )

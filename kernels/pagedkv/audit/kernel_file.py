@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedkv.errors import CannotRunHereError, Exit, MisuseError, Parser, run_command
 
+from .environment import check_environment
 from .machine import ANY_MACHINE, any_limits, waves_per_simd
 
 if TYPE_CHECKING:
@@ -102,8 +103,6 @@ def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[st
 
 
 def _run(options: argparse.Namespace) -> Exit:
-    from .__main__ import check_environment
-
     version = check_environment(None)
     try:
         from .compile import Specialisation

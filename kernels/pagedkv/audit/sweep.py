@@ -28,10 +28,10 @@ from pagedkv.errors import Exit, InvalidFileError, MisuseError, Parser, run_comm
 from pagedkv.launch import tuning
 from pagedkv.mla import launch as mla_launch
 
-from .__main__ import check_environment, compiles_all
 from .budgets import load_budgets
 from .cases import select
 from .compile import Figures, specialisations, start_compiler
+from .environment import check_environment, compiles_all
 from .isolation import run_isolated
 from .machine import MACHINES
 from .objects import ObjectStore, find_or_compile
