@@ -3,10 +3,9 @@
 
 Each mutant is one edit of cosmic-ray's operators at one place of `CORE`, in a clone. Places are drawn, then one edit of
 each, so that an operator with eleven replacements counts no more than one with a single one. Then the test files that
-import the mutated module run, those named after it first, until one of them fails. What does not end in three times the
-unmutated tests' time is run again alone at the end, when these tests have been measured once more: a slow machine kills
-no mutant. What hangs even then is killed, and shown. Not drawn are edits that are no behaviour: in what mypy alone
-reads, `==` for `is` of an enum's member, and what does not compile.
+import the mutated module run, those named after it first, until one of them fails. A mutant whose tests do not end in
+three times their unmutated time has survived: a slow machine kills none. Not drawn are edits that are no behaviour: in
+what mypy alone reads, `==` for `is` of an enum's member, and what does not compile.
 
 A mutant that nothing can kill is argued at its line, or in a comment above it: `# mutant OPERATOR, OPERATOR: why`.
 OPERATOR is the beginning of a name of `cosmic-ray operators` without `core/`. Argued mutants are not drawn.
@@ -18,7 +17,6 @@ import argparse
 import ast
 import contextlib
 import difflib
-import enum
 import importlib.util
 import itertools
 import os
@@ -30,7 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -286,15 +284,6 @@ def positive(text: str) -> int:
     return int(text)
 
 
-class End(enum.StrEnum):
-    """How the tests of a mutant ended."""
-
-    KILLED = "killed"
-    SURVIVED = "survived"
-    HUNG = "hung"
-    NO_TIME = "no time"
-
-
 @dataclass(frozen=True)
 class Draw:
     """Mutants that were drawn, and all that runs their tests.
@@ -304,7 +293,7 @@ class Draw:
         mutants: Each with the text of its file.
         tests: Path of a file of the core -> the test files that import it.
         deadline: When to stop, on the monotonic clock.
-        seconds: Test file -> how long it took unmutated when it was last measured.
+        seconds: Test file -> how long it took unmutated.
     """
 
     copies: Copies
@@ -314,12 +303,11 @@ class Draw:
     deadline: float
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def run(self, processes: int) -> Counter[End]:
-        """Run the tests of all mutants; how many ended how."""
+    def run(self, processes: int) -> list[bool | None]:
+        """Run the tests of all mutants: whether each was killed, None where there was no time."""
         with ThreadPoolExecutor(processes) as pool:
             list(pool.map(self.measure, sorted({test for mutant in self.mutants for test in self.tests[mutant.path]})))
-            ended = list(pool.map(self.end_of, self.mutants))
-        return Counter(self.alone(*pair) for pair in zip(self.mutants, ended, strict=True))
+            return list(pool.map(self.kills, self.mutants))
 
     def measure(self, test: str) -> None:
         """Note how long a test file takes unmutated.
@@ -332,35 +320,23 @@ class Draw:
             sys.stderr.write(output)
             raise NothingSelectedError(f"{test} does not pass unmutated", where=test, remedy="see its output above")
 
-    def end_of(self, mutant: Mutant) -> End:
-        """How the tests of a mutant end: files named after its module first, then quick ones. A survivor is shown."""
+    def kills(self, mutant: Mutant) -> bool | None:
+        """Whether the tests of a mutant kill it: files named after its module first, then quick ones."""
         own = f"test_{Path(mutant.path).stem}.py"
         for test in sorted(self.tests[mutant.path], key=lambda name: (Path(name).name != own, self.seconds[name])):
             limit = 3 * self.seconds[test] + 20
             if time.monotonic() + limit > self.deadline:
-                return End.NO_TIME
+                return None
             status, _, _ = self.copies.run(test, limit, **{mutant.path: self.mutants[mutant]})
             if status is None or status < 0:  # by a signal: no memory, as far as anybody knows
-                return End.HUNG
+                self.show(mutant, "hung")
+                return False
             if status > 0:
-                return End.KILLED
-        self.show(mutant, End.SURVIVED)
-        return End.SURVIVED
+                return True
+        self.show(mutant, "survived")
+        return False
 
-    def alone(self, mutant: Mutant, end: End) -> End:
-        """The same once more where it hung, when nothing else runs and after its tests have shown their time now."""
-        if end is not End.HUNG:
-            return end
-        for test in self.tests[mutant.path]:
-            if time.monotonic() > self.deadline:
-                return End.NO_TIME
-            self.measure(test)
-        end = self.end_of(mutant)
-        if end is End.HUNG:
-            self.show(mutant, end)
-        return end
-
-    def show(self, mutant: Mutant, end: End) -> None:
+    def show(self, mutant: Mutant, end: str) -> None:
         """Print where a mutant is, how it ended, its operator and what it changes."""
         before, after = (text.splitlines() for text in (self.codes[mutant.path], self.mutants[mutant]))
         lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[3:]
@@ -369,7 +345,7 @@ class Draw:
         sys.stdout.flush()
 
 
-def kill(root: Path, number: int, seed: int, processes: int, minutes: float, only: str) -> Check:
+def kill(root: Path, number: int, seed: int, only: str) -> Check:
     """Draw mutants, run them and say how many were killed; survivors are printed as they are found.
 
     Raises:
@@ -379,7 +355,7 @@ def kill(root: Path, number: int, seed: int, processes: int, minutes: float, onl
     for package in ("cosmic_ray", "scipy"):
         if importlib.util.find_spec(package) is None:
             raise CannotRunHereError(f"{package} is not installed", remedy="install requirements/laptop.txt")
-    deadline = time.monotonic() + minutes * 60
+    deadline, processes = time.monotonic() + MINUTES * 60, os.cpu_count() or 1
     python_path = load(root).project.python_path
     found = [path.relative_to(root).as_posix() for pattern in CORE for path in sorted(root.glob(pattern))]
     core = [path for path in found if only in path and not path.endswith("/__init__.py")]
@@ -394,25 +370,22 @@ def kill(root: Path, number: int, seed: int, processes: int, minutes: float, onl
         drawn = draw(mutants, codes, number, seed)
         sys.stdout.write(f"{len(drawn)} of {len(mutants)} places, seed {seed}\n")
         sys.stdout.flush()
-        ends = Draw(copies, codes, drawn, tests_of(source, python_path, core), deadline).run(processes)
-    return judged(ends, seed)
+        killed = Draw(copies, codes, drawn, tests_of(source, python_path, core), deadline).run(processes)
+    return judged(killed, seed)
 
 
-def judged(ends: Counter[End], seed: int) -> Check:
+def judged(ends: Sequence[bool | None], seed: int) -> Check:
     """The check that the command leaves: the rate of killed mutants with its interval, against the least one."""
     from scipy.stats import binomtest
 
-    killed = ends[End.KILLED] + ends[End.HUNG]
-    run = killed + ends[End.SURVIVED]
+    killed, late = ends.count(True), ends.count(None)
+    run = len(ends) - late
     low, high = binomtest(killed, run).proportion_ci(method="wilson") if run else (0.0, 1.0)
-    hung = f" ({ends[End.HUNG]} hung)" if ends[End.HUNG] else ""
-    rate = f"{100 * killed / max(run, 1):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-    words, outcome = f"{killed} of {run} mutants killed{hung}: {rate}", Outcome.FAIL
-    if low >= LEAST_KILLED:
-        outcome = Outcome.PASS
-    if ends[End.NO_TIME]:
-        words, outcome = f"{words}; no time for {ends[End.NO_TIME]}", Outcome.DID_NOT_RUN
-    numbers = {"mutants": run, "killed": killed, "hung": ends[End.HUNG], "lower_end": float(low), "seed": seed}
+    words = f"{killed} of {run} mutants killed: {100 * killed / max(run, 1):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+    outcome = Outcome.PASS if low >= LEAST_KILLED else Outcome.FAIL
+    if late:
+        words, outcome = f"{words}; no time for {late}", Outcome.DID_NOT_RUN
+    numbers = {"mutants": run, "killed": killed, "lower_end": float(low), "seed": seed}
     return Check(id="mutants of the core", outcome=outcome, message=words, numbers=numbers)
 
 
@@ -422,12 +395,10 @@ def main() -> int:
     parser = Parser(description="Count how many mutants of the core its tests kill.")
     parser.add_argument("--number", type=positive, default=DRAWN, help=f"how many are drawn ({DRAWN})")
     parser.add_argument("--seed", type=int, help="of the draw; printed, so that it can be repeated")
-    parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="how many run at once (one a core)")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"to start mutants in ({MINUTES:g})")
     parser.add_argument("--only", default="", metavar="TEXT", help="files of the core whose path holds this")
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
-    check = kill(find_root(Path.cwd()), given.number, seed, given.processes, given.minutes, given.only)
+    check = kill(find_root(Path.cwd()), given.number, seed, given.only)
     sys.stdout.write(f"{check.message}\n")
     if out := os.environ.get("HILGATE_OUT"):
         Check.write_all(Path(out), [check])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 
 import pytest
 from support.plans import write_repository
@@ -104,7 +103,7 @@ def repository(folder, monkeypatch, tests):
 
 def test_a_survivor_is_shown_and_too_low_a_rate_fails(tmp_path, monkeypatch, capsys):
     root = repository(tmp_path, monkeypatch, {"test_decides.py": KILLS})
-    check = mutants.kill(root, number=100, seed=1, processes=2, minutes=5, only="")
+    check = mutants.kill(root, number=100, seed=1, only="")
     assert check.outcome is Outcome.FAIL
     assert (check.numbers["mutants"], check.numbers["killed"]) == (4, 2)
     assert check.message.startswith("2 of 4 mutants killed: 50.0 % [15.0, 85.0]")
@@ -115,47 +114,32 @@ def test_a_survivor_is_shown_and_too_low_a_rate_fails(tmp_path, monkeypatch, cap
     assert "lib/gate/decides.py:5: " not in shown
 
 
-class Slow:
+class Copies:
     """Copies in which runs end one after the other with these exit statuses; None: not in time."""
 
     def __init__(self, *statuses):
-        self.left, self.changed = list(statuses), []
+        self.left = list(statuses)
 
-    def run(self, _test, _seconds, **changed):
-        self.changed.append(bool(changed))
+    def run(self, _test, _seconds, **_changed):
         return self.left.pop(0), "", 1.0
 
 
 @pytest.mark.parametrize(
-    ("statuses", "end"),
-    [
-        ((0, 0), mutants.End.SURVIVED),
-        ((0, 2), mutants.End.KILLED),
-        ((0, None, 0, 0), mutants.End.SURVIVED),  # the machine was slow, or had no memory
-        ((0, -9, 0, 0), mutants.End.SURVIVED),
-        ((0, None, 0, 1), mutants.End.KILLED),
-        ((0, None, 0, None), mutants.End.HUNG),
-    ],
+    ("status", "killed", "shown"),
+    [(0, False, "survived"), (2, True, ""), (None, False, "hung"), (-9, False, "hung")],
+    ids=["passed", "failed", "slow machine or no end", "killed for its memory"],
 )
-def test_a_slow_machine_kills_no_mutant(statuses, end, capsys):
+def test_a_slow_machine_kills_no_mutant(status, killed, shown, capsys):
     mutant = mutants.Mutant("m.py", 1, 0, "NumberReplacer", 0)
-    copies = Slow(*statuses)
-    drawn = mutants.Draw(copies, {"m.py": "a = 1\n"}, {mutant: "a = 2\n"}, {"m.py": ("test_m.py",)}, float("inf"))
-    assert drawn.run(processes=1) == {end: 1}
-    assert copies.changed == [False, True] * (len(statuses) // 2)  # measured anew before it is tried again
-    shown = "" if end is mutants.End.KILLED else f"m.py:1: {end}: NumberReplacer\n    -a = 1\n    +a = 2\n"
-    assert capsys.readouterr().out == shown
+    tests = {"m.py": ("test_m.py",)}
+    drawn = mutants.Draw(Copies(0, status), {"m.py": "a = 1\n"}, {mutant: "a = 2\n"}, tests, float("inf"))
+    assert drawn.run(processes=1) == [killed]
+    assert capsys.readouterr().out == (f"m.py:1: {shown}: NumberReplacer\n    -a = 1\n    +a = 2\n" if shown else "")
 
 
-def test_what_hangs_counts_and_is_told_apart():
-    end = mutants.End
-    check = mutants.judged(Counter({end.KILLED: 141, end.HUNG: 2, end.SURVIVED: 7}), seed=1)
-    assert (check.outcome, check.message) == (
-        Outcome.PASS,
-        "143 of 150 mutants killed (2 hung): 95.3 % [90.7, 97.7]",
-    )
-    check = mutants.judged(Counter({end.KILLED: 149, end.NO_TIME: 1}), seed=1)
-    assert (check.outcome, check.message) == (
-        Outcome.DID_NOT_RUN,
-        "149 of 149 mutants killed: 100.0 % [97.5, 100.0]; no time for 1",
-    )
+def test_a_rate_counts_by_its_lower_end_and_only_whole():
+    check = mutants.judged([True] * 143 + [False] * 7, seed=1)
+    assert (check.outcome, check.message) == (Outcome.PASS, "143 of 150 mutants killed: 95.3 % [90.7, 97.7]")
+    check = mutants.judged([True] * 149 + [None], seed=1)
+    assert check.outcome is Outcome.DID_NOT_RUN
+    assert check.message == "149 of 149 mutants killed: 100.0 % [97.5, 100.0]; no time for 1"
