@@ -2,7 +2,6 @@
 """The house rules and the linter runner: each planted mistake is found, and a missing tool did not run."""
 
 import importlib.util
-import re
 import subprocess
 from pathlib import Path
 
@@ -201,12 +200,6 @@ def test_a_dead_link_is_red(tmp_path, text, said):
     check = lint(linter, [], tmp_path)
     assert check.outcome is (Outcome.FAIL if said else Outcome.PASS), check.message
     assert said in check.message
-
-
-@pytest.mark.parametrize("target", ["docs", "docs-serve"])
-def test_make_writes_the_reference_before_the_site(target):
-    done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert re.search(r"docs/reference\.py\n.* -m mkdocs ", done.stdout), done.stdout
 
 
 def test_what_has_no_sentence_ends_the_build_of_the_site(monkeypatch, tmp_path, capsys):

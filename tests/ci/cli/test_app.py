@@ -39,12 +39,7 @@ def start(root, *words, code="", shell="", **env):
 @pytest.mark.parametrize(
     ("number", "status"),
     [
-        (errno.ENOSPC, Exit.CANNOT_RUN_HERE),
         (errno.EDQUOT, Exit.CANNOT_RUN_HERE),
-        (errno.EROFS, Exit.CANNOT_RUN_HERE),
-        (errno.EACCES, Exit.CANNOT_RUN_HERE),
-        (errno.EMFILE, Exit.CANNOT_RUN_HERE),
-        (errno.EIO, Exit.CANNOT_RUN_HERE),
         (errno.ENOTDIR, Exit.MISUSE),
         (errno.ENOENT, Exit.BUG),  # whoever expects that a file may be missing says so
     ],
@@ -163,7 +158,7 @@ def test_standard_output_that_was_closed_before_is_no_trouble(repository):
     assert start(repository, shell='"$@" plan >&-').returncode == Exit.PASS
 
 
-@pytest.mark.parametrize("env", [ASCII, ASCII | {"LC_ALL": "POSIX"}, {"PYTHONIOENCODING": "latin-1"}])
+@pytest.mark.parametrize("env", [ASCII, {"PYTHONIOENCODING": "latin-1"}])
 def test_the_verdict_is_printed_in_every_locale(repository, env):
     (repository / "ünï").write_text("")
     (repository / os.fsdecode(b"odd\xff")).write_text("")
@@ -201,10 +196,8 @@ load.find_root = native
 @pytest.mark.parametrize(
     "code",
     [
-        *(
-            STRIKE.format(name=name)
-            for name in ("hilgate.cli.app", "rich.table", "pydantic", "hilgate.plan.make", "yaml")
-        ),
+        STRIKE.format(name="hilgate.cli.app"),
+        STRIKE.format(name="hilgate.plan.make"),
         SWALLOWED.format(ending="raise ValueError('native')"),
         SWALLOWED.format(ending="raise SystemExit(0)"),
     ],

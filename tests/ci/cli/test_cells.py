@@ -5,17 +5,10 @@ from __future__ import annotations
 
 import json
 
-import jsonschema
 import pytest
-from pydantic import TypeAdapter
 from support.plans import hilgate, passing, write_repository, writes_findings
 
 from hilgate.errors import Exit
-from hilgate.model.plan import Plan
-from hilgate.model.record import Check, Record
-from hilgate.model.table import TableFile
-from hilgate.model.verdict import Verdict
-from hilgate.plan.expand import Diagnosis
 
 TESTS = """
 import os, pytest
@@ -44,8 +37,6 @@ GRID = {
     "may_lack": {"program:no-peeler": {"why": "whoever peels needs a peeler", "most": 1}},
     "matrix": {"rows": "fruit", "columns": "way", "file": "cells.json"},
 }
-STEP = "steps/grid-cpu"
-LISTINGS = {Diagnosis: ("doctor",)}
 COMMANDS = {"other": writes_findings(passing()), "grid": "python -m pytest tests -q -p no:cacheprovider"}
 
 
@@ -173,40 +164,3 @@ def test_a_part_without_a_failing_test_is_repeated_as_asked(repository):
     (repository / "tests" / "conftest.py").write_text("import os; os._exit(7)")
     done = hilgate(repository, "run", "grid", "--", "-k", "fig or kiwi")
     assert "reproduce: hilgate run grid-cpu -- -k 'fig or kiwi'\n" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("grid", "--fruit", "fig"), "takes after --"),
-        (("grid", "--resluts", "x"), "--results"),
-    ],
-)
-def test_misuse_is_answered_with_a_remedy(repository, arguments, message):
-    hilgate(repository, "plan", "--write", "results/plan.json")
-    done = hilgate(repository, "run", *arguments)
-    assert done.returncode == Exit.MISUSE
-    assert message in " ".join(done.stderr.replace("│", " ").split())
-    assert not (repository / "results" / "run").exists()
-
-
-def test_a_gate_leaves_what_its_models_say_and_no_more_keys(repository):
-    assert hilgate(repository, "gate").returncode == Exit.PASS
-    folder = repository / "results"
-    lines = [json.loads(line) for line in (folder / STEP / "results.jsonl").open()]
-    left = {
-        Plan: [json.loads((folder / "plan.json").read_text())],
-        Verdict: [json.loads((folder / "verdict.json").read_text())],
-        TableFile: [json.loads((folder / "cells.json").read_text())],
-        Record: lines[:-1],  # the last one is the digest of the others
-        Check: [json.loads(line) for line in next(folder.rglob("findings.jsonl")).open()],
-    }
-    left |= {kind: [json.loads(hilgate(repository, *one, "--json").stdout)] for kind, one in LISTINGS.items()}
-    for model, found in left.items():
-        schema = TypeAdapter(model).json_schema(mode="validation" if model is Check else "serialization")
-        jsonschema.Draft202012Validator.check_schema(schema)
-        assert found
-        for one in found:
-            jsonschema.validate(one, schema)
-            with pytest.raises(jsonschema.ValidationError):
-                jsonschema.validate({**one, "unknown": 1}, schema)

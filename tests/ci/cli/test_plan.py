@@ -129,7 +129,6 @@ def test_doctor_names_what_is_missing_and_ends_with_5(hilgate, tmp_path):
     [
         (["plan", "hygeine"], Exit.MISUSE, ["no area or step is called 'hygeine'", "did you mean 'hygiene'"]),
         (["plan", "--base", "no-such-ref"], Exit.MISUSE, ["git knows no commit 'no-such-ref'", "git fetch"]),
-        (["plann"], Exit.MISUSE, ["plan"]),
         (["--root", "/", "plan"], Exit.MISUSE, ["not inside a repository"]),
     ],
 )

@@ -108,25 +108,10 @@ TELLING = (
     ("run", "a", "--", MARKUP),
     ("history", "show"),
     ("run", MARKUP),
-    ("plan", MARKUP),
-    ("plan", "--base", MARKUP),
-    ("judge", "--results", f"{MARKUP}s"),
     ("plan", "--profile", MARKUP),
-    ("rerun", MARKUP, "--pr", "7"),
     (MARKUP,),
-    ("history", "show", "--metric", MARKUP),
-    ("gate", "--steps", MARKUP),
-    ("judge", "--plan", MARKUP),
-    ("recheck", MARKUP, "--plan", "results/plan.json", "--jobs", "j", "--results", "r"),
 )
-SILENT = (
-    ("history", "add"),
-    ("plan", "b", "--omitted"),
-    ("bundle", "--out", "e.tar"),
-    ("verify-bundle", MARKUP),
-    ("doctor",),
-    (),
-)
+SILENT = (("plan", "b", "--omitted"), ("doctor",), ())
 
 
 def test_brackets_in_names_and_arguments_are_text_everywhere(tmp_path):
@@ -193,8 +178,6 @@ def test_resume_repeats_only_what_was_lost(green):
 
 ENDS = {
     "a failure": ("fail", Exit.FAIL, Exit.INCONCLUSIVE),
-    "a crash": ("os.kill(os.getpid(), 11)", Exit.NOTHING_RAN, Exit.INCONCLUSIVE),
-    "a timeout": ("import time; time.sleep(600)", Exit.NOTHING_RAN, Exit.INCONCLUSIVE),
     "out of memory": ("os.kill(os.getpid(), 9)", Exit.NOTHING_RAN, Exit.PASS),
 }
 
@@ -216,7 +199,6 @@ raise SystemExit('"fail"' in found)
 """
     root = write_repository(tmp_path, {"a": python(code)})
     with monkeypatch.context() as patch:
-        patch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 0.2 if name == "a timeout" else 60)
         patch.setattr("hilgate.run.recheck.start", lambda *_, **__: None)  # a rerun would be the second attempt
         assert hilgate(root, "gate").returncode == first
     again = hilgate(root, "gate", "--resume")
@@ -310,6 +292,7 @@ def test_two_gates_in_one_folder_refuse(tmp_path):
         (["run", "aa"], "did you mean"),
         (["run", "a-cpuu", "--plan", "results/plan.json"], "did you mean 'a-cpu'"),
         (["run", "a-cpu", "--plan", "results/plan.json", "--", "-k", "x"], "leave out --plan"),
+        (["run", "a", "--fruit", "fig"], "takes after --"),
         (["selftest", "nothing"], "no bug is planted here"),
     ],
 )

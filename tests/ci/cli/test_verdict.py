@@ -173,21 +173,12 @@ def test_a_failing_test_is_run_again_on_another_node(changed, monkeypatch):
     assert "the files under test changed" in hilgate(changed, *elsewhere).stderr
 
 
-LOST = {
-    "missing": lambda path: path.unlink(),
-    "empty": lambda path: path.write_text(""),
-    "truncated": lambda path: path.write_text(path.read_text()[:200]),
-    "another-schema": lambda path: path.write_text('{"schema_version": 2}'),
-    "binary": lambda path: path.write_bytes(b"\xff\xfe"),
-    "a-folder": lambda path: (path.unlink(), path.mkdir()),
-}
-
-
-@pytest.mark.parametrize("name", LOST)
-def test_without_a_plan_there_is_a_red_verdict_and_an_annotation(tmp_path, name):
+@pytest.mark.parametrize("text", [None, b"", b'{"schema_version": 2}'], ids=["missing", "empty", "another schema"])
+def test_without_a_plan_there_is_a_red_verdict_and_an_annotation(tmp_path, text):
     root = write_repository(tmp_path, {"a": writes_findings(passing())})
-    hilgate(root, "plan", "--write", "results/plan.json")
-    LOST[name](root / "results" / "plan.json")
+    assert hilgate(root, "gate").returncode == Exit.PASS
+    path = root / "results/plan.json"
+    path.unlink() if text is None else path.write_bytes(text)
     done = hilgate(root, *JUDGE)
     assert done.returncode == Exit.INVALID_DECLARATION
     assert "Traceback" not in done.stderr
@@ -209,18 +200,6 @@ def test_an_unreadable_quarantine_is_red_and_all_is_judged(tmp_path):
     before = records.read_bytes()
     assert hilgate(root, "gate").returncode == Exit.INVALID_DECLARATION  # and nothing runs
     assert records.read_bytes() == before
-
-
-def test_a_quarantined_failure_at_a_desk_passes_and_is_named(tmp_path):
-    root = write_repository(tmp_path, {"a": writes_findings(passing(), failing("x"), status=1)})
-    entry = {"test": "x", "step": "a", "reason": "r", "owner": "o", "added": "2099-01-01", "expires": "2099-01-10"}
-    (root / "ci" / "quarantine.yaml").write_text(json.dumps({"tests": [entry]}))
-    done = hilgate(root, "gate")
-    assert done.returncode == Exit.PASS, done.stdout
-    assert "quarantined in a-cpu: x" in done.stdout
-    entry |= {"added": "2020-01-01", "expires": "2020-01-10"}
-    (root / "ci" / "quarantine.yaml").write_text(json.dumps({"tests": [entry]}))
-    assert hilgate(root, "judge").returncode == Exit.FAIL
 
 
 EVERY_WAY = (("gate",), ("gate", "--all"), ("gate", "--steps", "a"), ("run", "a"), ("run", "a", "--", "-q"))
@@ -253,17 +232,6 @@ def test_a_verdict_that_was_compared_with_nothing_says_so(tmp_path):
         done = hilgate(root, *command)
         assert done.returncode == Exit.PASS, done.stdout
         assert "compared with no merge base: its own quarantine counts" in " ".join(done.stdout.split())
-
-
-def test_a_verdict_over_files_that_changed_since_is_no_pass(tmp_path):
-    root = write_repository(tmp_path, {"a": writes_findings(passing())})
-    (root / "page.md").write_text("")
-    assert hilgate(root, "gate").returncode == Exit.PASS
-    assert hilgate(root, "judge").returncode == Exit.PASS
-    (root / "page.md").write_text("edited")
-    done = hilgate(root, "judge")
-    assert done.returncode == Exit.INCONCLUSIVE
-    assert "the files are not those that its steps ran over" in " ".join(done.stdout.split())
 
 
 def test_a_mode_that_git_was_set_to_overlook_is_a_change(tmp_path):

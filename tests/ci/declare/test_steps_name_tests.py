@@ -41,13 +41,6 @@ def test_a_step_names_every_test_file():
     assert not lost, f"no step of ci/areas names {', '.join(sorted(lost))}: name each, or its folder, in a step"
 
 
-def test_make_test_names_steps_and_areas_that_are_declared():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
-    [names] = [line.removeprefix("TESTS := ").split() for line in makefile.splitlines() if line.startswith("TESTS := ")]
-    declared = {name for area, step in load(ROOT).steps() for name in (area.area, step.key)}
-    assert set(names) <= declared, f"no step or area is called {', '.join(sorted(set(names) - declared))}"
-
-
 PYTEST = "python -m pytest"
 
 

@@ -4,7 +4,7 @@
 Hypothesis draws a plan and faults. Each fault strikes one job, or the build, and `KINDS` says what the build then
 deserves. That table is written by hand and shares no code with the judge. The folders are as jobs leave them, from
 the evidence of pytest to the health of the node, and the real code reads and judges them. A failure is printed as
-`Build(...)`; paste it into `wrong(...)` to repeat it. `test_planted_faults.py` plants faults in the judge.
+`Build(...)`; paste it into `wrong(...)` to repeat it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import HealthCheck, Phase, example, given, seed, settings
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from support import job_files as files
 from support.job_files import FAILS, OPEN, OUTCOMES, PASSES, SKIPPED, XFAIL, Job
@@ -555,14 +556,6 @@ PLANS = (
     Build((Shape("gfx942", "junit", image=True), Shape("cpu", "findings"), Shape("cpu", "junit")), listed=True),
     Build((Shape("gfx942", "findings"), Shape("cpu", "junit", image=True)), local=True),
 )
-ALONE = [
-    replace(build, faults=(Fault(name, at, number),))
-    for build in PLANS
-    for name, row in KINDS.items()
-    for number in range(len(row.variants))
-    for at in range(2)
-]
-"""Every variant of every kind alone, at two places of two plans."""
 SHAPES = st.builds(
     Shape,
     device=st.sampled_from(["cpu", "gfx942"]),
@@ -580,16 +573,22 @@ BUILDS = st.builds(
 )
 
 
-def on_any_build(test: Any, *phases: Phase) -> Any:
-    """Run a test on each fault alone and on builds of one seed, the same ones for the judge and for planted faults."""
-    for build in reversed((*PLANS, *ALONE)):
-        test = example(build)(test)
-    more = {"phases": phases} if phases else {}
-    checks = list(HealthCheck)
-    chosen = settings(max_examples=200, deadline=None, database=None, suppress_health_check=checks, **more)
-    return seed(20261121)(chosen(given(BUILDS)(test)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_fault_alone_gets_the_verdict_that_it_deserves(kind):
+    """Every variant, at two places of two plans."""
+    for build in PLANS:
+        for number in range(len(KINDS[kind].variants)):
+            for at in range(2):
+                assert wrong(replace(build, faults=(Fault(kind, at, number),))) == ""
 
 
-@on_any_build
+@seed(20261121)
+@settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(BUILDS)
 def test_no_false_pass_nothing_lost_and_honest_builds_pass(build):
+    assert wrong(build) == ""
+
+
+@pytest.mark.parametrize("build", PLANS, ids=["agents", "local"])
+def test_a_build_without_a_fault_passes(build):
     assert wrong(build) == ""

@@ -14,7 +14,7 @@ from support.plans import git, plan, step, write_repository
 from hilgate import git as hilgate_git
 from hilgate.declare.quarantine import QUARANTINE_FILE, USED_FILE, read_used
 from hilgate.errors import Exit
-from hilgate.judge.build import OTHER_FILES, judge_folder, judge_nothing
+from hilgate.judge.build import OTHER_FILES, judge_folder
 from hilgate.judge.verdict import read_verdict
 from hilgate.model import EARLIER_FILE, VERDICT_FILE
 from hilgate.model.earlier import Earlier, Waited
@@ -82,17 +82,6 @@ def test_the_merge_bases_quarantine_counts_until_approved(tmp_path, root):
     assert judged(folder, plan(A), root=root).verdict.outcome is Outcome.DID_NOT_RUN  # results of another plan
 
 
-def test_a_quarantine_that_cannot_be_read_is_red_and_says_why(tmp_path, root):
-    quarantined(root, json.dumps({"tests": [ENTRY | {"step": "c"}]}))
-    folder, a_plan = tmp_path / "results", plan(A)
-    recorded(folder, a_plan, *finished(A, passed()), tree=hilgate_git.fingerprint(root))
-    found = judged(folder, a_plan, root=root)
-    assert (found.verdict.outcome, found.exit_status) == (Outcome.FAIL, Exit.INVALID_DECLARATION)
-    assert found.verdict.why.startswith("the quarantine: ")
-    assert found.refused.what in found.verdict.why
-    assert read_verdict(folder / VERDICT_FILE) == found.verdict
-
-
 def test_a_local_pass_over_files_that_changed_meanwhile_is_none(tmp_path, root):
     folder, a_plan = tmp_path / "results", plan(A)
     recorded(folder, a_plan, *finished(A, passed()), tree=hilgate_git.fingerprint(root))
@@ -134,14 +123,6 @@ def test_a_part_at_a_desk_still_asks_for_the_approval(tmp_path):
     found = judged(folder, a_plan, only=frozenset({A.key}))
     assert (found.verdict.outcome, found.verdict.protected_changes) == (Outcome.INCONCLUSIVE, a_plan.protected_changes)
     assert (found.verdict.profile, len(found.verdict.steps)) == ("quick", 1)
-
-
-def test_no_plan_replaces_an_old_verdict(tmp_path):
-    folder = tmp_path / "new" / "results"
-    verdict = judge_nothing(folder, "there is no plan")
-    assert (verdict.outcome, verdict.why) == (Outcome.DID_NOT_RUN, "there is no plan")
-    assert judge_nothing(folder, "again").steps == ()
-    assert read_verdict(folder / VERDICT_FILE).why == "again"
 
 
 def test_a_job_that_no_agent_took_says_how_long_it_waited(tmp_path):

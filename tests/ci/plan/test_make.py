@@ -149,16 +149,6 @@ SITES = st.sampled_from([("gate", LAPTOP), ("gate", MI300X), ("pr", None), ("nig
 
 
 @settings(max_examples=40, deadline=None)
-@given(FILES, FILES, SITES)
-def test_one_more_file_never_removes_a_step(files, more, site):
-    profile, machine = site
-    before = assemble(DECLARED, change(*files), machine, profile=profile, graph=GRAPH)
-    after = assemble(DECLARED, change(*files, *more), machine, profile=profile, graph=GRAPH)
-    assert {s.key for s in before.steps} <= {s.key for s in after.steps}
-    assert not {s.key for s in after.steps} & {o.key for o in after.omissions}
-
-
-@settings(max_examples=40, deadline=None)
 @given(FILES, SITES)
 def test_every_step_is_planned_or_omitted_with_a_reason(files, site):
     profile, machine = site
@@ -198,12 +188,10 @@ def test_models_are_the_steps_that_run_them():
 @pytest.mark.parametrize(
     ("models", "words"),
     [
-        (["jmba"], "did you mean 'jamba'?"),
         (["jamba", "granite-smal"], "did you mean 'granite-small'?"),
         (["xyz"], "name one of all, granite-small, jamba, pocket-hybrid"),
-        (["jamba; rm"], "did you mean 'jamba'?"),
     ],
-    ids=["typo", "second", "strange", "shell"],
+    ids=["typo", "strange"],
 )
 def test_unknown_model_is_refused_with_what_was_meant(models, words):
     with pytest.raises(MisuseError, match="no step runs a model") as raised:

@@ -2,9 +2,8 @@
 """Whether a step can run here: one answer, for the plan and for the doctor."""
 
 import pytest
-from support.declarations import EVERYTHING, LAPTOP, MI300X, change, declare, reasons, step
+from support.declarations import EVERYTHING, LAPTOP, MI300X, declare, reasons, step
 
-from hilgate.errors import CannotRunHereError
 from hilgate.model.declaration import Agents
 from hilgate.plan.expand import Target, Wanted, expand, readiness
 from hilgate.plan.make import ChangeFacts, assemble, queues_out
@@ -127,15 +126,6 @@ def test_a_queue_is_never_out_where_that_is_declared():
     cpus = FLEET.queues["cpus"].model_copy(update={"out_after": 0})
     declared = declare(FLEET.model_copy(update={"queues": {"cpus": cpus}}), a=[step("a")])
     assert queues_out(declared, {"cpus": (99, "")}) == {}
-
-
-def test_one_gpu_is_not_two():
-    two = declare(a=[STEPS["on two GPUs"]])
-    assert ready(MACHINES["one GPU"], two).obstacles == ("needs 2 x gfx942",)
-    assert ready(MI300X, two).answer == "yes"
-    with pytest.raises(CannotRunHereError, match="nothing of s can be planned") as refused:
-        assemble(two, change(base=None), MACHINES["one GPU"], profile="gate", select=("s",))
-    assert "needs 2 x gfx942; this machine has 1" in refused.value.where
 
 
 def test_the_other_device_is_omitted_for_stronger_evidence():

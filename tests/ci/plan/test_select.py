@@ -183,7 +183,7 @@ GONE = ("kernels/pagedkv/gone.py", "tests/ci/test_gone.py", "docs/new.md", "new 
 FILES = st.lists(st.sampled_from(TRACKED + GONE), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(files=FILES, more=FILES, appeared=st.sets(st.sampled_from(TRACKED)))
 def test_one_more_file_never_removes_a_step(files, more, appeared):
     for graph in (GRAPH, None, Imports(find(REPOSITORY, PATH), problem="no graph")):

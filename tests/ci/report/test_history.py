@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
 import multiprocessing
 import os
 import signal
@@ -269,22 +268,6 @@ def test_an_error_while_adding_leaves_no_part_of_a_build(path, monkeypatch):
     assert rows_of(path) == before
 
 
-def test_planted_bug_that_commits_too_early_is_seen(path, monkeypatch):
-    """The tests above would see a build that is added in two transactions."""
-    whole = history._add_contents
-
-    def too_early(connection, *rest):
-        connection.execute("commit")
-        connection.execute("begin immediate")
-        whole(connection, *rest)
-        raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(history, "_add_contents", too_early)
-    with pytest.raises(MisuseError):
-        remember(path, CHECKS)
-    assert len(builds(path)) == 1
-
-
 # Files that are none of ours
 
 
@@ -433,11 +416,6 @@ def test_builds_before_since_do_not_count(asked):
     later = NOW + dt.timedelta(minutes=1)
     assert ask(asked, "times", since=later)[0]["builds"] == 2
     assert [row["flaky"] for row in ask(asked, "flakes", since=later)] == [1, 0]
-
-
-def test_rows_are_json(asked):
-    text = json.dumps(ask(asked, "kernels"), default=dt.datetime.isoformat)
-    assert json.loads(text)[0]["time"][0] == "2026-11-21T00:00:00+00:00"
 
 
 def test_the_flake_rate_is_of_builds_that_say_something(path):

@@ -72,13 +72,6 @@ def test_a_flake_is_found_and_is_not_a_pass(repository):
     assert "2 passed" in (folder / "log.txt").read_text()  # and nothing but what failed
 
 
-def test_a_regression_stays_one(repository):
-    (repository / "broken").write_text("")
-    recorded, ruled, _ = run_step(repository)
-    assert {one.outcome for one in recorded.reruns["samples-cpu"]} == {Outcome.FAIL}
-    assert (ruled.outcome, ruled.ruling) == (Outcome.FAIL, Ruling.REGRESSION)
-
-
 def test_a_test_that_fails_behind_another_one_is_no_flake(repository):
     """Alone it passes: the whole file is run again."""
     text = "S = []\ndef test_a(): S.append(1)\ndef test_b(): assert not S, 'state of another test'\n"

@@ -187,6 +187,7 @@ IN_ITS_SURROUNDINGS = [
     (among(-9, watched=True), D, R.INFRA, "killed by SIGKILL"),
     (among(0, (), watched=True), D, R.UNFINISHED, "it recorded no checks"),
     (among(Exit.SICK_NODE), D, R.INFRA, "exit"),
+    (among(Exit.CANNOT_RUN_HERE), D, R.INFRA, "exit 5"),
     # What stands against a pass says nothing of what is no pass.
     (
         among(1, had_failed=True, unbuilt="no image", stray="t", expired="x", unlisted="u"),
