@@ -34,18 +34,8 @@ def test_the_container_runs_the_planned_step_in_the_built_image(agent, monkeypat
     assert [call[0] for call in agent.calls()] == ["version", "pull", "run", "rm"]
     assert agent.calls("pull") == [["pull", "--quiet", image]]
     (run,) = agent.calls("run")
-    assert run[run.index(image) :] == [
-        image,
-        "python3",
-        "-m",
-        "hilgate",
-        "run",
-        KEY,
-        "--plan",
-        "/hilgate/plan.json",
-        "--results",
-        "/hilgate/results",
-    ]
+    inside = f"python3 -m hilgate run {KEY} --plan /hilgate/plan.json --results /hilgate/results"
+    assert run[run.index(image) :] == [image, *inside.split()]
     assert f"--env=HILGATE_IMAGE={DIGEST}" in run
     assert f"--hostname={socket.gethostname()}" in run
     assert "--env=HF_TOKEN" in run
