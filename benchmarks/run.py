@@ -26,7 +26,7 @@ from unittest import mock
 from pagedkv.errors import Parser
 
 from . import cases as data
-from .record import BenchmarkRecordError, Measured, Record, build, environment, finding, read, table
+from .record import BenchmarkRecordError, Measured, Record, build, environment, read, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,8 +175,6 @@ def _run(chosen: list[BenchmarkCase], out: Path, commit: str, before: list[Recor
             print(table(records[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
             gc.collect()
             torch.cuda.empty_cache()
-    if folder := os.environ.get("HILGATE_OUT"):  # it is a step of a build
-        Path(folder, "findings.jsonl").write_text("".join(finding(one) + "\n" for one in records), encoding="utf-8")
     print(environment(records), table(records), sep="\n\n")
     for what, why in data.NOT_MEASURED:
         print(f"not measured: {what}: {why}")
