@@ -175,7 +175,7 @@ def test_without_a_gpu_there_is_no_result(monkeypatch, tmp_path, capsys):
     out = tmp_path / "results.jsonl"
     assert run.main(["--out", str(out)]) == 5
     assert not out.exists()
-    assert "needs a GPU" in capsys.readouterr().err
+    assert "times need a GPU" in capsys.readouterr().err
 
 
 def test_a_vendor_has_a_column_and_a_wrong_one_no_time():

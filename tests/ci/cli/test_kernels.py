@@ -45,7 +45,7 @@ def explain_kernel(monkeypatch, capsys):
         ),
         (["--help"], Exit.PASS, ["--kv-cache-dtype"]),
         (["--model", "wide", "--arch", "gfx942", "--with", "none"], Exit.FAIL, ["NOT SERVED"]),
-        (["--model", "absent.json", "--arch", "gfx942"], Exit.INVALID_DECLARATION, ["absent.json: No such file"]),
+        (["--model", "absent.json", "--arch", "gfx942"], Exit.INVALID_DECLARATION, ["No such file", "absent.json"]),
         (["--model", "mpt-7b.json", "--arch", "gfx1030"], Exit.MISUSE, ["gfx1030"]),
         (["--model", "mpt-7b.json"], Exit.MISUSE, ["--arch"]),
         (["--model", "mpt-7b.json", "--arch", "gfx942", "--tp", "7"], Exit.MISUSE, ["--tp: got 7"]),
