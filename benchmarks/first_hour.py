@@ -418,7 +418,9 @@ def _interrupt(*_: object) -> None:
 
 def main(arguments: list[str] | None = None, parts: tuple[Part, ...] = PARTS) -> int:
     """Read the command line, run the parts, pack, return the exit status."""
-    parser = argparse.ArgumentParser(prog="first_hour.py", description=str(__doc__).splitlines()[0])
+    parser = argparse.ArgumentParser(
+        usage=argparse.SUPPRESS, prog="first_hour.py", description=str(__doc__).splitlines()[0]
+    )
     parser.add_argument("--quick", action="store_true", help="a fraction of each part")
     parser.add_argument("--minutes", type=float, default=60, help="time for the whole (default: 60)")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "first-hour", help="folder for the file")

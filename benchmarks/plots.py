@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         files = render(given.source)
     except BenchmarkRecordError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 3
     stale = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:

@@ -105,21 +105,6 @@ class Record:
         return json.dumps(fields | short, allow_nan=False)
 
 
-def finding(record: Record) -> str:
-    """Return the record as a line of `findings.jsonl`, so that a step of a build remembers its times."""
-    numbers = {"ours_us": record.ours_us, "spread_us": record.spread, "peer_us": record.peer_us, "gbps": record.gbps}
-    numbers["rel_error"] = record.rel_error
-    right = record.ours_us is not None
-    check = {
-        "id": record.case,
-        "outcome": "pass" if right else "fail",
-        "message": "" if right else record.trouble or "it has no time",
-        "labels": {"op": record.op, "peer": record.peer},
-        "numbers": {name: value for name, value in numbers.items() if value is not None},
-    }
-    return json.dumps(check, allow_nan=False)
-
-
 def build(
     case: BenchmarkCase,
     ours: Measured,

@@ -26,7 +26,7 @@ from unittest import mock
 from pagedkv.errors import Parser
 
 from . import cases as data
-from .record import BenchmarkRecordError, Measured, Record, build, environment, finding, read, table
+from .record import BenchmarkRecordError, Measured, Record, build, environment, read, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +140,7 @@ def commit_of(given: str | None) -> str:
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
     dirty = subprocess.run([*git, "status", "--porcelain", "kernels"], capture_output=True, text=True, check=False)
     if head.returncode:
-        raise SystemExit("not a git checkout: which commit is this?\n  to do: name it with --commit")
+        raise SystemExit("error: not a git checkout: which commit is this?\n  to do: name it with --commit")
     return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
 
 
@@ -153,7 +153,7 @@ def _run(chosen: list[BenchmarkCase], out: Path, commit: str, before: list[Recor
     for record in before[:1]:
         if any(getattr(record, name) != context[name] for name in ("hardware", "versions", "commit")):
             print(
-                f"{out} is of another GPU, other versions or another commit\n  to do: name another --out",
+                f"error: {out} is of another GPU, other versions or another commit\n  to do: name another --out",
                 file=sys.stderr,
             )
             return 2
@@ -161,7 +161,8 @@ def _run(chosen: list[BenchmarkCase], out: Path, commit: str, before: list[Recor
     chosen = [case for case in chosen if case.name not in there]
     if not chosen:
         print(
-            f"{out} has every case already\n  to do: leave out --resume, or choose others with --only", file=sys.stderr
+            f"error: {out} has every case already\n  to do: leave out --resume, or choose others with --only",
+            file=sys.stderr,
         )
         return 2
     rates = timing.yardsticks()
@@ -175,8 +176,6 @@ def _run(chosen: list[BenchmarkCase], out: Path, commit: str, before: list[Recor
             print(table(records[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
             gc.collect()
             torch.cuda.empty_cache()
-    if folder := os.environ.get("HILGATE_OUT"):  # it is a step of a build
-        Path(folder, "findings.jsonl").write_text("".join(finding(one) + "\n" for one in records), encoding="utf-8")
     print(environment(records), table(records), sep="\n\n")
     for what, why in data.NOT_MEASURED:
         print(f"not measured: {what}: {why}")
@@ -216,12 +215,15 @@ def main(arguments: list[str] | None = None) -> int:
     import torch
 
     if not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
-        print("needs a GPU, and TRITON_INTERPRET unset\n  to do: run it on one, or --smoke here", file=sys.stderr)
+        print(
+            "error: times need a GPU, and TRITON_INTERPRET unset\n  to do: run it on one, or --smoke here",
+            file=sys.stderr,
+        )
         return 5
     try:
         before = [row.record for row in read(given.out)] if given.resume and given.out.exists() else []
     except BenchmarkRecordError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return _run(chosen, given.out, commit_of(given.commit), before)
 

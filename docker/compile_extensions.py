@@ -8,7 +8,6 @@ wheel is kept by its key. What came out is measured and compared with docker/ext
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import hashlib
 import json
@@ -28,7 +27,7 @@ import extensions
 from codeobjects import UnreadableError
 
 from hilgate.declare.load import find_root, load_project
-from hilgate.errors import DeclarationError, Exit, ending
+from hilgate.errors import DeclarationError, Exit, Parser, ending
 from hilgate.git import tracked_files
 from hilgate.images.build import check, locked, proven
 from hilgate.images.contents import content, copy_inputs, wheel_keys
@@ -367,7 +366,7 @@ def progress(last: dict[str, Any], number: int, recorded: int) -> str:
 @ending
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status is one of `hilgate.errors.Exit`."""
-    parser = argparse.ArgumentParser(description="Compile the ROCm image's extensions without ROCm's base.")
+    parser = Parser(description="Compile the ROCm image's extensions without ROCm's base.")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--sample", action="store_true", help="one unit for one architecture; is the record current?")
     how.add_argument("--record", action="store_true", help=f"write {RECORD} instead of comparing with it")

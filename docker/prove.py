@@ -45,6 +45,9 @@ ROCM_VERSION = Path("/opt/rocm/.info/version")
 
 def main(arguments: list[str]) -> int:
     """Run one of the commands of the module's docstring; exit status 0 or 1."""
+    if (arguments[:1], len(arguments)) not in ((["record"], 2), (["cpu"], 2), (["rocm"], 4)):
+        what = f"error: no such command: {' '.join(arguments) or '(none)'}"
+        sys.exit(f"{what}\n  to do: give record FILE, cpu FILE, or rocm PINS RECORD FILE")
     command, *files = arguments
     paths = [Path(name) for name in files]
     found: dict[str, object] = versions(KEPT)

@@ -222,7 +222,7 @@ def _path(folder: Path) -> str:
 
 def main() -> int:
     """Print what is missing, or with --json every finding as a line; exit status 0 or 5."""
-    parser = argparse.ArgumentParser(description="Ask what this machine must have.")
+    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description="Ask what this machine must have.")
     parser.add_argument("--json", action="store_true", help="a check a line, also of what is here")
     parser.add_argument("--gigabytes", type=float, default=GIGABYTES, help="disk that must be free")
     given = parser.parse_args()

@@ -15,11 +15,23 @@ from hilgate import pytest_plugin
 
 GPU_NODES = ("/dev/kfd", "/dev/nvidiactl")
 HERE = Path(__file__).parent
-INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "vllm_kernels", HERE / "test_tiny.py")
 COMPILING = HERE / "audit"
-AS_IF_ON_A_GPU = HERE / "mamba"
 MACHINE_CODE = (HERE / "amdgcn/compiled", HERE / "mamba/compiled")
-AS_THIS_MACHINE_RUNS_IT = (HERE / "families", HERE / "models")
+APART = (
+    # Triton decides once a process, when it is first imported, how its own library functions (`tl.sum`, `tl.cdiv`) run.
+    (
+        COMPILING,
+        (HERE / "kernels", HERE / "mamba", HERE / "vllm_kernels", HERE / "test_tiny.py"),
+        "tests/audit compiles kernels and tests/kernels may interpret them",
+    ),
+    # Without a GPU the Mamba operations of vLLM are imported as if there were one (pagedkv.audit.imports).
+    (
+        HERE / "mamba",
+        (HERE / "families", HERE / "models"),
+        "tests/mamba imports vLLM's GPU kernels, tests/models and tests/families vLLM as this machine runs it",
+    ),
+)
+"""A folder, those that cannot share a process with it, and why."""
 LABELS = ("dtype", "layout")
 """What a report names beside an error, where a parameter of the test is it or has it."""
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
@@ -54,18 +66,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(MachineCode(config.getoption("amdgcn")))
         return
-    # Triton decides once a process, when it is first imported, how its own library functions (`tl.sum`, `tl.cdiv`) run.
-    if _asked_for(config, COMPILING) and any(_asked_for(config, place) for place in INTERPRETING):
-        raise pytest.UsageError(
-            "tests/audit compiles kernels and tests/kernels may interpret them: one process cannot do both. "
-            "Add --ignore=tests/audit, or name one of the two."
-        )
-    # Without a GPU the Mamba operations of vLLM are imported as if there were one (pagedkv.audit.imports).
-    if _asked_for(config, AS_IF_ON_A_GPU) and any(_asked_for(config, place) for place in AS_THIS_MACHINE_RUNS_IT):
-        raise pytest.UsageError(
-            "tests/mamba imports vLLM's GPU kernels, tests/models and tests/families vLLM as this machine runs it: one "
-            "process cannot do both. Add --ignore=tests/mamba, or name one of the two."
-        )
+    for place, others, why in APART:
+        if _asked_for(config, place) and any(_asked_for(config, other) for other in others):
+            raise pytest.UsageError(
+                f"{why}: one process cannot do both. Add --ignore=tests/{place.name}, or name one of the two."
+            )
     # A GPU is left alone where vLLM's CPU build is installed, as hilgate's plan leaves it alone.
     # Triton decides when a kernel is defined, so this must precede every import of triton. Looking for the driver's
     # device nodes keeps torch out of the sessions that do not need it; the `device` fixture checks what torch says.

@@ -7,14 +7,13 @@ wrote the commit or has a part in the change. An address that is missing could b
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_host import host
-from hilgate.errors import Exit, MisuseError, ending
+from hilgate.errors import Exit, MisuseError, Parser, ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -67,7 +66,7 @@ def approver(env: Mapping[str, str], authors: Iterable[str]) -> str:
 @ending
 def main(words: list[str] | None = None) -> int:
     """Print who approved; 0, or the status of the refusal."""
-    parser = argparse.ArgumentParser(prog="hilgate approver", description="Say who approved a change.")
+    parser = Parser(prog="hilgate approver", description="Say who approved a change.")
     parser.add_argument("--repository", metavar="DIR", type=Path, required=True, help="repository that has the change")
     parser.add_argument("--base", metavar="SHA", required=True, help="merge base of the change")
     asked = parser.parse_args(words)

@@ -198,59 +198,7 @@ def _take(source: Path, target: Path, inner: PurePosixPath, budget: _Budget) -> 
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder that a step wrote to, however deep it is and whatever rights the step took away.
-
-    What lies in an inner folder is moved up before that is removed, so no path is ever longer than two names. What
-    cannot be removed is said in the log, and stays.
-    """
-    if not folder.is_dir() or folder.is_symlink():
-        return
-    problems: list[OSError] = []
-    with contextlib.suppress(OSError):
-        folder.chmod(0o700)
-    try:
-        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        problems.append(error)
-    else:
-        try:
-            _empty(top, problems)
-        finally:
-            os.close(top)
-        try:
-            folder.rmdir()
-        except OSError as error:
-            problems.append(error)
-    if problems:
-        sys.stderr.write(f"not removed from this host: {folder}: {host.printable(str(problems[0].strerror))}\n")
-
-
-def _empty(top: int, problems: list[OSError]) -> None:
-    """Remove everything in an open folder."""
-    token = uuid.uuid4().hex  # nobody could have known it, so no name of theirs begins with it
-    fresh = (f"{token}-{number}" for number in itertools.count())
-    waiting = os.listdir(top)
-    while waiting:
-        name = waiting.pop()
-        try:
-            if not stat.S_ISDIR(os.lstat(name, dir_fd=top).st_mode):
-                os.unlink(name, dir_fd=top)
-                continue
-            os.chmod(name, 0o700, dir_fd=top)
-            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-        except OSError as error:
-            problems.append(error)
-            continue
-        try:
-            for below in os.listdir(inner):  # noqa: PTH208 - of a descriptor
-                if stat.S_ISDIR(os.lstat(below, dir_fd=inner).st_mode):
-                    os.chmod(below, 0o700, dir_fd=inner)
-                    waiting.append(next(fresh))
-                    os.rename(below, waiting[-1], src_dir_fd=inner, dst_dir_fd=top)
-                else:
-                    os.unlink(below, dir_fd=inner)
-            os.rmdir(name, dir_fd=top)
-        except OSError as error:
-            problems.append(error)
-        finally:
-            os.close(inner)
+    """Remove a folder that a step wrote to; what cannot be removed is said in the log, and stays."""
+    failure = host.remove(folder) if folder.is_dir() and not folder.is_symlink() else ""
+    if failure:
+        sys.stderr.write(f"not removed from this host: {folder}: {failure}\n")

@@ -11,7 +11,6 @@ one job is taken. What is not there is missing, and the verdict says so; nothing
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -23,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from agent_host import collect, container, host, job
-from hilgate.errors import Exit, RecordsError, ending
+from hilgate.errors import Exit, Parser, RecordsError, ending
 from hilgate.names import RECHECK_SUFFIX, approved_key, recheck_key
 
 AT_ONCE = 8
@@ -91,7 +90,7 @@ def fetch(plan: Path, checkout: Path, *, approved: bool = False) -> list[str]:
 @ending
 def main(words: list[str] | None = None) -> int:
     """Download, and say what went wrong; 0 also then, because what is missing is the verdict's to tell."""
-    parser = argparse.ArgumentParser(prog="hilgate fetch", description="Download the results of a plan's jobs.")
+    parser = Parser(prog="hilgate fetch", description="Download the results of a plan's jobs.")
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
     parser.add_argument("--approved", action="store_true", help="of the steps that ran with the approved files")
     asked = parser.parse_args(words)

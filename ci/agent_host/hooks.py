@@ -20,7 +20,6 @@ nothing: the next job's preflight looks again, and what passes by itself may hav
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_host import gpus, health, host, kernel_log, pause, reap
-from hilgate.errors import DeclarationError, Exit, HilgateError, ending
+from hilgate.errors import DeclarationError, Exit, HilgateError, Parser, ending
 from hilgate.names import PROJECT_FILE
 
 if TYPE_CHECKING:
@@ -283,7 +282,7 @@ HOOKS = ("admit", "started", "preflight", "postflight", "ended")
 @ending
 def main(words: list[str] | None = None) -> int:
     """Run a hook; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="agent_host.hooks", description="Check this node before and after a job.")
+    parser = Parser(prog="agent_host.hooks", description="Check this node before and after a job.")
     parser.add_argument("hook", choices=HOOKS)
     parser.add_argument(
         "--checkout", type=Path, default=Path.cwd(), help="checkout of the job (default: the current folder)"

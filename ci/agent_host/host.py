@@ -10,7 +10,6 @@ hides from all three is not ended here: if it has a GPU open, `gpus.find_holders
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import operator
 import os
@@ -25,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.errors import CannotRunHereError, Exit, HilgateError
+from hilgate.errors import CannotRunHereError, Exit, HilgateError, Parser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -453,7 +452,7 @@ def _end_containers(job: str, grace_seconds: float, result: Cleanup) -> None:
 
 def main(words: list[str] | None = None) -> int:
     """End what a job left; 0 also when there was nothing, 75 when something does not end."""
-    parser = argparse.ArgumentParser(prog="agent_host.host", description="End what a job left on this host.")
+    parser = Parser(prog="agent_host.host", description="End what a job left on this host.")
     parser.add_argument("command", choices=["cleanup"])
     parser.add_argument(
         "--job", default=os.environ.get("BUILDKITE_JOB_ID", ""), help="id of the job (default: the current job)"

@@ -18,7 +18,6 @@ used is checked here.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent_host import base, collect, container, health, host, pause, pod, reap, trust
-from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
+from hilgate.errors import CannotRunHereError, Exit, MisuseError, Parser, RecordsError, ending
 from hilgate.names import Trust, node_name, of_build
 
 if TYPE_CHECKING:
@@ -308,7 +307,7 @@ def _interrupted(_number: int, _frame: object) -> NoReturn:
 @ending
 def main(words: list[str] | None = None) -> int:
     """Run the steps of a job; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="hilgate job", description="Run steps of a plan.")
+    parser = Parser(prog="hilgate job", description="Run steps of a plan.")
     parser.add_argument("keys", metavar="KEY", nargs="+", help="planned keys of the steps, in their order")
     parser.add_argument("--plan", metavar="FILE", required=True, type=_absolute)
     results = "folder of the first step; those of the others lie beside it"

@@ -10,7 +10,6 @@ prints the names of processes and files (`HWS hang[2581]: segfault at 0 ...`), a
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import enum
 import json
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent_host import host
-from hilgate.errors import Exit, ending
+from hilgate.errors import Exit, Parser, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -223,7 +222,7 @@ class Position:
 @ending
 def main(words: list[str] | None = None) -> int:
     """Show the trouble that counts for this agent; with --accept it no longer does. 0 without any, else 75."""
-    parser = argparse.ArgumentParser(prog="agent_host.kernel_log", description="GPU trouble in the kernel's log.")
+    parser = Parser(prog="agent_host.kernel_log", description="GPU trouble in the kernel's log.")
     parser.add_argument("--accept", action="store_true", help="the node was repaired: ignore everything logged so far")
     arguments = parser.parse_args(words)
     position = Position(os.environ, host.PROC / BOOT_ID)

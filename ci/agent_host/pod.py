@@ -12,7 +12,6 @@ with the status of the container, or -1 from a controller that uses the Stacks A
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from agent_host import clone, container, gpus, health, hooks, host
-from hilgate.errors import Exit, HilgateError, ending
+from hilgate.errors import Exit, HilgateError, Parser, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -179,7 +178,7 @@ def _stop(_number: int, _frame: object) -> NoReturn:
 @ending
 def main(words: list[str] | None = None) -> int:
     """Run a container of a pod; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="agent_host.pod", description="Run a container of a pod.")
+    parser = Parser(prog="agent_host.pod", description="Run a container of a pod.")
     commands = parser.add_subparsers(dest="what", required=True)
     fit = commands.add_parser("fit", help="judge the GPUs of this container")
     fit.add_argument("--queue", required=True)

@@ -10,7 +10,6 @@ and images that nothing has used for two weeks, and, while a disk has less room 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import operator
 import os
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_host import health, host
-from hilgate.errors import Exit, ending
+from hilgate.errors import Exit, Parser, ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -236,7 +235,7 @@ def reap(places: Places, env: Mapping[str, str]) -> Reaped:
 @ending
 def main(words: list[str] | None = None) -> int:
     """End and remove what jobs left on this machine; 75 if something could not be, or a disk has too little room."""
-    parser = argparse.ArgumentParser(prog="agent_host.reap", description="End and remove what jobs left.")
+    parser = Parser(prog="agent_host.reap", description="End and remove what jobs left.")
     parser.add_argument("--builds", type=Path, default=BUILDS, metavar="DIR", help=f"the agents' build-path ({BUILDS})")
     places = Places(host.temporary(os.environ), parser.parse_args(words).builds)
     done = reap(places, os.environ)

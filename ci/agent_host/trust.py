@@ -13,7 +13,6 @@ it is a copy outside of the checkout.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_host import base, clone, host
-from hilgate.errors import CannotRunHereError, DeclarationError, Exit, ending
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit, Parser, ending
 from hilgate.names import PROJECT_FILE, Trust, of_build, stays_inside
 
 if TYPE_CHECKING:
@@ -169,7 +168,7 @@ def withheld(env: Mapping[str, str]) -> list[str]:
 @ending
 def main(words: list[str] | None = None) -> int:
     """Guard a checkout, or print the withheld names on one line; 0, or the status of the refusal."""
-    parser = argparse.ArgumentParser(prog="agent_host.trust", description="What a build may do on this host.")
+    parser = Parser(prog="agent_host.trust", description="What a build may do on this host.")
     parser.add_argument("command", choices=["guard", "withheld"])
     if parser.parse_args(words).command == "withheld":
         sys.stdout.write(" ".join(withheld(os.environ)) + "\n")

@@ -107,8 +107,16 @@ def run_typer(command: Callable[..., Any], **options: Any) -> NoReturn:
 def _misuse(error: Any) -> MisuseError:
     place = error.ctx.command_path if getattr(error, "ctx", None) else ""
     what = error.message if hasattr(error, "option_name") else error.format_message()
-    near = difflib.get_close_matches(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or ())
-    remedy = f"did you mean {near[0]}?" if near else f"{place} --help lists what it takes"
+    # Words of the libraries behind typer: pydantic's prefix and its second half, click's guess at a command.
+    what = what.replace("Value error, ", "").replace(", unable to parse string as an integer", "")
+    what, _, guess = what.partition(" Did you mean ")
+    # Without the dashes, which all options share: --nope is not near --pr.
+    options = {option.lstrip("-"): option for option in getattr(error, "possibilities", None) or ()}
+    near = difflib.get_close_matches(getattr(error, "option_name", "").lstrip("-"), options)
+    if near or guess:
+        remedy = f"did you mean {options[near[0]] if near else guess}".rstrip("?") + "?"
+    else:
+        remedy = f"{place} --help lists what it takes"
     return MisuseError(what[:1].lower() + what[1:].rstrip("."), where=place, remedy=remedy)
 
 

@@ -235,7 +235,7 @@ _OF_TOOLS = re.compile(
 
 
 _BYTECODE = re.compile(r"(?:^|/)__pycache__/[^/]+\.pyc$")
-"""What Python writes while it imports; `hilgate.run.bytecode` sees to it that none is stale."""
+"""What Python writes while it imports; `hilgate.run.leftovers` sees to it that none is stale."""
 
 
 def _untracked(root: Path) -> set[str]:

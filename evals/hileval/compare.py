@@ -348,7 +348,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose mistakes are one line and a remedy, without its usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\n  to do: {self.prog} --help\n")
+        self.exit(2, f"error: {message}\n  where: {self.prog}\n  to do: {self.prog} --help\n")
 
 
 def _share(least: float, most: float, text: str) -> float:

@@ -55,9 +55,13 @@ class Exit(enum.IntEnum):
 
 
 class CommandError(ValueError):
-    """A reason for a command of this package to stop. Subclasses fix its exit status."""
+    """Why a command of this package stops: what is wrong, where, what to do. Subclasses fix its exit status."""
 
     exit_status: ClassVar[Exit] = Exit.FAIL
+
+    def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
+        lines = (what, f"  where: {where}" if where else "", f"  to do: {remedy}" if remedy else "")
+        super().__init__("\n".join(filter(None, lines)))
 
 
 class MisuseError(CommandError):

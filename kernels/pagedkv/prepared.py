@@ -17,6 +17,8 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import JITFunction, driver
 
+from pagedkv.errors import ArgumentError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
@@ -43,8 +45,18 @@ _warmed: set[Hashable] = set()
 
 
 def _driver() -> object:
-    """Triton's driver; None under its interpreter, which has none."""
-    return None if knobs.runtime.interpret else driver.active
+    """Triton's driver; None under its interpreter, which has none.
+
+    Raises:
+        ArgumentError: there is no GPU that Triton knows.
+    """
+    if knobs.runtime.interpret:
+        return None
+    try:
+        return driver.active
+    except RuntimeError as error:
+        remedy = "To compute on the CPU, set TRITON_INTERPRET=1 before Python starts."
+        raise ArgumentError("device", "Triton", got="no GPU", expected="a GPU that it knows", remedy=remedy) from error
 
 
 class _CompilerSettings:

@@ -15,7 +15,6 @@ the checksum. Whoever asked computes it again by other means.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 
@@ -27,12 +26,13 @@ except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
     sys.stderr.write(
-        f"{missing.name} is not installed beside this Python ({sys.executable}). To do: run this with the Python that "
-        "has torch and Triton, say inside vLLM's ROCm image.\n"
+        f"error: {missing.name} is not installed beside this Python ({sys.executable})\n"
+        "  to do: run this with the Python that has torch and Triton, say inside vLLM's ROCm image\n"
     )
     sys.exit(5)
 
 from pagedkv.device import INTERPRETED
+from pagedkv.errors import Parser
 
 MASK64 = 0xFFFFFFFFFFFFFFFF
 BLOCK = 1024
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0; 1 where a number is wrong (never with --json), 5 where no GPU is visible (and where torch is missing).
     """
-    parser = argparse.ArgumentParser(prog="pagedkv.selfcheck", description="Checksums of a tiny kernel on each GPU.")
+    parser = Parser(prog="python -m pagedkv.selfcheck", description="Checksums of a tiny kernel on each GPU.")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--seed", type=int, default=1, help="0 <= seed < 2^31")
     parser.add_argument("--elements", type=int, default=ELEMENTS)
@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
         if any(line.startswith("WRONG") for line in lines):
             return 1
     if not found:
-        sys.stderr.write("no GPU is visible to torch; with TRITON_INTERPRET=1 this computes on the CPU\n")
+        sys.stderr.write("error: no GPU is visible to torch\n  to do: set TRITON_INTERPRET=1 to compute on the CPU\n")
     return 0 if found else 5
 
 

@@ -43,17 +43,7 @@ def test_a_verdict_is_one_comment_that_later_builds_change(shown: Shown, name: s
     build: Build = getattr(shown, name)
     assert build.posted == status, build.log()
     (call,) = build.comments
-    assert call["words"] == [
-        "pr",
-        "comment",
-        "7",
-        "--repo",
-        OURS,
-        "--edit-last",
-        "--create-if-none",
-        "--body-file",
-        "-",
-    ]
+    assert call["words"] == f"pr comment 7 --repo {OURS} --edit-last --create-if-none --body-file -".split()
     assert words in call["body"]
     assert call["token"] == TOKEN
     assert call["at"] == "/", "gh asks git where it runs, and a checkout may have settings"

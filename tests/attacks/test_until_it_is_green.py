@@ -71,7 +71,7 @@ def test_a_command_that_was_killed_is_not_tried_again(retry: Any, status: int) -
     assert "which is not infrastructure" in problem
 
 
-@pytest.mark.parametrize("status", [-1, 75, 255])
+@pytest.mark.parametrize("status", [-1, 5, 75, 255])
 def test_a_machine_that_vanished_is_named_and_blocks_nothing(tmp_path: Path, status: int) -> None:
     assert status in {rule.exit_status for rule in RETRY.automatic or ()}
     tries = [LostTry(step=GATHER.key, job=f"0190-{number}", exit_status=status) for number in (1, 2)]

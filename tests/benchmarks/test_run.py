@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from benchmarks import cases, operations, oracle, record, run, timing
-from hilgate.model.record import Check
 
 RATES = {"read": 4e12, "copy": 4e12, "matmul": 8e14, "launch": 5e4}
 RIGHT = record.Measured((100e-6, 110e-6, 130e-6), error=1e-3, bound=8e-3)
@@ -85,21 +84,6 @@ def test_record_has_median_spread_and_ratio():
     assert got.fraction == pytest.approx(got.gbps / 4000)
     assert got.trouble == ""
     assert got.goal == "x3", "2 is not 3 times faster"
-    assert set(json.loads(got.line())) >= {
-        "case",
-        "ours_us",
-        "spread",
-        "peer",
-        "peer_us",
-        "ratio",
-        "gbps",
-        "fraction",
-        "rel_error",
-        "peer_rel_error",
-        "hardware",
-        "versions",
-        "commit",
-    }
 
 
 def test_a_call_of_the_host_is_held_against_an_empty_launch():
@@ -140,16 +124,6 @@ def test_a_wrong_result_has_no_speed(error):
     assert got.goal != "met"
     assert json.loads(got.line())["ours_us"] is None
     assert "WRONG" in record.table([got])
-
-
-def test_a_finding_is_a_check_that_a_history_can_compare():
-    right, wrong = (
-        Check.model_validate_json(record.finding(build(ours=ours)))
-        for ours in (RIGHT, dataclasses.replace(RIGHT, error=1.0))
-    )
-    assert (right.outcome, right.labels["op"], right.numbers["ours_us"]) == ("pass", "decode", build().ours_us)
-    assert (wrong.outcome, wrong.numbers.get("ours_us")) == ("fail", None)
-    assert "ours" in wrong.message
 
 
 def test_a_wrong_peer_and_a_side_that_did_not_run_have_no_speed():
@@ -201,7 +175,7 @@ def test_without_a_gpu_there_is_no_result(monkeypatch, tmp_path, capsys):
     out = tmp_path / "results.jsonl"
     assert run.main(["--out", str(out)]) == 5
     assert not out.exists()
-    assert "needs a GPU" in capsys.readouterr().err
+    assert "times need a GPU" in capsys.readouterr().err
 
 
 def test_a_vendor_has_a_column_and_a_wrong_one_no_time():

@@ -9,7 +9,7 @@ import torch
 from families import judge
 from families.choices import Choices, OpenChoice, moved_leads, open_choices
 from families.family import FAMILIES
-from families.judge import Error, WrongAnswerError
+from families.judge import WrongAnswerError
 from families.oracle import SLACK, prompt
 from families.schedule import FamilyAnswer, ScheduledRequest
 
@@ -72,15 +72,6 @@ def test_families_with_routers_are_known(name, oracle_of):
     with Choices() as choices:
         oracle_of(name).log_probs(TOKENS[:20], exact=True, **heard)
     assert bool(choices.seen) is (name in (*ROUTED, "qwen3-moe-fp8", "kimi-delta"))
-
-
-@pytest.mark.parametrize("name", ROUTED)
-def test_repeating_its_own_choices_changes_nothing(name, oracle_of):
-    oracle = oracle_of(name)
-    with Choices() as choices:
-        first = oracle.log_probs(TOKENS, exact=True)
-    with Choices(repeat=choices.seen):
-        assert Error.of(oracle.log_probs(TOKENS, exact=True), first).worst < 1e-12
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -117,10 +115,3 @@ def test_the_workers_must_say_that_the_cache_holds_codes():
     ):
         with pytest.raises(NotDrivenError, match=r"the cache of model\.layers\.0\.attn holds"):
             require_codes(family, [served])
-
-
-def test_it_is_qwen3_moe_but_for_the_cache():
-    plain = FAMILIES["qwen3-moe"]
-    differ = {f.name for f in dataclasses.fields(plain) if getattr(plain, f.name) != getattr(FAMILY, f.name)}
-    assert differ == {"name", "engine"}
-    assert not plain.fp8_cache

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 import torch
-from support.model_faults import PLANTS
 
 from families import behaviours, cell, drive, family, judge, schedule
 from families.family import FAMILIES, FamilyLimit
@@ -237,14 +236,6 @@ def test_unknown_names_are_refused(chosen):
         family.columns("jamba", chosen)
     with pytest.raises(family.UnknownNameError, match="there are jamba, zamba2"):
         family.rows(["jambo"])
-
-
-def test_plants_name_behaviours_that_exist():
-    assert len(PLANTS) == 8
-    for plant in PLANTS.values():
-        assert plant.family in FAMILIES
-        assert {plant.fails, *plant.passes} <= set(family.BEHAVIOURS)
-        assert plant.fails not in plant.passes
 
 
 def test_vllm_has_no_cache_mode_of_all_states():

@@ -212,17 +212,6 @@ def test_requests_reach_across_blocks_and_chunks_end_elsewhere(block):
         assert min(longest - 3, 3 * chunk + 20) > block + chunk // 2
 
 
-@pytest.mark.parametrize(
-    ("name", "platform", "wanted"),
-    [("zamba2", "cpu", "bfloat16"), ("nemotron-h", "cpu", "float16"), ("nemotron-h", "rocm", "bfloat16")],
-)
-def test_states_are_float16_only_where_the_interpreter_scans(name, platform, wanted):
-    family = FAMILIES[name]
-    for made in (drive.tiny_plans(family, platform), drive.published_plans(family, platform, 544)):
-        [plan] = [each for each in made if each.behaviours == ("state",)]
-        assert plan.arguments["mamba_ssm_cache_dtype"] == wanted
-
-
 @pytest.mark.parametrize("name", ["zamba2", "nemotron-h"])
 def test_time_steps_are_not_limited_by_what_they_are_drawn_from(name, tmp_path):
     words, rows = list(range(3, 40)), []

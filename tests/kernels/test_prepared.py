@@ -347,3 +347,17 @@ def test_hooks_that_want_each_launch_get_each(kernels):
     for _ in range(2):
         paged.paged_attention(**_attention(_cache()))
     assert [how for how, *_ in kernels["attention_kernel"].launches] == ["compile", "compile"]
+
+
+def test_without_a_gpu_the_interpreter_is_named(monkeypatch):
+    """Triton's own words there are `0 active drivers ([])`."""
+
+    class NoDriver:
+        @property
+        def active(self):
+            raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    monkeypatch.setattr(prepared, "driver", NoDriver())
+    monkeypatch.setattr(prepared.knobs.runtime, "interpret", False)
+    with pytest.raises(ArgumentError, match=r"got no GPU.*set TRITON_INTERPRET=1"):
+        prepared.compiler_settings()

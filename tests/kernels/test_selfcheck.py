@@ -102,5 +102,5 @@ def test_without_torch_it_says_what_to_do() -> None:
     command = [sys.executable, "-I", "-S", selfcheck.__file__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (5, "")
-    assert done.stderr.startswith("torch is not installed beside this Python (")
-    assert "To do: " in done.stderr
+    assert done.stderr.startswith("error: torch is not installed beside this Python (")
+    assert "\n  to do: " in done.stderr

@@ -54,8 +54,6 @@ OPEN = {
     "commandParams/envFrom": [{"secretRef": {"name": "any"}}],
     "sidecars": [{"image": "mine"}],
     "gitEnvFrom": [{"secretRef": {"name": "any"}}],
-    "podTemplate": "other",
-    "checkout": {"skip": True},
 }
 """Place in the plugin -> what opens the pod; None takes the key away."""
 

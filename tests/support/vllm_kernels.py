@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton kernels of vLLM's ROCm backends, imported from the installed vLLM, called with the arguments of ours.
 
+A kernel that moved, or takes other arguments, ends the session: nothing is known of it.
+
 On a CPU, the platform of vLLM says during an import and a call that it is ROCm, so that launchers take the tiles,
 warps and FP8 format of AMD. On a GPU nothing stands in for anything: what runs is what that GPU gets.
 """
@@ -14,9 +16,10 @@ import inspect
 import operator
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
+import pytest
 import torch
 from support.pools import batch
 
@@ -34,55 +37,6 @@ if TYPE_CHECKING:
 
 OPS = "vllm.v1.attention.ops"
 BACKENDS = "vllm.v1.attention.backends"
-
-LAUNCHERS = {
-    f"{BACKENDS}.rocm_aiter_fa:cp_mha_gather_cache": (
-        "key_cache value_cache key value block_tables k_scales v_scales cu_seqlens_kv token_to_batch seq_starts "
-        "dequant kv_cache_layout total_tokens"
-    ),
-    f"{BACKENDS}.rocm_aiter_fa:reshape_and_cache_shuffle_triton": (
-        "key value key_cache value_cache slot_mapping kv_cache_dtype k_scales v_scales"
-    ),
-    f"{OPS}.triton_reshape_and_cache_flash:triton_reshape_and_cache_flash": (
-        "key value key_cache value_cache slot_mapping kv_cache_dtype k_scale v_scale"
-    ),
-    f"{OPS}.chunked_prefill_paged_decode:chunked_prefill_paged_decode": (
-        "query key value output kv_cache_dtype key_cache value_cache block_table query_start_loc seq_lens max_seq_len "
-        "max_query_len k_scale v_scale sliding_window sm_scale sinks"
-    ),
-    f"{OPS}.prefix_prefill:context_attention_fwd": (
-        "q k v o kv_cache_dtype k_cache v_cache b_loc b_start_loc b_seq_len max_seq_len max_input_len k_scale v_scale "
-        "sliding_window sm_scale sinks"
-    ),
-    f"{OPS}.triton_unified_attention:unified_attention": (
-        "q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal window_size block_table "
-        "softcap q_descale k_descale v_descale seq_threshold_3D num_par_softmax_segments softmax_segm_output "
-        "softmax_segm_max softmax_segm_expsum sinks kv_quant_mode k_scale_cache v_scale_cache"
-    ),
-    f"{OPS}.triton_decode_attention:decode_attention_fwd": (
-        "q k_buffer v_buffer o lse req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size logit_cap "
-        "k_scale v_scale is_mla"
-    ),
-    f"{BACKENDS}.rocm_attn:RocmAttentionImpl.do_kv_cache_update": "self layer key value kv_cache slot_mapping",
-    "vllm._aiter_ops:rocm_aiter_ops.triton_rope_and_cache": (
-        "query key value positions cos_sin_cache is_neox key_cache value_cache layer_slot_mapping k_scale v_scale "
-        "flash_layout apply_scale"
-    ),
-}
-"""Launcher -> the parameters that the tests give it. One without a default that is not here is a change, too."""
-
-KERNELS = (
-    f"{BACKENDS}.rocm_aiter_fa:cp_mha_gather_cache_kernel",
-    f"{BACKENDS}.rocm_aiter_fa:reshape_and_cache_shuffle_kernel",
-    f"{OPS}.triton_reshape_and_cache_flash:reshape_and_cache_kernel_flash",
-    f"{OPS}.chunked_prefill_paged_decode:kernel_paged_attention_2d",
-    f"{OPS}.prefix_prefill:_fwd_kernel",
-    f"{OPS}.triton_unified_attention:kernel_unified_attention",
-    f"{OPS}.triton_unified_attention:reduce_segments",
-    f"{OPS}.triton_decode_attention:_fwd_grouped_kernel_stage1",
-    f"{OPS}.triton_decode_attention:_fwd_kernel_stage2",
-)
-"""Kernels that those launchers start."""
 
 FP8 = {"gfx942": "e4m3fnuz", "gfx950": "e4m3fn"}
 """vLLM's FP8 format of an arch."""
@@ -126,10 +80,6 @@ def attention_batch(device: str, layout: str, shape: tuple[int, int, int, int], 
         block_size=block_size,
         **more,
     )
-
-
-class MovedKernelError(Exception):
-    """A kernel of vLLM, or its launcher, is not where these tests look for it, or takes other arguments."""
 
 
 class _Arch:
@@ -184,16 +134,12 @@ def _with_triton() -> None:
     with mock.patch.dict(backends, cpu=cpu):
         utils = importlib.import_module("vllm.triton_utils")
     if not utils.HAS_TRITON:
-        raise MovedKernelError(_moved("vllm.triton_utils", "holds placeholders: something imported vLLM before"))
+        _moved("vllm.triton_utils", "holds placeholders: something imported vLLM before")
 
 
 @functools.cache
 def module(name: str) -> types.ModuleType:
-    """A module of vLLM, imported as on ROCm.
-
-    Raises:
-        MovedKernelError: There is none of that name.
-    """
+    """A module of vLLM, imported as on ROCm; where there is none of that name the session ends."""
     _with_triton()
     # What vLLM loads by platform is loaded as this machine is; only the kernels themselves are asked for as on ROCm.
     for base in ("vllm._custom_ops", "vllm._aiter_ops", "vllm.model_executor.layers.attention"):
@@ -205,50 +151,34 @@ def module(name: str) -> types.ModuleType:
         with mock.patch.object(type(current), "is_rocm", return_value=says), on_rocm():
             return importlib.import_module(name)
     except ImportError as error:
-        raise MovedKernelError(_moved(name, f"cannot be imported: {error}")) from error
+        _moved(name, f"cannot be imported: {error}")
 
 
 def find(place: str) -> Any:
-    """A kernel or a launcher, `module:name`.
-
-    Raises:
-        MovedKernelError: It is not there.
-    """
+    """A launcher, `module:name`; where it is not there the session ends."""
     where, _, name = place.partition(":")
     try:
         return operator.attrgetter(name)(module(where))
     except AttributeError:
-        raise MovedKernelError(_moved(place, "is not there")) from None
+        _moved(place, "is not there")
 
 
-def check_all() -> None:
-    """Look for every kernel and launcher that the tests use.
-
-    Raises:
-        MovedKernelError: One is not there, or a launcher takes other arguments.
-    """
-    for place in KERNELS:
-        find(place)
-    for place, names in LAUNCHERS.items():
-        given = names.split()
-        parameters = inspect.signature(find(place)).parameters
-        if unknown := [name for name in given if name not in parameters]:
-            raise MovedKernelError(_moved(place, f"has no parameter {', '.join(unknown)}"))
-        needed = [name for name, each in parameters.items() if each.default is each.empty]
-        if new := [name for name in needed if name not in given]:
-            raise MovedKernelError(_moved(place, f"needs {', '.join(new)}, which the tests do not give"))
-
-
-def _moved(place: str, what: str) -> str:
+def _moved(place: str, what: str) -> NoReturn:
+    """End the session as after a wrong call, which no step counts as a result: a kernel that moved is not wrong."""
     version = importlib.import_module("vllm").__version__
-    return (
+    pytest.exit(
         f"vLLM {version}: {place} {what}\n"
-        "  to do: look where this vLLM has the kernel, and change tests/support/vllm_kernels.py"
+        "  to do: look where this vLLM has the kernel, and change tests/support/vllm_kernels.py",
+        returncode=pytest.ExitCode.USAGE_ERROR,
     )
 
 
 def _launch(name: str, **arguments: Any) -> None:
     launcher: Callable[..., None] = find(name)
+    try:
+        inspect.signature(launcher).bind(**arguments)
+    except TypeError as error:
+        _moved(name, f"takes other arguments: {error}")
     with on_rocm(), imports.without_cuda():
         launcher(**arguments)
 
@@ -354,48 +284,45 @@ def _rocm_platform() -> Any:
     return sys.modules.setdefault(name, stand_in)
 
 
+def _cached(cache: PagedCache, new: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+    """K and V of the step's own tokens, the format of the cache, and its scales, as two launchers call them alike."""
+    key_scale, value_scale = _scales_or_one(cache)
+    quantised = {"kv_cache_dtype": _cache_dtype(cache), "k_scale": key_scale, "v_scale": value_scale}
+    return dict(zip(("key", "value"), new or (None, None), strict=True)) | quantised
+
+
 def paged_attention(
     query: Tensor,
     cache: PagedCache,
     out: Tensor,
     *,
     scale: float,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    max_query_len: int,
-    max_seq_len: int,
-    sliding_window: int | None = None,
-    sinks: Tensor | None = None,
     new: tuple[Tensor, Tensor] | None = None,
     offer_native: bool = False,
+    **batch_and_options: Any,
 ) -> None:
     """`chunked_prefill_paged_decode`: `kernel_paged_attention_2d`, and `_fwd_kernel` for sequences of several queries.
 
-    `new` are K and V of the step's own tokens; without them the kernel reads those from the cache, too. The HIP kernel
-    that vLLM prefers where it can is not taken, unless the platform is to offer it for every shape.
+    Args:
+        query: As of ours; so are `cache`, `out` and `scale`.
+        cache: In the native packing.
+        out: Output.
+        scale: Factor of the scores.
+        new: K and V of the step's own tokens; without them the kernel reads those from the cache, too.
+        offer_native: Whether the platform is to offer the HIP kernel for every shape, which is not taken otherwise.
+        **batch_and_options: `block_table`, `seq_lens`, `query_start_loc`, `max_query_len` and `max_seq_len`, and of
+            `sliding_window` and `sinks`.
     """
-    key_scale, value_scale = _scales_or_one(cache)
     with mock.patch.object(_rocm_platform(), "use_rocm_custom_paged_attention", return_value=offer_native):
         _launch(
             f"{OPS}.chunked_prefill_paged_decode:chunked_prefill_paged_decode",
             query=query,
-            key=new[0] if new else None,
-            value=new[1] if new else None,
             output=out,
-            kv_cache_dtype=_cache_dtype(cache),
             key_cache=cache.key,
             value_cache=cache.value,
-            block_table=block_table,
-            query_start_loc=query_start_loc,
-            seq_lens=seq_lens,
-            max_seq_len=max_seq_len,
-            max_query_len=max_query_len,
-            k_scale=key_scale,
-            v_scale=value_scale,
-            sliding_window=sliding_window,
             sm_scale=scale,
-            sinks=sinks,
+            **_cached(cache, new),
+            **batch_and_options,
         )
 
 
@@ -410,19 +337,17 @@ def prefix_prefill(
     query_start_loc: Tensor,
     max_query_len: int,
     max_seq_len: int,
-    sliding_window: int | None = None,
-    sinks: Tensor | None = None,
     new: tuple[Tensor, Tensor] | None = None,
+    **options: Any,
 ) -> None:
-    """`context_attention_fwd` alone, with every sequence, also those of one query."""
-    key_scale, value_scale = _scales_or_one(cache)
+    """`context_attention_fwd` alone, with every sequence, also those of one query; arguments of `paged_attention`."""
+    cached = _cached(cache, new)
     _launch(
         f"{OPS}.prefix_prefill:context_attention_fwd",
         q=query,
-        k=new[0] if new else None,
-        v=new[1] if new else None,
+        k=cached.pop("key"),
+        v=cached.pop("value"),
         o=out,
-        kv_cache_dtype=_cache_dtype(cache),
         k_cache=cache.key,
         v_cache=cache.value,
         b_loc=block_table,
@@ -430,11 +355,9 @@ def prefix_prefill(
         b_seq_len=seq_lens,
         max_seq_len=max_seq_len,
         max_input_len=max_query_len,
-        k_scale=key_scale,
-        v_scale=value_scale,
-        sliding_window=sliding_window,
         sm_scale=scale,
-        sinks=sinks,
+        **cached,
+        **options,
     )
 
 

@@ -57,7 +57,7 @@ def test_update_writes_where_the_layout_says(layout, block_size, device):
     slots = torch.randperm(5 * block_size, generator=gen)[:21].to(device)
     slots[::5] = -1
     backend = vllm_kernels.module(f"{vllm_kernels.BACKENDS}.rocm_attn")
-    impl = object.__new__(backend.RocmAttentionImpl)
+    impl = object.__new__(vllm_kernels.find(f"{vllm_kernels.BACKENDS}.rocm_attn:RocmAttentionImpl"))
     impl.attn_type, impl.kv_cache_dtype = backend.AttentionType.DECODER, "auto"
     impl.num_kv_heads, impl.head_size = heads, head_size
     impl._use_interleaved_v_cache = False  # vLLM 0.33: an order of V that only a fused write asks for

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import yaml
 
-from hilgate.buildkite import pods
 from hilgate.declare.check import find_cycle
 from hilgate.errors import Exit
 from hilgate.model.declaration import BUILDKITE_KEY, POSTED_BY, RESERVED_KEYS
@@ -214,7 +213,6 @@ def _step_problems(step: Step, *, answers: bool = True, manual: bool = False) ->
         ),
     }
     found = [problem for problem, wrong in rules.items() if wrong]
-    found += pods.problems(step.get("plugins")) if answers else []
     return _greening(step) + found + _retry_problems(step.get("retry") or {}, answers=answers, manual=manual)
 
 

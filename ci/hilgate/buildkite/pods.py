@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pod of a job on Kubernetes: the `kubernetes` plugin of Buildkite's agent-stack-k8s, and the lint of it. Pure.
+"""The pod of a job on Kubernetes: the `kubernetes` plugin of Buildkite's agent-stack-k8s. Pure.
 
 Five containers, of which the pipeline says two. `agent`, `checkout` and `container-0` hold Buildkite's token and run in
 the controller's own image; `hilgate` copies trusted code out of that image. What stands here of its image and command
@@ -9,7 +9,8 @@ was given (`agent_host.pod`). It is an init container that lives as long as the 
 controller gives its own `sidecars` the workspace with the token's socket in it, and turns every entry of `containers`
 into an agent.
 
-`ci/agent/pods/policy.yaml` asks the same of every pod, because not only this file can upload steps.
+`ci/agent/pods/policy.yaml` lets no other pod in, because not only this file can upload steps; tests hold what this file
+makes against that policy.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
-
-from hilgate.model.declaration import CPU, RESOURCE
+from hilgate.model.declaration import CPU
 
 if TYPE_CHECKING:
     from hilgate.model.declaration import Pods
@@ -127,85 +126,3 @@ def _other_than(node: str) -> dict[str, Any]:
 
 def _node_name() -> dict[str, Any]:
     return {"name": "HILGATE_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-
-
-def _exactly(optional: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
-    """A schema of a mapping that has these keys, may have the `optional` ones, and no other."""
-    properties = keys | (optional or {})
-    return {"type": "object", "properties": properties, "required": [*keys], "additionalProperties": False}
-
-
-def _const(value: object) -> dict[str, Any]:
-    return {"const": value}
-
-
-def _list(*items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": list(items), "minItems": len(items), "additionalItems": False}
-
-
-NAME_OF_NODE = _const([_node_name()])
-QUANTITY = {"type": "string", "pattern": "^[1-9][0-9]*(Gi)?$"}
-IMAGE = {"type": "string", "pattern": r"^[^@\s]+@sha256:[0-9a-f]{64}$"}
-LIMITS = {"cpu": QUANTITY, "memory": QUANTITY, "ephemeral-storage": QUANTITY}
-
-
-def _ours(name: str, command: list[str], mounts: list[dict[str, Any]], gpus: int, **more: Any) -> dict[str, Any]:
-    """A schema of a container that runs trusted code in the image of the step, beside nothing or beside the change."""
-    limits = _exactly(**LIMITS) | {"maxProperties": len(LIMITS) + gpus, "minProperties": len(LIMITS) + gpus}
-    limits |= {"additionalProperties": False, "patternProperties": {f"^{RESOURCE.pattern}$": QUANTITY}}
-    return _exactly(
-        name=_const(name),
-        image=IMAGE,
-        command={"type": "array", "items": [_const(word) for word in command], "minItems": len(command)},
-        env=NAME_OF_NODE,
-        resources=_exactly(limits=limits),
-        securityContext=_const(CLOSED),
-        volumeMounts=_const(mounts),
-        **more,
-    )
-
-
-def _schema(gpus: int) -> dict[str, Any]:
-    """What a pod may say, with or without GPUs. All else that Kubernetes knows is refused without being listed."""
-    step_mounts: list[dict[str, Any]] = [GIVEN | READ_ONLY, OUT, WORK, SHM]
-    fit = _ours("fit", [*PROGRAM, "fit"], [GIVEN], 1, terminationMessagePolicy={"type": "string"})
-    step = _ours("step", [*PROGRAM, "step"], step_mounts, gpus, restartPolicy=_const("Always"))
-    copies = _exactly(
-        name=_const("hilgate"),
-        image=IMAGE,
-        command=_const(FAILS),
-        securityContext=_const(CLOSED),
-        volumeMounts=_const([GIVEN]),
-    )
-    variables = _const([{"name": "HILGATE_POD", "value": "/hilgate"}, _node_name()])
-    agent = _exactly(name=_const(AGENT), securityContext=_const(CLOSED), env=variables)
-    security = {key: _const(value) for key, value in POD["securityContext"].items()}
-    groups = {"type": "array", "items": {"type": "integer", "minimum": 1}}
-    spec = {key: _const(value) for key, value in POD.items()} | {
-        "securityContext": _exactly({"supplementalGroups": groups}, **security),
-        "initContainers": _list(copies, *([fit] if gpus else []), step),
-        "volumes": {"type": "array", "items": _exactly(name={"type": "string"}, emptyDir={"type": "object"})},
-    }
-    return _exactly(
-        metadata=_exactly(labels=_exactly(**{NETWORK: {"enum": ["open", "none"]}})),
-        podSpec=_exactly({"nodeSelector": {"type": "object"}, "affinity": {"type": "object"}}, **spec),
-        commandParams=_const({"extraVolumeMounts": [GIVEN, OUT | READ_ONLY]}),
-        podSpecPatch=_exactly(containers=_list(agent)),
-    )
-
-
-def problems(plugins: object) -> list[str]:
-    """What is wrong with the plugins of a job; a job without any is none of a pod."""
-    if plugins is None:
-        return []
-    only = plugins[0] if isinstance(plugins, list) and len(plugins) == 1 else None
-    pod = only.get(PLUGIN) if isinstance(only, dict) and only.keys() == {PLUGIN} else None
-    if not isinstance(pod, dict):
-        return ["has plugins beside one pod"]
-    containers = pod.get("podSpec", {}).get("initContainers", ())
-    gpus = [container.get("resources") for container in containers if container.get("name") in ("fit", "step")]
-    validator = jsonschema.Draft7Validator(_schema(max(0, len(gpus) - 1)))
-    found = [f"{'.'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(pod)]
-    if len(gpus) == 2 and gpus[0] != gpus[1]:
-        found.append("podSpec.initContainers: step has other GPUs than fit judges")
-    return [f"has a pod that is open: {problem}" for problem in found]

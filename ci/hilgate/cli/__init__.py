@@ -7,15 +7,12 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from hilgate.errors import EXIT_MEANINGS, MisuseError
-
-if TYPE_CHECKING:
-    from hilgate.plan.make import PlanChoice
 
 SUMMARY = "Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."
 
@@ -142,33 +139,6 @@ class Settings:
 
     root: Path | None = None
     debug: bool = False
-
-
-def choice_of(
-    ctx: typer.Context, root: Path, *, base: str | None, everything: bool, named: tuple[str, ...] = ()
-) -> PlanChoice:
-    """Choose what a local command runs: what its options name, else what the state of the checkout calls for.
-
-    Every choice is compared with the default branch, or with `base`, so that no change can excuse itself.
-
-    Raises:
-        MisuseError: Two options that contradict each other. HILGATE_BASE contradicts none.
-    """
-    from hilgate.git import default_base
-    from hilgate.plan.make import PlanChoice, choose
-    from hilgate.report.view import whole_gate
-
-    source = ctx.get_parameter_source("base")
-    typed = source is not None and source.name == "COMMANDLINE"
-    given = {"--all": everything, "--steps": bool(named), "--base": typed}
-    options = [name for name, is_given in given.items() if is_given]
-    if everything and len(options) > 1:
-        raise MisuseError(f"{' and '.join(options)} exclude each other", remedy=f"leave out {options[1]}")
-    if named:
-        return PlanChoice("gate", base or default_base(root)[0] or None, f"{', '.join(named)}, as asked")
-    if everything:
-        return PlanChoice("gate", base or default_base(root)[0] or None, "everything, as asked", whole=True)
-    return choose(root, base=base, whole=whole_gate())
 
 
 def repository(ctx: typer.Context) -> Path:

@@ -247,7 +247,7 @@ def rerun(
     _require_packages()
     from hilgate.buildkite import api
     from hilgate.declare.load import load
-    from hilgate.plan.make import by_model
+    from hilgate.plan.select import by_model
 
     chosen = list(dict.fromkeys(models))
     declarations = load(repository(ctx))

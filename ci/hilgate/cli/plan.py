@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hilgate import __version__
-from hilgate.cli import SUMMARY, Base, Everything, History, Json, Settings, choice_of, declared, program, repository
+from hilgate.cli import SUMMARY, Base, Everything, History, Json, Settings, declared, program, repository
 from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError, NothingSelectedError
 from hilgate.text import count
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hilgate.declare.load import Declarations
     from hilgate.plan.expand import Readiness
     from hilgate.plan.machine import Machine
+    from hilgate.plan.make import EarlierBuilds
 
 
 ProfileName = Annotated[
@@ -67,12 +68,12 @@ def plan(
 
     Of a single step it also shows all that is declared about it, and which files select it.
     """
+    from hilgate.cli.choice import PlanChoice, choice_of
     from hilgate.plan.estimate import estimate, last_minutes
     from hilgate.plan.limits import within_limits
     from hilgate.plan.machine import detect
-    from hilgate.plan.make import PlanChoice, make_plan
+    from hilgate.plan.make import make_plan
     from hilgate.report import terminal
-    from hilgate.report.history import images, launches, times
 
     root = repository(ctx)
     choice = PlanChoice(profile or "gate", base, "")
@@ -82,10 +83,6 @@ def plan(
     names, served = tuple(select or ()), tuple(models or ())
     if len(names) == 1 and not as_json:
         _show_step(root, names[0], base)
-    # Never the history of a checkout, which a change could bring with it.
-    built = partial(images, history) if history else None
-    trouble = _trouble(history) if history else {}
-    records = partial(launches, history) if history else None
     made = within_limits(
         make_plan,
         root,
@@ -93,10 +90,7 @@ def plan(
         profile=choice.profile,
         select=names,
         models=served,
-        built=built,
-        trouble=trouble,
-        records=records,
-        measured=partial(times, history) if history else None,
+        earlier=_earlier_builds(history) if history else None,  # never of a checkout: a change could bring it with it
         whole=choice.whole,
     )
     if write:
@@ -106,6 +100,19 @@ def plan(
     else:
         size = estimate(made, last_minutes(root), cores=detect().cores) if made.local else estimate(made)
         terminal.print_plan(terminal.stdout(), made, size, omitted=omitted)
+
+
+def _earlier_builds(history: Path) -> EarlierBuilds:
+    """What a history knows of earlier builds, looked up as a plan asks for it."""
+    from hilgate.plan.make import EarlierBuilds
+    from hilgate.report.history import images, launches, times
+
+    return EarlierBuilds(
+        images=partial(images, history),
+        trouble=_trouble(history),
+        launches=partial(launches, history),
+        times=partial(times, history),
+    )
 
 
 def _trouble(history: Path) -> dict[str, tuple[int, str]]:
@@ -217,8 +224,7 @@ def _here(ctx: typer.Context) -> tuple[Declarations, Machine, list[Readiness]]:
     from hilgate.declare.load import load
     from hilgate.git import no_checkout
     from hilgate.plan.expand import Target, readiness
-    from hilgate.plan.machine import detect
-    from hilgate.plan.make import absent_tools
+    from hilgate.plan.machine import absent_tools, detect
 
     root = repository(ctx)
     declarations = load(root)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand
 
-from hilgate.cli import Base, Everything, JobsFolder, Json, Results, choice_of, declared, program, repository
+from hilgate.cli import Base, Everything, JobsFolder, Json, Results, declared, program, repository
 from hilgate.cli.verdict import judge_and_report, read_plan_or_report_none
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.text import count, suggest
@@ -122,13 +122,14 @@ def gate(
     ci/project.yaml, which decide no merge. The exit status is the verdict.
     """
     began = time.monotonic()
+    from hilgate.cli.choice import choice_of, first_line
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
     from hilgate.model import PLAN_FILE
     from hilgate.plan.estimate import estimate, keep_minutes, last_minutes
     from hilgate.plan.limits import within_limits
     from hilgate.plan.machine import detect
-    from hilgate.plan.make import first_line, make_plan
+    from hilgate.plan.make import make_plan
     from hilgate.report import terminal
     from hilgate.run.runner import Options, locked
 
@@ -437,7 +438,7 @@ def run_plan(
     """
     from hilgate import git
     from hilgate.report import terminal
-    from hilgate.run import bytecode, progress
+    from hilgate.run import leftovers, progress
     from hilgate.run.results import Recorded, restored_files
     from hilgate.run.runner import Runner, new_build
 
@@ -447,7 +448,7 @@ def run_plan(
     with restored_files(root, plan.merge_base, foreign, folder):
         fingerprint = git.fingerprint(root)
         if plan.commit:  # without git nobody knows which files are the tree's
-            bytecode.remove_stale(root, git.tracked_files(root))
+            leftovers.remove_stale(root, git.tracked_files(root))
         build = new_build(plan, fingerprint, _surroundings(plan, root, fingerprint, options))
         if recorded:
             _require_same_state(recorded, root, folder, fingerprint, None if options.only_ids else build.surroundings)

@@ -4,9 +4,8 @@
 docker takes bases by digest, and finds wheels and images in the registry by their content. A build of a fork pushes
 nothing and exports no cache; what it may read is public or content-addressed. buildah needs root and two Debian
 packages, no daemon and no registry: its store is a folder of its own, and there is no base image to pull, so
-debootstrap makes one, once per suite. buildah 1.28 cannot add a repository at a commit, so git fetches that before it.
-What is started stays in this process's group, so that whoever ends the group (Ctrl-C, a runner's timeout) ends it as
-well.
+debootstrap makes one, once per suite. What is started stays in this process's group, so that whoever ends the group
+(Ctrl-C, a runner's timeout) ends it as well.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
-from hilgate.images.pins import PINS_FILE, WHEELS
+from hilgate.images.pins import WHEELS
 from hilgate.images.pip_conf import pip_configuration
 
 NETWORK: Final = (
@@ -33,8 +32,6 @@ NETWORK: Final = (
 )
 """What a build prints in the end when the machine is to blame and not the change."""
 
-GIT_ADD: Final = re.compile(r"^ADD --keep-git-dir=true \$\{(\w+)\} (\S+)$", re.MULTILINE)
-"""Line of a recipe that adds a repository: the argument with `ADDRESS.git#COMMIT`, and the folder."""
 INSPECT: Final = ("docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}")
 BUILDAH: Final = ("buildah", "debootstrap")
 FREE: Final = 12
@@ -306,7 +303,6 @@ class Buildah:
         """
         request.log.unlink(missing_ok=True)
         self._room()
-        clone_repositories(request, arguments)
         if "BASE" not in arguments:
             self._make_base(request.log)
             arguments = arguments | {"BASE": self.name("base", self.suite)}
@@ -397,43 +393,6 @@ class Buildah:
         finally:
             answer([*self.words, "rm", container])
         shutil.rmtree(folder)
-
-
-def clone_repositories(request: BuildRequest, arguments: dict[str, str]) -> None:
-    """Fetch with git what the recipe adds from a repository, and let the recipe in the context copy it.
-
-    buildah 1.28 would add the page at that address as a file. A commit is fetched by its hash alone, submodules too.
-
-    Raises:
-        BuildFailedError: The address ends in no full commit, or what was fetched is another one.
-        CannotRunHereError: git is missing, or the network.
-    """
-    recipe = request.context / request.recipe
-    text = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
-    added = GIT_ADD.findall(text)
-    for number, (argument, target) in enumerate(added):
-        address, _, commit = arguments.get(argument, "").partition("#")
-        if not re.fullmatch(r"[0-9a-f]{40}", commit):
-            what = f"{argument} is {arguments.get(argument, '')!r}, not a repository at the 40 hex digits of a commit"
-            raise BuildFailedError(what, where=request.recipe, remedy=f"write the commit into {PINS_FILE}")
-        folder = request.context / f"git-{number}"
-        shutil.rmtree(folder, ignore_errors=True)
-        git = ["git", "-C", str(folder)]
-        for words in (
-            ["git", "init", "--quiet", str(folder)],
-            [*git, "fetch", "--quiet", "--depth", "1", address, commit],
-            [*git, "checkout", "--quiet", "--detach", commit],
-            [*git, "remote", "add", "origin", address],  # against which the addresses of submodules are resolved
-            [*git, "submodule", "--quiet", "update", "--init", "--recursive", "--depth", "1"],
-        ):
-            build(words, request.log, request.context, {"GIT_TERMINAL_PROMPT": "0"})
-        found = answer([*git, "rev-parse", "HEAD"]).strip()
-        if found != commit:
-            what = f"{address} gave commit {found}, pinned is {commit}"
-            raise BuildFailedError(what, where=request.recipe, remedy=f"look at the repository before {PINS_FILE}")
-        text = text.replace(f"ADD --keep-git-dir=true ${{{argument}}} {target}\n", f"COPY {folder.name} {target}\n")
-    if added:
-        recipe.write_text(text, encoding="utf-8")
 
 
 Engine = Docker | Buildah

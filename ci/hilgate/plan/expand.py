@@ -11,7 +11,6 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from hilgate.model import Key, StrictModel
@@ -19,25 +18,15 @@ from hilgate.model.declaration import CPU, Area, Step
 from hilgate.model.plan import Omission, OmissionCause, PlannedStep, planned_key
 from hilgate.model.record import Check
 from hilgate.plan.machine import Machine
+from hilgate.plan.select import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hilgate.declare.load import Declarations
+    from hilgate.plan.select import Chosen, NotWanted
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Why a declared step is wanted, and on which devices (None: all that it lists)."""
-
-    reason: str
-    devices: frozenset[Key] | None = None
-    of_device: Mapping[Key, str] = field(default_factory=dict)
-    """Reasons that are of one device alone."""
-
-
-NotWanted = tuple[OmissionCause, str]
-"""Cause and reason of a step that is not wanted."""
 NOT_ASKED_FOR: NotWanted = ("not asked for", "not asked for")
 
 
@@ -62,54 +51,39 @@ class Target:
 
 
 def expand(
-    declarations: Declarations,
-    wanted: Mapping[Key, Wanted],
-    target: Target,
-    *,
-    otherwise: Mapping[Key, NotWanted],
-    settled: Mapping[Key, Mapping[Key, str]] = MappingProxyType({}),
+    declarations: Declarations, chosen: Chosen, target: Target
 ) -> tuple[tuple[PlannedStep, ...], tuple[Omission, ...]]:
-    """Place wanted steps (by declared key) where `target` says: steps after what they depend on, and what is left out.
+    """Place chosen steps where `target` says: steps after what they depend on, and what is left out.
 
     What a wanted step needs is planned too, and so is what builds the images of its queues. A step whose need has
-    nowhere to run is omitted, and the reason says so. `otherwise` says why steps are not wanted; the rest were not
-    asked for. `settled` says of a step on a device that it passed and why nothing has changed since: nobody waits for
-    it there.
+    nowhere to run is omitted, and the reason says so.
     """
-    wanted = with_needs(declarations, wanted, target, settled)
+    wanted = _with_needs(declarations, chosen, target)
     placed: dict[Key, Placement] = {}
     omissions: list[Omission] = []
-    cause: OmissionCause
     for area, step in declarations.steps():
-        if step.key in wanted:
-            placed[step.key] = place(declarations, step, target, wanted[step.key].devices)
-            for device, why in placed[step.key].left_out.items():
-                cause = _cause(declarations, step, target, device)
-                omissions.append(_omission(area, step, planned_key(step, device), cause, why))
-            on = wanted[step.key].devices or step.devices
-            passed = {device: why for device, why in settled.get(step.key, {}).items() if device not in on}
-            omissions += [_omission(area, step, planned_key(step, d), "not affected", why) for d, why in passed.items()]
-        else:
-            omissions.append(_omission(area, step, step.key, *otherwise.get(step.key, NOT_ASKED_FOR)))
-    places = {key: list(one.devices) for key, one in placed.items()}
-    held = {key for key, one in placed.items() if set(one.left_out.values()) & set(target.out.values())}
+        if step.key not in wanted:
+            omissions.append(_omission(area, step, step.key, *chosen.unwanted.get(step.key, NOT_ASKED_FOR)))
+            continue
+        only = wanted[step.key].devices
+        placed[step.key] = place(declarations, step, target, only)
+        for device, why in placed[step.key].left_out.items():
+            cause = _cause(declarations, step, target, device)
+            omissions.append(_omission(area, step, planned_key(step, device), cause, why))
+        for device, why in chosen.settled.get(step.key, {}).items():
+            if device not in (only or step.devices):
+                omissions.append(_omission(area, step, planned_key(step, device), "not affected", why))
+
+    places = {key: list(placement.devices) for key, placement in placed.items()}
+    held = {key for key, placement in placed.items() if set(placement.left_out.values()) & set(target.out.values())}
     steps: list[PlannedStep] = []
     for area, step in _in_order(declarations, target, places):
-        obstacle = placed[step.key].obstacle  # a missing package: it stays planned, and ends as did not run
         for device in placed[step.key].devices:
-            image = _image(declarations, target, step, device)
-            note = f"; will not run here, {obstacle}" if obstacle else ""
-            if target.fork and target.machine is None and (image is None or (step.network and device != CPU)):
-                lacks = (
-                    "has no network: what the cache of models lacks" if image else "runs on no host that is kept: it"
-                )
-                who = f"{declarations.project.approvers} may push the commit to a branch here"
-                note += f"; a fork's code {lacks} will not run, and {who}"
-            provider = _provider(declarations, target, step, device)
-            waits = [need for need in step.needs if need in places and device not in settled.get(need, {})]
-            needs = dict.fromkeys([*waits, *([provider.key] if provider else [])])
+            waits = [need for need in step.needs if need in places and device not in chosen.settled.get(need, {})]
+            needs = dict.fromkeys([*waits, *_provider_keys(declarations, target, step, [device])])
             met = {need: _met_by(need, device, places[need]) for need in needs}
-            if unmet := [need for need, key in met.items() if key is None]:
+            unmet = [need for need, key in met.items() if key is None]
+            if unmet:
                 key, cause = planned_key(step, device), "need omitted"
                 if held.intersection(unmet):  # what waits for a queue that is out is held up with it
                     held.add(step.key)
@@ -117,45 +91,60 @@ def expand(
                 omissions.append(_omission(area, step, key, cause, f"needs {unmet[0]}, which is omitted"))
                 places[step.key].remove(device)
                 continue
+            reason = wanted[step.key].of_device.get(device, wanted[step.key].reason)
             steps.append(
                 PlannedStep(
                     step=step.model_copy(update={"secrets": ()}) if target.fork else step,
                     area=area.area,
                     device=device,
                     queue=declarations.queue_for(step, device),
-                    image=image,
+                    image=_image(declarations, target, step, device),
                     depends_on=tuple(key for key in met.values() if key is not None),
                     env={**declarations.agents.devices[device].env, **step.env},
-                    reason=wanted[step.key].of_device.get(device, wanted[step.key].reason) + note,
+                    reason=reason + _note(declarations, target, step, device, placed[step.key].obstacle),
                     report_only=planned_key(step, device) in target.report_only,
                 )
             )
     return tuple(steps), tuple(omissions)
 
 
-def with_needs(
-    declarations: Declarations,
-    wanted: Mapping[Key, Wanted],
-    target: Target,
-    settled: Mapping[Key, Mapping[Key, str]] = MappingProxyType({}),
-) -> dict[Key, Wanted]:
-    """`wanted` and, transitively, what it needs: steps but where they are `settled`, and what builds its images."""
+def _note(declarations: Declarations, target: Target, step: Step, device: Key, obstacle: str) -> str:
+    """What is added to the reason of a step that is planned and will not run; empty for any other.
+
+    A missing package is such an obstacle: the step stays planned, and ends as did not run.
+    """
+    note = f"; will not run here, {obstacle}" if obstacle else ""
+    if not target.fork or target.machine is not None:
+        return note
+    if _image(declarations, target, step, device) is None:
+        lacks = "runs on no host that is kept: it"
+    elif step.network and device != CPU:
+        lacks = "has no network: what the cache of models lacks"
+    else:
+        return note
+    who = f"{declarations.project.approvers} may push the commit to a branch here"
+    return f"{note}; a fork's code {lacks} will not run, and {who}"
+
+
+def _with_needs(declarations: Declarations, chosen: Chosen, target: Target) -> dict[Key, Wanted]:
+    """The wanted steps and, transitively, what they need: steps but where they are settled, and builders of images."""
     steps = {step.key: step for _, step in declarations.steps()}
-    closed = dict(wanted)
-    waiting = list(wanted)
+    closed = dict(chosen.wanted)
+    waiting = list(closed)
     while waiting:
         step = steps[waiting.pop(0)]
         also = [(need, f"needed by {step.key}") for need in step.needs]
-        chosen = [device for device in step.devices if device in (closed[step.key].devices or step.devices)]
-        builders = _provider_keys(declarations, target, step, chosen)
+        devices = [device for device in step.devices if device in (closed[step.key].devices or step.devices)]
+        builders = _provider_keys(declarations, target, step, devices)
         also += [(builder, f"builds the image of {step.key}") for builder in builders]
         for need, reason in also:
-            # What was asked for on some devices only may be needed on another.
-            rest = frozenset(steps[need].devices) - settled.get(need, {}).keys()
-            devices = rest if need in settled else None
             before = closed.get(need, Wanted(reason, frozenset()))
-            if devices != before.devices and before.devices is not None and devices != frozenset():
-                closed[need] = Wanted(before.reason, devices, before.of_device)
+            if before.devices is None:
+                continue
+            # What was asked for on some devices only may be needed on another.
+            rest = frozenset(steps[need].devices) - chosen.settled.get(need, {}).keys()
+            if rest and rest != before.devices:
+                closed[need] = Wanted(before.reason, rest if need in chosen.settled else None, before.of_device)
                 waiting.append(need)
     return closed
 
@@ -180,15 +169,10 @@ def _in_order(
     return [declared[key] for key in order]
 
 
-def _provider(declarations: Declarations, target: Target, step: Step, device: Key) -> Step | None:
-    """Return the step that builds the image of a step's job; None on the host, and for an image that exists already."""
-    image = _image(declarations, target, step, device)
-    return declarations.provider(image) if image and image not in target.built else None
-
-
 def _provider_keys(declarations: Declarations, target: Target, step: Step, devices: Iterable[Key]) -> list[Key]:
-    """Keys of the steps that build the images of a step's jobs on these devices."""
-    providers = (_provider(declarations, target, step, device) for device in devices)
+    """Keys of the steps that build the images of a step's jobs on these devices, but for images that exist already."""
+    images = (_image(declarations, target, step, device) for device in devices)
+    providers = (declarations.provider(image) for image in images if image and image not in target.built)
     return [provider.key for provider in providers if provider]
 
 

@@ -9,7 +9,6 @@ commit can change what the step launches: the same rules select by it, body by b
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from hilgate.plan.select import select
 from hilgate.pytest_recorder import ELSEWHERE, name_elsewhere
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from hilgate.declare.imports import Imports
@@ -59,10 +58,6 @@ class Launches:
             known = file in files or name.endswith("/")
             names.add(name if known else f"{ELSEWHERE}::{function}" if colons else name_elsewhere(file))
         return replace(self, names=frozenset(names))
-
-
-Records = Callable[[str, str], Sequence[Launches]]
-"""Declared step, device -> what whole, passed builds of the default branch recorded, the newest first."""
 
 
 # One module
@@ -165,14 +160,14 @@ class Launched:
         change: What it changes.
         areas: As it declares them.
         graph: Its import graph.
-        records: What earlier builds recorded.
+        records: Declared step, device -> what builds in which it passed recorded, the newest first.
     """
 
     root: Path
     change: git.Changes
     areas: Sequence[Area]
     graph: Imports
-    records: Records
+    records: Callable[[str, str], Sequence[Launches]]
     _since: dict[str, _Since | None] = field(default_factory=dict)
 
     @cached_property
@@ -190,11 +185,10 @@ class Launched:
         found = {name: edited_bodies(text, (self.root / name).read_bytes()) for name, text in before.items()}
         return {name: bodies for name, bodies in found.items() if bodies}
 
-    def answers(self, steps: Iterable[Step]) -> Iterator[dict[Key, Answer]]:
-        """For each step: device -> what its newest record that counts says; nothing for devices without a record."""
-        for step in steps:
-            answers = {device: self._answer(step.key, device) for device in step.devices}
-            yield {device: answer for device, answer in answers.items() if answer}
+    def answers(self, step: Step) -> dict[Key, Answer]:
+        """Device -> what the newest record that counts says of a step; nothing for devices without a record."""
+        answers = {device: self._answer(step.key, device) for device in step.devices}
+        return {device: answer for device, answer in answers.items() if answer}
 
     def _answer(self, key: Key, device: Key) -> Answer | None:
         why = ""

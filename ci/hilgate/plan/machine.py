@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detect this machine: its GPU, cores, memory and installed distributions. Imports no torch and starts no GPU.
+"""Detect this machine: its GPU, cores, memory, installed distributions, and where Python finds packages.
+
+Imports no torch and starts no GPU.
 
 AMD GPUs are read from the KFD topology in sysfs (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c); NVIDIA GPUs are
 asked of nvidia-smi. Which of them a process sees follows the vendors' environment variables.
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.conditions import version_of
+from hilgate.errors import CannotRunHereError
 from hilgate.model import StrictModel
 from hilgate.model.declaration import CPU
 from hilgate.model.record import Environment
@@ -29,6 +32,8 @@ from hilgate.names import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from hilgate.declare.load import Declarations
 
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 
@@ -149,6 +154,45 @@ def foreign_entries(env: Mapping[str, str]) -> tuple[str, ...]:
 
 def _entries(env: Mapping[str, str]) -> list[str]:
     return [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def find_packages(root: Path, folders: Iterable[str]) -> dict[str, str]:
+    """Map the import packages of these folders to their paths; of two with one name the first counts, as in Python."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        for module in sorted((root / folder).glob("*/__init__.py")):
+            if module.parent.name.isidentifier():
+                found.setdefault(module.parent.name, place(module.parent, root))
+    return found
+
+
+def place(path: Path, root: Path) -> str:
+    """A folder by its name below the root, links resolved; absolute when it is elsewhere."""
+    path, root = path.resolve(), root.resolve()
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+
+
+def require_own_hilgate(root: Path, packages: Mapping[str, str]) -> None:
+    """Refuse to judge a tree that brings its own hilgate with the hilgate of another tree: their rules may differ.
+
+    Raises:
+        CannotRunHereError: This hilgate is of another tree, as where several working trees share one environment.
+    """
+    if sys.flags.isolated:  # on purpose: an agent decides with the code of the merge base
+        return
+    own, this = packages.get("hilgate"), place(Path(__file__).parents[1], root)
+    if own not in {None, this}:
+        raise CannotRunHereError(
+            f"the hilgate that runs is another tree's, {this}",
+            where=f"{root}, which has its own: {own}",
+            remedy=f"give that tree its own environment (`make setup` there), or set PYTHONPATH={(root / own).parent}",
+        )
+
+
+def absent_tools(declarations: Declarations) -> frozenset[str]:
+    """Programs that steps need and that are not on this machine's path."""
+    tools = {tool for _, step in declarations.steps() for tool in step.tools}
+    return frozenset(tool for tool in tools if shutil.which(tool) is None)
 
 
 def _processor() -> str:

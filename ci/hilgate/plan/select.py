@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Select the steps that a change can break, each with its reason. Pure: file names in, reasons out.
+"""Select the steps that a change can break, or those that somebody names, each with its reason. Pure.
 
-Selection only ever adds, file by file: one more changed file can select more steps and never fewer.
+Selection by a change only ever adds, file by file: one more changed file can select more steps and never fewer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hilgate.declare import globs
+from hilgate.errors import MisuseError
+from hilgate.model.plan import OmissionCause, planned_key
+from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from hilgate.declare.imports import Imports
+    from hilgate.declare.load import Declarations
     from hilgate.model import Key
     from hilgate.model.declaration import Area, Step
+    from hilgate.model.plan import PlanProfile
 
 EVERYTHING = "everything runs"
 NOT_AFFECTED = "not affected by this change"
@@ -33,6 +38,35 @@ class Selection:
     """Declared step -> why it does not."""
     by_bodies: frozenset[Key] = frozenset()
     """Steps to run that nothing selects but edited bodies of kernels, in what they import or what their area claims."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Why a declared step is wanted, and on which devices (None: all that it lists)."""
+
+    reason: str
+    devices: frozenset[Key] | None = None
+    of_device: Mapping[Key, str] = field(default_factory=dict)
+    """Reasons that are of one device alone."""
+
+
+NotWanted = tuple[OmissionCause, str]
+"""Cause and reason of a step that is not wanted."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The declared steps that a plan is to have, by key.
+
+    Attributes:
+        wanted: Why each of them is.
+        unwanted: Why others are not; the rest were not asked for.
+        settled: Step -> device -> why it passed there and nothing has changed since: nobody waits for it there.
+    """
+
+    wanted: Mapping[Key, Wanted]
+    unwanted: Mapping[Key, NotWanted] = field(default_factory=dict)
+    settled: Mapping[Key, Mapping[Key, str]] = field(default_factory=dict)
 
 
 _Cause = tuple[str, str]
@@ -130,3 +164,55 @@ def _reason(causes: Sequence[_Cause]) -> str:
     file, how = next((cause for cause in causes if not cause[1]), first)
     more = f" and {len(others)} more" if others else ""
     return f"{file}{more} {how if how.startswith('is ') else f'changed, {how}'.removesuffix(', ')}"
+
+
+def by_name(declarations: Declarations, names: tuple[str, ...], profile: PlanProfile) -> dict[Key, Wanted]:
+    """The steps that these areas, steps or steps on a device name.
+
+    An area stands for its steps of the profile, or for all where it has none of them; a step is taken whatever its
+    profiles are.
+
+    Raises:
+        MisuseError: A name is none of them; with a did-you-mean.
+    """
+    wanted: dict[Key, Wanted] = {}
+    areas = {area.area for area in declarations.areas}
+    known = set(areas)
+    for _, step in declarations.steps():
+        known.update((step.key, *(planned_key(step, device) for device in step.devices)))
+    for name in names:
+        if name not in known:
+            remedy = suggest(name, known, areas)
+            raise MisuseError(f"no area or step is called {name!r}", where="ci/areas", remedy=remedy)
+        reason = f"asked for: {name}"
+        for area, step in declarations.steps():
+            of_area = area.area == name and (profile in step.profiles or not _has(area, profile))
+            if of_area or name == step.key:
+                wanted[step.key] = Wanted(reason)
+            for device in step.devices:
+                if name == planned_key(step, device):
+                    before = wanted.get(step.key, Wanted(reason, frozenset()))
+                    devices = None if before.devices is None else before.devices | {device}
+                    wanted[step.key] = Wanted(reason, devices)
+    return wanted
+
+
+def _has(area: Area, profile: PlanProfile) -> bool:
+    return any(profile in step.profiles for step in area.steps)
+
+
+def by_model(declarations: Declarations, models: Iterable[str], *others: str) -> dict[Key, Wanted]:
+    """The steps that run these models; `others` are names that mean something else and may stand among them.
+
+    Raises:
+        MisuseError: No step runs a model of that name; with a did-you-mean.
+    """
+    known = declarations.models()
+    wanted: dict[Key, Wanted] = {}
+    for model in models:
+        if model not in known and model not in others:
+            remedy = suggest(model, {*known, *others})
+            raise MisuseError(f"no step runs a model {model!r}", where="ci/areas", remedy=remedy)
+        for step in known.get(model, ()):
+            wanted.setdefault(step.key, Wanted(f"asked for: model {model}"))
+    return wanted

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from hilgate.errors import CannotRunHereError
 from hilgate.evidence import LOG_FILE, kind_of
 from hilgate.model.declaration import CPU
-from hilgate.plan.machine import CPU_BUILD, foreign_entries, installed, own_entries
-from hilgate.plan.make import place
+from hilgate.plan.machine import CPU_BUILD, foreign_entries, installed, own_entries, place
 from hilgate.pytest_listing import VARIABLE
 from hilgate.pytest_recorder import recorders
 from hilgate.run.outcome import TIMED_OUT, said

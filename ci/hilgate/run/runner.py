@@ -29,8 +29,7 @@ from hilgate.model.plan import plan_digest
 from hilgate.model.record import BuildRecord, ListingRecord, Outcome, StepRecord
 from hilgate.names import whole_key
 from hilgate.plan import machine
-from hilgate.plan.machine import detect, installed
-from hilgate.plan.make import require_own_hilgate
+from hilgate.plan.machine import detect, installed, require_own_hilgate
 from hilgate.run import listing, process, recheck, results
 from hilgate.run.leftovers import strange_metadata
 from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, other_packages

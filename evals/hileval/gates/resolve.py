@@ -274,10 +274,9 @@ def find_gate(name: str, declared: Gates) -> Gate:
             where="evals/gates.yaml",
             remedy=f"name {declared.drifts[name].of!r}, the gate whose model it is, or: python -m hileval gate {name}",
         )
-    names = [*asked, *declared.drifts]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"name one of {', '.join(sorted(names))}"
-    raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
+    near = difflib.get_close_matches(name, [*asked, *declared.drifts], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "`hileval steps` lists the gates"
+    raise UnknownGateError(f"there is no gate {name!r}", where="evals/gates.yaml", remedy=hint)
 
 
 def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:

@@ -56,7 +56,8 @@ class LdsExceededError(CommandError):
 
     def __init__(self, kernel: str, lds_bytes: int, limit: int) -> None:
         self.kernel, self.lds_bytes, self.limit = kernel, lds_bytes, limit
-        super().__init__(kernel, lds_bytes, limit)  # as they are, because it is pickled on its way out of a child
+        super().__init__(kernel)
+        self.args = kernel, lds_bytes, limit  # as they are, because it is pickled on its way out of a child
 
     def __str__(self) -> str:
         return f"{self.kernel} wants {self.lds_bytes} B of LDS, the arch has {self.limit} B per workgroup"

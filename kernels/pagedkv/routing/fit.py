@@ -279,7 +279,8 @@ def gpu_of(arch: str, name: str | None, memory: float | None) -> tuple[str, str,
         return arch, "GPU" if arch == ANY else arch, memory
     known = [gpu for gpu, (of, _) in GPUS.items() if of == arch]
     if name is None and not known:
-        raise MisuseError(f"--memory: no GPU of arch {arch} is known here; give --memory GIB, or --gpu NAME.")
+        of_arch = "" if arch == ANY else f", and no GPU model of {arch} is known here"
+        raise MisuseError(f"neither --gpu nor --memory is given{of_arch}", remedy="give --gpu NAME or --memory GIB")
     chosen = known[0] if name is None else names[_spelt(name)]
     of, size = GPUS[chosen]
     if arch not in {ANY, of}:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .request import AttnType
 
 
+_NAME_A_CONFIG = "name a config.json, or the folder that holds one"
 _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 """Keys under which a multimodal model keeps its language model."""
 
@@ -115,7 +116,7 @@ class Config:
 
     def error(self, what: str) -> InvalidFileError:
         """Return the error that says what is wrong with this file."""
-        return InvalidFileError(f"{self.path}: {what}.")
+        return InvalidFileError(what, where=str(self.path))
 
 
 def read_config(path: Path) -> Config:
@@ -125,19 +126,18 @@ def read_config(path: Path) -> Config:
         path: `config.json`, or the folder that holds it.
 
     Raises:
-        InvalidFileError: it is not there, no JSON, or no object.
+        InvalidFileError: it is missing, not JSON, or not an object.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidFileError(
-            f"{file}: {error.strerror}. Give a config.json, or the folder that holds one."
-        ) from error
+        raise InvalidFileError(f"cannot be read: {error.strerror}", where=str(file), remedy=_NAME_A_CONFIG) from error
     except ValueError as error:
-        raise InvalidFileError(f"{file}: no JSON: {error}.") from error
+        raise InvalidFileError(f"not JSON: {error}", where=str(file), remedy=_NAME_A_CONFIG) from error
     if not isinstance(keys, dict):
-        raise InvalidFileError(f"{file}: got a {type(keys).__name__}; expected an object of keys.")
+        what = f"got a {type(keys).__name__}; expected an object of keys"
+        raise InvalidFileError(what, where=str(file), remedy=_NAME_A_CONFIG)
     outer, around = str(keys.get("model_type", "")), frozenset[str]()
     for part in _LANGUAGE_PARTS:
         if isinstance(keys.get(part), dict):

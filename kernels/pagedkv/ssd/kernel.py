@@ -214,7 +214,9 @@ def tile_at(inputs, token, end, OPTIONS: tl.constexpr):
     steps = step_sizes(inputs.dt + token * inputs.dt_token, live, inputs, OPTIONS)
     falls = steps * inputs.rate
     sums = tl.cumsum(tl.where(falls < LEAST_FALL, LEAST_FALL, falls))  # which keeps a NaN
-    fall = tl.sum(tl.where(offset == OPTIONS.BLOCK_T - 1, sums, 0.0))
+    # At the last live token, not at the tile's end: a scan rounds each place otherwise, though zeros alone are added.
+    last = tl.minimum(end - token, OPTIONS.BLOCK_T) - 1
+    fall = tl.sum(tl.where(offset == last, sums, 0.0))
     x = tl.load(inputs.x + token * inputs.x_token, mask=live[:, None] & inputs.inside[None, :], other=0.0)
     B = tl.load(inputs.B + token * inputs.B_token, mask=live[:, None] & inputs.used[None, :], other=0.0)
     return TokenTile(live, steps, sums, fall, x, B)

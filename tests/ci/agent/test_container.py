@@ -58,44 +58,19 @@ def made(gpus=0, **changes):
 
 
 def golden(*, devices=(), mounts=(), env=(), network="none"):
-    return [
-        "docker",
-        "run",
-        "--rm",
-        "--init",
-        "--pull=never",
-        "--log-driver=none",
-        f"--name=hilgate-{JOB_ID}",
-        f"--label=hilgate.job={JOB_ID}",
-        "--label=hilgate.step=kernels-mla-gfx942",
-        "--hostname=mi300-07",
-        "--user=1001:1001",
-        "--cap-drop=ALL",
-        "--security-opt=no-new-privileges",
-        "--ipc=private",
-        "--cgroupns=private",
-        f"--network={network}",
-        "--memory=200g",
-        "--memory-swap=200g",
-        "--pids-limit=16384",
-        "--shm-size=16g",
-        "--ulimit=core=0",
-        *devices,
-        "--mount=type=bind,source=/scratch/j/workspace,target=/hilgate/workspace",
-        "--mount=type=bind,source=/scratch/j/results,target=/hilgate/results",
-        "--mount=type=bind,source=/scratch/j/plan.json,target=/hilgate/plan.json,readonly",
-        *mounts,
-        *env,
-        "--workdir=/hilgate/workspace",
-        "--entrypoint=",
-        "--stop-timeout=30",
-        IMAGE,
-        "python3",
-        "-m",
-        "hilgate",
-        "run",
-        "kernels-mla-gfx942",
-    ]
+    options = f"""
+        docker run --rm --init --pull=never --log-driver=none --name=hilgate-{JOB_ID}
+        --label=hilgate.job={JOB_ID} --label=hilgate.step=kernels-mla-gfx942 --hostname=mi300-07 --user=1001:1001
+        --cap-drop=ALL --security-opt=no-new-privileges --ipc=private --cgroupns=private --network={network}
+        --memory=200g --memory-swap=200g --pids-limit=16384 --shm-size=16g --ulimit=core=0
+    """
+    folders = """
+        --mount=type=bind,source=/scratch/j/workspace,target=/hilgate/workspace
+        --mount=type=bind,source=/scratch/j/results,target=/hilgate/results
+        --mount=type=bind,source=/scratch/j/plan.json,target=/hilgate/plan.json,readonly
+    """
+    last = ["--workdir=/hilgate/workspace", "--entrypoint=", "--stop-timeout=30", IMAGE, *INSIDE]
+    return [*options.split(), *devices, *folders.split(), *mounts, *env, *last]
 
 
 FACTS = ["--env=BUILDKITE=true", f"--env=BUILDKITE_JOB_ID={JOB_ID}", "--env=BUILDKITE_TIMEOUT=32"]
@@ -257,33 +232,7 @@ MUTATIONS = {
         st.one_of(st.sampled_from(sorted(container.PASSED)), st.text(string.ascii_uppercase, min_size=1)), HOSTILE
     ).map(lambda env: {**AGENT, **env}),
 }
-ALLOWED = {
-    "--rm",
-    "--init",
-    "--pull",
-    "--log-driver",
-    "--name",
-    "--label",
-    "--hostname",
-    "--user",
-    "--cap-drop",
-    "--security-opt",
-    "--ipc",
-    "--cgroupns",
-    "--network",
-    "--memory",
-    "--memory-swap",
-    "--pids-limit",
-    "--shm-size",
-    "--ulimit",
-    "--device",
-    "--group-add",
-    "--mount",
-    "--env",
-    "--workdir",
-    "--entrypoint",
-    "--stop-timeout",
-}
+ALLOWED = {word.split("=")[0] for word in golden(devices=ONE_GPU, env=OFFLINE) if word.startswith("--")}
 
 
 @settings(max_examples=400, deadline=None)

@@ -16,9 +16,8 @@ import pytest
 from support.agent import BUILDER, CONTENT, CPU, DIGEST, KEY, SECRET, topology
 from support.plans import wait_for
 
-from agent_host import collect, container, gpus, host, job
+from agent_host import container, gpus, host, job
 from hilgate.errors import DeclarationError, RecordsError
-from hilgate.names import Trust
 
 
 @pytest.mark.parametrize("status", [0, 1, 4, 5, 6, 75, 137])
@@ -35,18 +34,8 @@ def test_the_container_runs_the_planned_step_in_the_built_image(agent, monkeypat
     assert [call[0] for call in agent.calls()] == ["version", "pull", "run", "rm"]
     assert agent.calls("pull") == [["pull", "--quiet", image]]
     (run,) = agent.calls("run")
-    assert run[run.index(image) :] == [
-        image,
-        "python3",
-        "-m",
-        "hilgate",
-        "run",
-        KEY,
-        "--plan",
-        "/hilgate/plan.json",
-        "--results",
-        "/hilgate/results",
-    ]
+    inside = f"python3 -m hilgate run {KEY} --plan /hilgate/plan.json --results /hilgate/results"
+    assert run[run.index(image) :] == [image, *inside.split()]
     assert f"--env=HILGATE_IMAGE={DIGEST}" in run
     assert f"--hostname={socket.gethostname()}" in run
     assert "--env=HF_TOKEN" in run
@@ -97,18 +86,6 @@ def test_the_copy_is_a_clone_that_knows_no_path_of_the_host(agent, tmp_path):
     assert (copy / ".triton").samefile(tmp_path / ".triton")
 
 
-def test_a_fork_brings_no_secret_into_its_container(agent, monkeypatch):
-    agent.env |= {
-        "BUILDKITE_PULL_REQUEST": "7",
-        "BUILDKITE_PULL_REQUEST_REPO": "https://github.com/mallory/hilgate",
-        "HILGATE_CACHE": str(agent.bin),
-    }
-    assert agent.run(monkeypatch) == 0
-    (run,) = agent.calls("run")
-    assert "--env=HF_TOKEN" not in run
-    assert f"--mount=type=bind,source={agent.bin}/main,target=/hilgate/cache,readonly" in run
-
-
 def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
     earlier = agent.bin / "artifacts" / "results" / "jobs" / KEY
     earlier.mkdir()
@@ -120,72 +97,71 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
     assert (agent.checkout / f"results/jobs/{KEY}.recheck/seen/{KEY}/results.jsonl").read_text() == "earlier\n"
 
 
-@pytest.mark.parametrize(
-    ("arrange", "status", "words"),
-    [
-        (lambda a: a.docker(fail=["version"]), 75, "daemon does not answer: docker ended with status 1: Error"),
-        (lambda a: a.env.update(HILGATE_REGISTRY="r.invalid/h") or a.docker(fail=["pull"]), 75, "cannot be pulled"),
-        (lambda a: a.docker(fail=["image"]), 75, "not in this host's store"),
-        (lambda a: a.docker(status=125), 75, "could not run the container"),
-        (lambda a: a.docker(status=126), 5, "no python3"),
-        (lambda a: a.docker(status=127), 5, "no python3"),
-        (lambda a: (a.bin / "docker").unlink(), 5, "docker cannot be started"),
-        (lambda a: (a.bin / "docker").chmod(0o644), 5, "docker cannot be started"),
-        (lambda a: a.plan(images={"rocm": "d" * 64}), 5, f"of contents {'d' * 12}: it was built from other"),
-        (lambda a: a.record(content="e" * 64), 5, f"from other contents than the plan's ('{'e' * 12}')"),
-        (lambda a: a.record(content=None), 5, "other contents"),
-        (lambda a: a.record(digest="latest"), 5, "no digest"),
-        (lambda a: a.record(digest=DIGEST + "\n"), 5, "no digest"),
-        (lambda a: a.record(image="cpu"), 5, "left no record"),
-        (lambda a: a.record(image="rocm-next"), 5, "left no record"),
-        (lambda a: shutil.rmtree(a.bin / "artifacts"), 5, "status 1: fatal"),
-        (lambda a: (a.bin / "buildkite-agent").unlink(), 5, "did not arrive"),
-        (lambda a: a.plan(steps=[{"key": KEY, "image": "rocm", "timeout_minutes": 1}]), 5, "no step of the plan"),
-        (lambda a: a.plan(commit="e" * 40), 3, f"the plan is of commit {'e' * 12} and "),
-        (lambda a: a.plan(commit="HEAD"), 3, "not a plan"),
-        (lambda a: a.plan(steps=[{"key": KEY}]), 3, "not a plan: KeyError"),
-        (lambda a: a.plan(steps=[{"key": KEY, "timeout_minutes": True}]), 3, "not a plan"),
-        (lambda a: a.plan(steps=[{"key": KEY, "timeout_minutes": 1, "network": "no"}]), 3, "not a plan"),
-        (lambda a: a.plan(steps=[]), 2, "no step"),
-        (lambda a: (a.checkout / "results" / "plan.json").write_text("{"), 3, "not a plan"),
-        (lambda a: (a.checkout / "results" / "plan.json").write_text("[]"), 3, "not a plan"),
-        (lambda a: (a.checkout / "results" / "plan.json").unlink(), 3, "no plan"),
-        (lambda a: (a.results.mkdir(parents=True), (a.results / "results.jsonl").touch()), 3, "results already"),
-        (lambda a: (a.checkout / "results" / "jobs").symlink_to("/etc"), 3, "through a link"),
-    ],
-    ids=[
-        "dead daemon",
-        "no pull",
-        "not in store",
-        "125",
-        "126",
-        "127",
-        "no docker",
-        "docker not executable",
-        "other contents",
-        "contents of its own",
-        "no contents",
-        "digest is a tag",
-        "digest and more",
-        "another image",
-        "an image with a longer name",
-        "no artifact",
-        "no agent",
-        "nobody builds it",
-        "other commit",
-        "commit is a name",
-        "no timeout",
-        "timeout is a flag",
-        "network is a word",
-        "no such step",
-        "truncated plan",
-        "plan is a list",
-        "no plan",
+CANNOT_RUN = {
+    "dead daemon": (
+        lambda a: a.docker(fail=["version"]),
+        75,
+        "daemon does not answer: docker ended with status 1: Error",
+    ),
+    "no pull": (
+        lambda a: a.env.update(HILGATE_REGISTRY="r.invalid/h") or a.docker(fail=["pull"]),
+        75,
+        "cannot be pulled",
+    ),
+    "not in store": (lambda a: a.docker(fail=["image"]), 75, "not in this host's store"),
+    "125": (lambda a: a.docker(status=125), 75, "could not run the container"),
+    "126": (lambda a: a.docker(status=126), 5, "no python3"),
+    "127": (lambda a: a.docker(status=127), 5, "no python3"),
+    "no docker": (lambda a: (a.bin / "docker").unlink(), 5, "docker cannot be started"),
+    "docker not executable": (lambda a: (a.bin / "docker").chmod(0o644), 5, "docker cannot be started"),
+    "other contents": (
+        lambda a: a.plan(images={"rocm": "d" * 64}),
+        5,
+        f"of contents {'d' * 12}: it was built from other",
+    ),
+    "contents of its own": (
+        lambda a: a.record(content="e" * 64),
+        5,
+        f"from other contents than the plan's ('{'e' * 12}')",
+    ),
+    "no contents": (lambda a: a.record(content=None), 5, "other contents"),
+    "digest is a tag": (lambda a: a.record(digest="latest"), 5, "no digest"),
+    "digest and more": (lambda a: a.record(digest=DIGEST + "\n"), 5, "no digest"),
+    "another image": (lambda a: a.record(image="cpu"), 5, "left no record"),
+    "an image with a longer name": (lambda a: a.record(image="rocm-next"), 5, "left no record"),
+    "no artifact": (lambda a: shutil.rmtree(a.bin / "artifacts"), 5, "status 1: fatal"),
+    "no agent": (lambda a: (a.bin / "buildkite-agent").unlink(), 5, "did not arrive"),
+    "nobody builds it": (
+        lambda a: a.plan(steps=[{"key": KEY, "image": "rocm", "timeout_minutes": 1}]),
+        5,
+        "no step of the plan",
+    ),
+    "other commit": (lambda a: a.plan(commit="e" * 40), 3, f"the plan is of commit {'e' * 12} and "),
+    "commit is a name": (lambda a: a.plan(commit="HEAD"), 3, "not a plan"),
+    "no timeout": (lambda a: a.plan(steps=[{"key": KEY}]), 3, "not a plan: KeyError"),
+    "timeout is a flag": (lambda a: a.plan(steps=[{"key": KEY, "timeout_minutes": True}]), 3, "not a plan"),
+    "network is a word": (
+        lambda a: a.plan(steps=[{"key": KEY, "timeout_minutes": 1, "network": "no"}]),
+        3,
+        "not a plan",
+    ),
+    "no such step": (lambda a: a.plan(steps=[]), 2, "no step"),
+    "truncated plan": (lambda a: (a.checkout / "results" / "plan.json").write_text("{"), 3, "not a plan"),
+    "plan is a list": (lambda a: (a.checkout / "results" / "plan.json").write_text("[]"), 3, "not a plan"),
+    "no plan": (lambda a: (a.checkout / "results" / "plan.json").unlink(), 3, "no plan"),
+    "results already": (
+        lambda a: (a.results.mkdir(parents=True), (a.results / "results.jsonl").touch()),
+        3,
         "results already",
-        "results are a link",
-    ],
-)
-def test_what_cannot_run_is_never_a_failure_of_the_change(agent, monkeypatch, capsys, arrange, status, words):
+    ),
+    "results are a link": (lambda a: (a.checkout / "results" / "jobs").symlink_to("/etc"), 3, "through a link"),
+}
+"""What is wrong: how it is arranged, the exit status, and words of the message."""
+
+
+@pytest.mark.parametrize("wrong", CANNOT_RUN)
+def test_what_cannot_run_is_never_a_failure_of_the_change(agent, monkeypatch, capsys, wrong):
+    arrange, status, words = CANNOT_RUN[wrong]
     arrange(agent)
     assert agent.run(monkeypatch) == status
     assert words in capsys.readouterr().err
@@ -308,15 +284,6 @@ def test_a_fork_runs_on_a_host_only_where_it_is_thrown_away(agent, monkeypatch, 
     assert f"\nHOME={agent.bin.parent}\n" not in seen
 
 
-def test_a_folder_that_a_step_closed_is_still_removed(tmp_path):
-    closed = tmp_path / "scratch" / "a" / "b"
-    closed.mkdir(parents=True)
-    closed.chmod(0)
-    closed.parent.chmod(stat.S_IXUSR)
-    collect.discard(tmp_path / "scratch")
-    assert not (tmp_path / "scratch").exists()
-
-
 def read(agent, key=KEY, **changes):
     agent.plan(**changes)
     return job.read_plan(agent.checkout / "results/plan.json", key)
@@ -375,14 +342,6 @@ def test_numbers_and_names_of_a_plan_have_bounds(agent, step, fits):
         read(agent, **declared(**step))
 
 
-def test_a_digest_of_the_plan_needs_no_record(agent, monkeypatch):
-    agent.plan(digests={"rocm": DIGEST})
-    shutil.rmtree(agent.bin / "artifacts")
-    assert agent.run(monkeypatch) == 0
-    assert DIGEST in agent.calls("run")[0]
-    assert not (agent.bin / "agent-calls").exists()
-
-
 def test_the_last_record_of_an_image_counts(agent, monkeypatch):
     path = agent.bin / f"artifacts/results/jobs/{BUILDER}/results.jsonl"
     lines = path.read_text().splitlines()
@@ -432,26 +391,6 @@ def test_a_container_s_user_is_the_agent_s_and_never_root(monkeypatch, tmp_path,
     assert {path for path, *_ in changed} >= (ours if uid == 0 else set())
     assert all((ids, follow) == (expected, False) for _, ids, follow in changed)
     assert bool(changed) == (uid == 0)
-
-
-@pytest.mark.parametrize(
-    ("env", "fork", "part"),
-    [
-        ({}, False, "branches"),
-        ({}, True, "main"),
-        ({"BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main", "BUILDKITE_BRANCH": "main"}, False, "main"),
-        ({"BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main", "BUILDKITE_BRANCH": "x"}, False, "branches"),
-        ({"BUILDKITE_BRANCH": "main"}, False, "branches"),
-    ],
-)
-def test_models_of_reviewed_code_lie_apart(monkeypatch, tmp_path, env, fork, part):
-    handed = []
-    monkeypatch.setattr(job, "hand_over", handed.append)
-    decided = Trust(fork=fork, why="")
-    assert job.cache(env, decided) == ""
-    for _ in range(2):
-        assert job.cache(env | {job.CACHE: str(tmp_path)}, decided) == str(tmp_path / part)
-    assert handed == [tmp_path / part]  # when it was made
 
 
 def test_a_job_s_memory_is_its_share_of_the_host(monkeypatch):

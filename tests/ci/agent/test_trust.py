@@ -79,36 +79,24 @@ def test_everything_else_is_a_fork(spelling):
     assert names.repository("https://git.example/A/b") != names.repository("https://git.example/a/b")
 
 
-@pytest.mark.parametrize(
-    ("env", "fork"),
-    [
-        ({}, False),
-        ({"HILGATE_FORK": "0"}, False),
-        ({"HILGATE_FORK": "1"}, True),
-        ({**BUILD, "HILGATE_FORK": "yes", "BUILDKITE_PULL_REQUEST": "false"}, True),
-        ({**BUILD, "BUILDKITE_PULL_REQUEST": "false"}, False),
-        ({**BUILD, "BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_PULL_REQUEST_REPO": ""}, False),
-        (BUILD, True),
-        ({**BUILD, "BUILDKITE_PULL_REQUEST": ""}, True),
-        ({"BUILDKITE_PULL_REQUEST_REPO": "https://github.com/a/b"}, True),
-        ({**BUILD, "BUILDKITE_REPO": "", "BUILDKITE_PULL_REQUEST_REPO": OURS}, True),
-        ({"BUILDKITE_BRANCH": "main"}, True),
-    ],
-    ids=[
-        "local",
-        "declared not",
-        "declared",
-        "in a trusted build",
-        "branch",
-        "branch, empty",
-        "number alone",
-        "no number",
-        "no own",
-        "own empty",
-        "a part of Buildkite",
-    ],
-)
-def test_what_is_unknown_is_a_fork(env, fork):
+IS_FORK = {
+    "local": ({}, False),
+    "declared not": ({"HILGATE_FORK": "0"}, False),
+    "declared": ({"HILGATE_FORK": "1"}, True),
+    "in a trusted build": ({**BUILD, "HILGATE_FORK": "yes", "BUILDKITE_PULL_REQUEST": "false"}, True),
+    "branch": ({**BUILD, "BUILDKITE_PULL_REQUEST": "false"}, False),
+    "branch, empty": ({**BUILD, "BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_PULL_REQUEST_REPO": ""}, False),
+    "number alone": (BUILD, True),
+    "no number": ({**BUILD, "BUILDKITE_PULL_REQUEST": ""}, True),
+    "no own": ({"BUILDKITE_PULL_REQUEST_REPO": "https://github.com/a/b"}, True),
+    "own empty": ({**BUILD, "BUILDKITE_REPO": "", "BUILDKITE_PULL_REQUEST_REPO": OURS}, True),
+    "a part of Buildkite": ({"BUILDKITE_BRANCH": "main"}, True),
+}
+
+
+@pytest.mark.parametrize("build", IS_FORK)
+def test_what_is_unknown_is_a_fork(build):
+    env, fork = IS_FORK[build]
     assert names.of_build(env).fork is fork
 
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.pipelines import DECLARED, WITH_PODS, pod_plan, steps_of
-from support.pods import OPEN, open_a_pod
+from support.pipelines import DECLARED
 
 from hilgate.buildkite.lint import FLOWS, SUFFIXES, lint, lint_files
-from hilgate.buildkite.steps import pipeline_yaml
 
 FOLDER = Path(__file__).resolve().parents[3] / ".buildkite"
 FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yml")}
@@ -245,21 +243,3 @@ def test_file_that_is_missing_is_found():
     for missing in ("pipeline.yml", "approve.yml"):
         rest = {name: FILES[name] for name in FILES if name != missing}
         assert lint_files(rest, DECLARED) == [f"{missing} is missing"]
-
-
-@pytest.mark.parametrize("place", OPEN, ids=lambda place: place.replace("/", "."))
-def test_a_pod_without_a_guard_is_found(place):
-    step = steps_of(pipeline_yaml(pod_plan(), WITH_PODS))["models-gfx942"]
-    assert lint(text(step)) == []
-    open_a_pod(step["plugins"][0]["kubernetes"], place)
-    assert any("has a pod that is open" in problem for problem in lint(text(step)))
-
-
-def test_a_plugin_of_another_kind_is_found():
-    for plugins in (
-        [{"docker#v5.0.0": {}}],
-        [{"kubernetes": {}}, {"docker#v5.0.0": {}}],
-        ["kubernetes"],
-        {"kubernetes": {}},
-    ):
-        assert any("plugins beside one pod" in one for one in lint(text(one_step(plugins=plugins))))

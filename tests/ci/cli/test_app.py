@@ -83,6 +83,22 @@ def test_a_full_disk_is_named_by_the_file_that_found_no_room(repository, tmp_pat
     ("words", "said"),
     [
         (["plan", "--bass"], "error: no such option: --bass\n  where: hilgate plan\n  to do: did you mean --base?\n"),
+        # Two shared dashes make no near word; a word of the libraries below typer never shows.
+        (
+            ["rerun", "--nope"],
+            (
+                "error: no such option: --nope\n  where: hilgate rerun\n"
+                "  to do: hilgate rerun --help lists what it takes\n"
+            ),
+        ),
+        (["gat"], "error: no such command 'gat'\n  where: hilgate\n  to do: did you mean 'gate'?\n"),
+        (
+            ["plan", "--profile", "night"],
+            (
+                "error: invalid value for '--profile': 'night' is not one of 'gate', 'pr', 'nightly', 'release'\n"
+                "  where: hilgate plan\n  to do: hilgate plan --help lists what it takes\n"
+            ),
+        ),
         (
             ["nosuch"],
             "error: no such command 'nosuch'\n  where: hilgate\n  to do: hilgate --help lists what it takes\n",

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.images import ROOT
 
 from hilgate.errors import CannotRunHereError
 from hilgate.images import __main__ as command
@@ -195,46 +193,6 @@ def test_buildah_keeps_the_newest_build_and_no_interrupted_one(store, order, out
     engine.build(wanted)
     assert [words[-1] for words in outputs[0] if "rmi" in words] == ["localhost/hilgate/cpu:1"]
     assert list(engine.spool.iterdir()) == []
-
-
-@pytest.fixture
-def adding(tmp_path):
-    """adding(address): the request for a recipe that adds a repository, and its arguments."""
-
-    def make(address: str) -> tuple[BuildRequest, dict[str, str]]:
-        context = tmp_path / "context"
-        context.mkdir(exist_ok=True)
-        (context / "Dockerfile").write_text("FROM ${BASE}\nADD --keep-git-dir=true ${A_GIT} /src/a\nRUN true\n")
-        request = BuildRequest("a", "1", "Dockerfile", context, {}, {}, "", {}, tmp_path / "clone.log")
-        return request, {"A_GIT": address}
-
-    return make
-
-
-def test_what_buildah_cannot_add_is_cloned_at_its_commit(adding, repository, tmp_path, monkeypatch):
-    for number, pair in enumerate((("protocol.file.allow", "always"), ("uploadpack.allowAnySHA1InWant", "true"))):
-        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", pair[0])
-        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", pair[1])
-    monkeypatch.setenv("GIT_CONFIG_COUNT", "2")
-    inner = repository(tmp_path / "inner", {"ck.hpp": "kernels"})
-    outer = repository(tmp_path / "outer", {"setup.py": ""}, {"3rdparty/ck": inner})
-    request, arguments = adding(outer["GIT"])
-    engines.clone_repositories(request, arguments)
-    recipe = (request.context / "Dockerfile").read_text()
-    assert recipe == "FROM ${BASE}\nCOPY git-0 /src/a\nRUN true\n"
-    assert (request.context / "git-0/3rdparty/ck/ck.hpp").read_text() == "kernels"
-    words = [ROOT / "docker/scripts/commit.sh", request.context / "git-0", outer["COMMIT"], outer["SUBMODULES"]]
-    subprocess.run(words, check=True)
-    request, arguments = adding(outer["GIT"].partition("#")[0] + "#" + "12" * 20)
-    with pytest.raises(engines.BuildFailedError):
-        engines.clone_repositories(request, arguments)
-
-
-@pytest.mark.parametrize("ref", ["", "#main", "#v0.1.20.post1", "#de07f3885ee5", "#" + "12" * 20 + ":folder"])
-def test_buildah_clones_by_a_whole_commit_alone(adding, built, ref):
-    with pytest.raises(engines.BuildFailedError, match="not a repository at the 40 hex digits of a commit"):
-        engines.clone_repositories(*adding(f"https://forge.example/a/b.git{ref}"))
-    assert built == []
 
 
 def test_too_little_disk_is_said_before_anything_is_built(store, order, monkeypatch):

@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edited bodies of kernels select the steps that launched them; whatever else changes, imports decide as ever."""
 
-import re
 from pathlib import Path
 
 import pytest
 from support.declarations import declare, reasons, step
 from support.plans import git
 
-from hilgate.cli.planted_bugs import PLANTED, load_bugs
 from hilgate.declare.imports import build
-from hilgate.declare.load import load
-from hilgate.git import clone_at, files_at, inspect
-from hilgate.images.contents import contents
+from hilgate.git import inspect
 from hilgate.plan.launched import Launched, Launches, edited_bodies
-from hilgate.plan.make import ChangeFacts, assemble
-
-REPOSITORY = Path(__file__).resolve().parents[3]
+from hilgate.plan.make import assemble
 
 SOURCE = """\
 import triton
@@ -226,6 +220,16 @@ def test_a_step_of_its_areas_files_is_selected_by_its_record_too(checkout):
     assert why(checkout.plan(silent))["whole-cpu"].startswith(f"{KERNEL} and 1 more changed")
 
 
+def test_a_step_waits_for_none_that_launches_nothing_changed(checkout):
+    commit = git(checkout.root, "rev-parse", "HEAD")
+    checkout.edit("x + 1", "x + 2")
+    silent, loud = [Launches(commit)], [Launches(commit, frozenset({HELPER}))]
+    devices = ("cpu", "gfx942")
+    plan = checkout.plan({("one", on): silent for on in devices} | {("two", on): loud for on in devices})
+    assert {one.key: one.depends_on for one in plan.steps if one.step.key == "two"} == {"two-cpu": (), "two-gfx942": ()}
+    assert "one" in reasons(plan)
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -344,46 +348,3 @@ def test_an_unchanged_need_that_passed_is_not_planned(checkout):
         "needy-gfx942": ("beside-gfx942",),
     }
     assert reasons(plan)["beside-cpu"].startswith("not affected: it passed and launched no changed kernel in the build")
-
-
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory):
-    """This repository's commit, without edits, and its import graph, which an edit of a body leaves as it is."""
-    root = tmp_path_factory.mktemp("clone") / "tree"
-    clone_at(REPOSITORY, inspect(REPOSITORY, None).commit, root)
-    declarations = load(root)
-    return root, declarations, build(root, declarations.project.python_path)
-
-
-@pytest.mark.parametrize("bug", [bug for bug in load_bugs(REPOSITORY) if not bug.package], ids=lambda bug: bug.id)
-def test_records_miss_no_planted_bug(clone, bug):
-    """The step that launched the function which a bug edits stays, and those that launched nothing drop out."""
-    root, declarations, graph = clone
-    head = git(root, "rev-parse", "HEAD")
-    patch = REPOSITORY / PLANTED / bug.id / "bug.patch"
-    files = re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)
-    before = files_at(root, head, files)
-    git(root, "apply", str(patch))
-    try:
-        edited = {
-            f"{name}::{function}"
-            for name in files
-            for function in edited_bodies(before[name], (root / name).read_bytes())
-        }
-        change = inspect(root, head)
-        images = contents(root)
-        facts = ChangeFacts(images=images, digests=dict.fromkeys(images, f"sha256:{'0' * 64}"))
-
-        def recorded(key, _device):
-            return [Launches(head, frozenset(edited if key == bug.turns_red else ()))]
-
-        def planned(launched):
-            plan = assemble(declarations, change, None, profile="pr", graph=graph, launched=launched, facts=facts)
-            return {one.step.key for one in plan.steps}
-
-        by_imports = planned(None)
-        by_records = planned(Launched(root, change, declarations.areas, graph, recorded))
-    finally:
-        git(root, "checkout", "--quiet", "--", ".")
-    assert bug.turns_red in by_records
-    assert by_records < by_imports if edited else by_records <= by_imports

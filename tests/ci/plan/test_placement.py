@@ -5,8 +5,9 @@ import pytest
 from support.declarations import EVERYTHING, LAPTOP, MI300X, declare, reasons, step
 
 from hilgate.model.declaration import Agents
-from hilgate.plan.expand import Target, Wanted, expand, readiness
+from hilgate.plan.expand import Target, expand, readiness
 from hilgate.plan.make import ChangeFacts, assemble, queues_out
+from hilgate.plan.select import Chosen, Wanted
 
 AREA = [
     step("anywhere", ("cpu", "gfx942")),
@@ -53,7 +54,7 @@ def test_doctor_and_plan_agree(name, kind):
     """`doctor` and `plan` agree on what can run here, and both say why something cannot."""
     declared, target = declare(a=[STEPS[kind]]), Target(MACHINES[name], frozenset({"buildah"}))
     (found,) = readiness(declared, target)
-    steps, omissions = expand(declared, {"s": Wanted("asked for")}, target, otherwise={})
+    steps, omissions = expand(declared, Chosen({"s": Wanted("asked for")}), target)
     said = [one.reason for one in (*steps, *omissions)]
     words = [obstacle.removesuffix(" not installed").removeprefix("needs ") for obstacle in found.obstacles]
     assert all(any(word in reason for reason in said) for word in words)

@@ -94,40 +94,33 @@ def test_a_wheel_that_holds_where_it_was_built_is_found(tmp_path, monkeypatch):
     assert "sample/built.py" in found["is built twice"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"sample/__init__.py": '__version__ = "0.2.0"\n'}, "fails"),
-        ({"sample/__init__.py": "import none_such_module\n"}, "No module named 'none_such_module'"),
-        ({"pyproject.toml": ABOUT.replace("Apache-2.0", "MIT")}, "its license is MIT, not Apache-2.0"),
-        ({"LICENSE": "x", "pyproject.toml": f"{ABOUT}license-files = []\n"}, "it holds no LICENSE"),
-        ({"pyproject.toml": ABOUT.replace("# sample", "`sample/NEWS.md` in the wheel")}, "it holds no sample/NEWS.md"),
-        ({"pyproject.toml": ABOUT.replace("# sample", "")}, "its description is 0 characters"),
-        ({"pyproject.toml": ABOUT.replace("text/markdown", "text/plain")}, "of text/plain, not Markdown"),
-        ({"pyproject.toml": ABOUT.replace("# sample", "[page](ci/README.md)")}, "links to ci/README.md"),
-        ({"pyproject.toml": ABOUT.replace("classifiers", "keywords")}, "its metadata has no Classifier"),
-        (
-            {
-                "sample/main.py": "def main():\n    return 3\n",
-                "pyproject.toml": f'{ABOUT}[project.scripts]\nsample = "sample.main:main"\n',
-            },
-            "`sample --help` fails",
-        ),
-    ],
-    ids=[
-        "another version",
-        "an import",
-        "another license",
-        "no license",
-        "no changelog",
-        "no description",
-        "plain text",
-        "a relative link",
-        "no classifier",
-        "its program",
-    ],
-)
-def test_a_wheel_that_does_not_work_is_found(tmp_path, changes, words):
+PROGRAM = f'{ABOUT}[project.scripts]\nsample = "sample.main:main"\n'
+UNUSABLE = {
+    "another version": ({"sample/__init__.py": '__version__ = "0.2.0"\n'}, "fails"),
+    "an import": ({"sample/__init__.py": "import none_such_module\n"}, "No module named 'none_such_module'"),
+    "another license": ({"pyproject.toml": ABOUT.replace("Apache-2.0", "MIT")}, "its license is MIT, not Apache-2.0"),
+    "no license": ({"LICENSE": "x", "pyproject.toml": f"{ABOUT}license-files = []\n"}, "it holds no LICENSE"),
+    "no changelog": (
+        {"pyproject.toml": ABOUT.replace("# sample", "`sample/NEWS.md` in the wheel")},
+        "it holds no sample/NEWS.md",
+    ),
+    "no description": ({"pyproject.toml": ABOUT.replace("# sample", "")}, "its description is 0 characters"),
+    "plain text": ({"pyproject.toml": ABOUT.replace("text/markdown", "text/plain")}, "of text/plain, not Markdown"),
+    "a relative link": (
+        {"pyproject.toml": ABOUT.replace("# sample", "[page](ci/README.md)")},
+        "links to ci/README.md",
+    ),
+    "no classifier": ({"pyproject.toml": ABOUT.replace("classifiers", "keywords")}, "its metadata has no Classifier"),
+    "its program": (
+        {"sample/main.py": "def main():\n    return 3\n", "pyproject.toml": PROGRAM},
+        "`sample --help` fails",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", UNUSABLE)
+def test_a_wheel_that_does_not_work_is_found(tmp_path, fault):
+    changes, words = UNUSABLE[fault]
     check = wheels.tried(made(tmp_path, **changes), tmp_path / "tried")
     assert check.outcome is Outcome.FAIL
     assert words in check.message

@@ -13,7 +13,7 @@ import pytest
 from support.plans import hilgate, python, write_repository
 
 from hilgate.errors import CannotRunHereError, Exit
-from hilgate.run import bytecode
+from hilgate.run import leftovers
 
 CODE = """
 import os, pathlib
@@ -54,10 +54,10 @@ def test_bytecode_that_is_newer_than_its_source_stays(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     path = compiled(tmp_path)
     path.with_name("mod.cpython-39-pytest-9.0.pyc").write_bytes(b"")
-    assert bytecode.remove_stale(tmp_path, ["mod.py", "gone.py", "page.md"]) == ()
+    assert leftovers.remove_stale(tmp_path, ["mod.py", "gone.py", "page.md"]) == ()
     time.sleep(0.02)
     write(tmp_path / "mod.py", "x = 2\n")
-    assert bytecode.remove_stale(tmp_path, ["mod.py"]) == ("mod.py",)
+    assert leftovers.remove_stale(tmp_path, ["mod.py"]) == ("mod.py",)
     assert not list(path.parent.iterdir())
 
 
@@ -72,4 +72,4 @@ def test_bytecode_that_cannot_be_removed_stops_the_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "unlink", refuses)
     with pytest.raises(CannotRunHereError, match="bytecode that may be of other code cannot be removed"):
-        bytecode.remove_stale(tmp_path, ["mod.py"])
+        leftovers.remove_stale(tmp_path, ["mod.py"])

@@ -66,7 +66,7 @@ WRONG = [
     *(
         (
             CODES,
-            {"cache_format": "e4m3fn", "cache_scale": torch.tensor(one), "debug": True},
+            {"cache_format": "e4m3fn", "cache_scale": one, "debug": True},
             "scale",
             f"cache_scale: got {one}",
         )
@@ -83,5 +83,7 @@ def test_mla_decode_refuses(change, options, kind, named, device):
     data = step(device, 4, [30, 9])
     for name, new in change.items():
         setattr(data, name, new(getattr(data, name)) if callable(new) else new)
+    if isinstance(options.get("cache_scale"), float):
+        options = options | {"cache_scale": torch.tensor(options["cache_scale"], device=device)}
     with refused(kind, named):
         decode(data, **options)

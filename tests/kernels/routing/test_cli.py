@@ -124,7 +124,7 @@ def test_misuse_that_the_parser_sees(explain, capsys, arguments):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [(None, "No such file"), ("{", "no JSON"), ("[]", "expected an object"), ("{}", "says none of")]
+    ("text", "words"), [(None, "No such file"), ("{", "not JSON"), ("[]", "expected an object"), ("{}", "says none of")]
 )
 def test_a_bad_file_is_status_3(explain, tmp_path, text, words):
     if text is not None:

@@ -155,11 +155,11 @@ def test_weights_that_nobody_gave(fit):
 
 @pytest.mark.parametrize(
     ("arch", "words"),
-    [("gfx999", "--arch: got gfx999; expected one of any, "), ("any", "--memory: no GPU of arch any")],
+    [("gfx999", "--arch: got gfx999; expected one of any, "), ("any", "neither --gpu nor --memory is given\n")],
 )
 def test_an_arch_without_a_memory_is_refused(fit, arch, words):
     status, out, err = fit("qwen3-next-80b-a3b", arch=arch)
-    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert (status, out) == (2, "")
     assert words in err
 
 
@@ -215,7 +215,7 @@ def test_blocks_are_those_that_vllm_reported(fit):
             "model type mystery has recurrent layers that are not described",
         ),
         (json.dumps(NEXT | {"model_type": "nemotron_h", "n_groups": 8, "mamba_ssm_cache_dtype": "int4"}), "got 'int4'"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[]", "expected an object"),
         (None, "No such file"),
     ],

@@ -416,7 +416,7 @@ def test_what_is_not_described_is_refused(model, command, tmp_path, capsys):
     assert cli.main([command, *given, "--arch", "gfx942"]) == Exit.INVALID_FILE
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"error: {tmp_path / 'config.json'}: ")
+    assert f"\n  where: {tmp_path / 'config.json'}\n" in printed.err
     for words in said:
         assert words in printed.err
 
