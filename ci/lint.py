@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -79,9 +78,6 @@ LINTERS = (
 FOLDERS = ("kernels", "ci", "evals", "tests", "docker")
 """Folders that are no packages: `kernels/__init__.py` would shadow the `kernels` package that transformers imports."""
 
-PACKAGES = ("ci/hilgate/", "ci/agent_host/", "kernels/pagedkv/", "kernels/amdgcn/", "evals/hileval/")
-"""Import packages, in each of which the name of a public class occurs once."""
-
 FORBIDDEN = {
     "no-machine-path": (
         re.compile(r"(?<![\w.$}~-])/(?:home|Users|work)/\w[\w./-]*"),
@@ -102,7 +98,6 @@ MOST_COLUMNS = 88
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)")
 _BLOCK = re.compile(r"^```[^\n]*\n(.*?)^```$|^    ([^\n]*)$", re.MULTILINE | re.DOTALL)
-_CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
 _PINNED = re.compile(r"^([\w.-]+)==([^\s;]+)(.*(?:\n[ #].*)*)", re.MULTILINE)
 """A package of a lock: its name, its version, and its hashes with uv's comment about what asks for it."""
 _VIA = re.compile(r"# (?:via|  ) ?-r (\S+)")
@@ -114,20 +109,6 @@ def folder_packages(texts: Mapping[str, str]) -> list[str]:
     paths = [PurePosixPath(name) for name in texts if name.endswith("__init__.py")]
     packages = [path for path in paths if str(path.parent) in FOLDERS or path.parts[0] == "tests"]
     return [f"{path}: makes a package of a top folder; delete it" for path in packages]
-
-
-def class_names(texts: Mapping[str, str]) -> list[str]:
-    """Public classes of one package that share a name: a word means one thing."""
-    places = defaultdict(list)
-    for name, text in texts.items():
-        package = next((package for package in PACKAGES if name.startswith(package)), "")
-        for word in _CLASS.findall(text) if package and name.endswith(".py") else ():
-            places[package, word].append(name)
-    return [
-        f"{names[-1]}: class {word} is in {names[0]} as well; rename one of them"
-        for (_, word), names in places.items()
-        if len(names) > 1
-    ]
 
 
 def licenses(texts: Mapping[str, str]) -> list[str]:
@@ -244,7 +225,6 @@ def protected_imports(texts: Mapping[str, str]) -> list[str]:
 
 RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
     "no-folder-package": folder_packages,
-    "class-names": class_names,
     "licenses": licenses,
     "links": links,
     "wide-blocks": wide_blocks,

@@ -7,22 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from typing import ClassVar
 
 import pytest
 from support.jobs import CONTENT, DIGEST, TEST, agents_plan, failed, passed
-from support.plans import hilgate, runner, step, write_repository
+from support.plans import hilgate, step, write_repository
 
 from hilgate import evidence
 from hilgate.errors import Exit, RecordsError
-from hilgate.evidence import EVIDENCE_CHECK, KINDS, Collected, EvidenceKind, register
-from hilgate.judge.verdict import read_verdict
-from hilgate.model.plan import plan_digest
+from hilgate.evidence import EVIDENCE_CHECK, KINDS, Collected, EvidenceKind
 from hilgate.model.record import LONGEST_TEXT, Check, Outcome
-from hilgate.model.verdict import Ruling
 from hilgate.plan.make import read_plan
-from hilgate.run import recheck
-from hilgate.run.results import RESULTS_FILE, read, read_all
 
 TESTS = """
 import pytest
@@ -426,74 +420,6 @@ def test_findings_are_written_and_read_back(tmp_path):
     Check.write_all(tmp_path / "out", checks)
     found = KINDS["findings"].collect(tmp_path / "out", tmp_path)
     assert (found.checks, found.problem, found.counted, found.deselected) == (checks, "", False, 0)
-
-
-TAP_SCRIPT = """
-import pathlib, sys
-out = next(word[6:] for word in sys.argv if word.startswith("--tap="))
-names = [word[7:] for word in sys.argv if word.startswith("--only=")] or ["steady", "moody"]
-seen = pathlib.Path("results/seen")
-broken = [] if seen.exists() else ["moody"]
-seen.write_text("")
-pathlib.Path(out).write_text("".join(f"{'not ok' if name in broken else 'ok'} {name}\\n" for name in names))
-sys.exit(1 if broken else 0)
-"""
-
-
-class TapEvidence(EvidenceKind):
-    """A third kind, which the product does not have: lines of `ok name` and `not ok name`."""
-
-    name = "tap"
-    file = "checks.tap"
-    exits: ClassVar = {5: "zero test points"}
-
-    def arguments(self, command, folder):  # noqa: ARG002
-        return [f"--tap={folder / self.file}"]
-
-    def read(self, path, root):  # noqa: ARG002
-        found = [line.rpartition(" ") for line in path.read_text().splitlines()]
-        outcomes = [(name, Outcome.PASS if word == "ok" else Outcome.FAIL) for word, _, name in found]
-        return Collected(tuple(Check(id=name, outcome=one, message="not ok") for name, one in outcomes))
-
-    def failing_ids(self, checks):
-        return tuple(check.id for check in checks if check.outcome is Outcome.FAIL)
-
-    def narrow(self, command, ids, root):  # noqa: ARG002
-        return " ".join([command, *(self.selector(name) for name in ids)])
-
-    def selector(self, check):
-        return f"--only={check}"
-
-
-@pytest.fixture
-def tap():
-    register(TapEvidence())
-    yield
-    del KINDS["tap"]
-
-
-@pytest.mark.usefixtures("tap")
-def test_every_stage_honours_a_kind_that_is_registered(tmp_path):
-    (tmp_path / "tap.py").write_text(TAP_SCRIPT)
-    root = write_repository(tmp_path, {"a": "python tap.py"}, a={"evidence": "tap"})
-    done = hilgate(root, "gate")
-    assert done.returncode == Exit.INCONCLUSIVE, done.stderr
-    plan, verdict = read_plan(root / "results" / "plan.json"), read_verdict(root / "results" / "verdict.json")
-    (ruled,) = verdict.steps
-    assert (plan.steps[0].step.evidence, ruled.ruling, ruled.flaky) == ("tap", Ruling.FLAKY, ("moody",))
-    assert ruled.reproduce == "hilgate run a-cpu -- --only=moody"
-    for report in ("report.html", "annotation.md", "junit.xml"):
-        assert "moody" in (root / "results" / report).read_text(), report
-    digest = plan_digest(plan)
-    recorded = read_all(root / "results", None, plan, digest)
-    ids = recheck.pending(plan, recorded)["a-cpu"]
-    assert ids == ("moody",)
-    key = frozenset({"a-cpu"})
-    runner(plan, root / "results" / "again", root=root, only=key, job="a-cpu", only_ids=ids).run()
-    (rerun,) = read(root / "results" / "again" / RESULTS_FILE, plan, digest, "a-cpu", elsewhere=True).reruns
-    assert (rerun.check, rerun.outcome) == ("moody", Outcome.PASS)
-    assert not KINDS["tap"].cannot_run_here(5)
-    assert KINDS["tap"].exit_meaning(5) == "exit 5 (zero test points)"
 
 
 def test_a_plan_with_unknown_evidence_is_refused(tmp_path):

@@ -26,10 +26,8 @@ class Unknown(yaml.SafeLoader):
 
 Unknown.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
 
-TWICE = f"{linting.LICENSE}\nclass Same:\n    pass\n\nclass Same:\n    pass\n"
 LATE = f'"""A module."""\n{linting.LICENSE}\n'
 FAULTS = {
-    "a class name twice": (TWICE, "ci/hilgate/b.py", "class-names"),
     "a license that is late": (LATE, "ci/hilgate/b.py", "licenses"),
     "a script without a license": ("#!/usr/bin/env bash\nset -e\n", "docker/scripts/b.sh", "licenses"),
     "another license": (f"#!/usr/bin/env bash\n{linting.LICENSE} AND MIT\n", ".ci/run", "licenses"),
@@ -57,7 +55,6 @@ def test_planted_mistake_is_found_by_its_rule_alone(fault):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("ci/hilgate/b.py", f"{linting.LICENSE}\nclass One:\n    class Same:\n        pass\n\nclass Same:\n    pass\n"),
         ("docker/scripts/b.sh", f"#!/usr/bin/env bash\n{linting.LICENSE}\nset -e\n"),
         ("ci/hilgate/__init__.py", ""),
         ("README.md", "https://github.com/home/someone and ~/work/x and results/work/x and ${ROOT}/work/x"),
@@ -67,13 +64,6 @@ def test_planted_mistake_is_found_by_its_rule_alone(fault):
 )
 def test_what_is_allowed_is_not_found(name, text):
     assert [rule({name: text}) for rule in RULES.values()] == [[]] * len(RULES)
-
-
-def test_a_class_name_is_in_one_file_of_a_package():
-    one, two = {"ci/hilgate/a.py": "class A: ...\n"}, {"kernels/pagedkv/a.py": "class A: ...\n"}
-    assert RULES["class-names"](one | two) == []
-    (found,) = RULES["class-names"](one | {"ci/hilgate/b.py": "class A: ...\n"})
-    assert found == "ci/hilgate/b.py: class A is in ci/hilgate/a.py as well; rename one of them"
 
 
 LOCKS = {

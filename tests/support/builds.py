@@ -100,10 +100,21 @@ def rows_of(path):
 
 
 def three_builds(path):
-    """A history, a minute apart: a score that rises, a kernel that slows down, a flaky check, and a hostile id."""
+    """A history of three builds of two steps, a minute apart: of step `a` a score that rises and a kernel that slows
+    down; a check that was flaky in two builds, and another that failed in the last."""
     for number, time in enumerate((10.0, 12.0, 22.0)):
-        score = {"exact_match": 0.5 + number / 10, "ci_low": 0.3 + number / 10, "ci_high": 0.8, "n": 200}
-        checks = [passed("pocket/accuracy", numbers=score), passed("decode", numbers={"ours_us": time})]
-        checks += [failed("<script>alert(1)</script> $x^2$ ${HOME} | ` \u202e")] if number == 1 else []
-        remember(path, checks, minute=number, flaky=("sometimes",) if number != 1 else ())
+        score = {"exact_match": 0.5 + number / 10, "ci_low": 0.4 + number / 10, "ci_high": 0.6 + number / 10, "n": 200}
+        before = {"baseline_exact_match": 0.55} if number < 2 else {}
+        checks = [
+            passed("pocket/accuracy", numbers=score | before),
+            passed("decode", numbers={"ours_us": time, "peer_us": 1.0, "spread_us": 1.0, "max_abs_err": 1.0}),
+            failed("sometimes") if number == 1 else passed("sometimes"),
+            failed("broken") if number == 2 else passed("broken"),
+        ]
+        steps = (step("a", "x", device="gfx942", gpus=2), checks), (step("b", "x"), [passed()])
+        a_plan, recorded, decided = built(*steps)
+        first, second = decided.steps
+        first = first.model_copy(update={"flaky": ("sometimes",) if number < 2 else ()})
+        recorded = began(recorded, NOW + dt.timedelta(minutes=number))
+        history.add(path, a_plan, recorded, decided.model_copy(update={"steps": (first, second)}), branch="main")
     return path

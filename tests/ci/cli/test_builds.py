@@ -113,7 +113,7 @@ def test_other_commands_find_the_same_history(monkeypatch, named, place):
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     path = three_builds(tmp_path_factory.mktemp("history") / "history.sqlite")
-    return {step: history.ask(path, step=step) for step in ("", "a-cpu")}
+    return {step: history.ask(path, step=step) for step in ("", "a")}
 
 
 def tables(metric, rows):
@@ -140,7 +140,7 @@ def test_bars(values, drawn):
 
 
 @pytest.mark.parametrize("metric", history.METRICS)
-@pytest.mark.parametrize("step", ["", "a-cpu"], ids=["all", "one step"])
+@pytest.mark.parametrize("step", ["", "a"], ids=["all", "one step"])
 def test_tables_fit_80_columns(answers, metric, step):
     lines = tables(metric, answers[step][metric]).splitlines()
     assert len(lines) > 1

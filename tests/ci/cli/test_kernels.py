@@ -43,14 +43,11 @@ def explain_kernel(monkeypatch, capsys):
             Exit.PASS,
             ['"kernel": "pagedkv.paged_attention"'],
         ),
-        (["--help"], Exit.PASS, ["--kv-cache-dtype"]),
         (["--model", "wide", "--arch", "gfx942", "--with", "none"], Exit.FAIL, ["NOT SERVED"]),
         (["--model", "absent.json", "--arch", "gfx942"], Exit.INVALID_DECLARATION, ["No such file", "absent.json"]),
-        (["--model", "mpt-7b.json", "--arch", "gfx1030"], Exit.MISUSE, ["gfx1030"]),
         (["--model", "mpt-7b.json"], Exit.MISUSE, ["--arch"]),
-        (["--model", "mpt-7b.json", "--arch", "gfx942", "--tp", "7"], Exit.MISUSE, ["--tp: got 7"]),
     ],
-    ids=["answer", "options", "help", "not served", "no file", "arch", "no arch", "tp"],
+    ids=["answer", "options", "not served", "no file", "no arch"],
 )
 def test_answers_mistakes_and_statuses_are_those_of_the_kernels(explain_kernel, tmp_path, arguments, status, words):
     config = json.loads((CONFIGS / "mpt-7b.json").read_text(encoding="utf-8")) | {"head_dim": 512}
@@ -62,25 +59,10 @@ def test_answers_mistakes_and_statuses_are_those_of_the_kernels(explain_kernel, 
     assert "Traceback" not in answer
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["qwen3-next-80b-a3b.json", "--arch", "gfx942", "--weights", "20"], Exit.PASS, "544 tokens: so that a block"),
-        (["--help"], Exit.PASS, "--gpu-memory-utilization"),
-        (["qwen3-next-80b-a3b.json", "--arch", "gfx942", "--weights", "500"], Exit.FAIL, "DOES NOT FIT"),
-        (["qwen3-next-80b-a3b.json", "--arch", "gfx942"], Exit.MISUSE, "--weights"),
-        (
-            ["mpt-7b.json", "--arch", "gfx942", "--weights", "9"],
-            Exit.INVALID_DECLARATION,
-            "has no recurrent layer that is described here",
-        ),
-    ],
-    ids=["fits", "help", "does not fit", "misuse", "no hybrid"],
-)
-def test_fit_is_the_kernels_too(explain_kernel, arguments, status, words):
-    got, out, err = explain_kernel(*arguments, command="fit")
-    assert got == status
-    assert words in (out if status in {Exit.PASS, Exit.FAIL} else err)
+def test_fit_is_the_kernels_too(explain_kernel):
+    got, out, _ = explain_kernel("qwen3-next-80b-a3b.json", "--arch", "gfx942", "--weights", "500", command="fit")
+    assert got == Exit.FAIL
+    assert "DOES NOT FIT" in out
 
 
 def test_the_installed_kernels_answer_without_a_checkout(explain_kernel, tmp_path, monkeypatch):

@@ -156,15 +156,6 @@ def test_judge_and_report_can_be_replayed(green):
     again = hilgate(green, "judge")
     assert (again.returncode, again.stdout.strip().endswith("results/report.html")) == (Exit.PASS, True)
     assert (green / "results" / "report.html").exists()
-    path = step_folder(green / "results", "a-cpu") / RESULTS_FILE
-    path.write_bytes(path.read_bytes()[:-20])
-    done = hilgate(green, "judge")
-    assert done.returncode == Exit.NOTHING_RAN
-    assert "damaged: a-cpu: results.jsonl: it is not as it was written: truncated or changed" in done.stderr
-    verdict = json.loads((green / "results" / "verdict.json").read_text())
-    outcomes = [verdict["outcome"], *(step["outcome"] for step in verdict["steps"])]
-    assert outcomes == ["did not run", "did not run", "pass"]
-    assert "truncated" in (green / "results" / "annotation.md").read_text()
 
 
 def test_resume_repeats_only_what_was_lost(green):

@@ -390,28 +390,6 @@ def test_an_alias_that_hosts_refuse_is_refused_in_a_plan(tmp_path):
     assert found.startswith("ci/agents.yaml:4: agents' hosts refuse the alias *cpu")
 
 
-@pytest.mark.parametrize(
-    "queues",
-    [
-        "\n  amd-cpu:\n    device: cpu\n    gpus: 0\n    memory_gib: 64",
-        "\n  amd-cpu: {device: cpu, gpus: 0x0, memory_gib: 0x40}",
-        "\n  'amd-cpu': {device: cpu, gpus: 0, memory_gib: 64, image: null}",
-        " &all {amd-cpu: {device: !!str cpu, gpus: 0, memory_gib: 64}}",
-    ],
-    ids=["block", "hexadecimal", "quoted", "anchor and tag"],
-)
-def test_hosts_read_queues_as_the_plan_does(tmp_path, queues):
-    root = write(tmp_path, f"devices: {{cpu: {{}}}}\nqueues:{queues}\n", a=area("a"))
-    (queue,) = load(root).agents.queues.values()
-    promise = health.promised({health.QUEUE: "amd-cpu", "HILGATE_REPOSITORY": str(root)})
-    assert (promise.arch, promise.gpus, promise.memory_gib, promise.image) == (
-        queue.device,
-        queue.gpus,
-        queue.memory_gib,
-        queue.image or "",
-    )
-
-
 POD_QUEUE = (
     "{device: gfx942, gpus: 1, memory_gib: 192, image: rocm, pods: {registry: r.example/x, cpus: 8, memory_gib: 64}}"
 )

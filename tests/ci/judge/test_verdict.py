@@ -12,13 +12,12 @@ from support.plans import ENVIRONMENT, plan, step
 from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
-from hilgate.evidence import KINDS, kind_of
+from hilgate.evidence import KINDS
 from hilgate.judge.verdict import BACK, UNCOMPARED, exit_status, judge, read_verdict, totals
 from hilgate.model.declaration import Quarantine, Quarantined
 from hilgate.model.plan import Omission, ProtectedChange, plan_digest
-from hilgate.model.record import BuildRecord, Check, Outcome, StepRecord
+from hilgate.model.record import BuildRecord, Check, Outcome
 from hilgate.run import results
-from hilgate.run.rules import StepFacts, decide
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 PASS = Check(id="p", outcome=Outcome.PASS)
@@ -27,22 +26,10 @@ SKIP = Check(id="s", outcome=Outcome.DID_NOT_RUN, message="needs gfx950")
 OPEN = Check(id="o", outcome=Outcome.INCONCLUSIVE, message="n=50")
 
 
-def record(a_step, checks=(PASS,), *, claims=None, **changes):
-    """An attempt at a step; `claims` is the outcome it records for itself."""
-    status = changes.pop("exit_status", 0)
-    own = decide(StepFacts(kind_of(a_step), a_step.step.minimum, status, tuple(checks), "stopped"))
-    values = {
-        "key": a_step.key,
-        "started": NOW,
-        "seconds": 1.0,
-        "exit_status": status,
-        "outcome": claims or own.outcome,
-        "message": own.why,
-        "checks": len(checks),
-        "command": a_step.step.command,
-        "environment": ENVIRONMENT,
-    }
-    return results.Attempt(StepRecord.model_validate(values | changes), tuple(checks))
+def record(a_step, checks=(PASS,), exit_status=0):
+    """An attempt at a step."""
+    *_, last = finished(a_step, *checks, status=exit_status, environment=ENVIRONMENT)
+    return results.Attempt(last, tuple(checks))
 
 
 def verdict_of(a_plan, *attempts, **more):

@@ -220,16 +220,6 @@ def test_a_step_of_its_areas_files_is_selected_by_its_record_too(checkout):
     assert why(checkout.plan(silent))["whole-cpu"].startswith(f"{KERNEL} and 1 more changed")
 
 
-def test_a_step_waits_for_none_that_launches_nothing_changed(checkout):
-    commit = git(checkout.root, "rev-parse", "HEAD")
-    checkout.edit("x + 1", "x + 2")
-    silent, loud = [Launches(commit)], [Launches(commit, frozenset({HELPER}))]
-    devices = ("cpu", "gfx942")
-    plan = checkout.plan({("one", on): silent for on in devices} | {("two", on): loud for on in devices})
-    assert {one.key: one.depends_on for one in plan.steps if one.step.key == "two"} == {"two-cpu": (), "two-gfx942": ()}
-    assert "one" in reasons(plan)
-
-
 @pytest.mark.parametrize(
     "names",
     [

@@ -307,28 +307,6 @@ def test_rank_steps_ask_for_a_gpu_each_and_excuse_none():
     assert not [condition for step in ranks for condition in step.may_lack if condition.startswith("gpus:")]
 
 
-TURNS_RED = {
-    "README.md": "pages",
-    "docs/SECURITY.md": "pages",
-    "docs/reference/images.md": "pages",
-    "tests/models/test_ranks.py": "pages",
-    "tests/evals/test_cli.py": "pages",
-    "docs/how-to/adopt.md": "pages",
-    "kernels/pagedkv/audit/code_object.py": "images-units",
-    "kernels/pagedkv/errors.py": "images-units",
-    "kernels/pyproject.toml": "images-units",
-    "tests/conftest.py": "images-units",
-    "ci/project.yaml": "images-units",
-    "kernels/pagedkv/tuning/gfx942.toml": "routing",
-}
-"""File -> a step that an edit of it turned red, and that was not selected."""
-
-
-@pytest.mark.parametrize("name", TURNS_RED)
-def test_a_file_selects_the_step_that_it_can_turn_red(name):
-    assert TURNS_RED[name] in select(DECLARED, [name], GRAPH).reasons
-
-
 PAGES = sorted(name for name in tracked_files(REPOSITORY) if name.endswith(".md"))
 
 

@@ -120,7 +120,6 @@ def test_the_files_of_the_merge_base_say_it_on_the_same_node(outcome, message, w
             *(2, 1, 1, 0),
             "2 of these 4 failures are yours; 1 is red on the merge base too, and red here all the same; 1 is flaky",
         ),
-        (0, 2, 0, 0, "none of these 2 failures is yours; 2 are red on the merge base too, and red here all the same"),
         (
             *(0, 1, 0, 1),
             (
@@ -128,7 +127,6 @@ def test_the_files_of_the_merge_base_say_it_on_the_same_node(outcome, message, w
                 "same; of 1 it is not known (there is no such check at bbbbbbbbbbbb)"
             ),
         ),
-        (3, 0, 0, 0, "these 3 failures are yours: all pass on the merge base, or are not in it"),
         (1, 0, 0, 0, "this failure is yours: it passed at bbbbbbbbbbbb"),
         (0, 1, 0, 0, "this failure is not yours, and red here all the same: it failed alike at bbbbbbbbbbbb"),
         (0, 0, 0, 2, "whether these 2 failures are yours is not known: there is no such check at bbbbbbbbbbbb"),
