@@ -96,13 +96,12 @@ def _register() -> None:
         )
     if version not in (*TESTED, tried):
         raise VersionError.of_this_vllm("not tested")
-    mla, ssd, gdn = settings.mla(), settings.ssd(), settings.gdn()
     _claim(BACKEND, NAME, asked=settings.PACKING_VARIABLE in os.environ)
     if not current_platform.is_cpu():
-        if mla:
+        if settings.enabled(settings.MLA_VARIABLE):
             _claim(GPU_MLA_BACKEND, GPU_MLA_NAME, asked=True)
     elif os.environ.get("TRITON_INTERPRET") == "1":
-        if settings.fast_interpreter():
+        if settings.read(settings.INTERPRETER_VARIABLE) == "fast":
             from pagedkv import interpreter
 
             interpreter.speed_up()
@@ -111,12 +110,12 @@ def _register() -> None:
     else:
         log.warning("pagedkv: CPU_ATTN stays vLLM's own, because TRITON_INTERPRET=1 is not set")
         return
-    if ssd:
+    if settings.enabled(settings.SSD_VARIABLE):
         from pagedkv.vllm_plugin import scan
 
         scan.claim()
         log.info("pagedkv: Mamba-2's prefill is now pagedkv.ssd_prefill")
-    if gdn:
+    if settings.enabled(settings.GDN_VARIABLE):
         from pagedkv.vllm_plugin import delta
 
         delta.claim()

@@ -47,7 +47,7 @@ from pagedkv.vllm_plugin.errors import (
     NotServedError,
     PoisonUnsafeError,
 )
-from pagedkv.vllm_plugin.settings import GDN_VARIABLE, SSD_VARIABLE, mla, packing
+from pagedkv.vllm_plugin.settings import GDN_VARIABLE, MLA_VARIABLE, SSD_VARIABLE, enabled, packing
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -183,7 +183,7 @@ def build_llm(model: str, **arguments: Any) -> LLM:
         SettingError: A setting has a value that means nothing.
     """
     packing()
-    ours_for_mla = mla()
+    ours_for_mla = enabled(MLA_VARIABLE)
     if not current_platform.is_cpu():
         load_general_plugins()
         custom = AttentionBackendEnum[NAME]

@@ -9,13 +9,10 @@ from __future__ import annotations
 import functools
 import os
 import re
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pagedkv.layout import PACKINGS, Packing
 from pagedkv.vllm_plugin.errors import SettingError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PACKING_VARIABLE = "PAGEDKV_PACKING"
 MLA_VARIABLE = "PAGEDKV_MLA"
@@ -23,6 +20,17 @@ SSD_VARIABLE = "PAGEDKV_SSD"
 GDN_VARIABLE = "PAGEDKV_GDN"
 INTERPRETER_VARIABLE = "PAGEDKV_INTERPRETER"
 VLLM_VARIABLE = "PAGEDKV_VLLM"
+
+
+ALLOWED: dict[str, tuple[str, ...]] = {
+    PACKING_VARIABLE: PACKINGS,
+    MLA_VARIABLE: ("0", "1"),
+    SSD_VARIABLE: ("0", "1"),
+    GDN_VARIABLE: ("0", "1"),
+    INTERPRETER_VARIABLE: ("plain", "fast"),
+}
+"""Environment variable -> its values; the first where it is not set."""
+SETTINGS = (*ALLOWED, VLLM_VARIABLE)
 
 
 @functools.cache
@@ -34,43 +42,16 @@ def packing() -> Packing:
     Raises:
         SettingError: The variable names no packing.
     """
-    return cast("Packing", _read(PACKING_VARIABLE, PACKINGS, "rows"))
+    return cast("Packing", read(PACKING_VARIABLE))
 
 
-def mla() -> bool:
-    """Whether TRITON_MLA shall be ours on ROCm and CUDA: the environment variable PAGEDKV_MLA, 0 where it is not set.
-
-    Raises:
-        SettingError: The variable is neither 0 nor 1.
-    """
-    return _read(MLA_VARIABLE, ("0", "1"), "0") == "1"
-
-
-def ssd() -> bool:
-    """Whether Mamba-2's prefill shall be ours: the environment variable PAGEDKV_SSD, 0 where it is not set.
+def enabled(variable: str) -> bool:
+    """Whether one of PAGEDKV_MLA, _SSD and _GDN puts our kernels in the place of vLLM's.
 
     Raises:
         SettingError: The variable is neither 0 nor 1.
     """
-    return _read(SSD_VARIABLE, ("0", "1"), "0") == "1"
-
-
-def gdn() -> bool:
-    """Whether gated delta nets shall be ours: the environment variable PAGEDKV_GDN, 0 where it is not set.
-
-    Raises:
-        SettingError: The variable is neither 0 nor 1.
-    """
-    return _read(GDN_VARIABLE, ("0", "1"), "0") == "1"
-
-
-def fast_interpreter() -> bool:
-    """Whether functions of Triton's interpreter shall be replaced by faster ones: PAGEDKV_INTERPRETER, else `plain`.
-
-    Raises:
-        SettingError: The variable is neither plain nor fast.
-    """
-    return _read(INTERPRETER_VARIABLE, ("plain", "fast"), "plain") == "fast"
+    return read(variable) == "1"
 
 
 def tried() -> str | None:
@@ -85,25 +66,15 @@ def tried() -> str | None:
     return value
 
 
-SETTINGS: dict[str, Callable[[], object]] = {
-    PACKING_VARIABLE: lambda: _read(PACKING_VARIABLE, PACKINGS, "rows"),  # `packing` keeps what it has read
-    MLA_VARIABLE: mla,
-    SSD_VARIABLE: ssd,
-    GDN_VARIABLE: gdn,
-    INTERPRETER_VARIABLE: fast_interpreter,
-    VLLM_VARIABLE: tried,
-}
-"""Environment variable -> what reads and checks it."""
-
-
 def check() -> None:
     """Read every setting, so that a wrong one is reported when vLLM loads the plugin, before it makes a layer.
 
     Raises:
         SettingError: Of the first that means nothing.
     """
-    for read in SETTINGS.values():
-        read()
+    for variable in ALLOWED:
+        read(variable)
+    tried()
 
 
 def unknown() -> tuple[str, ...]:
@@ -111,8 +82,14 @@ def unknown() -> tuple[str, ...]:
     return tuple(sorted(name for name in os.environ if name.startswith("PAGEDKV_") and name not in SETTINGS))
 
 
-def _read(variable: str, allowed: tuple[str, ...], default: str) -> str:
-    value = os.environ.get(variable, default)
+def read(variable: str) -> str:
+    """Return the value of a setting of `ALLOWED`.
+
+    Raises:
+        SettingError: It is none of those allowed.
+    """
+    allowed = ALLOWED[variable]
+    value = os.environ.get(variable, allowed[0])
     if value not in allowed:
         raise SettingError(variable, value, f"one of {', '.join(allowed)}")
     return value
