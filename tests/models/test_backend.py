@@ -13,10 +13,10 @@ from support.pools import assert_same_bits
 pytest.importorskip("vllm", reason="needs package:vllm")
 
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
-from vllm.v1.attention.backend import AttentionType, MultipleOf
+from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from pagedkv.vllm_plugin import backend, errors, impl, metadata
+from pagedkv.vllm_plugin import errors, impl, metadata
 
 pytestmark = pytest.mark.usefixtures("inflated_blocks")
 
@@ -413,15 +413,3 @@ def test_memory_profiling_gives_zeros_and_counts_nothing(calls):
     assert output.count_nonzero() == 0
     assert calls == []
     assert layer.attentions == 0
-
-
-def test_backend_declares_what_the_kernels_take():
-    ours = backend.PagedKVBackend
-    assert ours.get_supported_kernel_block_sizes() == [MultipleOf(16)]
-    assert [size for size in (16, 32, 80, 96, 128, 192, 256, 288) if ours.supports_head_size(size)] == [
-        *(32, 80, 96, 128, 192, 256)
-    ]
-    assert ours.supports_block_size(784)
-    assert not ours.supports_block_size(24)
-    assert not ours.is_mla()
-    assert AttentionBackendEnum[ours.get_name()] is AttentionBackendEnum.CUSTOM

@@ -15,7 +15,7 @@ from support.tolerances import ROW_RELATIVE
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from pagedkv.attention import reference
-from pagedkv.vllm_plugin import backend, impl
+from pagedkv.vllm_plugin import impl
 from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 32, 16, 13
@@ -94,14 +94,7 @@ def test_a_captured_batch_serves_every_later_one(captured, bound, query_lens, se
     assert output[tokens:].isnan().all(), "padding rows are nobody's"
 
 
-@pytest.mark.parametrize(
-    ("is_encoder_decoder", "support"), [(False, AttentionCGSupport.ALWAYS), (True, AttentionCGSupport.UNIFORM_BATCH)]
-)
-def test_graph_support(is_encoder_decoder, support):
-    config = SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=is_encoder_decoder))
-    assert PagedKVMetadataBuilder.get_cudagraph_support(config, SimpleNamespace()) is support
-
-
-def test_a_batch_of_unknown_query_lengths_is_left_to_others():
-    """vLLM may trim drafts on the device; decode and the rest are told apart by the host's lengths."""
-    assert not backend.PagedKVBackend.supports_device_cpu_query_lens_mismatch()
+def test_graphs_of_encoder_decoders_hold_batches_of_equal_query_lengths():
+    config = SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=True))
+    support = PagedKVMetadataBuilder.get_cudagraph_support(config, SimpleNamespace())
+    assert support is AttentionCGSupport.UNIFORM_BATCH

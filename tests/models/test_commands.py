@@ -16,8 +16,6 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from pagedkv.vllm_plugin import settings
-
 PAGE = Path(__file__).parents[2] / "docs/how-to/serve-a-model.md"
 FENCED = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BENCHMARKS = {"latency": latency, "serve": serve}
@@ -65,10 +63,3 @@ def test_vllm_takes_every_command(words):
 def test_an_option_that_vllm_lacks_is_red(option):
     with pytest.raises(AssertionError, match=option):
         parsed([*COMMANDS[0], option, "8"])
-
-
-def test_a_variable_that_the_plugin_lacks_is_unknown(monkeypatch):
-    monkeypatch.setenv("PAGEDKV_SSD", "1")
-    assert settings.unknown() == ()
-    monkeypatch.setenv("PAGEDKV_SDD", "1")
-    assert settings.unknown() == ("PAGEDKV_SDD",)

@@ -254,42 +254,44 @@ def test_an_engine_asked_of_us_is_not_another_plugins(monkeypatch, registry):
         inspect.build_llm("model")
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_engine_on_a_gpu_selects_both_of_our_backends(monkeypatch, asked):
+@pytest.fixture
+def arguments_of_llm(monkeypatch):
+    """arguments_of_llm(...): what `build_llm` gives to vLLM on a GPU."""
+
+    def build(**given):
+        inspect.build_llm("model", **given)
+        return started.pop()
+
     started = []
     monkeypatch.setattr(inspect, "current_platform", SimpleNamespace(is_cpu=lambda: False))
     monkeypatch.setattr("vllm.LLM", lambda **arguments: started.append(arguments))
+    return build
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_engine_on_a_gpu_selects_both_of_our_backends(monkeypatch, arguments_of_llm, asked):
     monkeypatch.setenv("PAGEDKV_MLA", str(int(asked)))
-    inspect.build_llm("model", seed=3)
-    [arguments] = started
+    arguments = arguments_of_llm(seed=3)
     assert (arguments["model"], arguments["seed"], arguments["attention_backend"]) == ("model", 3, "CUSTOM")
     config = AttentionConfig(**arguments.get("attention_config", {}))
     assert config.backend_per_kind == ({"mla_attention": AttentionBackendEnum.TRITON_MLA} if asked else {})
 
 
 @pytest.mark.parametrize("named", [{}, {"worker_extension_cls": "families.mla_prefill.PlainPrefillReport"}])
-def test_workers_report_by_our_class_or_a_named_subclass(monkeypatch, named):
-    started = []
-    monkeypatch.setattr(inspect, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-    monkeypatch.setattr("vllm.LLM", lambda **arguments: started.append(arguments))
-    inspect.build_llm("model", **named)
-    report = resolve_obj_by_qualname(started[0]["worker_extension_cls"])  # as a worker does
+def test_workers_report_by_our_class_or_a_named_subclass(arguments_of_llm, named):
+    report = resolve_obj_by_qualname(arguments_of_llm(**named)["worker_extension_cls"])  # as a worker does
     assert issubclass(report, inspect.WorkerReport)
 
 
 @pytest.mark.parametrize(
     ("named", "backend"), [({}, "CUSTOM"), ({"attention_backend": "TRITON_ATTN"}, "TRITON_ATTN")], ids=["ours", "named"]
 )
-def test_engine_on_a_gpu_selects_us_for_its_drafter_too(monkeypatch, named, backend):
+def test_engine_on_a_gpu_selects_us_for_its_drafter_too(arguments_of_llm, named, backend):
     """vLLM gives a drafter the backend of the speculative configuration, and never the model's."""
-    started = []
-    monkeypatch.setattr(inspect, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-    monkeypatch.setattr("vllm.LLM", lambda **arguments: started.append(arguments))
     drafter = {"method": "draft_model", "model": "small", "num_speculative_tokens": 3}
-    inspect.build_llm("model", speculative_config=drafter | named)
-    [arguments] = started
-    assert drafter.items() <= arguments["speculative_config"].items()
-    chosen = SpeculativeConfig._parse_attention_backend(arguments["speculative_config"].get("attention_backend"))
+    given = arguments_of_llm(speculative_config=drafter | named)["speculative_config"]
+    assert drafter.items() <= given.items()
+    chosen = SpeculativeConfig._parse_attention_backend(given.get("attention_backend"))
     of_the_model = make_dataclass("Config", ["attention_config"])(AttentionConfig(backend=AttentionBackendEnum.CUSTOM))
     proposer = SimpleNamespace(
         vllm_config=of_the_model,
