@@ -216,7 +216,7 @@ def protected_imports(texts: Mapping[str, str]) -> list[str]:
     imports = build_imports(root, load_project(root).python_path)
     if listed.value is None or imports.graph is None:
         why = imports.problem or "it cannot be read"
-        return [f"{PROTECTED_FILE}: nobody can tell what protected modules import: {why}"]
+        return [f"{PROTECTED_FILE}: it is unknown what protected modules import: {why}"]
     return [
         f"{path}: {importer} is protected and imports it; protect it too, or name it in `tested` of {PROTECTED_FILE}"
         for path, importer in unprotected_imports(listed.value, imports, texts).items()

@@ -456,7 +456,7 @@ def hunks(root: Path, before: str, after: str, paths: Sequence[str]) -> dict[str
     """How files differ between two commits: path -> the hunks of a unified diff without context.
 
     `after` is empty for the working tree. Every file counts as text, whatever attributes the change gives it: a file
-    that is called binary would be shown to nobody.
+    that is called binary would not be shown.
 
     Raises:
         CannotRunHereError: git is not installed, or knows no such commit here.

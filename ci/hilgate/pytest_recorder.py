@@ -181,7 +181,7 @@ def _wrap(module: "ModuleType") -> None:
         answer = call(first, *arguments, **named)
         try:
             note(first)
-        except Exception as error:  # noqa: BLE001 - the step goes on, and nobody will know all that it launches
+        except Exception as error:  # noqa: BLE001 - the step goes on, and its record says that it is incomplete
             _once(f"{UNSEEN}{type(error).__name__} of the recorder")
         return answer
 
@@ -324,7 +324,7 @@ def _note(name: str) -> None:
             os.write(descriptor, os.fsencode(name) + b"\0")
         finally:
             os.close(descriptor)
-    except OSError:  # no room, no more open files: the step goes on, and nobody will know all that it reads
+    except OSError:  # no room, no more open files: the step goes on, and its record says that it is incomplete
         try:  # noqa: SIM105 - contextlib would be another import in every process
             os.unlink(f"{_folder}/{WHOLE}")
         except OSError:

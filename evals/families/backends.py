@@ -106,7 +106,7 @@ def served_by(backend: Backend, families: Sequence[str], *, named: bool) -> list
     Args:
         backend: Which one.
         families: Names.
-        named: Whether somebody asked for these; then each must have cells.
+        named: Whether these were asked for by name; then each must have cells.
 
     Raises:
         UnknownNameError: One that was named has none.

@@ -56,7 +56,7 @@ def selective_scan(
             and left alone.
         has_initial_state: [sequences], whether to go on from the slot's state; None for never.
         ssm_states: [slots, channels, states]; the state after the last token is written there.
-        null_block_id: The slot that is nobody's.
+        null_block_id: The slot of no request.
         block_size: Tokens per block of the prefix cache.
         *tables: Where states within a prompt go in a prefix cache of all states, and where its chunks end.
 
@@ -112,9 +112,9 @@ def state_update(
         z: Gate, like `x`.
         dt_bias: [channels], or None.
         dt_softplus: True.
-        state_batch_indices: [requests], the slot to read; the null block is nobody's.
+        state_batch_indices: [requests], the slot to read; the null block belongs to no request.
         dst_state_batch_indices: [requests], the slot to write.
-        null_block_id: The slot that is nobody's.
+        null_block_id: The slot of no request.
         out: Like `x`, written but for padding.
         num_accepted_tokens: None; so is `cu_seqlens`.
         cu_seqlens: None.

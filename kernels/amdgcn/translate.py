@@ -171,7 +171,7 @@ def _check_barriers(program: Program) -> None:
 
 
 class _Modifiers(dict[str, str]):
-    """Modifiers of an instruction, and which of them somebody has asked for."""
+    """Modifiers of an instruction, and which of them have been looked up."""
 
     def __init__(self, modifiers: Mapping[str, str]) -> None:
         sdwa = {name for name in modifiers if name.endswith("_sel") and modifiers[name] == "DWORD"}

@@ -113,7 +113,7 @@ def _drop_unread_overflow_checks() -> None:
 
 
 def _make_types_once() -> None:
-    """Make the shape of a block, a part of each value, and its types once; and a type's name where somebody asks."""
+    """Make the shape of a block, a part of each value, and its types once; and a type's name when it is asked for."""
 
     @functools.cache
     def shape(*sizes: int) -> tuple[Any, int, Any, Any, dict[Any, Any]]:

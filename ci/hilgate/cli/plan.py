@@ -176,7 +176,7 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     from hilgate.report.terminal import print_machine, print_readiness
 
     declarations, machine, areas = _here(ctx)
-    # What only agents have devices for is nobody's fault here.
+    # A step whose devices only agents have is no fault of this machine.
     steps = [step for _, step in declarations.steps() if machine.device in step.devices]
     needed = sorted({name for step in steps for name in step.packages})
     diagnosis = Diagnosis(

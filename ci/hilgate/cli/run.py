@@ -447,7 +447,7 @@ def run_plan(
     foreign = _unapproved_files(plan, root, approved_by)
     with restored_files(root, plan.merge_base, foreign, folder):
         fingerprint = git.fingerprint(root)
-        if plan.commit:  # without git nobody knows which files are the tree's
+        if plan.commit:  # without git it is unknown which files are the tree's
             leftovers.remove_stale(root, git.tracked_files(root))
         build = new_build(plan, fingerprint, _surroundings(plan, root, fingerprint, options))
         if recorded:
@@ -523,7 +523,7 @@ def _require_same_state(recorded: Recorded, root: Path, folder: Path, tree: str,
         raise RecordsError(
             "the files under test changed since these results were recorded"
             if tree
-            else f"nobody can tell whether files changed since then: {git.no_checkout(root)}",
+            else f"it is unknown whether files changed since then: {git.no_checkout(root)}",
             where=str(folder),
             remedy="check out the plan's commit, without other changes" if around is None else afresh,
         )

@@ -292,5 +292,5 @@ def _check_tools(areas: Iterable[Document[Area]], declarations: Declarations) ->
                     )
                     remedy = f"name a queue without an image, or images.{image}.tools of {PROJECT_FILE}"
                 if missing := [tool for tool in step.tools if tool not in there]:
-                    what = f"on agents it runs {place}, which nobody says to have {', '.join(missing)}"
+                    what = f"on agents it runs {place}, which does not declare {', '.join(missing)}"
                     document.blame(("steps", index, "requires"), what, remedy)

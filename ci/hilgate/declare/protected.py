@@ -199,7 +199,7 @@ def protected_changes(
         root: The working tree, in a checkout that has the merge base.
         merge_base: Full sha; empty where nothing is compared, and then nothing is flagged.
         changed_files: Paths below the root, of both names where a file was renamed.
-        commit: Full sha of the change, whose files are read from git; empty where the working tree has more to it.
+        commit: Full sha of the change, whose files are read from git; empty where the working tree is compared instead.
 
     Raises:
         InvalidDeclarationsError: The protected list is invalid.

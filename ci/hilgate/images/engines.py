@@ -39,7 +39,7 @@ FREE: Final = 12
 
 
 class BuildFailedError(HilgateError):
-    """The recipe does not build: the change is to blame until somebody shows otherwise."""
+    """The recipe does not build: the change is to blame until shown otherwise."""
 
     exit_status: ClassVar[Exit] = Exit.FAIL
 

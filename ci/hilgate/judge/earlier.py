@@ -41,8 +41,8 @@ class Before:
     """What `earlier.json` says of a plan's build.
 
     Attributes:
-        said: A sentence for each thing that came before, or that nobody knows.
-        doubts: Why a pass is none: an answer was lost by a try by hand, or nobody knows whether one was.
+        said: A sentence for each thing that came before, or that is unknown.
+        doubts: Why a pass is none: a retry by hand lost an answer, or it is unknown whether one did.
         waited: Planned key -> minutes, of steps whose job was ended before an agent took it.
     """
 

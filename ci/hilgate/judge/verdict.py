@@ -40,7 +40,7 @@ MOST_FAILED = 20
 NO_QUARANTINE = Quarantine()
 
 UNCOMPARED = "compared with no merge base: its own quarantine counts, and no change of the gate itself was looked for"
-"""Note of a verdict about a tree without a merge base, of which nobody knows what is new."""
+"""Note of a verdict about a tree without a merge base, of which it is unknown what is new."""
 
 
 def judge(
@@ -230,7 +230,7 @@ class StepResult:
 
     @cached_property
     def unlisted(self) -> str:
-        """That nobody knows whether the change took tests of it away; empty where that is known, or none can be."""
+        """Why it is unknown whether the change removed tests of it; empty where that is known, or cannot happen."""
         if not paths_to_list(self.step, self.plan) or self.step.key in self.recorded.listings:
             return ""
         return "its job left no list of its tests and the merge base's, and the change may have taken some away"

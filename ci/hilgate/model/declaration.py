@@ -230,8 +230,8 @@ class Project(StrictModel):
     """Keys of the steps that `hilgate gate` runs on a person's machine when nothing has changed, with what they need;
     empty runs every step. They decide no merge."""
     manual_retry: bool = False
-    """Whether a person may try a job again whose machine failed; never in builds of forks and releases. A build is
-    inconclusive in which a job was tried again that had answered, and without HILGATE_READ_TOKEN, as nobody knows."""
+    """Whether a person may try a job again whose machine failed; never in builds of forks and releases. A build in
+    which a job was retried after an answer is inconclusive, and so is one without HILGATE_READ_TOKEN, which tells."""
     history_builds: int = Field(default=5000, ge=1)
     """How many judged builds the history keeps; `hilgate history add` removes older ones."""
     status: str = "hilgate/required"

@@ -193,7 +193,7 @@ class Plan(StrictModel):
         return found
 
     def require_whole(self, where: str) -> None:
-        """Refuse to let a part of the gate stand for it.
+        """Refuse a plan that runs only a part of the gate.
 
         Raises:
             MisuseError: It is a quick plan, or a step of it was narrowed by hand.

@@ -89,8 +89,7 @@ class Verdict(StrictModel):
     notes: tuple[str, ...] = ()
     """Remarks beside the verdict: that nothing was compared with a merge base."""
     before: tuple[str, ...] = ()
-    """What came before: lost tries of jobs, earlier builds of the same files, or that nobody knows. It decides nothing.
-    """
+    """Lost tries of jobs, earlier builds of the same files, or that these are unknown. It decides nothing."""
     tree: str = ""
     """Fingerprint of the files that its steps ran over; empty where none ran, or where they ran over several states."""
     doubts: tuple[str, ...] = ()

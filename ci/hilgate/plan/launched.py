@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that launch none of the `@triton.jit` functions whose bodies a change edits, by what earlier builds recorded.
 
-A kernel's body says nothing until somebody compiles or interprets it, and what a step compiles or interprets its
-processes note (`hilgate.pytest_recorder`). A note of an earlier build still holds if nothing that differs from its
+A kernel's body matters only to steps that compile or interpret it, and the processes of each step record which kernels
+these are (`hilgate.pytest_recorder`). A note of an earlier build still holds if nothing that differs from its
 commit can change what the step launches: the same rules select by it, body by body.
 """
 
@@ -39,13 +39,13 @@ class Launches:
     """Why it does not count, as the end of "the record of <commit> ..."."""
 
     def among(self, bodies: Mapping[str, frozenset[str]]) -> list[str]:
-        """Those of these functions (file -> names) that it names, for people: `<file>: body of <function>`."""
+        """Which of these functions (file -> names) it launches, each as `<file>: body of <function>`."""
         folders = tuple("" if name == "./" else name for name in self.names if name.endswith("/"))
         return [
             f"{file}: body of {name}"
             for file, functions in sorted(bodies.items())
             for name in sorted(functions)
-            # A copy of it somewhere else has its name.
+            # A copy of the file outside the repository is recorded under ELSEWHERE, with the function's name.
             if {f"{file}::{name}", f"{ELSEWHERE}::{name}", file, name_elsewhere(file)} & self.names
             or file.startswith(folders)
         ]
@@ -119,7 +119,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _is_jitted(function: ast.FunctionDef, places: Mapping[str, str]) -> bool:
-    """Whether Triton, or a module that hands it on, makes a kernel of it, and nobody else decorates it."""
+    """Whether Triton, or a module that hands it on, makes a kernel of it, and nothing else decorates it."""
     decorators = [one.func if isinstance(one, ast.Call) else one for one in function.decorator_list]
     whole = [_dotted(one, places).split(".") for one in decorators]
     ends = {parts[-1] for parts in whole if "triton" in parts}

@@ -94,7 +94,7 @@ def make_plan(
             whichever profiles they belong to.
         models: Models whose steps are planned.
         leave_out: Areas and steps that passed elsewhere: they are omitted, and no step waits for them.
-        earlier: Ignored for this machine, which asks nobody else's builds. A release builds each of its images, so that
+        earlier: Ignored for this machine, which asks for no other builds. A release builds each of its images, so that
             its evidence tells how, and does without times like a night, so that whoever verifies it can plan it again.
         whole: Whether every step is planned.
 

@@ -61,7 +61,7 @@ class Chosen:
     Attributes:
         wanted: Why each of them is.
         unwanted: Why others are not; the rest were not asked for.
-        settled: Step -> device -> why it passed there and nothing has changed since: nobody waits for it there.
+        settled: Step -> device -> why it passed there and nothing has changed since; no step waits for it there.
     """
 
     wanted: Mapping[Key, Wanted]

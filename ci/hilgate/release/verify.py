@@ -134,7 +134,7 @@ def verify(file: Path, asked: Asked | None = None) -> BundleAnswer:
 
 
 def _check(file: Path, folder: Path, asked: Asked) -> Iterator[tuple[bool | None, str]]:
-    """What each of `CHECKS` found, in their order; None for what nobody asked for.
+    """What each of `CHECKS` found, in their order; None for what was not asked for.
 
     Raises:
         HilgateError: What the first that fails found.
@@ -187,13 +187,13 @@ def _check(file: Path, folder: Path, asked: Asked) -> Iterator[tuple[bool | None
     if asked.signature is None:
         needs = "a release needs its signature: --signature SHA256SUMS.sig"
         require(asked.unsigned or plan.profile != "release", needs)
-        yield None, "nobody says who wrote it: no --signature"
+        yield None, "its author is unknown: no --signature"
     else:
         yield True, _check_signature(asked, asked.signature, members[bundle.SUMS_FILE])
 
 
 def _part(plan: Plan) -> str:
-    """How many steps the plan leaves out, where somebody named steps; else empty."""
+    """How many steps the plan leaves out, where steps were named; else empty."""
     left = sum(omission.cause == "not asked for" for omission in plan.omissions)
     return f": a part, {count(left, 'step')} were not asked for" if left else ""
 

@@ -35,7 +35,7 @@ class Signature:
 
     Attributes:
         shape: The message without its numbers.
-        place: Where it failed in the repository, `test.py:12 (helper.py:80)`; empty where nobody knows.
+        place: Where it failed in the repository, `test.py:12 (helper.py:80)`; empty where unknown.
         device: What it ran on.
         kernel_log: The first line of the node's kernel log, without its numbers; empty where it says nothing.
     """

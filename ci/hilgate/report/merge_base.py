@@ -206,7 +206,7 @@ def _origin(there: Outcome, message: str, failure: Failure, place: str) -> Origi
 
 
 NOT_OF_A_CHANGE = frozenset({Ruling.INFRA, Ruling.NOT_STARTED})
-"""Rulings of steps that say nothing about the change: such a step is nobody's failure."""
+"""Rulings of steps that say nothing about the change: such a step counts as no failure of the change."""
 
 
 def origins(found: Iterable[Cause], facts: MergeBase, recorded: Recorded) -> list[Origin]:
@@ -236,7 +236,7 @@ def whose(found: Iterable[Cause], facts: MergeBase, recorded: Recorded, *, local
         return {
             Ownership.NEW: "this failure is yours",
             Ownership.RED: "this failure is not yours, and red here all the same",
-            Ownership.FLAKY: "this failure may be nobody's",
+            Ownership.FLAKY: "this failure may be a flake",
             Ownership.UNKNOWN: "whether this failure is yours is not known",
         }[known[0].standing] + f": {known[0].why}"
     rest = [f"{red} {_are(red)} red on the merge base too, and red here all the same"] if red else []

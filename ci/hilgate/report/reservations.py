@@ -70,7 +70,7 @@ def reservations(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Rese
         ("cannot run here", "skipped because this machine lacks what they need; other machines run them", _lacking),
         ("ran again", "an earlier attempt was stopped by the machine, and a later one passed", _again),
         ("slow", "took over twice their declared minutes", _slow),
-        ("restored", "measured with the merge base's own values, because nobody approved new ones", _restored),
+        ("restored", "measured with the merge base's own values, because new ones were not approved", _restored),
     )
     for kind, what, words_of in of_steps:
         words = {step.key: words_of(one, step, recorded) for one, step in passed}

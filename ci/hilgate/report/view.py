@@ -88,7 +88,7 @@ class ReportView:
 
     @cached_property
     def whose(self) -> str:
-        """Whether its failures are the change's own; empty where nobody knows."""
+        """Whether its failures are the change's own; empty where that is unknown."""
         counted = [one for one in self.causes if not all(failure.step.report_only for failure in one.failures)]
         return whose(counted, self.facts, self.recorded, local=self.plan.local)
 
@@ -204,7 +204,7 @@ class StepProblem:
     skips: tuple[tuple[str, int], ...]
     """(reason, how many checks), of the checks that did not run."""
     merge_base: str
-    """The reason of the step itself, where no check says more; empty locally where nobody can know."""
+    """The reason of the step itself, where no check says more; empty locally where it cannot be known."""
     container: str
     """The line that repeats it in its image; empty when it ran in none."""
     steps: tuple[str, ...] = ()

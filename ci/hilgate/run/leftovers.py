@@ -36,7 +36,7 @@ def remove_stale(root: Path, files: Iterable[str]) -> tuple[str, ...]:
     """Remove bytecode below `root` that is not newer than its source, one of `files`; returns the sources' names.
 
     Raises:
-        CannotRunHereError: It cannot be removed, so that nobody knows which code would run.
+        CannotRunHereError: It cannot be removed, so that it is unknown which code would run.
     """
     compiled: dict[Path, dict[str, list[os.DirEntry[str]]]] = {}
     gone = []

@@ -154,7 +154,7 @@ def _read(path: Path) -> tuple[str, ...]:
 def vanished(
     steps: Iterable[PlannedStep], plan: Plan, listings: Mapping[str, ListingRecord]
 ) -> tuple[ProtectedChange, ...]:
-    """The tests of the merge base that these steps have run no more, by file, and steps of which nobody knows it."""
+    """Tests of the merge base that these steps no longer run, by file, and steps of which that is unknown."""
     steps = list(steps)
     shards = Counter(step.whole for step in steps if step.shard)
     ran: dict[str, set[str]] = defaultdict(set)
@@ -185,7 +185,7 @@ def wrongly_sharded(shards: Sequence[PlannedStep], listings: Mapping[str, Listin
     of_all_shards: frozenset[str] | None = None
     for step in shards:
         if step.key not in listings:
-            return f"{step.key} left no list of its tests, so nobody knows whether all of them ran"
+            return f"{step.key} left no list of its tests, so it is unknown whether all of them ran"
         one = listings[step.key]
         if of_all_shards is not None and of_all_shards != frozenset(one.of_all_shards):
             return f"{step.key} found other tests to deal out than {shards[0].key}"

@@ -127,7 +127,7 @@ def _crash(lines: Sequence[str]) -> str:
 def other_packages(plan: Plan, imported: Mapping[str, str]) -> str:
     """Which package of the tree under test a step imports from elsewhere; empty when none."""
     for name, place in plan.packages.items():
-        if (found := imported.get(name, "(nobody knows where)")) != place:
+        if (found := imported.get(name, "(unknown place)")) != place:
             return f"it imports {name} from {found}, not from {place}: what it says is not about this tree"
     return ""
 

@@ -170,7 +170,7 @@ class Watchdog:
     def tell(self, sign: Literal["+", "-"], group: int) -> None:
         """A process group has begun (`+`), or is gone (`-`), so that its number may become another's."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed it: nothing else depends on it
+        with contextlib.suppress(BrokenPipeError):  # it was killed from outside: nothing else depends on it
             self._process.stdin.write(f"{sign}{group}\n".encode())
 
 

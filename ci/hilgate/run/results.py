@@ -319,7 +319,7 @@ def read_all(
     for name, file in files.items():
         key = name.removesuffix(RECHECK_SUFFIX)
         if trees - {file.build.tree}:
-            # Nobody can tell which of two states of the files is the commit's, so none of them is believed.
+            # It is unknown which of two states of the files is the commit's, so neither is believed.
             found.damaged[name] = "its files differ from those that other jobs of this build ran over"
             continue
         if file.attempts:

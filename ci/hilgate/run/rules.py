@@ -156,7 +156,7 @@ class StepFacts(OwnFacts):
         was_open: Whether an earlier attempt was inconclusive.
         unbuilt: Why the image that it should build is not there.
         stray: A test among its checks that its own command does not run and another step's does.
-        unlisted: That nobody knows whether the change took tests of it away.
+        unlisted: Why it is unknown whether the change removed tests of it.
         wrongly_sharded: Of a shard: which test ran in none or in several, or which other shard is missing.
     """
 
@@ -283,7 +283,7 @@ def tests_of_another_step(step: StepFacts) -> str:
 
 
 def tests_not_listed(step: StepFacts) -> str:
-    """The step passes, and nobody knows which tests the change took away."""
+    """The step passes, and it is unknown which tests the change removed."""
     return _against_a_pass(step, step.unlisted)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of gates that need a process of their own; `python -m hileval` starts them, and nobody else."""
+"""Parts of gates that need a process of their own; only `python -m hileval` starts them."""
 
 from __future__ import annotations
 

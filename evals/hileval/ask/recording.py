@@ -74,7 +74,9 @@ def _record(
     try:
         for batch in given:
             found |= zip(batch, journal.ask(batch, number), strict=True)
-        if questions.engine is None:  # all of it was in the journal, but nobody to ask who served it
+        if (
+            questions.engine is None
+        ):  # all answers were in the journal, so no engine was started that could say who served
             questions.ask(batch, number)
         served = check_backend(gate, questions.engine)
     finally:

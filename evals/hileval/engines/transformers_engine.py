@@ -187,10 +187,10 @@ class SpeechEngine(TransformersEngine):
     def answer(
         self, prompts: Sequence[str | list[int] | Prompt], *, max_tokens: int, stop: Sequence[str]
     ) -> list[Answer]:
-        """Write down every sound.
+        """Transcribe the audio of every prompt.
 
         Raises:
-            EngineError: A prompt without sound, prompts of several beginnings, or what this engine does not do.
+            EngineError: A prompt without audio, prompts with different texts, or an option that this engine lacks.
         """
         sounds = [one for one in prompts if isinstance(one, Prompt) and one.modality == "audio"]
         if (
@@ -199,7 +199,9 @@ class SpeechEngine(TransformersEngine):
             or {(one.text, one.repetition_penalty) for one in sounds} - {(sounds[0].text, 1.0)}
         ):
             raise EngineError(
-                "only sounds with one beginning, without stop words or penalty", where=self._where, remedy="use vLLM"
+                "only audio whose prompts begin alike, without stop words or penalty",
+                where=self._where,
+                remedy="use vLLM",
             )
         with as_engine_error("generating", self._where):
             start = self.tokenizer(sounds[0].text, add_special_tokens=False)["input_ids"]

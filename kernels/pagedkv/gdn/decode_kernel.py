@@ -12,7 +12,7 @@ The first token of a step always counts, and the state behind it is written. Of 
 be rejected, only u, k and d are kept. The next step replays those that were accepted, S d + u k^T, before its own first
 token. They are kept at their positions in the sequence modulo the length of a ring. What a step reads lies before its
 first token and what it writes behind it, so with room for twice the drafts, and one, no program waits for another.
-Where somebody copies states between steps, as a prefix cache does, the state after each token is written instead.
+Where states are copied between steps, as for a prefix cache, the state after each token is written instead.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Kernel:
     serves: tuple[str, ...]
     """Tasks, out of decode, extend, prefill, write, gather."""
     reads: str
-    """`cache`; `dense`: keys and values that somebody gathered; `none`: it does not attend."""
+    """`cache`; `dense`: gathered keys and values; `none`: it does not attend."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """Limits by feature."""
 

@@ -383,7 +383,7 @@ def _asked(request: Request) -> str:
 
 def _choice(choice: Choice) -> list[str]:
     if choice.kernel is None:
-        return _wrap(f"{choice.task:<8} nobody: {choice.why}", 1, hang=9)
+        return _wrap(f"{choice.task:<8} no kernel: {choice.why}", 1, hang=9)
     lines = _wrap(f"{choice.task:<8} {choice.kernel}", 1, hang=9)
     lines += _wrap(f"{choice.basis}: {choice.why}", 3)
     lines += _wrap(f"able too: {', '.join(choice.also)}", 3) if choice.also else []

@@ -400,7 +400,7 @@ def format_fit(made: Fit, path: str | os.PathLike[str]) -> str:
     for layer in explanation.layers:
         served = layer.note
         if layer.answer and hasattr(layer.answer, "choices"):
-            served = "; ".join(f"{choice.task} {choice.kernel or 'nobody'}" for choice in layer.answer.choices)
+            served = "; ".join(f"{choice.task} {choice.kernel or 'no kernel'}" for choice in layer.answer.choices)
         elif layer.answer:
             served = f"NOT SERVED. {str(layer.answer).splitlines()[0]}"
         lines += _row(f"{layer.kind.count} x {layer.kind.name}", served)

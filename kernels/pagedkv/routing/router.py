@@ -234,13 +234,13 @@ def _needs_gather(kernel: Kernel, request: Request) -> bool:
 
 
 def _gather_mismatch(kernel: Kernel, request: Request, providers: Collection[str]) -> tuple[Mismatch, ...]:
-    """Say that a reader of dense keys and values has nobody to gather them."""
+    """Say that no kernel gathers for a reader of dense keys and values."""
     if _needs_gather(kernel, request):
         try:
             _choose(request, providers, "gather")
         except NoKernelError as error:
-            nobody = str(error.rejected[0]) if error.rejected else "no provider has one"
-            return (Mismatch("gather", "phase extend", "gathered keys only", f"and nobody gathers: {nobody}"),)
+            why = str(error.rejected[0]) if error.rejected else "no provider has one"
+            return (Mismatch("gather", "phase extend", "gathered keys only", f"and no kernel gathers: {why}"),)
     return ()
 
 

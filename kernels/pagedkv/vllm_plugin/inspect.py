@@ -133,7 +133,7 @@ class WorkerReport:
         """Fill the KV pool with NaN, and from now on every newly allocated attention block too.
 
         vLLM zeroes new attention blocks of a hybrid model before use, which would also hide a kernel that reads
-        positions nobody has written. After this call such a read meets NaN, in the block's tail as elsewhere. The pool
+        unwritten positions. After this call such a read meets NaN, in the block's tail as elsewhere. The pool
         is shared with the state layers: their pages are poisoned once, which vLLM must overwrite before it reads them.
 
         Returns:

@@ -424,7 +424,7 @@ def test_without_git_a_run_is_not_resumed_and_files_not_blamed(unpacked):
     assert hilgate(unpacked, "gate", CI="").returncode == Exit.NOTHING_RAN
     again = hilgate(unpacked, "gate", "--resume", CI="")
     assert again.returncode == Exit.INVALID_DECLARATION
-    assert "nobody can tell whether files changed since then: this is no git checkout" in again.stderr
+    assert "it is unknown whether files changed since then: this is no git checkout" in again.stderr
 
 
 def test_a_git_repository_made_of_it_is_enough(unpacked):

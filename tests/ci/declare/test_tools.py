@@ -78,13 +78,13 @@ def test_tools_that_are_there_are_no_mistake(tmp_path):
     [
         (
             {"areas/one": AREA.replace('["program:git"]', '["program:git", "program:buildah"]')},
-            "one.yaml:8 steps[1].requires: on agents it runs in the image 'small', which nobody says to have buildah",
+            "one.yaml:8 steps[1].requires: on agents it runs in the image 'small', which does not declare buildah",
         ),
         (
             {"agents": AGENTS.replace(", tools: [docker]", "")},
-            "one.yaml:6 steps[0].requires: on agents it runs on hosts of 'hosts', which nobody says to have docker",
+            "one.yaml:6 steps[0].requires: on agents it runs on hosts of 'hosts', which does not declare docker",
         ),
-        ({"project": "images: {small: {recipe: Dockerfile}}\n"}, "which nobody says to have git"),
+        ({"project": "images: {small: {recipe: Dockerfile}}\n"}, "which does not declare git"),
         (
             {"agents": AGENTS + "  keys: {device: cpu, gpus: 0, memory_gib: 16, signs: true}\n"},
             "queues.keys.signs: it signs releases, and steps of a change could run there",

@@ -198,7 +198,7 @@ CASES = {
         R.INFRA,
         "it imports samples from /other/kernels/samples, not from kernels/samples",
     ),
-    "nobody-knows-which-packages": (gathered(passed(), imported={}), D, R.INFRA, "samples from (nobody knows where)"),
+    "nobody-knows-which-packages": (gathered(passed(), imported={}), D, R.INFRA, "samples from (unknown place)"),
     "its-image-was-never-recorded": (
         lambda jobs: jobs.path(IMAGE_STEP.key).unlink(),
         D,

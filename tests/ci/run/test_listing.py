@@ -170,9 +170,9 @@ def shards(first, second, of_first="ab", of_second="ab"):
         (shards("", "", "", ""), "its shards ran no test"),
         (
             {FIRST: shards("a", "b")[FIRST]},
-            f"{SECOND} left no list of its tests, so nobody knows whether all of them ran",
+            f"{SECOND} left no list of its tests, so it is unknown whether all of them ran",
         ),
-        ({}, f"{FIRST} left no list of its tests, so nobody knows whether all of them ran"),
+        ({}, f"{FIRST} left no list of its tests, so it is unknown whether all of them ran"),
     ],
 )
 def test_shards_are_whole_where_each_test_began_in_exactly_one(lists, why):

@@ -37,7 +37,7 @@ def violations(cases):
                 )
         dense = answer.prefill.kernel and oracle.KERNELS[answer.prefill.kernel]["reads"] == "dense"
         if dense and fields["phase"] in {"mixed", "extend"} and answer.gather.kernel is None:
-            yield f"nobody gathers: {fields}"
+            yield f"no kernel gathers: {fields}"
 
 
 def home(**changes):
