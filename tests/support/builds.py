@@ -9,12 +9,12 @@ import datetime as dt
 import sqlite3
 from html.parser import HTMLParser
 
-from support.jobs import failed, passed
+from support.jobs import failed, finished, passed
 from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.judge import verdict
 from hilgate.model.plan import plan_digest
-from hilgate.model.record import BuildRecord, Outcome, StepRecord
+from hilgate.model.record import BuildRecord, Outcome
 from hilgate.report import history
 from hilgate.run import results
 
@@ -30,17 +30,15 @@ def built(*steps_and_checks, **changes):
         if checks is None:
             continue
         red = any(check.outcome is Outcome.FAIL for check in checks)
-        record = StepRecord(
-            key=one.key,
+        *_, record = finished(
+            one,
+            *checks,
+            status=int(red),
             started=NOW + dt.timedelta(seconds=number),
             seconds=90.0 + number,
-            exit_status=int(red),
-            outcome=Outcome.FAIL if red else Outcome.PASS,
-            message="",
-            checks=len(checks),
-            command=one.step.command,
             peak_memory_mib=100.0,
             environment=ENVIRONMENT,
+            imported={},
             lacked=tuple(one.step.may_lack),
         )
         attempts[one.key] = (results.Attempt(record, tuple(checks)),)

@@ -11,13 +11,13 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from support.jobs import DIGEST, NOW, PACKAGES, environment, health, opening
+from support.jobs import DIGEST, environment, finished, health, opening
+from support.plans import changed
 
 from hilgate.evidence import kind_of
 from hilgate.model.declaration import Excuse
-from hilgate.model.record import Check, CheckRecord, Outcome, StepRecord
+from hilgate.model.record import Check, Outcome
 from hilgate.run import results
-from hilgate.run.rules import StepFacts, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,24 +110,17 @@ def attempt(job: Job, folder: Path, ended: tuple[Any, ...], *, last: bool) -> li
     found = reader.collect(folder, folder, declared.command).with_problem_as_failure()
     # Whoever forges an excuse believes it, so that the record says what he would have it say.
     believed = dict.fromkeys(job.lacked, Excuse(why="forged", most=99)) | declared.may_lack
-    lacked = frozenset(job.lacked)
-    facts = StepFacts(reader, declared.minimum, status, found.checks, stopped, found.problem, "", believed, lacked)
-    decision, claims = decide(facts), job.claims if last else None
-    values = {
-        "key": job.step.key,
-        "started": NOW,
-        "seconds": 60.0,
-        "exit_status": status,
-        "outcome": claims or decision.outcome,
-        "message": "all is well" if claims else decision.why,
-        "checks": len(found.checks),
-        "command": declared.command,
-        "imported": PACKAGES,
-        "lacked": tuple(sorted(lacked)),
-        "environment": environment(image=DIGEST if job.step.image else ""),
-    }
-    record = StepRecord.model_validate(values | job.record)
-    return [*(CheckRecord(step=record.key, check=check) for check in found.checks), record]
+    written: dict[str, Any] = {"environment": environment(image=DIGEST if job.step.image else "")}
+    written |= {"outcome": job.claims, "message": "all is well"} if last and job.claims else {}
+    return finished(
+        changed(job.step, may_lack=believed),
+        *found.checks,
+        status=status,
+        stopped=stopped,
+        problem=found.problem,
+        lacked=tuple(sorted(set(job.lacked))),
+        **(written | job.record),
+    )
 
 
 def write(plan: Plan, job: Job, folder: Path) -> None:

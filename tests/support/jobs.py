@@ -121,8 +121,8 @@ def finished(a_step: PlannedStep, *checks: Check, status: int | None = 0, **chan
         "imported": PACKAGES,
         "environment": environment(),
     }
-    lines: list[Record] = [CheckRecord(step=a_step.key, check=check) for check in checks]
-    return [*lines, StepRecord.model_validate(values | changes)]
+    record = StepRecord.model_validate(values | changes)
+    return [*(CheckRecord(step=record.key, check=check) for check in checks), record]
 
 
 def image(**changes: Any) -> ImageRecord:
