@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -36,6 +35,7 @@ def message(path: Path) -> str:
 
 
 def test_every_committed_run_is_believed():
+    """Bytes and operations of every recorded case are still those that its figures followed from."""
     runs = sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
     assert runs
     for run in runs:
@@ -49,36 +49,16 @@ def test_a_run_is_read_in_its_order():
     assert rows[0].record.line() == LINES[0], "nothing is lost or added"
 
 
-@pytest.mark.parametrize("key", sorted(json.loads(LINES[0])))
-def test_every_key_is_needed(tmp_path, key):
-    good, bad, _ = lines()
-    del bad[key]
-    assert f"r.jsonl:2: key '{key}'" in message(write(tmp_path / "r.jsonl", good, bad))
-
-
 SECOND = json.loads(LINES[1])
-WRONG_TYPES = {
-    "ours_us": True,
-    "spread": [1],
-    "case": 3,
-    "op": "decoding",
-    "peer": None,
-    "yardstick": "reed",
-    "yardstick_rate": None,
-    "versions": {"torch": 2},
-    "trouble": None,
-}
-NOT_FINITE = itertools.product(
-    ["ours_us", "spread", "fraction", "rel_error", "yardstick_rate"], [math.nan, math.inf, -math.inf]
-)
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"ours_us": "16.5"}, "key 'ours_us.*got"),
-        *(({key: value}, f"key '{key}.*got") for key, value in WRONG_TYPES.items()),
-        *(({key: value}, f"key '{key}': Input should be a finite number") for key, value in NOT_FINITE),
+        ({"ours_us": True}, "key 'ours_us.*got"),
+        ({"yardstick": "reed"}, "key 'yardstick.*got"),
+        *(({"fraction": value}, "key 'fraction': Input should be a finite number") for value in (math.nan, math.inf)),
         ({"our_us": 1.0}, "key 'our_us'"),
         ({"case": "decode bs1 8k"}, "case 'decode bs1 8k' is already in line 1"),
         ({"hardware": "NVIDIA H100"}, "hardware: got 'NVIDIA H100'.*a file is one run"),
@@ -93,8 +73,8 @@ def test_a_wrong_line_is_named_with_what_was_got(tmp_path, changes, problem):
     assert re.search(rf"r\.jsonl:2: {problem}", text, re.DOTALL), text
 
 
-@pytest.mark.parametrize("text", ["", "{", LINES[0][:-20], "[1]", "null"])
-def test_a_line_that_is_no_object_is_refused(tmp_path, text):
+@pytest.mark.parametrize("text", ["", "{", "{}", LINES[0][:-20], "[1]", "null"])
+def test_a_line_that_is_no_record_is_refused(tmp_path, text):
     assert "r.jsonl:2: " in message(write(tmp_path / "r.jsonl", LINES[0], text))
 
 

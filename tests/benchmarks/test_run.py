@@ -24,50 +24,6 @@ def build(ours=RIGHT, peer=PEER, case=BY_NAME["decode bs1 8k"], earlier=()):
     )
 
 
-KV, IO = 8 * 128 * 2 * 2, 2 * 32 * 128 * 2
-"""Bytes of a token in the cache (K and V of 8 heads), and of its query and its output (32 heads each)."""
-
-COUNTS = {
-    "decode bs64 8k": (64 * 8192 * KV, 64 * IO, 4 * 64 * 8192 * 32 * 128),
-    "decode bs64 8k fp8": (64 * 8192 * KV // 2, 64 * IO, 4 * 64 * 8192 * 32 * 128),
-    "decode bs64 8k fp8 per token": (2 * 64 * 8192 * 8 * (128 + 4), 64 * IO, 4 * 64 * 8192 * 32 * 128),
-    "mla 16 heads bs32 8k": (32 * 8192 * 576 * 2, 32 * 16 * (576 + 512) * 2, 2 * 32 * 8192 * 16 * (576 + 512)),
-    "mla 8 heads bs32 8k fp8": (32 * 8192 * 576, 32 * 8 * (576 + 512) * 2, 2 * 32 * 8192 * 8 * (576 + 512)),
-    "mixed 32 x 8k + prefill 2k": (
-        (32 * 8192 + 2048) * KV,
-        (32 + 2048) * IO,
-        4 * (32 * 8192 + 2048 * 2049 // 2) * 32 * 128,
-    ),
-    "gather 262k": (262144 * KV, 262144 * KV, 0),
-    "write 262k random slots": (262144 * KV, 262144 * KV, 0),
-}
-"""Bytes of the cache, bytes beside it and operations. A latent row is read once and used twice."""
-
-
-@pytest.mark.parametrize(("name", "counts"), COUNTS.items())
-def test_bytes_and_operations(name, counts):
-    case = BY_NAME[name]
-    assert (case.cache_bytes(), case.bytes_moved() - case.cache_bytes(), case.flops()) == counts
-
-
-def test_latent_rows_of_many_heads_use_the_matrix_yardstick():
-    assert (BY_NAME["mla 16 heads bs32 8k"].yardstick, BY_NAME["mla 128 heads bs32 8k"].yardstick) == ("read", "matmul")
-
-
-@pytest.mark.parametrize("window", [None, 3])
-def test_flops_count_only_visible_pairs(window):
-    small = dataclasses.replace(BY_NAME["extend 512 on 16k"], num_seqs=2, seq_len=7, query_len=3, window=window)
-    visible = sum(1 for query in range(4, 7) for key in range(7) if query - (window or 7) < key <= query)
-    assert small.flops() == 2 * visible * 32 * 128 * 4
-
-
-def test_bytes_of_a_window_are_those_it_shows():
-    windowed = BY_NAME["decode bs32 32k window 4k"]
-    assert windowed.bytes_moved() == BY_NAME["decode bs32 4k"].bytes_moved()
-    extended = dataclasses.replace(windowed, num_seqs=1, query_len=5)
-    assert extended.cache_bytes() == 2 * (4096 + 4) * 8 * 128 * 2
-
-
 def test_names_are_unique_and_goals_refer_to_earlier_cases():
     names = [case.name for case in cases.CASES]
     assert len(set(names)) == len(names)
