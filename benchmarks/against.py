@@ -166,8 +166,8 @@ def judged(everything: Sequence[Timed], rules: Rules, labels: Mapping[str, str])
         else:
             slower = slowdown(each.sessions, cases=count, false_alarms=rules.false_alarms)
             outcome = slower.outcome(rules.margin)
-            said = f"{slower.ratio - 1:+.1%} of the base's time, {slower.low - 1:+.1%} to {slower.high - 1:+.1%}"
-            said += f"; margin {rules.margin:.0%}"
+            message = f"{slower.ratio - 1:+.1%} of the base's time, {slower.low - 1:+.1%} to {slower.high - 1:+.1%}"
+            message += f"; margin {rules.margin:.0%}"
             quads = [quad for session in each.sessions for quad in session]
             numbers = {
                 "base_us": 1e6 * statistics.median(time for quad in quads for time in (quad[0], quad[3])),
@@ -177,7 +177,7 @@ def judged(everything: Sequence[Timed], rules: Rules, labels: Mapping[str, str])
                 "ci_high": slower.high,
                 "margin": rules.margin,
             }
-            found.append(Finding(**finding, outcome=outcome, message=said, numbers=numbers))
+            found.append(Finding(**finding, outcome=outcome, message=message, numbers=numbers))
     new = sum(bool(each.new) for each in shown)
     stopped = sum(each.changed is None and not each.new for each in shown)
     changed = sum(each.changed is True for each in shown)

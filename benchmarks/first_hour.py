@@ -324,8 +324,8 @@ class Hour:
             except KeyboardInterrupt:
                 self.keep(Result(part.name, NOT_RUN, time.monotonic() - began, "interrupted", shown, []))
                 raise
-        told = outcome == PASSED or not (folder / "log.txt").exists()
-        tail = [] if told else tail_of(folder / "log.txt")
+        silent = outcome == PASSED or not (folder / "log.txt").exists()
+        tail = [] if silent else tail_of(folder / "log.txt")
         self.keep(Result(part.name, outcome, time.monotonic() - began, clean(what), shown, tail))
 
     def execute(self, part: Part, command: list[str], folder: Path) -> tuple[str, str]:

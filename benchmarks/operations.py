@@ -347,8 +347,8 @@ def _scan(case: BenchmarkCase, device: str, dtype: torch.dtype, sets: int) -> Me
         def worst() -> float:
             # Sets are further sequences of one recurrence: its steps are many and small.
             given = (torch.cat(each) for each in zip(*(each[:5] for each in inputs), strict=True))
-            behind = torch.cat(states) if judge_states else None
-            return oracle.scan_error(torch.cat(outs), *given, A=A, D=D, states=behind)
+            after = torch.cat(states) if judge_states else None
+            return oracle.scan_error(torch.cat(outs), *given, A=A, D=D, states=after)
 
         sets_of = [(*given, out) for given, out in zip(inputs, outs, strict=True)]
         return side(sets_of, call, [*outs, *states] if judge_states else outs, worst)

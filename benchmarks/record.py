@@ -255,8 +255,8 @@ def _error(error: float | None) -> str:
 
 
 def _goal(record: Record) -> str:
-    said = "met" if record.goal == "met" else f"**missed: {record.goal}**"
-    return f"{said}; {record.trouble}".replace("|", "/") if record.trouble else said
+    text = "met" if record.goal == "met" else f"**missed: {record.goal}**"
+    return f"{text}; {record.trouble}".replace("|", "/") if record.trouble else text
 
 
 class BenchmarkRecordError(ValueError):

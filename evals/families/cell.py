@@ -28,33 +28,33 @@ class FamilyCell:
     """Whether it failed of an error that our code raised in vLLM's engine: no limit of vLLM explains that."""
 
 
-def settled(cell: FamilyCell, known: FamilyLimit | None, *, measured: bool = True) -> FamilyCell:
+def settled(cell: FamilyCell, limit: FamilyLimit | None, *, measured: bool = True) -> FamilyCell:
     """Hold a cell against what is declared about it.
 
     Args:
         cell: As it came out.
-        known: What this platform is declared not to do; None where it can do it.
+        limit: What this platform is declared not to do; None where it can do it.
         measured: Whether that was measured on this model. Another of its family may escape the limit.
 
     Returns:
-        A failure that matches becomes *did not run*, with the error as its reason and the condition that it needs; one
-        of an error of ours does not, whatever is declared. A
-        cell that passes although it is declared not to run becomes a failure, so that declarations end with what they
-        describe; where only some machines have the limit it keeps its condition, and hilgate asks whether this one has.
+        A failure that matches becomes *did not run*, with the error as its reason and the condition that it needs; an
+        error that our code raised never does. A cell that passes although it is declared not to run becomes a failure,
+        so that declarations end with what they describe; where only some machines have the limit the cell keeps the
+        condition, and hilgate asks whether this machine meets it.
     """
-    if known is None or cell.ours:
+    if limit is None or cell.ours:
         return cell
     if cell.outcome != "pass":
-        if not known.error.search(cell.reason):
+        if not limit.error.search(cell.reason):
             return cell
-        said = cell.reason if cell.outcome == "did not run" else f"vLLM here: {cell.reason}"
-        return FamilyCell("did not run", said, cell.seconds, needs=known.needs)
+        reason = cell.reason if cell.outcome == "did not run" else f"vLLM here: {cell.reason}"
+        return FamilyCell("did not run", reason, cell.seconds, needs=limit.needs)
     if not measured:
         return cell
-    if not known.everywhere:
-        return replace(cell, needs=known.needs)
+    if not limit.everywhere:
+        return replace(cell, needs=limit.needs)
     reason = (
-        f"declared not to run here ({known.error.pattern}), but it runs and is right: remove it from the declaration"
+        f"declared not to run here ({limit.error.pattern}), but it runs and is right: remove it from the declaration"
     )
     return FamilyCell("fail", reason, cell.seconds, cell.numbers, cell.labels)
 

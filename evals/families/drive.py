@@ -354,8 +354,8 @@ OURS = (ArgumentError, PluginError)
 """Modules of kernels and plugin: what they raise is never declared to be a limit of vLLM."""
 
 
-def main(spec: dict[str, Any], folder: Path, told: Connection) -> None:
-    """Drive the families that it is told, and answer each with its cells, until the process is ended."""
+def main(spec: dict[str, Any], folder: Path, parent: Connection) -> None:
+    """Drive the families that the parent names, and answer each with its cells, until the process is ended."""
     end_with_parent()
     stand_ins.supply()
     mla_prefill.register()
@@ -363,7 +363,7 @@ def main(spec: dict[str, Any], folder: Path, told: Connection) -> None:
     gc.freeze()  # what has been imported lives as long as the process; vLLM collects garbage several times an engine
     usable = True
     while usable:
-        name, _, plant = told.recv().partition("+")
+        name, _, plant = parent.recv().partition("+")
         if plant:
             fault = plants[plant]
             chosen, planted = (*fault.passes, fault.fails), fault.change
@@ -375,7 +375,7 @@ def main(spec: dict[str, Any], folder: Path, told: Connection) -> None:
         model = tiny or PublishedModel(Checkpoint(**published))
         cells = ModelRun(model, chosen, planted, spec["fuzz"], backend).cells()
         usable = not gpu_is_lost()
-        told.send((cells, usable))
+        parent.send((cells, usable))
 
 
 def _nothing_planted(_: FamilyEngine) -> AbstractContextManager[None]:

@@ -129,11 +129,11 @@ class _DriverError(Exception):
 
 
 class _Driver:
-    """A process that drives the families that it is told (`families.drive`)."""
+    """A process that drives the families that it is sent by name (`families.drive`)."""
 
     def __init__(self, spec: dict[str, Any], folder: Path, log: Path) -> None:
         self._log = log
-        self._told, its_end = multiprocessing.Pipe()
+        self._connection, its_end = multiprocessing.Pipe()
         # A new cache: inductor chooses kernels by their time, and what another run timed under another load must not
         # decide here.
         here = {"TORCHINDUCTOR_CACHE_DIR": str(log.with_suffix(".inductor"))}
@@ -151,11 +151,11 @@ class _Driver:
             _DriverError: The process ended, or took longer than it may.
         """
         with suppress(OSError):  # it has ended, which is what is found below
-            self._told.send(family)
-        ready = connection.wait([self._told, self._process.sentinel], timeout=seconds)
-        if self._told in ready:
+            self._connection.send(family)
+        ready = connection.wait([self._connection, self._process.sentinel], timeout=seconds)
+        if self._connection in ready:
             with suppress(EOFError, OSError):
-                answer: tuple[dict[str, FamilyCell], bool] = self._told.recv()
+                answer: tuple[dict[str, FamilyCell], bool] = self._connection.recv()
                 return answer
             connection.wait([self._process.sentinel], timeout=10)  # it has closed its end, and its status comes last
         status = status_of(self._process)
@@ -165,7 +165,7 @@ class _Driver:
     def end(self) -> None:
         """End the process and whatever it started."""
         end_group(self._process)
-        self._told.close()
+        self._connection.close()
 
     def _last_words(self) -> str:
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]

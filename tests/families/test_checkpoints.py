@@ -54,7 +54,7 @@ def test_seed_gives_the_same_weights(name, oracle_of, tmp_path):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_answers_depend_on_their_context(name, oracle_of):
-    """The likeliest next tokens are many, and one early token moves every distribution behind it."""
+    """The likeliest next tokens are many, and one early token moves every distribution after it."""
     answers = exact(oracle_of(name)).argmax(-1)
     assert len(set(answers.tolist())) > len(TOKENS) / 8
     other = [*TOKENS[:4], (TOKENS[4] + 7) % 100 + 3, *TOKENS[5:]]

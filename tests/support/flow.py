@@ -223,7 +223,7 @@ class Machine:
         return build
 
     def _steps(self, build: Build) -> Iterator[dict[str, Any]]:
-        """Steps in the order in which they may run; what a step uploads stands behind it."""
+        """Steps in the order in which they may run; what a step uploads follows it."""
         waiting: list[Any] = [{"key": "upload", "command": UPLOAD, "agents": {"queue": "amd-gate"}}]
         uploaded = 0
         while waiting:

@@ -41,7 +41,7 @@ def step(
     device, heads, seq_lens, query_lens=None, *, block_size=16, latent=64, rope=16, dtype="float32", padding=(24, 40)
 ) -> Step:
     """Unit-normal sequences in a NaN pool: rows and blocks are padded, block ids permuted, and columns of the block
-    table behind a sequence name a block that holds nothing but NaN."""
+    table after a sequence name a block that holds nothing but NaN."""
     query_lens = [min(1, n) for n in seq_lens] if query_lens is None else query_lens
     gen = torch.Generator().manual_seed(sum(seq_lens) * 31 + heads)
     as_dtype, width = getattr(torch, dtype), latent + rope

@@ -150,7 +150,7 @@ def batch(
 ) -> Batch:
     """Sequences of unit-normal data in a NaN pool; only the tokens that some query sees are finite.
 
-    Columns of the block table behind a sequence, and those before its window, name a block that holds nothing but NaN.
+    Columns of the block table after a sequence, and those before its window, name a block that holds nothing but NaN.
     """
     gen = torch.Generator().manual_seed(sum(seq_lens) * 31 + head_size)
     as_dtype = getattr(torch, dtype)

@@ -349,7 +349,7 @@ class _Parser:
         return define
 
     def suffixes(self):
-        """What stands behind a name: ("at", index), ("bits", high, low), ("as", kind, width) or ("part", name)."""
+        """The suffixes of a name: ("at", index), ("bits", high, low), ("as", kind, width) or ("part", name)."""
         found = []
         while self.peek() in {"[", "."}:
             if self.take() == ".":
@@ -702,7 +702,7 @@ def compiled(text):
 
 
 def evaluate(mnemonic, arch="gfx942", **names):
-    """The variables behind the text of an instruction that began with these."""
+    """Run the text of an instruction on these variables; returns all variables after it."""
     variables = start(names)
     compiled(texts(arch)[mnemonic])(variables)
     return variables
