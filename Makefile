@@ -32,7 +32,7 @@ image: setup  ## build the CPU image, or find it built (docker buildx, or root w
 lock-image: setup  ## read the pins that docker/pins.toml still lacks, write them and show the difference (needs a network)
 	@"$(VENV)/bin/python" -m hilgate.images pins --fill
 
-extensions: setup  ## compile the ROCm image's extensions for AMD without ROCm, and compare; ARGS=--sample, --record
+extensions: setup  ## compile the ROCm image's extensions for AMD without ROCm; ARGS=--sample: one unit
 	@"$(VENV)/bin/python" docker/compile_extensions.py $(ARGS)
 
 # Takes a tenth of a second when all is installed: it compares a digest of the pins, not the times of files.

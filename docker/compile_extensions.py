@@ -3,31 +3,30 @@
 
 The stages of docker/rocm.Dockerfile that make a wheel are built as they are written, on the base of docker/hip. Objects
 are kept unit by unit in the scratch folder (docker/hip/hipcc), so an interrupted run goes on after its last unit; a
-wheel is kept by its key. What came out is measured and compared with docker/extensions.json, the recorded run.
+wheel is kept by its key. Every unit has to hold kernels for every architecture of the pins; the figures of the kernels
+are left beside the findings, a file for each source.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import extensions
-from codeobjects import UnreadableError
+from codeobjects import UnreadableError, code_objects
 
 from hilgate.declare.load import find_root, load_project
-from hilgate.errors import DeclarationError, Exit, Parser, ending
+from hilgate.errors import Exit, Parser, ending
 from hilgate.git import tracked_files
 from hilgate.images.build import check, locked, proven
 from hilgate.images.contents import content, copy_inputs, wheel_keys
@@ -35,9 +34,8 @@ from hilgate.images.engines import Buildah, BuildFailedError, BuildRequest, pip_
 from hilgate.images.pins import WHEELS, read, source_variables
 from hilgate.model.declaration import Image
 from hilgate.model.record import Check, Outcome
-from pagedkv.audit.code_object import UnreadableCodeObjectError
+from pagedkv.audit.code_object import UnreadableCodeObjectError, metadata
 
-RECORD: Final = "docker/extensions.json"
 SOURCES: Final = ("causal-conv1d", "mamba-ssm")
 """Those whose whole build needs nothing but pip, hipcc and torch's headers."""
 HIP: Final = Image(
@@ -62,6 +60,11 @@ PATCHED: Final = (
     *("gfx950 without=guessed with=64", "gfx1250 without=guessed with=refused"),
 )
 """Wave size that mamba-ssm's backward scan is compiled for, without its patch and with it."""
+FIGURES: Final = (
+    *(".vgpr_count", ".agpr_count", ".sgpr_count", ".vgpr_spill_count", ".sgpr_spill_count"),
+    *(".private_segment_fixed_size", ".group_segment_fixed_size"),
+)
+"""Keys of a kernel's note (AMDGPUUsage, code object metadata): VGPR, AGPR, SGPR, both spills, scratch, static LDS."""
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Extensions:
 
     Raises:
         CannotRunHereError: buildah or root are missing, the network or the disk ended, or another build has the store.
-        DeclarationError: A pin is wrong, or the record is no record.
+        DeclarationError: A pin is wrong.
     """
 
     root: Path
@@ -92,21 +95,11 @@ class Extensions:
         self.compiler = _sha256(f"{self.hip} {content(self.recipe, names, self.root)}".encode())
         self.objects = self.scratch / "objects"
         self.events = self.objects / "units.jsonl"
-        try:
-            self.recorded: dict[str, Any] = json.loads((self.root / RECORD).read_text(encoding="utf-8"))["sources"]
-        except FileNotFoundError:
-            self.recorded = {}
-        except (ValueError, KeyError, TypeError) as error:
-            raise DeclarationError(
-                f"no record: {error!r}", where=RECORD, remedy="restore it, or record anew"
-            ) from error
 
-    def run(self, *, sample: bool, record: bool) -> tuple[Check, ...]:
-        """Build every wheel and compare it with the record, or write that; or compile the sample alone."""
+    def run(self, *, sample: bool) -> tuple[Check, ...]:
+        """Build every wheel, or compile the sample alone; the checks say what holds of them."""
         for folder in (self.out, self.objects):
             folder.mkdir(parents=True, exist_ok=True)
-        if not record:
-            self.found += [self._current(name) for name in self.keys]
         with locked(self.scratch):
             try:
                 self._image("hip", self.hip, HIP, "")
@@ -115,30 +108,14 @@ class Extensions:
                 if sample:
                     self._sample()
                 else:
-                    for name in (*SOURCES, "vllm"):
-                        made = self._vllm() if name == "vllm" else self._wheel(name)
-                        if record:
-                            self._write(name, made)
-                        else:
-                            self.found.append(self._compared(name, made["units"]))
+                    for name in SOURCES:
+                        self._wheel(name)
+                    self._vllm()
                     self._whole()
             except BuildFailedError as error:
                 self.found.append(check("built", False, str(error)))
         Check.write_all(self.out, self.found)
         return tuple(self.found)
-
-    def _write(self, name: str, made: dict[str, Any]) -> None:
-        """Put one source into the record: what comes after it may take hours, or fail."""
-        today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-        self.recorded[name] = {"date": today} | made
-        (self.root / RECORD).write_text(extensions.written(self.recorded), encoding="utf-8")
-
-    def _current(self, name: str) -> Check:
-        """The record is of these pins, scripts, patches and tool chain."""
-        key = self.recorded.get(name, {}).get("key", "nothing")
-        same = key == self.keys[name]
-        message = "" if same else f"it is of {key[:12]}, this is {self.keys[name][:12]}: make extensions ARGS=--record"
-        return check(f"{name}: {RECORD} is current", same, message)
 
     def _image(
         self,
@@ -170,14 +147,14 @@ class Extensions:
         message = f"{how}: {gigabytes:.1f} GB in {layers} layers, at most {GIGABYTES} GB"
         self.found.append(check(f"image {name}", gigabytes <= GIGABYTES, message, 0 if reused else began))
 
-    def _wheel(self, name: str) -> dict[str, Any]:
-        """Build one wheel or find it kept; its part of the record."""
+    def _wheel(self, name: str) -> None:
+        """Build one wheel or find it kept, and measure it."""
         began, key, prefix = time.monotonic(), self.keys[name], WHEELS[name]
         folder = self.scratch / "wheels" / key
         if not (reused := folder.exists()):
             if self.engine.find(name, key) is None:
                 self.events.unlink(missing_ok=True)
-            with Progress(self.events, len(self.recorded.get(name, {}).get("units", {}))):
+            with Progress(self.events):
                 self._image(name, key, self.recipe, f"build-{prefix.lower()}", self._variables(name))
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
@@ -188,41 +165,22 @@ class Extensions:
                 raise BuildFailedError(f"no wheel: {printed[-300:]}", where=name, remedy="read the build's log")
             self.events.rename(partial / self.events.name)
             partial.rename(folder)
-        (wheel,) = folder.glob("*.whl")
-        units = self._measured(name, folder / self.events.name)
-        kernels = dict.fromkeys(self.pins.sources[name].archs, 0)
-        for unit in units.values():
-            for arch, counts in unit["archs"].items():
-                kernels[arch] = kernels.get(arch, 0) + sum(counts.values())
-        spent = sum(unit["cpu_seconds"] for unit in units.values())
-        listed = ", ".join(f"{arch} {count}" for arch, count in kernels.items())
         how = "found by its key" if reused else "built"
-        message = f"{how}: {len(units)} units, kernels {listed}; compiling them took {spent / 60:,.0f} min of one core"
-        self.found.append(check(f"{name}: wheel", all(kernels.values()), message, 0 if reused else began))
-        size = {"wheel": wheel.name, "bytes": wheel.stat().st_size, "sha256": _sha256(wheel.read_bytes())}
-        if name == SAMPLE[0]:
-            size["flags"] = shlex.join(units[SAMPLE[1]]["flags"])
-        return {"key": key, "base": self.engine.suite, "units": extensions.summary(units), "kernels": kernels} | size
+        self._measure(name, folder / self.events.name, self.pins.sources[name].archs, how, began)
 
-    def _vllm(self) -> dict[str, Any]:
-        """Compile the attention and cache kernels of vLLM (docker/hip/vllm-units.sh); its part of the record."""
+    def _vllm(self) -> None:
+        """Compile the attention and cache kernels of vLLM (docker/hip/vllm-units.sh), and measure them."""
         began = time.monotonic()
         self.events.unlink(missing_ok=True)
         script = f"{SCRIPTS}/vllm-units.sh /src/vllm/source.tar.gz {SAMPLE[2]}"
-        status, printed = self._inside("vllm", "", script, [])
+        status, printed = self._inside("vllm", "", script)
         if status:
             raise BuildFailedError(
                 f"vLLM's kernels do not compile: {printed[-1500:]}",
                 where="docker/hip/vllm-units.sh",
                 remedy="correct what the compiler names, or the pin of vLLM in docker/pins.toml",
             )
-        units = self._measured("vllm", self.events)
-        kernels = sum(count for unit in units.values() for count in unit["archs"][SAMPLE[2]].values())
-        self.found.append(
-            check("vllm: its units", True, f"{', '.join(units)}: {kernels} kernels for {SAMPLE[2]}", began)
-        )
-        made = {"key": self.keys["vllm"], "base": self.engine.suite, "kernels": {SAMPLE[2]: kernels}}
-        return made | {"units": extensions.summary(units)}
+        self._measure("vllm", self.events, SAMPLE[2:], "compiled", began)
 
     def _whole(self) -> None:
         """The last stages of the recipe, with the wheels that are made here: what they prove of themselves."""
@@ -241,29 +199,22 @@ class Extensions:
     def _variables(self, name: str) -> dict[str, str]:
         return source_variables(WHEELS[name], self.pins.sources[name])
 
-    def _compared(self, name: str, units: dict[str, Any], arch: str = "") -> Check:
-        """A source's summary against the record."""
-        recorded = self.recorded.get(name, {}).get("units", {})
-        problems = extensions.complaints(recorded, units, arch)
-        if problems:
-            problems.append(
-                f"the figures are in {self.out / name}.json; those of the record are of its own commit's run"
-            )
-        return check(
-            f"{name}: as recorded", not problems, "; ".join(problems) or f"{len(units)} units, {arch or 'all'}"
-        )
-
-    def _measured(self, name: str, events: Path) -> dict[str, Any]:
-        """The units of a source, measured; the figures are left beside the findings."""
+    def _measure(self, name: str, events: Path, archs: tuple[str, ...], how: str, began: float) -> None:
+        """Leave the figures of a source's kernels beside the findings; each unit holds kernels for each of `archs`."""
         try:
             lines = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
-            units = extensions.measure(lines, self.objects)
+            units = measured(lines, self.objects)
         except (UnreadableError, UnreadableCodeObjectError, OSError, ValueError, KeyError) as error:
             what = f"the objects cannot be measured: {type(error).__name__}: {error}"
             remedy = "remove the folder; the next run compiles what is not kept whole"
             raise BuildFailedError(what, where=str(self.scratch / "wheels"), remedy=remedy) from error
         (self.out / f"{name}.json").write_text(json.dumps(units, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        return units
+        problems = without_kernels(units, archs)
+        counts = {arch: sum(sum(unit["archs"].get(arch, {}).values()) for unit in units.values()) for arch in archs}
+        kernels = ", ".join(f"{arch} {count}" for arch, count in counts.items())
+        minutes = sum(unit["cpu_seconds"] for unit in units.values()) / 60
+        message = f"{how}: {', '.join(units)}; kernels: {kernels}; compiling took {minutes:,.0f} min of one core"
+        self.found.append(check(f"{name}: kernels", not problems, "; ".join(problems) or message, began))
 
     def _patched(self) -> None:
         """What the patches of mamba-ssm change is what they are there for (docker/hip/prove-patch.sh)."""
@@ -271,34 +222,30 @@ class Extensions:
         for patch in source.patches:
             began = time.monotonic()
             script = f"{SCRIPTS}/prove-patch.sh /src/mamba-ssm/source.tar.gz {patch.file}"
-            status, printed = self._inside("mamba-ssm", "", script, [])
+            status, printed = self._inside("mamba-ssm", "", script)
             lines = [line for line in printed.splitlines() if line.startswith("gfx")]
             holds = status == 0 and tuple(lines) == PATCHED
             message = "; ".join(lines) if holds else f"{printed[-600:]}\nexpected {'; '.join(PATCHED)}"
             self.found.append(check("mamba-ssm: its patch is needed", holds, message, began))
 
     def _sample(self) -> None:
-        """Compile one unit for one architecture with its recorded flags, in the stage that compiles the wheels."""
+        """Compile one unit for one architecture as its setup.py does, in the stage that compiles the wheels."""
         source, unit, arch = SAMPLE
-        recorded = self.recorded.get(source, {}).get("flags", "")
-        if not recorded:
-            self.found.append(check("sample", False, f"{unit} has no flags in {RECORD}: make extensions ARGS=--record"))
-            return
-        flags = [word for word in shlex.split(recorded) if not word.startswith("--offload-arch=")]
-        # The object's name is the unit's, by which it is compared.
-        script = f"""export CAUSAL_CONV1D_FORCE_BUILD=TRUE HIP_ARCHITECTURES={arch}; cd /src/conv1d/tree
-            python3 setup.py --version > /dev/null; exec hipcc "$@" -o {unit}.o"""
+        # setup.py writes a build file for ninja. A ninja that does nothing keeps it from compiling the other units,
+        # without which it then cannot link.
+        script = f"""export CAUSAL_CONV1D_FORCE_BUILD=TRUE HIP_ARCHITECTURES={arch} PYTORCH_ROCM_ARCH={arch}
+            cd /src/conv1d/tree; mkdir idle; echo '#!/bin/sh' > idle/ninja; chmod +x idle/ninja
+            PATH=$PWD/idle:$PATH python3 setup.py build_ext || true
+            cd build/temp.*; exec ninja -v "$PWD/csrc/{unit}.o" """
         began = time.monotonic()
         self.events.unlink(missing_ok=True)
-        status, printed = self._inside(source, "conv1d", script, [*flags, f"--offload-arch={arch}"])
+        status, printed = self._inside(source, "conv1d", script)
         if status:
             remedy = "correct what the compiler names, or the pin of its source in docker/pins.toml"
             raise BuildFailedError(f"the sample does not compile: {printed[-1500:]}", where=unit, remedy=remedy)
-        self.found.append(check("sample", True, f"{unit} for {arch}", began))
-        units = extensions.summary(self._measured(source, self.events))
-        self.found.append(self._compared(source, units, arch))
+        self._measure(source, self.events, (arch,), "compiled", began)
 
-    def _inside(self, source: str, tree: str, script: str, words: list[str]) -> tuple[int, str]:
+    def _inside(self, source: str, tree: str, script: str) -> tuple[int, str]:
         """Run a script in the stage that compiles, beside a fetched source, which `tree` has unpacked and patched."""
         pin, settings, pip_conf = self.pins.sources[source], pip_settings(), self.scratch / "pip.conf"
         pip_conf.write_text(settings["pip_conf"], encoding="utf-8")
@@ -309,7 +256,34 @@ class Extensions:
         if tree:
             patches = " ".join(patch.file for patch in pin.patches)
             begin += f"scripts/unpack.sh {folder}/source.tar.gz {folder}/tree {patches}; "
-        return self.engine.run("compiler", self.compiler, ["bash", "-c", begin + script, "inside", *words], mounts)
+        return self.engine.run("compiler", self.compiler, ["bash", "-c", begin + script], mounts)
+
+
+def measured(lines: list[dict[str, Any]], objects: Path) -> dict[str, Any]:
+    """Unit -> its object, what compiling it took, and for each architecture `figures x count` of its kernels."""
+    units = {}
+    for line in lines:
+        archs: dict[str, Counter[str]] = {}
+        for arch, blob in code_objects(objects / f"{line['key']}.o"):
+            kernels = metadata(blob).get("amdhsa.kernels", []) if blob else []
+            archs.setdefault(arch, Counter()).update(
+                " ".join(str(kernel[key]) for key in FIGURES) for kernel in kernels
+            )
+        facts = {key: line[key] for key in ("sha256", "cpu_seconds", "peak_mib", "flags")}
+        units[line["unit"]] = facts | {"archs": archs}
+    return units
+
+
+def without_kernels(units: dict[str, Any], archs: tuple[str, ...]) -> list[str]:
+    """The units that hold no kernel for an architecture that they must be compiled for."""
+    if not units:
+        return ["no unit was compiled"]
+    return [
+        f"{name} holds no kernel for {arch}"
+        for name, unit in sorted(units.items())
+        for arch in archs
+        if not unit["archs"].get(arch)
+    ]
 
 
 def cut(recipe: str, stage: str, absent: tuple[str, ...] = ()) -> str:
@@ -332,11 +306,10 @@ def cut(recipe: str, stage: str, absent: tuple[str, ...] = ()) -> str:
 
 
 class Progress:
-    """Says on standard error which units are done, of how many in the record."""
+    """Says on standard error which units are done."""
 
-    def __init__(self, events: Path, recorded: int) -> None:
-        """`recorded` is how many units there were."""
-        self.events, self.recorded, self.done = events, recorded, threading.Event()
+    def __init__(self, events: Path) -> None:
+        self.events, self.done = events, threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> None:
@@ -353,32 +326,29 @@ class Progress:
         while not self.done.wait(2):
             lines = self.events.read_text(encoding="utf-8").splitlines() if self.events.exists() else []
             for number, line in enumerate(lines[said:], said + 1):
-                sys.stderr.write(progress(json.loads(line), number, self.recorded) + "\n")
+                sys.stderr.write(f"{number}: {progress(json.loads(line))}\n")
             said = len(lines)
 
 
-def progress(last: dict[str, Any], number: int, recorded: int) -> str:
+def progress(last: dict[str, Any]) -> str:
     """One line about the unit that was finished last."""
     how = "kept" if last["reused"] else f"compiled in {last['seconds']:,.0f} s ({last['cpu_seconds']:,.0f} s of a core)"
-    return f"{last['unit']}: {how}; {number} of {max(number, recorded)} units"
+    return f"{last['unit']}: {how}"
 
 
 @ending
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status is one of `hilgate.errors.Exit`."""
     parser = Parser(description="Compile the ROCm image's extensions without ROCm's base.")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--sample", action="store_true", help="one unit for one architecture; is the record current?")
-    how.add_argument("--record", action="store_true", help=f"write {RECORD} instead of comparing with it")
+    parser.add_argument("--sample", action="store_true", help="compile one unit for one architecture")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # of a runner or an agent: ends a build as Ctrl-C does
     root = find_root(Path.cwd())
     fork = os.environ.get("HILGATE_FORK", "") not in {"", "0"}
     out = Path(os.environ.get("HILGATE_OUT", root / "results/images/extensions"))
     try:
-        checks = Extensions(root, root / ".images" / ("fork" if fork else "own"), out).run(
-            sample=options.sample, record=options.record
-        )
+        run = Extensions(root, root / ".images" / ("fork" if fork else "own"), out)
+        checks = run.run(sample=options.sample)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: the next run goes on after the last finished unit\n")
         return Exit.INTERRUPTED

@@ -1,101 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extensions compiled without ROCm: what differs from the record is red, and nothing is kept that was not built."""
+"""The extensions compiled without ROCm: a unit without kernels is red, and nothing is kept that was not built."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import importlib
 import json
-import shlex
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 from support.images import ROOT, instructions
-from support.planted import instead, must_be_noticed, planted
 
-from hilgate.errors import CannotRunHereError, DeclarationError
+from hilgate.errors import CannotRunHereError
 from hilgate.images import engines
 from hilgate.images.engines import BuildFailedError, BuildRequest
 from hilgate.images.pins import read
 
-ARCHS = ("gfx90a", "gfx942", "gfx950")
-KERNELS = {"64 0 32 0 0 0 8192": 2, "128 0 40 0 0 0 0": 1}  # vgpr agpr sgpr spills spills scratch lds -> kernels
-UNITS = {unit: {"archs": {arch: dict(KERNELS) for arch in ARCHS}} for unit in ("scan_fwd", "scan_bwd")}
-
-
 sys.path.append(str(ROOT / "docker"))  # scripts of this folder import each other by name
-measured, compiling = importlib.import_module("extensions"), importlib.import_module("compile_extensions")
+compiling = importlib.import_module("compile_extensions")
 sys.path.remove(str(ROOT / "docker"))
 
 
-def _without(*path):
-    def plant(units):
-        for key in path[:-1]:
-            units = units[key]
-        del units[path[-1]]
-
-    return plant
-
-
-def _figures(text, count=1):
-    def plant(units):
-        kernels = units["scan_fwd"]["archs"]["gfx950"]
-        kernels["64 0 32 0 0 0 8192"] -= 1
-        kernels[text] = kernels.get(text, 0) + count
-
-    return plant
-
-
-GFX950 = "scan_fwd for gfx950"
-FAULTS = {
-    "unit-gone": (_without("scan_bwd"), "scan_bwd is in the record and was not compiled"),
-    "arch-new": (
-        lambda units: units["scan_fwd"]["archs"].update(gfx1250=dict(KERNELS)),
-        "scan_fwd for gfx1250 is not in the record: an architecture is new",
-    ),
-    "unit-new": (
-        lambda units: units.update(scan_new=units["scan_bwd"]),
-        "scan_new is not in the record: a unit is new",
-    ),
-    "arch-gone": (_without("scan_fwd", "archs", "gfx950"), f"{GFX950} holds no kernel"),
-    "arch-empty": (lambda units: units["scan_fwd"]["archs"].update(gfx950={}), f"{GFX950} holds no kernel"),
-    "kernel-gone": (
-        _without("scan_fwd", "archs", "gfx950", "128 0 40 0 0 0 0"),
-        f"{GFX950} has 2 kernels, recorded are 3",
-    ),
-    "spill": (_figures("64 0 32 7 0 28 8192"), f"{GFX950} spills 7 registers, recorded are 0"),
-    "scalar-spill": (_figures("64 0 32 0 3 0 8192"), f"{GFX950} spills 3 registers, recorded are 0"),
-    "lds": (_figures("64 0 32 0 0 0 65536"), f"{GFX950} has kernels of other registers, scratch or LDS"),
-}
-
-
-@planted(FAULTS)
-def test_what_is_not_as_recorded_is_red(fault):
-    found = copy.deepcopy(UNITS)
-    fault.change(found)
-    recorded = measured.summary(UNITS)
-    must_be_noticed(fault, partial(measured.complaints, recorded), instead(measured.summary(found)), recorded)
-
-
-def test_a_sample_is_one_unit_for_one_architecture():
-    found, recorded = measured.summary({"scan_fwd": {"archs": {"gfx942": dict(KERNELS)}}}), measured.summary(UNITS)
-    assert measured.complaints(recorded, found, "gfx942") == []
-    assert measured.complaints(recorded, found, "gfx950") == [f"{GFX950} holds no kernel"]
-
-
-def test_the_record_has_a_line_for_each_unit():
-    text = (ROOT / "docker/extensions.json").read_text()
-    sources = json.loads(text)["sources"]
-    assert measured.written(sources) == text
-    assert len(text.splitlines()) <= 100
-    assert {name: len(one["units"]) for name, one in sources.items()} == {"causal-conv1d": 3, "mamba-ssm": 9, "vllm": 4}
-    for one in sources.values():
-        for arch, kernels in one["kernels"].items():
-            assert sum(archs[arch][0] for archs in one["units"].values()) == kernels > 0
+@pytest.mark.parametrize(
+    ("archs", "problems"),
+    [
+        ({"gfx942": {"64 0 32 0 0 0 8192": 2}, "gfx950": {"64 0 32 0 0 0 8192": 2}}, []),
+        ({"gfx942": {"64 0 32 0 0 0 8192": 2}}, ["scan holds no kernel for gfx950"]),
+        ({"gfx942": {}, "gfx950": {}}, ["scan holds no kernel for gfx942", "scan holds no kernel for gfx950"]),
+        (None, ["no unit was compiled"]),
+    ],
+    ids=["both", "an architecture is absent", "empty code objects", "nothing"],
+)
+def test_each_unit_holds_kernels_for_each_architecture(archs, problems):
+    units = {} if archs is None else {"scan": {"archs": archs}}
+    assert compiling.without_kernels(units, ("gfx942", "gfx950")) == problems
 
 
 HIPCC = """#!/bin/sh
@@ -171,10 +111,10 @@ def test_anything_but_a_compilation_goes_to_the_compiler(launcher):
     assert (launcher.folder / "calls").read_text().splitlines() == ["--version", "-c unit.hip -o build/unit.o"]
 
 
-def test_each_unit_that_is_done_is_said():
+def test_progress_says_how_a_unit_was_made():
     done = {"unit": "b", "reused": False, "seconds": 400, "cpu_seconds": 200}
-    assert compiling.progress(done, 2, 3) == "b: compiled in 400 s (200 s of a core); 2 of 3 units"
-    assert compiling.progress(done | {"reused": True}, 1, 0) == "b: kept; 1 of 1 units"
+    assert compiling.progress(done) == "b: compiled in 400 s (200 s of a core)"
+    assert compiling.progress(done | {"reused": True}) == "b: kept"
 
 
 def test_a_stage_is_built_from_what_it_needs_and_nothing_else():
@@ -258,64 +198,34 @@ def outcomes(checks) -> dict[str, str]:
 )
 def test_a_patch_is_there_for_what_it_changes(run, status, reported, outcome):
     run.engine.printed = (status, "\n".join(("unpack.sh: a.patch", *reported)))
-    run.recorded = {}
-    checks = outcomes(run.run(sample=True, record=False))
-    assert checks["mamba-ssm: its patch is needed"] == outcome
-    assert checks["sample"] == "fail"  # nothing is recorded
+    assert outcomes(run.run(sample=True))["mamba-ssm: its patch is needed"] == outcome
 
 
-def test_the_sample_is_compared_by_the_name_of_its_unit(run, monkeypatch):
-    """hipcc of the base names a unit by the object that it is asked for."""
-    source, unit, arch = compiling.SAMPLE
-    flags = ["-c", "unit.hip", "--offload-arch=gfx90a", f"--offload-arch={arch}"]
-    run.recorded = {source: {"flags": shlex.join(flags)}}
-    asked = []
-    monkeypatch.setattr(run.engine, "run", lambda *words: asked.append(words[2]) or (0, ""))
-    monkeypatch.setattr(run, "_measured", lambda *_: {})
-    assert outcomes(run.run(sample=True, record=False))["sample"] == "pass"
-    assert asked[-1][2].endswith(f'exec hipcc "$@" -o {unit}.o')
-    assert asked[-1][-3:] == ["-c", "unit.hip", f"--offload-arch={arch}"]
+def test_the_sample_holds_kernels_or_is_red(run, monkeypatch):
+    _, unit, arch = compiling.SAMPLE
+    scripts = []
 
+    def compiles(*words):
+        scripts.append(words[2][2])
+        run.events.touch()
+        return run.engine.printed
 
-def test_a_record_of_another_key_is_not_current(run):
-    run.recorded = {name: {"key": key} for name, key in run.keys.items()}
-    assert all(run._current(name).outcome.value == "pass" for name in compiling.SOURCES)
-    run.recorded["mamba-ssm"]["key"] = "0" * 64
-    assert "make extensions ARGS=--record" in run._current("mamba-ssm").message
-
-
-def test_each_source_is_recorded_before_the_next_is_built(run, monkeypatch):
-    """What fails later, hours after it, takes nothing of the record."""
-    path = run.scratch.with_name("record.json")
-    monkeypatch.setattr(compiling, "RECORD", str(path))
-    run.recorded = {}
-    monkeypatch.setattr(run, "_wheel", lambda name: {"key": run.keys[name], "units": UNITS})
-
-    def fails():
-        raise BuildFailedError("vLLM's kernels do not compile")
-
-    monkeypatch.setattr(run, "_vllm", fails)
-    assert run.run(sample=False, record=True)[-1].message == "vLLM's kernels do not compile"
-    again = compiling.Extensions(ROOT, run.scratch, run.out)
-    found = {name: again._current(name).outcome.value for name in again.keys}
-    assert found == dict.fromkeys(compiling.SOURCES, "pass") | {"vllm": "fail"}
+    assert "cannot be measured" in run.run(sample=True)[-1].message  # the container compiled nothing
+    monkeypatch.setattr(run, "engine", Store())
+    monkeypatch.setattr(run.engine, "run", compiles)
+    for kernels, outcome in ({}, "fail"), ({"64 0 32 0 0 0 8192": 54}, "pass"):
+        made = {unit: {"archs": {arch: kernels}, "cpu_seconds": 1}}
+        monkeypatch.setattr(compiling, "measured", lambda *_, made=made: made)
+        assert run.run(sample=True)[-1].outcome.value == outcome
+    assert f"{unit}.o" in scripts[-1]
 
 
 def test_a_wheel_that_was_not_built_is_not_one(run):
     """A container that copies nothing, as after a full disk: no folder of this key stays."""
     run.engine.printed = (1, "No space left on device")
-    checks = run.run(sample=False, record=False)
+    checks = run.run(sample=False)
     assert "no wheel: No space left on device" in checks[-1].message
     assert not list((run.scratch / "wheels").glob("*[!l]"))
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]"], ids=["empty", "other", "list"])
-def test_a_record_that_is_none_is_refused(run, monkeypatch, text):
-    path = run.scratch.with_name("record.json")
-    path.write_text(text)
-    monkeypatch.setattr(compiling, "RECORD", str(path))
-    with pytest.raises(DeclarationError, match="no record"):
-        compiling.Extensions(ROOT, run.scratch, run.out)
 
 
 def fetched(folder: Path, *, status: int = 0, body: str = "package") -> subprocess.CompletedProcess[str]:
