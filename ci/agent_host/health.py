@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_host import clone
+from agent_host import clone, host
 from hilgate.errors import DeclarationError
 from hilgate.names import AGENTS_FILE, RECHECK_SUFFIX, node_name
 
@@ -132,10 +132,7 @@ class HealthRecord:
         if self.notes:  # a judge from before there were any refuses the key
             record["notes"] = _first(self.notes, "notes")
         path = folder / f"health-{self.moment}.json"
-        folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        host.write_whole(path, json.dumps(record, indent=1) + "\n")
         return path
 
 

@@ -2,7 +2,6 @@
 """Hooks of an agent: check that the node is fit before a job, and clean up after it.
 
     agent_host/__main__.py hooks admit         called by ci/hooks/pre-bootstrap, before anything of a job runs
-    agent_host/__main__.py hooks started       called by ci/hooks/pre-command: when the job began
     agent_host/__main__.py hooks preflight     called by ci/hooks/pre-command
     agent_host/__main__.py hooks postflight    called by ci/hooks/post-command
     agent_host/__main__.py hooks ended         called by ci/hooks/pre-exit
@@ -170,21 +169,6 @@ def _look_before(node: NodeContext, promise: QueuePromise, record: health.Health
             node.position().save(end)
 
 
-def started(process: int) -> int:
-    """When a process began, in whole seconds since the epoch.
-
-    Raises:
-        SickNodeError: There is no such process.
-    """
-    found = host.read_process(host.PROC, process)
-    if found is None:
-        raise host.SickNodeError(
-            f"process {process} cannot be read", where=str(host.PROC), remedy="see this node's /proc"
-        )
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - found.started / os.sysconf("SC_CLK_TCK")
-    return int(time.time() - age)
-
-
 def compute(node: NodeContext, promise: QueuePromise) -> list[str]:
     """What the tiny kernel got wrong; nothing where there is none, and a line says so."""
     if gpus.selfcheck(node.env):
@@ -276,7 +260,7 @@ def table(record: health.HealthRecord) -> str:
     return table
 
 
-HOOKS = ("admit", "started", "preflight", "postflight", "ended")
+HOOKS = ("admit", "preflight", "postflight", "ended")
 
 
 @ending
@@ -288,16 +272,10 @@ def main(words: list[str] | None = None) -> int:
         "--checkout", type=Path, default=Path.cwd(), help="checkout of the job (default: the current folder)"
     )
     parser.add_argument(
-        "--process", type=int, default=os.getppid(), help="for `started`: id of the process (default: the caller)"
-    )
-    parser.add_argument(
         "--queue", default="", help="check the node for this queue instead of the agent's own; pauses nothing"
     )
     arguments = parser.parse_args(words)
     env = {**os.environ, health.QUEUE: arguments.queue} if arguments.queue else dict(os.environ)
-    if arguments.hook == "started":
-        sys.stdout.write(f"{started(arguments.process)}\n")
-        return int(Exit.PASS)
     if arguments.hook == "admit":
         return admit(env, host.temporary(env))
     if arguments.hook == "ended":

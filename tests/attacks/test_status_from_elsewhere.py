@@ -9,9 +9,9 @@ A changed line of them is a protected change; `terraform plan` shows where the r
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
+import hcl2
 import pytest
 from support.nodes import ROOT
 
@@ -21,63 +21,56 @@ from hilgate.declare.protected import PROTECTED_FILE, Protected, ProtectedList, 
 
 FILE = "ci/agent/github.tf"
 TEXT = (ROOT / FILE).read_text()
-MAIN, QUEUE = "github_repository_ruleset main", "github_repository_ruleset queue"
 
 
-def blocks(text: str) -> dict[str, Any]:
-    """A Terraform file: nested blocks by their words, and values as they are written."""
-    top: dict[str, Any] = {}
-    inside = [top]
-    for line in (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()):
-        if opened := re.fullmatch(r"(\w+)((?: \"[^\"]+\")*) \{", line):
-            name = " ".join([opened[1], *re.findall(r'"([^"]+)"', opened[2])])
-            name = name.removeprefix("resource ")
-            assert name not in inside[-1], f"{name} twice"
-            inside[-1][name] = {}
-            inside.append(inside[-1][name])
-        elif line == "}":
-            inside.pop()
-        elif value := re.fullmatch(r"(\w+)\s+= (.+)", line):
-            inside[-1][value[1]] = value[2].strip('"')
-        else:
-            assert not line or line.startswith("variable "), line
-    assert inside == [top]
-    return top
+def plain(value: Any) -> Any:
+    """A value as python-hcl2 reads it, without quotes; a block that stands once is itself and not a list of one."""
+    if isinstance(value, dict):
+        return {plain(key): plain(inner) for key, inner in value.items() if not key.startswith("__")}
+    if isinstance(value, list):
+        one_block = len(value) == 1 and isinstance(value[0], dict)
+        return plain(value[0]) if one_block else [plain(inner) for inner in value]
+    return value.strip('"') if isinstance(value, str) else value
 
 
 def wrong(text: str) -> list[str]:
     """What in the settings would let somebody past the verdict."""
-    settings = blocks(text)
-    main, queue = settings.get(MAIN, {}), settings.get(QUEUE, {})
+    rulesets = [plain(resource)["github_repository_ruleset"] for resource in hcl2.loads(text)["resource"]]
+    settings = {name: body for ruleset in rulesets for name, body in ruleset.items()}
+    main, queue = settings.get("main", {}), settings.get("queue", {})
     rules, held = main.get("rules", {}), queue.get("rules", {})
     check = rules.get("required_status_checks", {}).get("required_check", {})
     review = rules.get("pull_request", {})
-    bypass = queue.get("bypass_actors", {})
+    merges = rules.get("merge_queue", {})
+    app = {"actor_type": "Integration", "actor_id": "${var.merge_queue_app_id}", "bypass_mode": "always"}
     facts = {
-        "main is the default branch": main.get("conditions", {}).get("ref_name")
-        == {"include": '["~DEFAULT_BRANCH"]', "exclude": "[]"},
+        "main is the default branch": branches(main) == (["~DEFAULT_BRANCH"], []),
         "main is active": main.get("enforcement") == "active",
         "nobody bypasses main": "bypass_actors" not in main,
-        "main is not deleted": rules.get("deletion") == "true",
-        "main is not forced": rules.get("non_fast_forward") == "true",
+        "main is not deleted": rules.get("deletion") is True,
+        "main is not forced": rules.get("non_fast_forward") is True,
         "the verdict is required": check.get("context") == load(ROOT).project.status,
-        "the verdict is Buildkite's": check.get("integration_id") == "var.buildkite_app_id",
-        "one review": review.get("required_approving_review_count") == "1",
-        "code owners review": review.get("require_code_owner_review") == "true",
-        "the last push is reviewed": review.get("require_last_push_approval") == "true",
-        "a push drops reviews": review.get("dismiss_stale_reviews_on_push") == "true",
-        "squashes only": review.get("allowed_merge_methods") == '["squash"]',
-        "the queue squashes": rules.get("merge_queue", {}).get("merge_method") == "SQUASH",
-        "each of the queue is green": rules.get("merge_queue", {}).get("grouping_strategy") == "ALLGREEN",
-        "the queue's branches are held": queue.get("conditions", {}).get("ref_name")
-        == {"include": '["refs/heads/gh-readonly-queue/**/*"]', "exclude": "[]"},
+        "the verdict is Buildkite's": check.get("integration_id") == "${var.buildkite_app_id}",
+        "one review": review.get("required_approving_review_count") == 1,
+        "code owners review": review.get("require_code_owner_review") is True,
+        "the last push is reviewed": review.get("require_last_push_approval") is True,
+        "a push drops reviews": review.get("dismiss_stale_reviews_on_push") is True,
+        "squashes only": review.get("allowed_merge_methods") == ["squash"],
+        "the queue squashes": merges.get("merge_method") == "SQUASH",
+        "each of the queue is green": merges.get("grouping_strategy") == "ALLGREEN",
+        "the queue's branches are held": branches(queue) == (["refs/heads/gh-readonly-queue/**/*"], []),
         "the queue's rules are active": queue.get("enforcement") == "active",
-        "the queue alone bypasses": bypass
-        == {"actor_type": "Integration", "actor_id": "var.merge_queue_app_id", "bypass_mode": "always"},
-        "nobody makes or moves its branches": {name for name, value in held.items() if value == "true"}
+        "the queue alone bypasses": queue.get("bypass_actors") == app,
+        "nobody makes or moves its branches": {name for name, value in held.items() if value is True}
         == {"creation", "update", "deletion", "non_fast_forward"},
     }
     return [name for name, holds in facts.items() if not holds]
+
+
+def branches(ruleset: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The branches that a ruleset is about, and those that it leaves out."""
+    names = ruleset.get("conditions", {}).get("ref_name", {})
+    return names.get("include", []), names.get("exclude", [])
 
 
 def test_what_is_declared_stands_against_the_attack() -> None:

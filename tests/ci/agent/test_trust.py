@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.forks import project
+from support.plans import git
 
 from agent_host import trust
 from hilgate import names
@@ -196,49 +197,14 @@ def test_files_that_agents_execute_outside_of_containers(path, on_host):
     assert names.stays_inside(path, PROJECT.forks_may_change) is not on_host
 
 
-def git(folder, *arguments):
-    identity = ["-c", "user.name=tests", "-c", "user.email=tests@example.invalid"]
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-
-@pytest.fixture
-def fork(tmp_path):
-    """(checkout of a fork that is one commit ahead, its build's environment); the test makes that commit."""
-    ours = tmp_path / "ours"
-    ours.mkdir()
-    git(ours, "init", "-q", "-b", "main")
-    (ours / ".buildkite").mkdir()
-    (ours / ".buildkite" / "pipeline.yml").write_text("steps: []\n")
-    (ours / "ci").mkdir()
-    (ours / "ci" / "project.yaml").write_text("forks_may_change:\n  - kernels/  # sources\n  - tests/\nstatus: x\n")
-    git(ours, "add", "-A")
-    git(ours, "commit", "-qm", "ours")
-    git(tmp_path, "clone", "-q", str(ours), "theirs")
-    env = {
-        **BUILD,
-        "BUILDKITE_REPO": str(ours),
-        "BUILDKITE_PULL_REQUEST_REPO": str(tmp_path / "theirs"),
-        "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main",
-        "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
-        "HILGATE_REPOSITORY": str(ours),
-    }
-    return tmp_path / "theirs", env
-
-
-def change(checkout, path, move=None):
+def changed(theirs, path, move=None):
+    """Commit a new file of a fork, or one that moved there."""
     if move:
-        git(checkout, "mv", move, path)
+        git(theirs.theirs, "mv", move, path)
     else:
-        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
-        (checkout / path).write_text("new\n")
-    git(checkout, "add", "-Af")
-    git(checkout, "commit", "-qm", "theirs")
-
-
-def test_a_fork_that_changes_kernels_and_tests_is_built(fork):
-    checkout, env = fork
-    change(checkout, "kernels/pagedkv/mla.py")
-    assert "none of its 1 changed files" in trust.refuse_changed_hosts(str(checkout), env)
+        theirs.write(path, "new\n")
+    theirs.commit()
+    return str(theirs.theirs)
 
 
 @pytest.mark.parametrize(
@@ -246,26 +212,25 @@ def test_a_fork_that_changes_kernels_and_tests_is_built(fork):
     [
         ("ci/hooks/environment", None, "main", "changes what runs on the agents' hosts"),
         ("agent_host/trust.py", None, "main", "changes what runs on the agents' hosts"),
-        ("moved.yml", ".buildkite/pipeline.yml", "main", "changes what runs on the agents' hosts"),
+        ("moved.toml", "src/limits.toml", "main", "changes what runs on the agents' hosts"),
+        ("tests/moved.yaml", "ci/agents.yaml", "main", "changes what runs on the agents' hosts"),
         ("tests/\udcff.py", None, "main", "changes what runs on the agents' hosts"),
         ("README.md", None, "", "does not say what it is compared with"),
         ("README.md", None, "gone", "git fetch failed"),
-        ("README.md", None, "--upload-pack=x", "does not say what it is compared with"),
     ],
-    ids=["hook", "shadow", "moved away", "no UTF-8", "no branch", "branch is gone", "branch is an option"],
+    ids=["hook", "shadow", "moved out", "moved away", "no UTF-8", "no branch", "branch is gone"],
 )
-def test_a_fork_that_changes_host_code_or_is_unknown_is_refused(fork, path, move, branch, words):
-    checkout, env = fork
-    change(checkout, path, move)
+def test_a_fork_that_changes_host_code_or_is_unknown_is_refused(tmp_path, path, move, branch, words):
+    theirs = project(tmp_path, **{"ci/project.yaml": "forks_may_change:\n  - src/  # sources\n  - tests/\n"})
+    checkout, env = changed(theirs, path, move), theirs.env(BUILDKITE_PIPELINE_DEFAULT_BRANCH=branch)
     with pytest.raises(CannotRunHereError, match=words):
-        trust.refuse_changed_hosts(str(checkout), {**env, "BUILDKITE_PIPELINE_DEFAULT_BRANCH": branch})
+        trust.refuse_changed_hosts(checkout, env)
 
 
-def test_the_guard_ends_with_the_status_of_its_refusal(fork, monkeypatch, capsys):
-    checkout, env = fork
-    change(checkout, "docker/build.sh")
-    monkeypatch.chdir(checkout)
-    for name, value in env.items():
+def test_the_guard_ends_with_the_status_of_its_refusal(tmp_path, monkeypatch, capsys):
+    theirs = project(tmp_path)
+    monkeypatch.chdir(changed(theirs, "docker/build.sh"))
+    for name, value in theirs.env().items():
         monkeypatch.setenv(name, value)
     assert trust.main(["guard"]) == 5
     assert "ask a maintainer to read it" in capsys.readouterr().err
