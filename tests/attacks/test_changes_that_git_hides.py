@@ -134,22 +134,7 @@ def by_times_that_are_not_looked_at(root: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-WAYS = [
-    by_a_filter_of_the_clone,
-    by_a_filter_of_the_tree,
-    by_the_attribute_text,
-    by_autocrlf,
-    by_keywords,
-    by_an_encoding,
-    by_assume_unchanged,
-    by_skip_worktree,
-    by_a_sparse_checkout,
-    by_replacing_the_tree,
-    by_replacing_the_blob,
-    by_replacing_the_commit,
-    by_a_graft,
-    by_times_that_are_not_looked_at,
-]
+WAYS = [way for name, way in globals().items() if name.startswith("by_")]
 
 
 @pytest.mark.parametrize("way", WAYS)

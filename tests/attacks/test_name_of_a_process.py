@@ -29,6 +29,8 @@ KERNEL = (
     "{name}[2581]: segfault at 0 ip 00007f sp 00007f error 4 in {file}[41f000+2a1000]",
     "traps: {name}[2581] trap invalid opcode ip:7f sp:7f error:0 in {file}[41f000+2a1000]",
     "Out of memory: Killed process 2581 ({name}) total-vm:1kB, anon-rss:1kB, file-rss:0kB",
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task={name},pid=2581,uid=1001",
+    "amdgpu: [2581]: segfault at 0 ip 00007f sp 00007f error 4 in {file}[41f000+2a1000]",
     "amdgpu 0000:05:00.0: amdgpu:  Process {name} pid 2581 thread {name} pid 2581",
 )
 

@@ -57,13 +57,6 @@ LINES = {
     "pcieport 0000:00:01.1: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer": None,
     "kfd kfd: amdgpu: HWS hang": Severity.HUNG,
     "amdgpu 0000:05:00.0: [drm] *ERROR* ring comp_1.2.0 timeout, signaled seq=41, emitted seq=44": Severity.HUNG,
-    # What a program chooses: its name (15 bytes) and the names of its files.
-    "HWS hang[2581]: segfault at 0 ip 00007f sp 00007f error 4 in python3.11[41f000+2a1000]": None,
-    "traps: HWS hang[2581] general protection fault ip:7f sp:7f error:0 in GPU reset begin![41f000+2a1000]": None,
-    "Out of memory: Killed process 2581 (HWS hang) total-vm:1kB, anon-rss:1kB": None,
-    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task=HWS hang,pid=2581,uid=1001": None,
-    "amdgpu: [2581]: segfault at 0 ip 00007f sp 00007f error 4 in GPU reset begin![41f000+2a1000]": None,
-    "amdgpu 0000:05:00.0: amdgpu:  Process HWS hang pid 2581 thread GPU reset begin pid 2581": None,
     "python3[4242]: segfault at 0 ip 00007f error 4 in libtorch_hip.so": None,
     "usb 1-1: reset high-speed USB device number 2": None,
 }
