@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Writes docker/hip/debs.txt, the packages of the tool chain by sha256: lock.sh > docker/hip/debs.txt. Needs apt and network,
-# no root. HIP of the image's ROCm version is in Debian's experimental, over sid; Python 3.11 is bookworm's.
+# no root. HIP of the image's ROCm version is in Debian's experimental, over sid; Python 3.11 and git are bookworm's.
 # An index past its date is refused as apt does it; where a mirror stands still on purpose, LOCK_EXPIRED=1 takes it.
 set -euo pipefail
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
@@ -37,11 +37,11 @@ lists python bookworm
 lists hip sid experimental
 get=(apt-get --quiet --quiet --yes --print-uris --no-install-recommends)
 {
-  APT_CONFIG=$work/python/apt.conf "${get[@]}" install python3.11-dev python3.11-venv |
-    grep -E '/(lib)?python3\.11|/python3-(pip|setuptools)-whl' | sums python
+  APT_CONFIG=$work/python/apt.conf "${get[@]}" install python3.11-dev python3.11-venv git |
+    grep -E '/(lib)?python3\.11|/python3-(pip|setuptools)-whl|/git_' | sums python
   APT_CONFIG=$work/hip/apt.conf "${get[@]}" --target-release experimental install \
     base-files bash ca-certificates coreutils dash diffutils findutils g++ grep gzip hipcc libc-bin libc6-dev libhipcub-dev \
-    mawk patch sed tar zstd | sums hip
+    mawk sed tar zstd | sums hip
   # Headers alone: torch's name them, and nothing here is linked with these libraries.
   APT_CONFIG=$work/hip/apt.conf "${get[@]}" --target-release experimental download libhipblas-common-dev libhipblas-dev \
     libhipblaslt-dev libhipfft-dev libhiprand-dev libhipsolver-dev libhipsparse-dev librocblas-dev librocrand-dev \

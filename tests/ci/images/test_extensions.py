@@ -273,6 +273,7 @@ def test_the_packages_are_of_the_rocm_that_the_image_has(root):
     lines = [line.split() for line in (root / "docker/hip/debs.txt").read_text().splitlines()]
     assert all(len(sha) == 64 and path.startswith("pool/main/") for sha, path in lines)
     assert len({path for _, path in lines}) == len(lines)
+    assert any(path.startswith("pool/main/g/git/") for _, path in lines), "unpack.sh patches with git"
     versions = {path.split("_")[1].split("-")[0] for _, path in lines if "/hipcc_" in path or "amdhip64-dev" in path}
     minor = read(root).rocm.rocm.rpartition(".")[0]
     assert {version.split("+")[0].rpartition(".")[0] for version in versions} == {minor}
