@@ -26,9 +26,7 @@ added as the stored runs show it, question by question, or as the new run's gain
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,50 +34,13 @@ from scipy.optimize import brentq
 from scipy.special import stdtr
 from scipy.stats import binom, binomtest, hypergeom, norm
 
-from hileval.errors import RunsError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     Outcomes = NDArray[np.bool_]
     Pmf = NDArray[np.floating]
-
-
-def outcomes(runs: ArrayLike, *, what: str) -> Outcomes:
-    """Outcomes as an array [runs, questions]; one run may be given as a plain list.
-
-    Raises:
-        RunsError: There is no run, no question, or something that is neither 0 nor 1 (NaN, a score of 0.5).
-    """
-    array = np.atleast_2d(np.asarray(runs))
-    if array.ndim != 2 or not array.size:
-        raise RunsError(f"{what}: no outcomes", remedy="record at least one run of at least one question")
-    if array.dtype != np.bool_:
-        numbers = array.astype(np.float64)
-        if not np.isin(numbers, (0.0, 1.0)).all():
-            wrong = numbers[~np.isin(numbers, (0.0, 1.0))][0]
-            raise RunsError(
-                f"{what}: {wrong:g} is no outcome", remedy="give 1 for each right answer and 0 for each wrong one"
-            )
-        array = numbers.astype(np.bool_)
-    return array
-
-
-def paired(base: ArrayLike, new: ArrayLike) -> tuple[Outcomes, Outcomes]:
-    """Both sides as `[runs, questions]` over the same questions.
-
-    Raises:
-        RunsError: A side is empty or not binary, or they hold different numbers of questions.
-    """
-    before, after = outcomes(base, what="baseline"), outcomes(new, what="new run")
-    if before.shape[1] != after.shape[1]:
-        raise RunsError(
-            f"{before.shape[1]} questions before and {after.shape[1]} after cannot be paired",
-            remedy="compare runs of the same questions",
-        )
-    return before, after
 
 
 def strata(base: Outcomes, new: Outcomes) -> NDArray[np.int64]:
@@ -108,7 +69,7 @@ def statistic(counts: NDArray[np.int64], new: Outcomes) -> int:
     return int(new.sum()) - len(new) * int(counts[-1])
 
 
-def drop_p(base: ArrayLike, new: ArrayLike) -> float:
+def drop_p(base: Outcomes, new: Outcomes) -> float:
     """Exact one-sided p-value of "the new runs are exchangeable with the baseline's" against a drop.
 
     Only questions on which the runs disagree carry information, so the accuracy itself need not be known. With one run
@@ -117,35 +78,24 @@ def drop_p(base: ArrayLike, new: ArrayLike) -> float:
     Args:
         base: K stored runs, [K, n].
         new: M new runs, [M, n].
-
-    Raises:
-        RunsError: See `paired`.
     """
-    before, after = paired(base, new)
-    counts = strata(before, after)
-    pmf = null_pmf(counts, len(after))
-    return float(min(1.0, pmf[: statistic(counts, after) + 1].sum()))
+    counts = strata(base, new)
+    pmf = null_pmf(counts, len(new))
+    return float(min(1.0, pmf[: statistic(counts, new) + 1].sum()))
 
 
-def drop(base: ArrayLike, new: ArrayLike) -> float:
+def drop(base: Outcomes, new: Outcomes) -> float:
     """Mean exact match of the baseline minus that of the new runs, as a share; negative is an improvement."""
-    before, after = paired(base, new)
-    return float(before.mean() - after.mean())
+    return float(base.mean() - new.mean())
 
 
-def discordance(base: ArrayLike) -> float:
+def discordance(base: Outcomes) -> float:
     """d: expected share of questions whose outcome differs between two runs of the same thing.
 
-    The mean of 2 p (1 - p) over questions, unbiased over K runs (factor K / (K - 1)).
-
-    Raises:
-        RunsError: Fewer than two runs: one run says nothing about the next.
+    The mean of 2 p (1 - p) over questions, unbiased over K runs (factor K / (K - 1)); K is at least 2.
     """
-    runs = outcomes(base, what="baseline")
-    if len(runs) < 2:
-        raise RunsError("d needs at least two runs of the baseline", remedy="record K >= 5 runs")
-    p = runs.mean(axis=0)
-    return float(np.mean(2 * p * (1 - p)) * len(runs) / (len(runs) - 1))
+    p = base.mean(axis=0)
+    return float(np.mean(2 * p * (1 - p)) * len(base) / (len(base) - 1))
 
 
 def interval(correct: int, n: int, alpha: float) -> tuple[float, float]:
@@ -192,56 +142,29 @@ def _repeated(pmf: Pmf, times: int) -> Pmf:
     return np.convolve(whole, pmf) if times % 2 else whole
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What was known when `n` questions had been answered."""
-
-    n: int
-    p_value: float
-    """p-value of this look alone (`drop_p`)."""
-    spent: float
-    """Probability, if nothing changed, that this or an earlier look calls a drop."""
-    allowed: float
-    """Share of alpha that may be spent up to this look."""
-    dropped: bool
-
-
-def sequential_looks(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: float) -> tuple[Look, ...]:
-    """The looks that the answers so far allow, in order; the first that calls a drop is the last.
+def dropped_at_a_look(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: float) -> bool:
+    """Whether one of the looks that the answers so far allow calls a drop.
 
     Args:
         base: K stored runs, [K, n], in the order in which questions are asked.
         new: M new runs, [M, n], of the questions answered so far.
         plan: Numbers of questions at which it is looked, ascending; the last is all there will be.
         alpha: Joint level of all looks of the plan.
-
-    Raises:
-        RunsError: The plan does not ascend.
     """
-    if not plan or plan[0] < 1 or any(b <= a for a, b in itertools.pairwise(plan)):
-        raise RunsError(f"looks at {list(plan)} questions", remedy="name ascending numbers, e.g. 50, 100, 250")
-    found: list[Look] = []
+    # Of runs of an unchanged model in which no earlier look has called a drop.
     open_pmf: Pmf = np.ones(1)
     spent, begin = 0.0, 0
     for end in plan:
         if end > new.shape[1]:
             break
-        part = strata(base[:, begin:end], new[:, begin:end])
-        open_pmf = np.convolve(open_pmf, null_pmf(part, len(new)))
-        counts = strata(base[:, :end], new[:, :end])
-        observed = statistic(counts, new[:, :end])
-        allowed = alpha * end / plan[-1]
-        boundary = _boundary(open_pmf, allowed - spent)
+        open_pmf = np.convolve(open_pmf, null_pmf(strata(base[:, begin:end], new[:, begin:end]), len(new)))
+        boundary = _boundary(open_pmf, alpha * end / plan[-1] - spent)
+        if statistic(strata(base[:, :end], new[:, :end]), new[:, :end]) < boundary:
+            return True
         spent += float(open_pmf[:boundary].sum())
-        p_value = float(min(1.0, null_pmf(counts, len(new))[: observed + 1].sum()))
-        dropped = observed < boundary
-        found.append(Look(end, p_value, spent, allowed, dropped))
-        if dropped:
-            break
-        open_pmf = open_pmf.copy()
-        open_pmf[:boundary] = 0.0  # a run that had crossed would not be here
+        open_pmf[:boundary] = 0.0
         begin = end
-    return tuple(found)
+    return False
 
 
 def differences(base: Outcomes, new: Outcomes) -> NDArray[np.float64]:
@@ -323,10 +246,9 @@ def drop_interval(base: Outcomes, new: Outcomes, alpha: float) -> tuple[float, f
         new: M new runs, [M, n].
         alpha: Chance that the drop lies above the upper bound, and again that it lies below the lower.
     """
-    before, after = paired(base, new)
-    questions = before.shape[1]
-    observed, unit = _observed(before, after)
-    values, weights = noise(before, after)
+    questions = base.shape[1]
+    observed, unit = _observed(base, new)
+    values, weights = noise(base, new)
 
     def at_most(delta: float) -> float:
         return _at_most(delta, observed - values, weights, unit, questions)

@@ -196,10 +196,7 @@ class GateRule(StrictModel):
                     RuleState.ASK_MORE, min(new.shape[1], max((p for p in plan if p < n), default=n)), 1, 0.0
                 )
             allowed = alpha * n / plan[-1]
-            if (
-                statistics.difference_p(x[:n]) <= level
-                and statistics.sequential_looks(base, new[:, :n], plan, alpha)[-1].dropped
-            ):
+            if statistics.difference_p(x[:n]) <= level and statistics.dropped_at_a_look(base, new[:, :n], plan, alpha):
                 return GateDecision(RuleState.FAIL, n, 1, allowed)
             if statistics.excludes(base[:, :n], new[:, :n], self.margin, self.beta):
                 return GateDecision(RuleState.PASS, n, 1, allowed)

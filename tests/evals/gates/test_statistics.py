@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binomtest, norm, ttest_1samp
 
 from hileval import statistics
-from hileval.errors import RunsError
-from hileval.statistics import churn, difference_levels, difference_p, drop_interval, excludes, sequential_looks
+from hileval.statistics import churn, difference_levels, difference_p, drop_interval, dropped_at_a_look, excludes
 
 RUNS = st.integers(1, 5)
 
@@ -27,7 +26,7 @@ def two_sides(draw):
 @given(st.integers(0, 2**32 - 1), st.integers(1, 120))
 def test_one_run_each_is_scipys_exact_mcnemar(seed, n):
     rng = np.random.default_rng(seed)
-    before, after = rng.random(n) < 0.7, rng.random(n) < 0.6
+    before, after = rng.random((1, n)) < 0.7, rng.random((1, n)) < 0.6
     lost, gained = int((before & ~after).sum()), int((after & ~before).sum())
     expected = binomtest(lost, lost + gained, 0.5, alternative="greater").pvalue if lost + gained else 1.0
     assert statistics.drop_p(before, after) == pytest.approx(expected, abs=1e-12)
@@ -40,7 +39,7 @@ def test_four_models_of_known_accuracy_pair_by_pair():
     answers = {}
     for right in (286, 515, 458, 742):
         order = np.argsort(difficulty + rng.standard_normal(1319))
-        answers[right] = np.isin(np.arange(1319), order[:right])
+        answers[right] = np.isin(np.arange(1319), order[:right])[None]
     for (many, before), (few, after) in itertools.permutations(answers.items(), 2):
         lost, gained = int((before & ~after).sum()), int((after & ~before).sum())
         assert 0.2 < (lost + gained) / 1319 < 0.5
@@ -88,27 +87,6 @@ def test_discordance_is_unbiased():
     assert measured == pytest.approx(np.mean(2 * chance * (1 - chance)), abs=0.01)
 
 
-def test_discordance_of_one_run_is_refused():
-    with pytest.raises(RunsError, match="at least two runs"):
-        statistics.discordance([1, 0, 1])
-
-
-@pytest.mark.parametrize(
-    ("base", "new", "message"),
-    [
-        ([], [1], "baseline: no outcomes"),
-        ([[1, 0]], [], "new run: no outcomes"),
-        ([1, 0], [1, 0, 1], "2 questions before and 3 after"),
-        ([1, float("nan")], [1, 0], "nan is no outcome"),
-        ([1, 0], [1, 0.5], "0.5 is no outcome"),
-    ],
-    ids=["no baseline", "no new run", "other questions", "NaN", "half an answer"],
-)
-def test_refuses_what_is_no_outcome(base, new, message):
-    with pytest.raises(RunsError, match=message):
-        statistics.drop_p(base, new)
-
-
 def test_interval_is_wilsons():
     z, p, n = 2.5758293, 0.95, 200
     half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + (z / 2 / n) ** 2)
@@ -135,15 +113,14 @@ def test_chance_to_cross_a_boundary_is_below_alpha():
     called = []
     for deal in itertools.product(*deals):
         columns = np.array(deal, dtype=bool).T
-        called.append(sequential_looks(columns[:2], columns[2:], (2, 4, 6), 0.3)[-1].dropped)
+        called.append(dropped_at_a_look(columns[:2], columns[2:], (2, 4, 6), 0.3))
     assert 0.05 < np.mean(called) <= 0.3
 
 
 def test_what_is_spent_is_what_happens():
     rng = np.random.default_rng(5)
     chance = rng.permutation(np.concatenate([np.full(30, 0.5), np.ones(200), np.zeros(20)]))
-    ends = [sequential_looks(toss(rng, 5, chance), toss(rng, 1, chance), PLAN, 0.05)[-1] for _ in range(2000)]
-    called = np.mean([look.dropped for look in ends])
+    called = np.mean([dropped_at_a_look(toss(rng, 5, chance), toss(rng, 1, chance), PLAN, 0.05) for _ in range(2000)])
     assert called <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000)
     assert called >= 0.025  # one fifth of alpha a look would leave half of this
 
@@ -153,24 +130,18 @@ def test_one_look_is_the_plain_test():
     chance = np.concatenate([np.full(20, 0.5), np.ones(80)])
     for drop in (0.0, 0.05, 0.1, 0.2):
         base, new = toss(rng, 5, chance), toss(rng, 1, chance * (rng.random(100) >= drop))
-        (look,) = sequential_looks(base, new, (100,), 0.01)
-        assert look.p_value == pytest.approx(statistics.drop_p(base, new))
-        assert look.dropped == (look.p_value <= 0.01)
+        assert dropped_at_a_look(base, new, (100,), 0.01) == (statistics.drop_p(base, new) <= 0.01)
 
 
-def test_spends_no_more_than_allowed_and_stops_at_the_end():
-    rng = np.random.default_rng(8)
-    chance = rng.permutation(np.concatenate([np.full(40, 0.5), np.ones(210)]))
-    found = sequential_looks(toss(rng, 5, chance), toss(rng, 1, chance)[:, :130], PLAN, 0.01)
-    assert [look.n for look in found] == [50, 75, 100, 125]
-    assert all(look.spent <= look.allowed for look in found)
-    assert all(a.spent <= b.spent for a, b in itertools.pairwise(found))
-
-
-@pytest.mark.parametrize("plan", [(), (0, 5), (50, 50), (100, 50)], ids=["none", "zero", "twice", "descending"])
-def test_refuses_a_plan_that_does_not_ascend(plan):
-    with pytest.raises(RunsError, match="looks at"):
-        sequential_looks(np.ones((2, 100), dtype=bool), np.ones((1, 100), dtype=bool), plan, 0.01)
+@pytest.mark.parametrize(
+    ("lost", "at_once", "by_looks"), [(2, False, False), (3, True, False), (4, True, True)], ids=str
+)
+def test_an_early_look_spends_its_share_alone(lost, at_once, by_looks):
+    """Each lost answer has a chance of one in six: three are called at 1 %, four at a fifth of it, after 50 of 250."""
+    base, new = np.ones((5, 250), dtype=bool), np.ones((1, 60), dtype=bool)
+    new[0, :lost] = False
+    assert dropped_at_a_look(base, new, (50,), 0.01) is at_once
+    assert dropped_at_a_look(base, new, PLAN, 0.01) is by_looks
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3, 10])

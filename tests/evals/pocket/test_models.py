@@ -94,23 +94,6 @@ def test_moving_keys_and_values_together_does_not_show(right, name, n):
     assert right(name, n, TOGETHER[name]) == n
 
 
-def test_a_removed_fault_leaves_nothing(engines, right):
-    cache_faults.plant(engines["window"].model, "no window")()
-    assert engines["window"].model.config.sliding_window == 8
-    assert right("window", 5) == 5
-    cache_faults.plant(engines["speech"].model, "cross V zeroed")()
-    assert right("speech", 5) == 5
-
-
-def test_another_packing_moves_values_within_their_blocks():
-    values = torch.arange(2.0 * 40 * 32).reshape(1, 2, 40, 32)
-    keys, damaged = cache_faults.PACKED_FAULTS["V of one layer read in another packing"](values, values)
-    assert keys is values
-    assert not torch.equal(damaged[:, :, :32], values[:, :, :32])
-    assert torch.equal(damaged[:, :, :32].flatten().sort()[0], values[:, :, :32].flatten().sort()[0])
-    assert torch.equal(damaged[:, :, 32:], values[:, :, 32:]), "a block that is not full stays"
-
-
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_an_untrained_model_is_the_seeds(name):
     states = []
