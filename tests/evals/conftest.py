@@ -15,8 +15,8 @@ import pytest
 from support.gates import declared
 
 from hileval.gates.rule import GateRule
+from hileval.records.answers import Evaluation, Identity, Run, Sample, Setting, flags_of
 from hileval.records.baseline import make_baseline
-from hileval.records.records import Evaluation, Identity, Run, Sample, Setting, flags_of
 from hilgate.model.record import Environment
 
 if TYPE_CHECKING:

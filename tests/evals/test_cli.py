@@ -145,6 +145,11 @@ def test_a_dead_engine_leaves_a_finding_and_no_traceback(run, planted, monkeypat
     ("arguments", "code", "printed"),
     [
         (("gate", "poket-hybrid"), 2, "did you mean 'pocket-hybrid'"),
+        (("gate", "pocket-hybrid-drif"), 2, "did you mean 'pocket-hybrid-drift'"),
+        (("gate", "pocket-hybrid-drift", "--when", "release"), 2, "own sequences"),
+        (("gate", "pocket-hybrid-drift", "--limit", "5"), 2, "own sequences"),
+        (("gate", "pocket-hybrid-drift", "--engine", "transformers"), 2, "own sequences"),
+        (("gate", "pocket-hybrid-paired", "--engine", "transformers"), 2, "leave --engine out"),
         (("gate", "pocket-hybrid", "--engine", "sglang"), 2, "sglang"),
         (("gate", "pocket-hybrid", "--judge-only"), 3, "asked.json"),
         (("gate", "pocket-hybrid", "--judge-only", "--engine", "vllm"), 2, "--judge-only starts no engine"),
@@ -241,6 +246,7 @@ def test_a_missing_baseline_is_a_record_error(run, monkeypatch, tmp_path):
     code, output, _ = run("gate", "pocket-hybrid")
     assert code == 3
     assert "no baseline" in output.err
+    assert "hileval record" in output.err
 
 
 def test_missing_weights_cannot_run_here(run, monkeypatch, plant, tmp_path):
@@ -250,11 +256,6 @@ def test_missing_weights_cannot_run_here(run, monkeypatch, plant, tmp_path):
     assert code == 5
     assert "config.json is missing" in output.err
     assert findings[0].outcome is Outcome.DID_NOT_RUN
-
-
-def test_names_of_drift_gates_are_offered(run):
-    code, output, _ = run("gate", "pocket-hybrid-drif")
-    assert (code, "did you mean 'pocket-hybrid-drift'" in output.err) == (2, True)
 
 
 @pytest.mark.parametrize("asked", [("--when", "release"), ("--limit", "20")])
@@ -267,12 +268,6 @@ def test_stored_answers_are_judged_again_without_an_engine(run, planted, monkeyp
     again, repeated, _ = run("gate", "pocket-hybrid", *asked, "--judge-only")
     assert (again, repeated.out) == (code, output.out)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
-
-
-@pytest.mark.parametrize("option", [("--when", "release"), ("--limit", "5"), ("--engine", "transformers")])
-def test_an_option_that_a_drift_gate_has_no_use_for_is_refused(run, option):
-    code, output, _ = run("gate", "pocket-hybrid-drift", *option)
-    assert (code, "own sequences" in output.err) == (2, True)
 
 
 def test_drift_findings_do_not_lie_beside_other_answers(run, monkeypatch, tmp_path):

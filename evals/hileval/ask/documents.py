@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from hileval.engines import ModelFilesError, Prompt, bounded
 from hileval.gates.declare import EVALS
-from hileval.records.records import INVALID, Sample, ScoreError, flags_of
+from hileval.records.answers import INVALID, Sample, ScoreError, flags_of
 from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.model.record import json_lines
 

@@ -18,7 +18,7 @@ from lm_eval.api.model import LM
 
 from hileval.engines import bounded
 from hileval.gates.declare import TaskError
-from hileval.records.records import INVALID, Sample, ScoreError, flags_of
+from hileval.records.answers import INVALID, Sample, ScoreError, flags_of
 from hilgate.errors import HilgateError
 
 if TYPE_CHECKING:

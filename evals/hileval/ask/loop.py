@@ -28,9 +28,19 @@ from hileval.engines import EngineError
 from hileval.gates.declare import EVALS
 from hileval.gates.rule import outcomes_of
 from hileval.gates.served import check_backend
-from hileval.records.answers import ASKED_FILE, BESIDE_FILE, FLIPS_FILE, SAMPLES_FILE, SIDE_FILE, Asked, Heading
+from hileval.records.answers import (
+    ASKED_FILE,
+    BESIDE_FILE,
+    FLIPS_FILE,
+    SAMPLES_FILE,
+    SIDE_FILE,
+    Asked,
+    Heading,
+    Identity,
+    Run,
+    Sample,
+)
 from hileval.records.baseline import environment, read_pair, require_same_prompts, stored_outcomes, versions
-from hileval.records.records import Identity, Run, Sample
 from hilgate.errors import NothingSelectedError
 from hilgate.model import StrictModel
 from hilgate.model.record import Outcome

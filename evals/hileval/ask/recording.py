@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from hileval.ask.loop import JOURNALS, Journal, batches, heading_of, questions_of
 from hileval.gates.served import check_backend
-from hileval.records.answers import RecordedRun
+from hileval.records.answers import RecordedRun, Run, Setting
 from hileval.records.baseline import environment
-from hileval.records.records import Run, Setting
 from hilgate.errors import MisuseError, NothingSelectedError
 from hilgate.model.record import Outcome
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from hileval.ask.documents import DocumentQuestions
     from hileval.ask.harness import TaskQuestions
     from hileval.gates.resolve import ResolvedGate
-    from hileval.records.records import Sample
+    from hileval.records.answers import Sample
 
 
 def recorded_path(name: str, number: int) -> Path:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hileval.distances import FLOOR, Floor
 from hileval.gates.rule import BrokenLimits, GateRule
-from hileval.records.records import COMMIT
+from hileval.records.answers import COMMIT
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Scalar, StrictModel, first_problem
 

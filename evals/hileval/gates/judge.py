@@ -18,9 +18,8 @@ from hileval import statistics
 from hileval.compare import Flip, side_by_side
 from hileval.gates.drift import compare_sides
 from hileval.gates.rule import RuleState, outcomes_of
-from hileval.records.answers import BESIDE_FILE, REMEDY, SIDE_FILE, Asked, Side
+from hileval.records.answers import BESIDE_FILE, REMEDY, SIDE_FILE, Asked, Evaluation, Side
 from hileval.records.baseline import read_pair, require_same_prompts, stored_outcomes
-from hileval.records.records import Evaluation
 from hilgate.errors import RecordsError
 from hilgate.model.record import Check, Outcome
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
     from hileval.gates.resolve import ResolvedGate
     from hileval.gates.rule import GateRule, Standing
+    from hileval.records.answers import Filter, Sample
     from hileval.records.baseline import Baseline
-    from hileval.records.records import Filter, Sample
     from hilgate.model import Number
 
 

@@ -18,8 +18,8 @@ import yaml
 
 from hileval.engines import require_model_files
 from hileval.gates.declare import EVALS, TaskError, occasion, read_document_task
+from hileval.records.answers import COMMIT, Identity
 from hileval.records.baseline import ENDS_WITH_JOB, Baseline, IdentityMismatchError
-from hileval.records.records import COMMIT, Identity
 from hilgate.errors import CannotRunHereError, MisuseError
 
 if TYPE_CHECKING:

@@ -21,14 +21,14 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hileval import statistics
-from hileval.records.records import Flag
+from hileval.records.answers import Flag
 from hilgate.model import StrictModel
 from hilgate.model.record import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hileval.records.records import Filter, Sample
+    from hileval.records.answers import Filter, Sample
     from hilgate.model import Number
 
 

@@ -15,8 +15,7 @@ import numpy as np
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from hileval import statistics
-from hileval.records.answers import RecordedRun
-from hileval.records.records import Filter, Flag, Identity, Run, Setting, Sha, refuse_duplicates
+from hileval.records.answers import Filter, Flag, Identity, RecordedRun, Run, Setting, Sha, refuse_duplicates
 from hilgate.errors import RecordsError
 from hilgate.model import Key, Scalar, StrictModel, first_problem
 from hilgate.model.record import Environment
@@ -24,7 +23,7 @@ from hilgate.model.record import Environment
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hileval.records.records import Sample
+    from hileval.records.answers import Sample
 
 
 REMEDY = "restore it from git, or record it anew: python -m hileval record <gate> --reason ..."
@@ -64,7 +63,7 @@ class Question(StrictModel):
     """Which runs were right under the strict filter."""
     flexible: Digits
     broken: Digits
-    """Which runs had a flag of `hileval.records.records.Flag`."""
+    """Which runs had a flag of `hileval.records.answers.Flag`."""
     same_text: Digits
     """Which runs wrote what the first run wrote."""
     flags: tuple[Flag, ...] = ()

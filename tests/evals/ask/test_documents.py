@@ -31,7 +31,7 @@ from hileval.engines.vllm_engine import _as_vllm
 from hileval.gates import resolve
 from hileval.gates.declare import EVALS, TaskError, read_document_task
 from hileval.gates.judge import judge_answers
-from hileval.records.records import Evaluation, ScoreError
+from hileval.records.answers import Evaluation, ScoreError
 from hilgate.errors import CannotRunHereError, Exit
 from hilgate.model.record import Check, Outcome
 

@@ -16,7 +16,7 @@ from hileval.gates.declare import TaskError
 from hileval.gates.resolve import ResolvedGate, resolve_task
 from hileval.pocket.cli import TEST_FILE
 from hileval.pocket.data import read_jsonl
-from hileval.records.records import Sample, ScoreError
+from hileval.records.answers import Sample, ScoreError
 from hilgate.errors import Exit
 
 pytestmark = pytest.mark.usefixtures("no_report_of_the_machine")

@@ -9,7 +9,6 @@ import yaml
 from support.gates import resolved
 
 from hileval.gates.declare import EVALS, load_gates, occasion
-from hileval.gates.resolve import UnknownGateError, find_gate
 from hilgate.errors import DeclarationError, Exit
 
 GATES = load_gates().gates
@@ -32,13 +31,6 @@ def test_the_committed_gates_name_existing_files():
 def test_the_gate_and_its_a_a_ask_the_same_of_another_attention():
     ours, own = (GATES[name].model_dump() for name in ("pocket-hybrid", "pocket-hybrid-own"))
     assert {key for key in ours if ours[key] != own[key]} == {"title", "attention_backend", "arch", "step"}
-
-
-def test_unknown_gate_offers_the_nearest_name():
-    with pytest.raises(UnknownGateError, match="no gate 'pocket-hybird'") as caught:
-        find_gate("pocket-hybird", load_gates())
-    assert caught.value.remedy == "did you mean 'pocket-hybrid'?"
-    assert caught.value.exit_status is Exit.MISUSE
 
 
 @pytest.mark.parametrize(

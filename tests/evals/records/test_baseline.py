@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from hileval.records.answers import DuplicateQuestionError, Run, Setting
 from hileval.records.baseline import (
     Baseline,
     BaselineError,
@@ -14,7 +15,6 @@ from hileval.records.baseline import (
     require_same_prompts,
     stored_outcomes,
 )
-from hileval.records.records import DuplicateQuestionError, Run, Setting
 from hilgate.errors import Exit
 
 
@@ -24,13 +24,6 @@ def test_round_trip_with_one_answer_per_line(plant, tmp_path):
     baseline.write(path)
     assert Baseline.read(path) == baseline
     assert sum("doc_hash" in line for line in path.read_text().splitlines()) == 3
-
-
-def test_missing(tmp_path):
-    with pytest.raises(BaselineError, match="no baseline") as caught:
-        Baseline.read(tmp_path / "none.json")
-    assert caught.value.exit_status is Exit.INVALID_DECLARATION
-    assert "hileval record" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 
 import pytest
 
-from hileval.records.records import Flag, flags_of
+from hileval.records.answers import Flag, flags_of
 
 GSM8K = (
     "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\n"
