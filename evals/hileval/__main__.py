@@ -20,7 +20,7 @@ def main() -> NoReturn:
 
 
 def _only_compare(missing: str) -> int:
-    """What a user reads where the gates' packages are not installed; returns the exit status."""
+    """Tell a user that the gates' packages are not installed; returns the exit status."""
     asked_for_help = sys.argv[1:] in ([], ["--help"])
     stream = sys.stdout if asked_for_help else sys.stderr
     stream.write(

@@ -155,10 +155,10 @@ def record(
         recorded.append(RecordedRun.model_validate_json(recorded_path(name, number).read_bytes()))
         share = f"{recorded[-1].run.correct(gate.filter)}/{len(recorded[-1].run.samples)}"
         typer.echo(f"run {number + 1} of {runs}: {share} right on {recorded[-1].setting.attention_backend}", err=True)
-    backends = ", ".join(dict.fromkeys(one.setting.attention_backend for one in recorded))
+    backends = ", ".join(dict.fromkeys(each.setting.attention_backend for each in recorded))
     baseline = make_baseline(
         name,
-        [one.run for one in recorded],
+        [each.run for each in recorded],
         floor=gate.floor or 0.0,
         which=gate.filter,
         setting=recorded[0].setting.model_copy(update={"attention_backend": backends}),
@@ -234,7 +234,7 @@ def show_proposal(name: str, gate: Gate, proposed: Baseline) -> None:
 
 
 def proposal_path(gate: Gate) -> Path:
-    """Where a recorded baseline waits to be accepted."""
+    """File of a recorded baseline that nobody has accepted yet."""
     path = gate.path(gate.baseline)
     return path.with_name(path.stem + ".proposed.json")
 
@@ -243,8 +243,8 @@ def summary(baseline: Baseline, gate: Gate) -> str:
     """Exact match under the gated filter with its interval, K, how many of them differ, n and d on one line."""
     right = baseline.outcomes(gate.filter)
     low, high = statistics.interval(int(right.sum()), right.size, 0.01)
-    found = baseline.d(gate.filter)
-    d = "" if found is None else f", d = {found:.2%}"
+    noise = baseline.d(gate.filter)
+    d = "" if noise is None else f", d = {noise:.2%}"
     runs = f"{baseline.runs} runs ({baseline.distinct(gate.filter)} distinct) of {baseline.n} questions{d}"
     return f"{right.mean():.2%} [{low:.2%}, {high:.2%}] in {runs}"
 
@@ -276,7 +276,7 @@ def list_steps(
 
 
 SEEN = 0.9
-"""How often one look shall fail the drop that `steps` names."""
+"""Probability that one look fails the drop which `steps` names."""
 ASSUMED_D, GSM8K_QUESTIONS = 0.02, 1319
 """Noise and size of a gate that has no baseline yet."""
 
@@ -288,13 +288,13 @@ def sight(gate: Gate, declared: Gates) -> str:
     d = None if baseline is None else baseline.d(gate.filter)
     noise = ASSUMED_D if d is None else d
     n = GSM8K_QUESTIONS if baseline is None else baseline.n
-    found = []
+    drops = []
     for when in gate.rules:
         rule = declared.rules[gate.rule_at(when)]
         stored = baseline.runs if baseline else 1 if gate.paired_with else rule.baseline_runs
         asked = rule.noisy_runs if rule.noisy_d is not None and noise > rule.noisy_d else 1
         look = rule.plan(n)[-1]
         drop = statistics.smallest_drop(look, stored, asked, noise, rule.alpha / declared.sharing(gate, when), SEEN)
-        found.append(f"{100 * drop:.1f} points of {look:,} questions ({when})")
+        drops.append(f"{100 * drop:.1f} points of {look:,} questions ({when})")
     assumed = " assumed" if d is None else ""
-    return f"sees a drop of {', '.join(found)}; d {noise:.1%}{assumed}"
+    return f"sees a drop of {', '.join(drops)}; d {noise:.1%}{assumed}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command line of this package ends."""
+"""Run a command line of this package, and end it with its message and status."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SAME = {
     "hash of the target": "compare runs of the same version of the task",
     "generation arguments": "compare runs with the same stop words, temperature, max_gen_toks and so on",
 }
-"""What must be the same of each question in both runs, and what to do where it is not."""
+"""Properties of a question that both runs must share, and the remedy where they do not."""
 
 FILTERS = {"strict": "strict-match", "flexible": "flexible-extract"}
 """Our names of lm-eval's filters of GSM8K."""
@@ -63,13 +63,13 @@ class Flip:
 
     @property
     def lost(self) -> bool:
-        """Whether it was right before and is wrong now."""
+        """Right before and wrong now."""
         return self.now < self.before
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What a run says to one question."""
+    """A run's answer to one question."""
 
     doc_id: int
     question: str
@@ -77,7 +77,7 @@ class Answered:
     text: str
     right: bool
     asked: dict[str, object]
-    """What `SAME` names; None where the file does not say."""
+    """Values of the properties in `SAME`; None where the file does not say."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ class ReadRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs prove."""
+    """Result of the comparison of two runs."""
 
     outcome: Literal["pass", "fail", "inconclusive"]
     verdict: str
     caveat: str
-    """What neither file says, so that a pass does not prove it; empty for nothing."""
+    """Properties that neither file names, so that a pass does not prove them; empty for none."""
     scores: tuple[int, int, int]
     """Right answers before and after, and the number of questions."""
     scored_by: str
@@ -173,7 +173,7 @@ def read_answers(path: Path, which: str | None = None, metric: str | None = None
 
 
 def _wrong(error: Exception) -> str:
-    """What is wrong with a row, or with the whole file."""
+    """Describe what is wrong with a row, or with the whole file."""
     if isinstance(error, OSError):
         return str(error.strerror)
     if isinstance(error, KeyError):
@@ -198,10 +198,10 @@ def _metric(row: dict[str, Any]) -> str:
     """The metric of a row where none was named; a gate's own rows have one."""
     if "strict_correct" in row:
         return METRICS[0]
-    found = next((name for name in METRICS if name in row), None)
-    if found is None:
+    metric = next((name for name in METRICS if name in row), None)
+    if metric is None:
         raise KeyError(f"{' or '.join(METRICS)}; choose with --metric from {row.get('metrics') or 'its keys'}")
-    return found
+    return metric
 
 
 def _answered(row: dict[str, Any], which: str, metric: str) -> Answered:
@@ -228,7 +228,7 @@ def _text(answer: object) -> str:
 
 
 def _asked(row: dict[str, Any]) -> dict[str, object]:
-    """What a row says of its question, by the names in `SAME`."""
+    """Properties of a row's question, by their names in `SAME`."""
     return {
         "prompt": row.get("prompt_hash") or None,
         "target": str(row["target"]).rsplit("#### ", 1)[-1],
@@ -243,8 +243,8 @@ def _generation(row: dict[str, Any]) -> object:
         return [[json.loads(row["generation"])]]
     requests = row.get("arguments") or []
     requests = requests.values() if isinstance(requests, dict) else requests
-    found = [list(one.values() if isinstance(one, dict) else one)[1:] for one in requests]
-    return found if found and all(found) else None
+    arguments = [list(request.values() if isinstance(request, dict) else request)[1:] for request in requests]
+    return arguments if arguments and all(arguments) else None
 
 
 def _asked_alike(old: dict[str, Answered], new: dict[str, Answered], where: str) -> tuple[list[str], list[str]]:
@@ -255,9 +255,9 @@ def _asked_alike(old: dict[str, Answered], new: dict[str, Answered], where: str)
     """
     one_sided, unsaid = [], []
     for name, remedy in SAME.items():
-        said = [(one.doc_id, one.asked[name], new[key].asked[name]) for key, one in old.items()]
-        known = [(doc_id, was, now) for doc_id, was, now in said if was is not None and now is not None]
-        changed = [(doc_id, was, now) for doc_id, was, now in known if was != now]
+        pairs = [(answer.doc_id, answer.asked[name], new[key].asked[name]) for key, answer in old.items()]
+        in_both = [(doc_id, was, now) for doc_id, was, now in pairs if was is not None and now is not None]
+        changed = [(doc_id, was, now) for doc_id, was, now in in_both if was != now]
         if changed:
             doc_id, was, now = changed[0]
             raise RunsError(
@@ -266,9 +266,9 @@ def _asked_alike(old: dict[str, Answered], new: dict[str, Answered], where: str)
                 where=where,
                 remedy=remedy,
             )
-        if any((was is None) != (now is None) for _, was, now in said):
+        if any((was is None) != (now is None) for _, was, now in pairs):
             one_sided.append(name)
-        elif len(known) < len(said):
+        elif len(in_both) < len(pairs):
             unsaid.append(name)
     return one_sided, unsaid
 
@@ -276,7 +276,7 @@ def _asked_alike(old: dict[str, Answered], new: dict[str, Answered], where: str)
 def compare(
     before: Path, after: Path, which: str | None = None, *, metric: str | None = None, alpha: float, margin: float
 ) -> Comparison:
-    """Whether the second run is worse: both tests at alpha; a pass excludes a drop of the margin.
+    """Judge whether the second run is worse: both tests at alpha; a pass excludes a drop of the margin.
 
     Raises:
         RunsError: See `read_answers`; or the files share no question, or not all of them, or something of `SAME`
@@ -296,9 +296,9 @@ def compare(
     p_value = max(statistics.drop_p(base, now), float(statistics.difference_p(statistics.differences(base, now))))
     low, high = statistics.drop_interval(base, now, alpha)
     flips = [
-        Flip(one.doc_id, one.question, one.target, one.right, new[key].right, one.text, new[key].text)
-        for key, one in old.items()
-        if one.right != new[key].right
+        Flip(was.doc_id, was.question, was.target, was.right, new[key].right, was.text, new[key].text)
+        for key, was in old.items()
+        if was.right != new[key].right
     ]
     outcome: Literal["pass", "fail", "inconclusive"] = "inconclusive"
     if p_value <= alpha:

@@ -21,7 +21,7 @@ Rows = list[list[dict[int, float]]]
 """Such rows of each sequence, one for each of its places."""
 
 LEFT = 1e-6
-"""What a row may be off in float32 where its probabilities are added up."""
+"""Error of the sum of a row's probabilities in float32."""
 
 
 def likeliest(row: Row) -> dict[int, float]:
@@ -53,9 +53,10 @@ def _completed(row: Row, other: Row) -> dict[int, float]:
 
     Each is at most as likely as the last token that `row` names, and all of them together at most what `row` leaves.
     """
-    found = {token: math.exp(value) for token, value in row.items()}
-    last = min(found.values())
+    named = {token: math.exp(value) for token, value in row.items()}
+    last = min(named.values())
     missing = {token: min(math.exp(value), last) for token, value in other.items() if token not in row}
-    left = max(0.0, 1.0 - sum(found.values())) + LEFT
-    fits = min(1.0, left / total) if (total := sum(missing.values())) else 1.0
-    return found | {token: max(1e-30, share * fits) for token, share in missing.items()}
+    left = max(0.0, 1.0 - sum(named.values())) + LEFT
+    total = sum(missing.values())
+    fits = min(1.0, left / total) if total else 1.0
+    return named | {token: max(1e-30, share * fits) for token, share in missing.items()}

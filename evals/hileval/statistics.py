@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def strata(base: Outcomes, new: Outcomes) -> NDArray[np.int64]:
-    """How many questions were answered right by g of the K + M runs: counts [K + M + 1]."""
+    """Number of questions that g of the K + M runs answered right, for each g: counts [K + M + 1]."""
     right = base.sum(axis=0) + new.sum(axis=0)
     return np.bincount(right, minlength=len(base) + len(new) + 1)
 
@@ -129,7 +129,7 @@ def excess(count: int, n: int, expected_rate: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _power(runs: int, right: int, drawn: int, times: int) -> Pmf:
-    """What the new runs hold of that many questions with as many right answers."""
+    """Distribution of the new runs' right answers to `times` questions that `right` of all runs answer right."""
     return _repeated(hypergeom.pmf(np.arange(drawn + 1), runs, right, drawn), times)
 
 
@@ -143,7 +143,7 @@ def _repeated(pmf: Pmf, times: int) -> Pmf:
 
 
 def dropped_at_a_look(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: float) -> bool:
-    """Whether one of the looks that the answers so far allow calls a drop.
+    """Return whether one of the looks that the answers so far allow calls a drop.
 
     Args:
         base: K stored runs, [K, n], in the order in which questions are asked.
@@ -209,7 +209,7 @@ def difference_levels(plan: tuple[int, ...], alpha: float) -> tuple[float, ...]:
 
 
 def churn(base: Outcomes, new: Outcomes) -> tuple[float, float, float]:
-    """Whether the new runs disagree with the stored ones more than those do among themselves.
+    """Compare how much new runs differ from stored ones with how much those differ among themselves.
 
     Returns:
         Share of answers that differ between a new and a stored run, the same between two stored runs (0 for one), and
@@ -222,16 +222,16 @@ def churn(base: Outcomes, new: Outcomes) -> tuple[float, float, float]:
     pmf: Pmf = np.ones(1)
     for right, times in enumerate(strata(base, new)):
         if times and 0 < right < total:
-            one = np.zeros(runs * len(new) + 1)
+            question = np.zeros(runs * len(new) + 1)
             pairs = (right - held) * (len(new) - held) + held * (runs - right + held)
             chances = hypergeom.pmf(held, total, right, len(new))
-            np.add.at(one, pairs[chances > 0], chances[chances > 0])
-            pmf = np.convolve(pmf, _repeated(one, int(times)))
+            np.add.at(question, pairs[chances > 0], chances[chances > 0])
+            pmf = np.convolve(pmf, _repeated(question, int(times)))
     return float(differ.mean()) / (runs * len(new)), discordance(base) if runs > 1 else 0.0, pmf[differ.sum() :].sum()
 
 
 def _boundary(pmf: Pmf, budget: float) -> int:
-    """How many of the lowest values may call a drop without spending more than `budget`."""
+    """Number of lowest values that may call a drop without spending more than `budget`."""
     return int(np.searchsorted(np.cumsum(pmf), budget, side="right"))
 
 
@@ -269,7 +269,7 @@ def excludes(base: Outcomes, new: Outcomes, margin: float, level: float) -> bool
 
 
 def noise(base: Outcomes, new: Outcomes) -> tuple[Pmf, Pmf]:
-    """What the difference of the two means would be if nothing changed: values in 1/(K M) questions, and weights.
+    """Distribution of the difference of the two means if nothing changed: values in 1/(K M) questions, and weights.
 
     The wider of two views. K >= 2 stored runs show how they scatter: a question right in g of them is right with
     p = g/K in any run, and as many such questions are counted as make the variance unbiased, K/(K-1) of them. The new

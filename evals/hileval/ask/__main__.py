@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of gates that need a process of their own; only `python -m hileval` starts them."""
+"""Parts of gates that need a process of their own: internal, started by `python -m hileval`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def one_side(
     ] = None,
 ) -> None:
     """Run one of the engines of a drift gate."""
-    sides = {side: Side.unpack(Path(path)) for side, _, path in (one.partition("=") for one in given or ())}
+    sides = {side: Side.unpack(Path(path)) for side, _, path in (word.partition("=") for word in given or ())}
     ask_side(which, resolve(name, load_gates()), cast("dict[SideName, Side]", sides)).pack(file)
 
 

@@ -88,13 +88,13 @@ def read_documents(task: DocumentTask, path: Path) -> tuple[TaskDocument, ...]:
         DocumentError: See the class; names document and field.
     """
     if task.texts is not None:
-        where, found = EVALS / task.texts, _spoken(EVALS / task.texts)
+        where, sources = EVALS / task.texts, _spoken(EVALS / task.texts)
     else:
         where = data_folder(task.data_folder or "", path)
-        found = _images(where)
+        sources = _images(where)
     documents: dict[str, TaskDocument] = {}
     digests: dict[str, str] = {}
-    for document in found:
+    for document in sources:
         if document.id in documents:
             raise DocumentError(f"id: {document.id!r} occurs twice", where=str(where), remedy="rename or remove one")
         if not lines_of(document.text):
@@ -167,7 +167,7 @@ def picture(data: bytes) -> Any:
 
 
 def sound(data: bytes) -> Any:
-    """The sound of `Document.data`, [samples] float32 in [-1, 1)."""
+    """The sound of `TaskDocument.data`, [samples] float32 in [-1, 1)."""
     import numpy as np
 
     return np.frombuffer(data, dtype="<i2").astype(np.float32) / 32_768
@@ -175,13 +175,13 @@ def sound(data: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LineScore:
-    """What an answer is worth.
+    """Score of an answer.
 
     Attributes:
         whole: Every line right, none missing, none too many.
-        drawn: Whether the drawn line is right.
-        right: How many lines are right.
-        lines: How many there are.
+        drawn: The drawn line is right.
+        right: Number of right lines.
+        lines: Number of lines.
     """
 
     whole: bool
@@ -203,9 +203,9 @@ def drawn_line(doc_hash: str, lines: int) -> int:
 
 def score_lines(target: str, answer: str, doc_hash: str) -> LineScore:
     """Compare an answer with the expected text, which has at least one line."""
-    wanted, written = lines_of(target), lines_of(answer)
-    right = matching_lines(wanted, written)
-    return LineScore(wanted == written, right[drawn_line(doc_hash, len(wanted))], sum(right), len(wanted))
+    expected, written = lines_of(target), lines_of(answer)
+    right = matching_lines(expected, written)
+    return LineScore(expected == written, right[drawn_line(doc_hash, len(expected))], sum(right), len(expected))
 
 
 def matching_lines(wanted: Sequence[str], written: Sequence[str]) -> list[bool]:
@@ -220,17 +220,17 @@ def matching_lines(wanted: Sequence[str], written: Sequence[str]) -> list[bool]:
             longest[i][j] = (
                 longest[i + 1][j + 1] + 1 if wanted[i] == written[j] else max(longest[i + 1][j], longest[i][j + 1])
             )
-    found = [False] * rows
+    matched = [False] * rows
     i = j = 0
     while i < rows and j < columns:
         if wanted[i] == written[j]:
-            found[i] = True
+            matched[i] = True
             i, j = i + 1, j + 1
         elif longest[i + 1][j] > longest[i][j + 1]:
             i += 1
         else:
             j += 1
-    return found
+    return matched
 
 
 class DocumentQuestions:
@@ -266,12 +266,13 @@ class DocumentQuestions:
             HilgateError: Whatever the engine raises.
         """
         self.engine = self.engine or self._start()
-        prompts = [self._prompt(self._documents[one]) for one in ids]
-        given = self.engine.answer(prompts, max_tokens=self._gate.max_gen_toks, stop=[])
-        answers = bounded(given, self._gate.max_gen_toks)
+        prompts = [self._prompt(self._documents[number]) for number in ids]
+        raw = self.engine.answer(prompts, max_tokens=self._gate.max_gen_toks, stop=[])
+        answers = bounded(raw, self._gate.max_gen_toks)
         if len(answers) != len(ids):
             raise ScoreError(f"{len(answers)} answers to {len(ids)} documents", remedy="repeat the run")
-        return [_sample(one, self._documents[one], self._task, got) for one, got in zip(ids, answers, strict=True)]
+        pairs = zip(ids, answers, strict=True)
+        return [_sample(number, self._documents[number], self._task, answer) for number, answer in pairs]
 
     def _prompt(self, document: TaskDocument) -> Prompt:
         task = self._task
@@ -282,9 +283,9 @@ class DocumentQuestions:
 def _sample(number: int, document: TaskDocument, task: DocumentTask, answer: Answer) -> Sample:
     result = score_lines(document.text, answer.text, document.digest)
     wanted = lines_of(document.text)
-    # What the right answer would be blamed for says nothing: a page may hold no number, or one row many times.
+    # Flags that the right answer has as well say nothing: a page may hold no number, or the same row many times.
     excused = flags_of(document.text, finish_reason="stop")
-    found = flags_of(answer.text, finish_reason=answer.finish_reason, non_finite=answer.non_finite)
+    flags = flags_of(answer.text, finish_reason=answer.finish_reason, non_finite=answer.non_finite)
     return Sample(
         doc_id=number,
         doc_hash=document.digest,
@@ -301,7 +302,7 @@ def _sample(number: int, document: TaskDocument, task: DocumentTask, answer: Ans
         flexible_correct=result.drawn,
         lines=result.lines,
         lines_right=result.right,
-        flags=tuple(flag for flag in found if flag not in excused),
+        flags=tuple(flag for flag in flags if flag not in excused),
     )
 
 

@@ -37,7 +37,7 @@ Messages = list[dict[str, str]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chat:
-    """How a model is talked to."""
+    """A model's chat template and its tokenizer."""
 
     text: Callable[[Messages], str]
     """The prompt of a conversation."""
@@ -75,13 +75,13 @@ class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
         if arguments.get("do_sample") or arguments.get("temperature", 0):
             raise TaskError("the gate compares greedy answers", remedy="set do_sample: false, temperature: 0")
         shown = [self._chat.tokens(prompt) for prompt in prompts] if self._chat else prompts
-        given = self._engine.answer(shown, max_tokens=self._max_tokens, stop=arguments.get("until", []))
-        answers = bounded(given, self._max_tokens)
+        raw = self._engine.answer(shown, max_tokens=self._max_tokens, stop=arguments.get("until", []))
+        answers = bounded(raw, self._max_tokens)
         self.answers = dict(zip(map(_sha, prompts), answers, strict=True))
         return [answer.text for answer in answers]
 
     def chat_template(self, chat_template: bool | str = False) -> str:  # noqa: ARG002
-        """What lm-eval writes into its own results; ours hold its hash."""
+        """The template for lm-eval's own results, which nobody reads; the identity of ours holds its hash."""
         return ""
 
     def apply_chat_template(self, chat_history: Messages, add_generation_prompt: bool = True) -> str:
@@ -182,7 +182,7 @@ class TaskQuestions:
         adapter = Adapter(self.engine, self._gate.max_gen_toks, self._chat)
         records = _simple_evaluate(adapter, self._task, self._name, ids, self._gate)
         by_id = {sample.doc_id: sample for sample in read_samples(records, adapter.answers, len(ids))}
-        return [by_id[one] for one in ids]
+        return [by_id[doc_id] for doc_id in ids]
 
 
 def chat_of(gate: ResolvedGate) -> Chat:
@@ -272,8 +272,8 @@ def _sample(strict: dict[str, Any], flexible: dict[str, Any], answers: dict[str,
 
 
 def _extracted(record: dict[str, Any]) -> str:
-    found = record["filtered_resps"]
-    return str(found[0]) if found else INVALID
+    extracted = record["filtered_resps"]
+    return str(extracted[0]) if extracted else INVALID
 
 
 def _binary(record: dict[str, Any]) -> bool:

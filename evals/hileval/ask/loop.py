@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from hileval.records.answers import SideName
 
 JOURNALS = Path("results/journals")
-"""Where answers are kept until their gate has all of them."""
+"""Folder of answers whose gate does not have all of them yet."""
 
 
 class Questions(Protocol):
@@ -64,7 +64,7 @@ class Questions(Protocol):
 
     identity: Identity
     available: int
-    """How many questions the task holds."""
+    """Number of questions in the task."""
 
     def ask(self, ids: Sequence[int], run: int) -> list[Sample]:
         """Answers to these questions, in their order; `run` 0 is the first time they are asked."""
@@ -214,7 +214,7 @@ def _print_progress(run: int, right: int, asked: int, most: int, seconds: float)
 
 
 def heading_of(gate: ResolvedGate, identity: Identity, run: str = "") -> Heading:
-    """What is asked now; `run` names one run of several."""
+    """The heading of the answers that are asked now; `run` names one run of several."""
     return Heading(
         gate=f"{gate.name} {run}".rstrip(),
         identity=identity,
@@ -252,7 +252,7 @@ class Journal:
     def __init__(self, inner: Questions, path: Path, heading: Heading) -> None:
         """Read what an earlier process left, if it is about the same thing; else set it aside as `<name>.before`."""
         self._inner, self._path = inner, path
-        self._known: dict[int, dict[int, Sample]] = defaultdict(dict)
+        self._answers: dict[int, dict[int, Sample]] = defaultdict(dict)
         self.identity = inner.identity
         self.available = inner.available
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
@@ -266,7 +266,7 @@ class Journal:
             except ValidationError:
                 continue
             kept.append(line if line.endswith(b"\n") else line + b"\n")
-            self._known[entry.run][entry.sample.doc_id] = entry.sample
+            self._answers[entry.run][entry.sample.doc_id] = entry.sample
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(path.name + ".new")
         fresh.write_bytes(b"".join(kept))
@@ -275,20 +275,20 @@ class Journal:
     @property
     def resumed(self) -> int:
         """Answers that need not be asked again."""
-        return sum(map(len, self._known.values()))
+        return sum(map(len, self._answers.values()))
 
     def ask(self, ids: Sequence[int], run: int) -> list[Sample]:
         """Answers to these questions, in their order; only those not in the journal are asked."""
-        known = self._known[run]
-        missing = [one for one in ids if one not in known]
+        answers = self._answers[run]
+        missing = [doc_id for doc_id in ids if doc_id not in answers]
         if missing:
             fresh = self._inner.ask(missing, run)
             with self._path.open("ab") as file:
                 file.write(b"".join(_bytes(_Line(run=run, sample=sample)) for sample in fresh))
                 file.flush()
                 os.fsync(file.fileno())
-            known.update({sample.doc_id: sample for sample in fresh})
-        return [known[one] for one in ids]
+            answers.update({sample.doc_id: sample for sample in fresh})
+        return [answers[doc_id] for doc_id in ids]
 
     def finish(self) -> None:
         """The gate has its answer: a later run asks again, because it is to say something about another day."""

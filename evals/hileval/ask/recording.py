@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def recorded_path(name: str, number: int) -> Path:
-    """Where a finished run waits for the others."""
+    """File of a finished run, until all runs of its baseline are there."""
     return JOURNALS / f"{name}.run-{number + 1}.json"
 
 
@@ -37,8 +37,8 @@ def record_run(gate: ResolvedGate, number: int) -> None:
         HilgateError: Whatever the engine raises.
     """
     questions = questions_of(gate)
-    given = batches(gate.rule, questions.available, number)
-    _record(gate, questions, given, number, f"run {number}", recorded_path(gate.name, number))
+    planned = batches(gate.rule, questions.available, number)
+    _record(gate, questions, planned, number, f"run {number}", recorded_path(gate.name, number))
 
 
 def record_beside(gate: ResolvedGate, path: Path) -> None:
@@ -51,14 +51,14 @@ def record_beside(gate: ResolvedGate, path: Path) -> None:
     questions = questions_of(gate)
     if not (ids := gate.rule.order(questions.available)[: gate.limit]):
         raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
-    given = [ids[begin:end] for begin, end in itertools.pairwise((0, *gate.rule.plan(len(ids))))]
-    _record(gate, questions, given, 0, "beside", path)
+    planned = [ids[begin:end] for begin, end in itertools.pairwise((0, *gate.rule.plan(len(ids))))]
+    _record(gate, questions, planned, 0, "beside", path)
 
 
 def _record(
     gate: ResolvedGate,
     questions: TaskQuestions | DocumentQuestions,
-    given: Sequence[tuple[int, ...]],
+    planned: Sequence[tuple[int, ...]],
     number: int,
     title: str,
     path: Path,
@@ -69,13 +69,11 @@ def _record(
         return
     journal = Journal(questions, JOURNALS / f"{gate.name}.{title.replace(' ', '-')}.jsonl", heading)
     began = time.monotonic()
-    found: dict[int, Sample] = {}
+    answers: dict[int, Sample] = {}
     try:
-        for batch in given:
-            found |= zip(batch, journal.ask(batch, number), strict=True)
-        if (
-            questions.engine is None
-        ):  # all answers were in the journal, so no engine was started that could say who served
+        for batch in planned:
+            answers |= zip(batch, journal.ask(batch, number), strict=True)
+        if questions.engine is None:  # every answer was in the journal, and no engine can say who served them
             questions.ask(batch, number)
         served = check_backend(gate, questions.engine)
     finally:
@@ -90,7 +88,7 @@ def _record(
         )
     run = Run(
         identity=questions.identity,
-        samples=tuple(found[one] for one in sorted(found)),
+        samples=tuple(answers[doc_id] for doc_id in sorted(answers)),
         seconds=time.monotonic() - began,
     )
     setting = Setting(

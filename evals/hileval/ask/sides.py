@@ -35,18 +35,18 @@ def sequences_of(gate: ResolvedGate, drift: DriftGate) -> list[list[int]]:
     encode = _encoder(gate)
     texts = (f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in documents_of(gate))
     tokens = map(encode, texts)
-    found: list[list[int]] = []
+    sequences: list[list[int]] = []
     for length, times in drift.lengths.items():
         for _ in range(times):
-            one: list[int] = []
-            while not one or len(one) < length:
-                if (more := next(tokens, None)) is None:
+            sequence: list[int] = []
+            while not sequence or len(sequence) < length:
+                if (text := next(tokens, None)) is None:
                     what = f"too little text for {times} sequences of {length} tokens"
                     remedy = "ask for fewer or shorter sequences (`lengths` of the drift gate), or name a longer task"
                     raise RecordsError(what, where=gate.declared.task, remedy=remedy)
-                one += more
-            found.append(one[: length or None])
-    return found
+                sequence += text
+            sequences.append(sequence[: length or None])
+    return sequences
 
 
 def _encoder(gate: ResolvedGate) -> Callable[[str], list[int]]:
@@ -119,7 +119,7 @@ def ask_side(which: SideName, gate: ResolvedGate, given: Mapping[SideName, Side]
                     for writer, other in {**given, which: side}.items()
                 },
                 "read_alone": _kept([engine.read([tokens])[0] for tokens in sequences]),
-                "changed": [row[behind - 1 :] for row, (_, behind) in zip(rows, replaced, strict=True)],
+                "changed": [row[after - 1 :] for row, (_, after) in zip(rows, replaced, strict=True)],
             }
         )
     finally:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BACKEND = "CUSTOM"
 """Our backend's member of vLLM's AttentionBackendEnum; on the CPU platform it replaces the only one."""
 REPORTERS = {"pagedkv": ("pagedkv.vllm_plugin.inspect.WorkerReport", "pagedkv_report")}
-"""What vLLM's workers are extended by, to say who served attention, and the method to call: ours counts calls."""
+"""Extension of vLLM's workers that reports who served attention, and its method; ours counts calls as well."""
 REPORTER = ("hileval.engines.worker.EngineWorkerReport", "hileval_report")
 """Report of every other backend: what vLLM itself says, without a package of ours in it."""
 SAMPLING_RATE = 16_000
@@ -42,8 +42,8 @@ class Prompt:
     """A prompt of an encoder-decoder model.
 
     Attributes:
-        text: What the decoder begins with.
-        modality: What the encoder is shown.
+        text: Beginning of the decoder's text.
+        modality: Input of the encoder.
         media: Sound, [samples] float32 at `SAMPLING_RATE`, or a Pillow image.
         repetition_penalty: Factor that the model is published to be used with; 1 is none.
     """
@@ -56,7 +56,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an engine wrote for one prompt."""
+    """Answer of an engine to one prompt."""
 
     text: str
     finish_reason: str | None
@@ -64,7 +64,7 @@ class Answer:
     n_tokens: int
     """Generated tokens, the end-of-sequence token included."""
     non_finite: int
-    """How many of them had a NaN or infinite log-probability."""
+    """Number of them with a NaN or infinite log-probability."""
 
 
 _LONE: Final = re.compile("[\ud800-\udfff]")
@@ -101,7 +101,7 @@ class Engine(Protocol):
         """Answer every prompt greedily, in their order; a list of token ids gets no further ones before it."""
 
     def attention_layers(self) -> list[dict[str, Any]] | None:
-        """Who served each attention layer (`hileval.gates.judge`); None where the engine has one attention only."""
+        """Who served each attention layer (`hileval.gates.served`); None for an engine with one attention only."""
 
     def close(self) -> None:
         """Give back what it holds; nothing is asked afterwards."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FP8_CODES = ("fp8", "fp8_e4m3")
 """Words of vLLM for a cache of float8_e4m3fn."""
 CODED = "fp8_codes"
-"""What the attention with codes is called in transformers' registers."""
+"""Name of the attention with codes in transformers' registers."""
 
 
 def _register_codes() -> None:
@@ -120,8 +120,8 @@ class TransformersEngine:
         with as_engine_error("writing", self._where), torch.no_grad():
             out = [
                 self.model.generate(
-                    input_ids=torch.tensor([list(one)]),
-                    attention_mask=torch.ones(1, len(one), dtype=torch.long),
+                    input_ids=torch.tensor([list(prompt)]),
+                    attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                     max_new_tokens=tokens,
                     min_new_tokens=tokens,
                     eos_token_id=None,
@@ -129,10 +129,10 @@ class TransformersEngine:
                     output_logits=True,
                     return_dict_in_generate=True,
                 )
-                for one in asked
+                for prompt in asked
             ]
-            written = [one.sequences[0, -tokens:].tolist() for one in out]
-            return written, [as_rows(torch.cat(one.logits)) for one in out]
+            written = [each.sequences[0, -tokens:].tolist() for each in out]
+            return written, [as_rows(torch.cat(each.logits)) for each in out]
 
     def _generate(self, ids: list[list[int]], max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         import torch
@@ -192,11 +192,11 @@ class SpeechEngine(TransformersEngine):
         Raises:
             EngineError: A prompt without audio, prompts with different texts, or an option that this engine lacks.
         """
-        sounds = [one for one in prompts if isinstance(one, Prompt) and one.modality == "audio"]
+        sounds = [prompt for prompt in prompts if isinstance(prompt, Prompt) and prompt.modality == "audio"]
         if (
             len(sounds) < len(prompts)
             or stop
-            or {(one.text, one.repetition_penalty) for one in sounds} - {(sounds[0].text, 1.0)}
+            or {(sound.text, sound.repetition_penalty) for sound in sounds} - {(sounds[0].text, 1.0)}
         ):
             raise EngineError(
                 "only audio whose prompts begin alike, without stop words or penalty",
@@ -207,7 +207,7 @@ class SpeechEngine(TransformersEngine):
             start = self.tokenizer(sounds[0].text, add_special_tokens=False)["input_ids"]
             answers: list[Answer] = []
             for first in range(0, len(sounds), self._batch):
-                media = [one.media for one in sounds[first : first + self._batch]]
+                media = [sound.media for sound in sounds[first : first + self._batch]]
                 answers += self._transcribe(media, start, max_tokens)
             return answers
 

@@ -149,9 +149,9 @@ class VllmEngine:
             params = SamplingParams(
                 temperature=0.0, max_tokens=tokens, logprobs=ASKED, ignore_eos=True, detokenize=False
             )
-            outputs = self._llm.generate([_as_vllm(list(one)) for one in asked], params, use_tqdm=False)
+            outputs = self._llm.generate([_as_vllm(list(prompt)) for prompt in asked], params, use_tqdm=False)
             answers = [output.outputs[0] for output in outputs]
-            return [list(one.token_ids) for one in answers], [_rows(one.logprobs) for one in answers]
+            return [list(answer.token_ids) for answer in answers], [_rows(answer.logprobs) for answer in answers]
 
     def attention_layers(self) -> list[dict[str, Any]]:
         """The report of every worker, one mapping per attention layer."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's workers import: a report of which backend serves each attention layer."""
+"""Extension that vLLM's workers import: a report of which backend serves each attention layer."""
 
 from __future__ import annotations
 

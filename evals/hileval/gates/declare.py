@@ -32,7 +32,7 @@ BACKENDS = EVALS / "families/backends.yaml"
 
 EngineName = Literal["vllm", "transformers"]
 Occasion = Literal["pre-merge", "nightly", "release"]
-"""When a gate is asked; each has a rule, or the night has that of a merge."""
+"""Reason for a run of a gate. Each has a rule; without one, the night uses the rule of a merge."""
 
 Trusted = Literal[
     "vllm", "TRITON_ATTN", "ROCM_ATTN", "FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "TRITON_MLA", "CPU_ATTN"
@@ -43,7 +43,7 @@ PROFILE_VARIABLE = "HILGATE_PROFILE"
 
 
 def occasion(environment: Mapping[str, str]) -> Occasion:
-    """What the plan that runs this gate is for; locally, before a merge."""
+    """The occasion of the plan that runs this gate; a run on a person's machine counts as before a merge."""
     profile = environment.get(PROFILE_VARIABLE)
     return "release" if profile == "release" else "nightly" if profile == "nightly" else "pre-merge"
 
@@ -57,15 +57,15 @@ class DocumentTask(StrictModel):
 
     task: str = Field(min_length=1)
     modality: Literal["audio", "image"]
-    """What the encoder is shown."""
+    """Input of the encoder."""
     prompt: str = Field(min_length=1)
-    """What the decoder begins with."""
+    """Beginning of the decoder's text."""
     texts: str | None = None
     """JSON lines (`id`, `text`), relative to evals/, which are spoken."""
     data_folder: str | None = None
     """Environment variable that names a folder of images and texts."""
     repetition_penalty: float = Field(default=1.0, gt=0)
-    """The one that the model is published to be used with."""
+    """Repetition penalty that the model's publisher recommends."""
     scoring: Literal[1] = 1
     """Version of `hileval.ask.documents`: scores of another one are not comparable."""
 
@@ -77,43 +77,43 @@ class DocumentTask(StrictModel):
 
 
 class Published(StrictModel):
-    """A figure somebody published for the model: what a floor rests on until there is a baseline of our own."""
+    """A published figure of the model: the floor rests on it until there is a baseline of our own."""
 
     value: float = Field(ge=0, le=1)
     kind: Literal["measured", "threshold"]
-    """Somebody's run, or a number that somebody chose below one: it says nothing of how far below."""
+    """A measured score, or a threshold that was chosen somewhere below one."""
     metric: str = Field(min_length=1)
-    """Which metric, filter and shots it is."""
+    """Metric, filter and number of examples."""
     n: int = Field(ge=1)
     """Questions; 1,319 are all of GSM8K's test set."""
     source: str = Field(min_length=1)
     read: dt.date | None = None
-    """Day on which the source said so."""
+    """Day on which the source was read."""
 
 
 class GateStep(StrictModel):
-    """How a gate is planned, where the rules of `hileval.gates.steps` do not say it."""
+    """Keys of a gate's step that the rules of `hileval.gates.steps` do not decide."""
 
     label: str = ""
-    """What a person reads in a plan, a few words; empty names the task, or the peer of a drift gate, and the model."""
+    """Label of the step in a plan, a few words; empty names the task, or the peer of a drift gate, and the model."""
     minutes: float | None = Field(default=None, gt=0)
-    """What it takes on 2 cores, or on its GPUs; only of a hub's model may it be left out, and is then guessed."""
+    """Minutes on 2 cores, or on its GPUs. Only a gate on a hub's model may leave them out; they are then guessed."""
     before_merge: bool = False
     """Whether a pull request runs a gate of a hub's model too; those of the repository's models all are. It gets the
     network and no secret, so the model must be open to everyone."""
     local: bool = False
-    """Whether the gate on a person's machine runs it too; else only agents do."""
+    """Whether `hilgate gate` on a person's machine runs it too; else only agents do."""
 
 
 class Gate(StrictModel):
     """One accuracy gate."""
 
     title: str
-    """What reports call it."""
+    """Name in reports."""
     model: str
     """Folder with weights, config and tokenizer, relative to evals/, or the name of a hub model."""
     weights: Literal["repository", "hub"] = "repository"
-    """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache."""
+    """Place of the weights; agents, which have network and cache, fetch those of a hub."""
     revision: str = Field(default="", pattern=COMMIT)
     """Commit of the hub model, of its weights, tokenizer and code. Empty is the one that its baseline was recorded
     with, and before there is one what `main` is today, which is said."""
@@ -126,15 +126,15 @@ class Gate(StrictModel):
     max_gen_toks: int = Field(ge=1)
     """Token limit of an answer; reaching it sets the flag `truncated`."""
     protocol: Literal["completions", "chat"] = "completions"
-    """How a question is asked: as text to go on with, or as a message of a chat."""
+    """Form of a question: a text to continue, or a message of a chat."""
     filter: Literal["strict", "flexible"] = "strict"
-    """Which of two scores is gated; the other is watched. Of questions they are lm-eval's two extractions, of documents
-    all of it and one drawn line (`hileval.ask.documents`)."""
+    """The gated one of two scores; the other is watched. Questions have lm-eval's two extractions; documents are right
+    as a whole or in one drawn line (`hileval.ask.documents`)."""
     engine: EngineName
     """vLLM in this process, or transformers."""
     attention_backend: str | None = Field(pattern=r"^(pagedkv|vllm|[A-Z][A-Z0-9_]*)$")
-    """Who must serve every attention layer: `pagedkv` (ours), a backend by vLLM's name (TRITON_ATTN, ROCM_AITER_FA ...)
-    or `vllm` (whichever it chooses); None where the engine cannot say."""
+    """Backend that must serve every attention layer: `pagedkv` (ours), a backend by vLLM's name (TRITON_ATTN,
+    ROCM_AITER_FA ...) or `vllm` (whichever it chooses); None where the engine cannot say."""
     backends: tuple[str, ...] = ()
     """Attention backends of vLLM, by its names, that are asked the same questions, each by a gate of its own:
     NAME-BACKEND in small letters. It runs when vLLM or aiter changes, and at night; no release waits for it."""
@@ -153,18 +153,18 @@ class Gate(StrictModel):
     """The trusted engine repeats itself to the last token (a CPU in float32): one stored run is as good as five. Else
     as many distinct runs are demanded as the rule says (`baseline_runs`)."""
     rules: dict[Occasion, Key] = Field(default={"pre-merge": "pre-merge", "release": "release"})
-    """Which of `rules:` applies when."""
+    """Rule of each occasion, by its name in `rules:`."""
     floor: float | None = Field(default=None, gt=0, lt=1)
     """Share of right answers below which the model is not the model any more, baseline or not; None only where nothing
     was published of a hub's model, which then proves nothing before its first baseline."""
     published: tuple[Published, ...] = ()
-    """What others say of the model."""
+    """Published figures of the model."""
     broken: BrokenLimits
-    """When broken output is a failure."""
+    """Limits of broken output."""
     baseline: str
     """Stored per-question outcomes, relative to evals/."""
     step: GateStep = GateStep()
-    """How it is planned."""
+    """Keys of its step."""
 
     @model_validator(mode="after")
     def _engine_and_backend_agree(self) -> Gate:
@@ -204,9 +204,9 @@ class Gate(StrictModel):
         Raises:
             DeclarationError: `families/backends.yaml` has none of that name on AMD GPUs.
         """
-        known = read_backends()
-        if name not in known or "rocm" not in known[name].platforms or name == self.attention_backend:
-            others = sorted(other for other in known if other != self.attention_backend)
+        backends = read_backends()
+        if name not in backends or "rocm" not in backends[name].platforms or name == self.attention_backend:
+            others = sorted(other for other in backends if other != self.attention_backend)
             raise DeclarationError(
                 f"backends: {name!r} is no attention backend of vLLM on AMD GPUs",
                 where=f"evals/gates.yaml: {self.title}",
@@ -218,8 +218,8 @@ class Gate(StrictModel):
             "backends": (),
             # Beside itself it would be asked twice; its floor holds it until a baseline is recorded.
             "paired_with": None if self.paired_with == name else self.paired_with,
-            "env": known[name].environment,
-            "arch": (*self.arch, *(("cuda",) if "cuda" in known[name].platforms else ())),
+            "env": backends[name].environment,
+            "arch": (*self.arch, *(("cuda",) if "cuda" in backends[name].platforms else ())),
             "rules": {when: rule for when, rule in self.rules.items() if when != "release"},
             "step": self.step.model_copy(update={"label": ""}),
         }
@@ -227,11 +227,11 @@ class Gate(StrictModel):
 
     @property
     def turns(self) -> dict[str, bool]:
-        """How a chat model gets its examples: in one message with the question, as vLLM asks; lm-eval makes turns."""
+        """lm-eval's option for the examples of a chat: one message with the question, as vLLM asks, not turns."""
         return {"fewshot_as_multiturn": False} if self.protocol == "chat" else {}
 
     def rule_at(self, when: Occasion) -> Key:
-        """Which rule applies on an occasion.
+        """The rule of an occasion.
 
         Raises:
             MisuseError: The gate is not for that occasion.
@@ -251,7 +251,7 @@ class DriftGate(StrictModel):
     """A gate on log-probabilities (`hileval.gates.drift`) of the model of another gate, served as that declares."""
 
     kind: Literal["drift"]
-    """What tells it from a gate on answers."""
+    """Tells it from a gate on answers."""
     of: Key
     """The gate whose model, task, engine and attention it is."""
     peer: str = Field(default="vllm", pattern=r"^(vllm|transformers|[A-Z][A-Z0-9_]*)$")
@@ -262,9 +262,9 @@ class DriftGate(StrictModel):
     well. In 16 bits a peer that rounds alike in every batch says too little (docs/reference/drift.md).
     Served by the peer's own backend it makes the gate inconclusive, so both are best named."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
-    """What differs from the other gate's, such as a longer `max_model_len`."""
+    """Arguments that differ from the other gate's, such as a longer `max_model_len`."""
     lengths: dict[int, int] = Field(default={0: 16}, min_length=1)
-    """How many sequences of each length in tokens; 0 is one question with its answer."""
+    """Length in tokens -> number of such sequences; length 0 is one question with its answer."""
     written: int = Field(default=16, ge=1)
     """Tokens that are written after the beginning of each sequence, one by one."""
     floor: Floor = FLOOR
@@ -272,7 +272,7 @@ class DriftGate(StrictModel):
     arch: tuple[Key, ...] = ()
     """Devices it is gated on; empty is those of the other gate."""
     step: GateStep = GateStep()
-    """How it is planned."""
+    """Keys of its step."""
 
     @property
     def sides(self) -> tuple[SideName, ...]:
@@ -281,7 +281,7 @@ class DriftGate(StrictModel):
 
 
 class Backend(BaseModel):
-    """What gates read of one attention backend in `families/backends.yaml`."""
+    """Keys of an attention backend in `families/backends.yaml` that gates read."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -323,14 +323,14 @@ class Gates(StrictModel):
         }
 
     def deciding_together(self, gate: Gate) -> int:
-        """How many gates share alpha with one on agents, itself included: of hub models, those that accuse the same.
+        """Number of gates that share alpha with this one on agents, itself included: those of hub models.
 
         Gates of our attention accuse a change of ours; those of vLLM's backends accuse vLLM or aiter.
         """
         return sum(other.weights == "hub" for other in self._like(gate))
 
     def sharing(self, gate: Gate, when: Occasion) -> int:
-        """How many gates share alpha with one on an occasion, itself included: few of hub models run before a merge."""
+        """Number of gates that share alpha with this one on an occasion: few gates of hub models run before a merge."""
         if gate.weights != "hub":
             return 1
         if when == "pre-merge" and gate.step.before_merge:
@@ -338,7 +338,7 @@ class Gates(StrictModel):
         return self.deciding_together(gate)
 
     def _like(self, gate: Gate) -> tuple[Gate, ...]:
-        """The declared gates, or those of vLLM's backends, whichever one is among."""
+        """All declared gates if this is one of them, else all gates of vLLM's backends."""
         others = tuple(self.of_backends.values())
         return others if gate in others else tuple(self.gates.values())
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drift gate: ours beside the engine's own attention by their log-probabilities, each asked in its own process.
 
-Exact match sees a fault when an answer becomes wrong; the distributions behind it move long before that. Nothing is
-stored: the engine's own attention answers in the same job, and what it differs from itself is what rounding does.
-Reading all tokens at once and writing them one by one round differently, so each has a rounding of its own. The same
-rule must notice a block of tokens that was replaced, or a pass means nothing.
+Exact match sees a fault when an answer becomes wrong; distributions move long before that. Nothing is stored: the
+engine's own attention answers in the same job, and how much it differs from itself is how far rounding goes. Reading
+all tokens at once and writing them one by one round differently, so each has a rounding of its own. The same rule must
+notice a block of tokens that was replaced, or a pass means nothing.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Drift:
         Raises:
             RecordsError: They are not of the same places, or there are none.
         """
-        found = _divergences(got, want)
-        return cls.of([value for value in found if value > 0] or found)
+        divergences = _divergences(got, want)
+        return cls.of([value for value in divergences if value > 0] or divergences)
 
     @classmethod
     def of(cls, divergences: Sequence[float]) -> Drift:
@@ -71,11 +71,11 @@ class Drift:
     @classmethod
     def largest(cls, *drifts: Drift) -> Drift:
         """The largest of each figure: what rounding does at most."""
-        figures = zip(*((one.half, one.most, one.worst, one.places) for one in drifts), strict=True)
+        figures = zip(*((drift.half, drift.most, drift.worst, drift.places) for drift in drifts), strict=True)
         return cls(*map(max, figures))
 
     def within(self, rounding: Drift, floor: Floor = FLOOR) -> bool:
-        """Whether rounding explains all three; NaN is not explained. `floor`: nats that are explained anyway."""
+        """Return whether rounding explains all three; it never explains NaN. It always explains the nats of `floor`."""
         limit = rounding.limit(floor)
         return self.half <= limit.half and self.most <= limit.most and self.worst <= limit.worst
 

@@ -85,37 +85,37 @@ def read_evaluation(gate: ResolvedGate, folder: Path) -> tuple[Asked, Evaluation
 
 
 def judge_answers(
-    resolved: ResolvedGate, asked: Evaluation, served: Check | None, changed: tuple[str, ...] = ()
+    resolved: ResolvedGate, evaluation: Evaluation, served: Check | None, changed: tuple[str, ...] = ()
 ) -> list[Check]:
     """Every check of a gate on answers.
 
     Args:
         resolved: The gate; without a baseline its floor alone is judged.
-        asked: What was measured.
+        evaluation: What was measured.
         served: The check of who served attention, None where the engine has no choice.
         changed: What else differs from the stored runs (`Baseline.changes`).
     """
     name, gate, rule, baseline = resolved.name, resolved.declared, resolved.rule, resolved.baseline
-    accuracy_id, samples = f"{name}/accuracy", asked.samples
+    accuracy_id, samples = f"{name}/accuracy", evaluation.samples
     stored = None if baseline is None else baseline.flagged(samples)
-    new = [outcomes_of(run.samples, gate.filter) for run in asked.runs]
-    looks = len(rule.plan(len(asked.ids)))
+    new = [outcomes_of(run.samples, gate.filter) for run in evaluation.runs]
+    looks = len(rule.plan(len(evaluation.ids)))
     broken_output = gate.broken.check(f"{name}/broken-output", stored, samples, looks)
-    standing = None if asked.base is None else rule.stand(asked.base, new)
+    standing = None if evaluation.base is None else rule.stand(evaluation.base, new)
     share = counted = statistics.Share(new, rule.alpha)
     if standing is not None:
         counted = statistics.Share([run[: standing.n] for run in new[: standing.new_runs]], rule.alpha)
     floors = []
     if gate.floor is not None:
         floor = _floor(f"{name}/floor", gate.floor, share, None if resolved.beside else baseline)
-        if resolved.beside and asked.base is not None:
-            also = f"; {resolved.beside} in the same job: {asked.base.mean():.1%}"
+        if resolved.beside and evaluation.base is not None:
+            also = f"; {resolved.beside} in the same job: {evaluation.base.mean():.1%}"
             floor = floor.model_copy(update={"message": floor.message + also})
         floors = [floor]
     if standing is None:
-        accuracy = _without_baseline(accuracy_id, resolved, asked, share)
+        accuracy = _without_baseline(accuracy_id, resolved, evaluation, share)
     else:
-        accuracy = _accuracy(accuracy_id, resolved, asked, standing, counted, changed)
+        accuracy = _accuracy(accuracy_id, resolved, evaluation, standing, counted, changed)
     checks = [broken_output, _with_reservations(accuracy, resolved), *floors]
     if served is None:
         return checks
@@ -156,7 +156,7 @@ def _not_measured(check: Check) -> Check:
 def _accuracy(
     check_id: str,
     resolved: ResolvedGate,
-    asked: Evaluation,
+    evaluation: Evaluation,
     standing: Standing,
     share: statistics.Share,
     changed: tuple[str, ...],
@@ -164,7 +164,7 @@ def _accuracy(
     """The check whether accuracy has dropped: its sentence, labels and numbers."""
     gate, rule, baseline = resolved.declared, resolved.rule, resolved.baseline
     assert baseline is not None
-    assert asked.base is not None
+    assert evaluation.base is not None
     distinct, d = resolved.distinct, resolved.d
     outcome, verdict = _verdict(resolved, standing)
     churns = standing.churn_p <= rule.alpha and standing.state is not RuleState.FAIL
@@ -173,8 +173,8 @@ def _accuracy(
             f"ANSWERS CHURN: {standing.churned:.1%} of them differ from the stored runs, which differ by {d or 0:.1%} "
             f"among themselves (p={standing.churn_p:.1e}): another rounding, or stored runs sharing theirs; {verdict}"
         )
-    base = asked.base[:, : standing.n]
-    flips = diff_answers(asked, baseline, gate.filter)
+    base = evaluation.base[:, : standing.n]
+    flips = diff_answers(evaluation, baseline, gate.filter)
     lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
     labels = {"filter": gate.filter, "state": standing.state.value, "churn": "yes" if churns else "no"}
     labels["baseline"] = f"{baseline.recorded} {baseline.identity.weights[:12]}"
@@ -184,10 +184,9 @@ def _accuracy(
         stored = f"{resolved.beside} in the same job {base.mean():.1%}, one run each"
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
-    by_line, line_numbers = _by_line(asked.samples)
-    message = (
-        f"{share}{by_line}, {stored}, lost {len(lost)}, gained {len(gained)}: {verdict}{_unpinned(resolved, asked)}"
-    )
+    by_line, line_numbers = _by_line(evaluation.samples)
+    unpinned = _unpinned(resolved, evaluation)
+    message = f"{share}{by_line}, {stored}, lost {len(lost)}, gained {len(gained)}: {verdict}{unpinned}"
     if changed:
         labels["changed"] = "; ".join(changed)
         message += f"; changed since the baseline: {labels['changed']}"
@@ -210,17 +209,19 @@ def _accuracy(
         "drop_low": standing.low,
         "drop_upper": standing.high,
         "margin": rule.margin,
-        "seconds": round(asked.seconds, 1),
+        "seconds": round(evaluation.seconds, 1),
     }
     numbers |= ({} if d is None else {"d": d}) | line_numbers
-    return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=asked.seconds)
+    return Check(
+        id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=evaluation.seconds
+    )
 
 
 UNPINNED = "revision not pinned: this is main of today"
 
 
-def _unpinned(resolved: ResolvedGate, asked: Evaluation) -> str:
-    commit = asked.runs[0].identity.revision
+def _unpinned(resolved: ResolvedGate, evaluation: Evaluation) -> str:
+    commit = evaluation.runs[0].identity.revision
     return "" if resolved.pinned else f"; {UNPINNED}{f', {commit}' if commit else ''}"
 
 
@@ -234,7 +235,7 @@ def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
 
 
 def _verdict(resolved: ResolvedGate, standing: Standing) -> tuple[Outcome, str]:
-    """What a standing means for a merge or a release, in words."""
+    """Outcome and wording of a standing, for a merge or a release."""
     rule = resolved.rule
     p_value = max(standing.p_value, standing.p_difference)
     if standing.state is RuleState.FAIL:
@@ -276,7 +277,7 @@ def _unfit(resolved: ResolvedGate, not_failed: str) -> str:
 
 
 def _way_out(rule: GateRule, standing: Standing) -> str:
-    """What would decide a gate that asked everything it may.
+    """Say what would decide a gate that asked everything it may.
 
     Where a share of the answers changes for good, as under another rounding, a mean moves by its square root over the
     questions, however often they are asked.
@@ -294,9 +295,9 @@ def _way_out(rule: GateRule, standing: Standing) -> str:
     )
 
 
-def _without_baseline(check_id: str, resolved: ResolvedGate, asked: Evaluation, share: statistics.Share) -> Check:
+def _without_baseline(check_id: str, resolved: ResolvedGate, evaluation: Evaluation, share: statistics.Share) -> Check:
     gate, rule = resolved.declared, resolved.rule
-    by_line, line_numbers = _by_line(asked.samples)
+    by_line, line_numbers = _by_line(evaluation.samples)
     source = (
         f"; {gate.published[0].kind}: {gate.published[0].value:.1%} ({gate.published[0].metric})"
         if gate.published
@@ -310,10 +311,10 @@ def _without_baseline(check_id: str, resolved: ResolvedGate, asked: Evaluation, 
     return Check(
         id=check_id,
         outcome=outcome,
-        message=f"{share}{by_line}, {why}{_unpinned(resolved, asked)}; record one: python -m hileval record",
+        message=f"{share}{by_line}, {why}{_unpinned(resolved, evaluation)}; record one: python -m hileval record",
         labels={"filter": gate.filter, "state": NO_BASELINE},
         numbers=share.numbers | {"correct": share.correct} | line_numbers,
-        seconds=asked.seconds,
+        seconds=evaluation.seconds,
     )
 
 
@@ -339,14 +340,14 @@ FLIPPED = 0.5
 """A question has flipped when the share of its right answers moved by at least this much."""
 
 
-def diff_answers(asked: Evaluation, baseline: Baseline, which: Filter) -> tuple[Flip, ...]:
+def diff_answers(evaluation: Evaluation, baseline: Baseline, which: Filter) -> tuple[Flip, ...]:
     """Every flipped question under a filter, losses first, in the order of asking."""
     stored = {question.doc_id: question for question in baseline.questions}
     answers = defaultdict(list)
-    for sample in asked.samples:
+    for sample in evaluation.samples:
         answers[sample.doc_id].append(sample)
     flips = []
-    for first, *others in (answers[sample.doc_id] for sample in asked.runs[0].samples):
+    for first, *others in (answers[sample.doc_id] for sample in evaluation.runs[0].samples):
         question = stored[first.doc_id]
         digits = question.strict if which == "strict" else question.flexible
         before = digits.count("1") / len(digits)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look up once what a run of a gate rests on: declaration, rule, stored runs, engine and model."""
+"""Look up everything that a run of a gate rests on: declaration, rule, stored runs, engine and model."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 WEIGHTS = ("*.safetensors", "config.json", "*.index.json")
 TEXT_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 DOCUMENT_TOKENIZER = (*TEXT_TOKENIZER, "preprocessor_config.json", "processor_config.json")
-"""What turns text, and with it sound and images, into the model's input."""
+"""Files that turn text, sound and images into the model's input."""
 ALSO = ("generation_config.json", "tokenizer.model", "tiktoken.model", "*.py")
-"""What else may turn a question into tokens or end an answer, where a model has it: remote code is read too."""
+"""Other files, of some models, that turn a question into tokens or end an answer; remote code is one of them."""
 
 
 class UnknownGateError(MisuseError):
@@ -65,7 +65,7 @@ class ResolvedGate:
 
     @property
     def wants_pair(self) -> bool:
-        """Whether another attention is to be asked in this job, because nothing is recorded."""
+        """Whether another attention must be asked in this job, because nothing is recorded."""
         return self.drift is None and self.declared.paired_with is not None and self.baseline is None
 
     @property
@@ -81,7 +81,7 @@ class ResolvedGate:
 
     @property
     def pinned(self) -> bool:
-        """Whether another day asks the same model: its revision is declared or recorded, or it is in the repository."""
+        """Whether every day asks the same model: its revision is declared or recorded, or it is in the repository."""
         return self.declared.weights != "hub" or bool(self.declared.revision or (self.revision and not self.beside))
 
     @functools.cached_property
@@ -101,7 +101,7 @@ class ResolvedGate:
 
     @property
     def task_file(self) -> Path:
-        """Where its task is declared."""
+        """File of its task."""
         return self.declared.path(self.declared.task)
 
     @functools.cached_property
@@ -124,7 +124,7 @@ class ResolvedGate:
 
     @functools.cached_property
     def identity(self) -> Identity:
-        """What a run must share with a baseline.
+        """The identity that a run must share with its baseline.
 
         Raises:
             TaskError: The task is wrong; or the tokenizer has code of its own, and the gate does not say whether that
@@ -161,7 +161,7 @@ class ResolvedGate:
 
     @functools.cached_property
     def distinct(self) -> int:
-        """How many different runs its baseline holds, under the gated filter; 0 without a baseline."""
+        """Number of different runs in its baseline, under the gated filter; 0 without a baseline."""
         return 0 if self.baseline is None else self.baseline.distinct(self.declared.filter)
 
     @functools.cached_property
@@ -358,7 +358,10 @@ def sha256_files(*files: Path) -> str:
 
 
 def _require_decided(gate: Gate, folder: Path) -> None:
-    """A tokenizer with code of its own is replaced by another one, in silence, where that code may not run."""
+    """Refuse a tokenizer with code of its own where the gate does not say whether it runs.
+
+    Where it may not run, another tokenizer silently replaces it.
+    """
     try:
         config = json.loads((folder / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def outcomes_of(samples: Sequence[Sample], which: Filter) -> statistics.Outcomes:
-    """Which answers of a run are right under a filter, in the order of asking."""
+    """Outcomes of a run under a filter, [questions], in the order of asking."""
     return np.array([sample.correct(which) for sample in samples], dtype=bool)
 
 
@@ -49,7 +49,7 @@ class RuleState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """What the answers so far mean, and what of them counts.
+    """What the answers so far mean, and which of them count.
 
     Attributes:
         n: Questions that count so far.
@@ -92,18 +92,18 @@ class GateRule(StrictModel):
     """`gates.yaml: rules`: how many questions, how sure, and what an undecided gate means."""
 
     questions: int | None = Field(default=None, ge=1)
-    """How many of the task's questions, drawn at random with `seed`; None asks all of them."""
+    """Number of questions, drawn at random with `seed`; None asks all of the task."""
     seed: int = 0
     """Seed of the draw and of the order in which questions are asked (the first ones of GSM8K are easier)."""
     look_every: int | None = Field(default=None, ge=1)
     """Questions between two looks; None looks once, at the end."""
     first_look: int = Field(default=1, ge=1)
     alpha: float = Field(gt=0, lt=0.5)
-    """How often an unchanged model may fail, all looks and further runs together."""
+    """Probability that an unchanged model fails, over all looks and further runs."""
     margin: float = Field(gt=0, lt=1)
     """A drop of exact match that a pass excludes, as a share."""
     beta: float = Field(gt=0, lt=0.5)
-    """How often, at a look, a model that dropped by the margin may pass."""
+    """Probability that a model which dropped by the margin passes at a look."""
     baseline_runs: int = Field(default=1, ge=1)
     """Distinct stored runs without which there is no pass: the luck of one run would be shared by every merge."""
     extensions: int = Field(default=0, ge=0, le=2)
@@ -145,7 +145,7 @@ class GateRule(StrictModel):
         return self.model_copy(update={"alpha": self.alpha / gates})
 
     def first_runs(self, base: statistics.Outcomes) -> int:
-        """How many runs to start with: more than one where the baseline disagrees with itself too often."""
+        """Number of runs to start with: more than one where the baseline disagrees with itself too often."""
         noisy = self.noisy_d is not None and len(base) > 1 and statistics.discordance(base) > self.noisy_d
         return self.noisy_runs if noisy else 1
 
@@ -154,7 +154,9 @@ class GateRule(StrictModel):
         return 1.0 - (start - 1 + self.extensions) * self.extension_share
 
     def decide(self, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> GateDecision:
-        """What to do next. A drop is called by the exact test and by the t test of the questions' differences together.
+        """Decide what to do next.
+
+        A drop is called only if the exact test and the t test of the questions' differences both call it.
 
         Args:
             base: K stored runs of all questions the plan may ask, [K, n], in the order of asking.
@@ -205,9 +207,9 @@ class GateRule(StrictModel):
     def next_to_ask(
         self, base: statistics.Outcomes | None, runs: Sequence[statistics.Outcomes], *, wrecked: bool
     ) -> tuple[bool, bool]:
-        """Whether another run is wanted, and whether this one has to go on; without stored runs one run is all.
+        """Return whether to start another run, and whether to go on with this one.
 
-        Where the output is `wrecked` (`broken` failed), asking more can no longer help.
+        Without stored runs there is one run. Where the output is `wrecked` (`broken` failed), asking more can no longer help.
         """
         if wrecked or base is None:
             return False, not wrecked
@@ -217,17 +219,17 @@ class GateRule(StrictModel):
         return state is RuleState.RUN_AGAIN, False
 
     def stand(self, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Standing:
-        """Where the gate stands: `decide`, with the figures of what counts."""
-        looks, found = len(self.plan(base.shape[1])), self.decide(base, runs)
-        new = np.array([run[: found.n] for run in runs[: found.new_runs]])
-        base = base[:, : found.n]
+        """Decide (`decide`), and add the figures of the answers that count."""
+        looks, decision = len(self.plan(base.shape[1])), self.decide(base, runs)
+        new = np.array([run[: decision.n] for run in runs[: decision.new_runs]])
+        base = base[:, : decision.n]
         low, high = statistics.drop_interval(base, new, self.beta)
         churned, _, churn_p = statistics.churn(base, new)
         return Standing(
-            state=found.state,
-            n=found.n,
-            new_runs=found.new_runs,
-            level=found.level,
+            state=decision.state,
+            n=decision.n,
+            new_runs=decision.new_runs,
+            level=decision.level,
             p_value=statistics.drop_p(base, new),
             p_difference=float(statistics.difference_p(statistics.differences(base, new))),
             drop=statistics.drop(base, new),
@@ -245,7 +247,7 @@ of fifty are more than 5 %, and one healthy model in ten breaks so many at one o
 
 
 class BrokenLimits(StrictModel):
-    """When broken output is a failure, whatever the accuracy says."""
+    """Limits of broken output, whatever the accuracy says."""
 
     max_rate: float = Field(gt=0, lt=1)
     """Fail above this share of broken answers, or above twice the baseline's share if that is more."""
@@ -281,8 +283,8 @@ class BrokenLimits(StrictModel):
             known_rate = kind == "broken" or stored is not None
             if known_rate and count >= self.min_count and p_values[kind] <= self.alpha / looks:
                 reasons.append(f"{kind}: p={p_values[kind]:.1e} against the baseline's {before[kind]:.1%}")
-        found = {flag: kinds[flag] for flag in Flag if kinds[flag]}
-        listed = ", ".join(f"{times} {flag.value}" for flag, times in found.items()) or "none"
+        flagged = {flag: kinds[flag] for flag in Flag if kinds[flag]}
+        listed = ", ".join(f"{times} {flag.value}" for flag, times in flagged.items()) or "none"
         total = sum(counts.values())
         message = f"{total}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}" if reasons else "")
         if first := next((sample for sample in samples if sample.flags), None):
@@ -294,5 +296,5 @@ class BrokenLimits(StrictModel):
             "p_value": min(p_values.values()),
             "limit": allowed["broken"],
         }
-        numbers |= {flag.value.replace(" ", "_").replace("-", "_"): times for flag, times in found.items()}
+        numbers |= {flag.value.replace(" ", "_").replace("-", "_"): times for flag, times in flagged.items()}
         return Check(id=check_id, outcome=Outcome.FAIL if reasons else Outcome.PASS, message=message, numbers=numbers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who served attention, and whether a gate demands it.
+"""Check that the attention which a gate demands served its run.
 
 An accuracy figure counts only for the backend that produced it. vLLM logs and ignores a plugin that fails to load, and
 its CPU platform ignores a backend it does not know. A gate that trusted the command line would then pass on the
@@ -27,7 +27,7 @@ REMEDY = {
 
 
 def check_backend(gate: ResolvedGate, engine: Engine | None) -> Check | None:
-    """Who served attention, of an engine that can say; None where nothing is required of it."""
+    """The check of who served attention, as the engine reports it; None where the gate requires nothing."""
     required, env = gate.declared.attention_backend, gate.declared.env
     if required is None:
         return None
@@ -43,7 +43,7 @@ def check_layers(
     packing: str | None = None,
     latent: bool = False,
 ) -> Check:
-    """Whether `required` served every attention layer of the run, and was called.
+    """Check that `required` served every attention layer of the run, and was called.
 
     Args:
         gate: The gate's key.
@@ -80,7 +80,7 @@ def _other_service(
     packing: str | None,
     latent: bool,
 ) -> str:
-    """What was not as required; empty where all was."""
+    """Say what differs from what is required; empty where nothing does."""
     if not layers:
         return "the engine reports no attention layer"
     wrong = [layer for layer in layers if (layer in ours) != (required == "pagedkv")]
@@ -93,15 +93,15 @@ def _other_service(
     if idle := [str(layer.get("layer")) for layer in ours if layer not in called]:
         return f"never called for {', '.join(idle[:3])}"
     if packing and any(layer.get("packing") != packing for layer in ours):
-        found = ", ".join(sorted({str(layer.get("packing")) for layer in ours}))
-        return f"ours served it, in the packing {found} instead of {packing}"
+        packings = ", ".join(sorted({str(layer.get("packing")) for layer in ours}))
+        return f"ours served it, in the packing {packings} instead of {packing}"
     if ours and latent and not all("MLA" in _name(layer.get("impl")) for layer in ours):
         return "ours served it, without MLA"
     return ""
 
 
 def _stored(layer: Mapping[str, object]) -> str:
-    """How K and V lie: packing and FP8 format; MLA's latent rows have neither."""
+    """Packing and FP8 format of K and V; MLA's latent rows have neither."""
     packing, codes = layer.get("packing"), layer.get("fp8_format")
     return f"{packing or 'rows'}{f' of {codes}' if codes else ''}"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hilgate.model import Key
 
 AREAS = EVALS.parent / "ci/areas"
-"""Where the files are, which are committed: the planner reads them as it reads every area."""
+"""Folder of the committed files: the planner reads them like every area."""
 HEAD = "# Made from evals/gates.yaml by `python -m hileval steps --write`. Change that file, never this one.\n"
 DEVICES = (CPU, "gfx90a", "gfx942", "gfx950", "cuda")
 """Devices of a gate that names no `arch`."""
@@ -82,9 +82,9 @@ class _Indented(yaml.SafeDumper):
 
 def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> DeclaredStep:
     """The step of a gate, or of a drift gate on the model of that gate."""
-    one = drift or gate
+    planned = drift or gate
     hub, ours = gate.weights == "hub", gate.attention_backend == "pagedkv"
-    minutes = one.step.minutes
+    minutes = planned.step.minutes
     if minutes is None:
         if not hub:
             raise DeclarationError(
@@ -94,15 +94,15 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> De
             )
         minutes = max(15.0, 7.5 * gate.gpus)  # a guess: nobody has measured it
     # What a change to our kernels cannot turn red, and what needs a hub, waits for the night.
-    before_merge = one.step.before_merge or (ours and not hub)
+    before_merge = planned.step.before_merge or (ours and not hub)
     profiles = [*(["pr"] if before_merge else []), "nightly"]
     if drift is not None or "release" in gate.rules:
         profiles.append("release")
     fields: dict[str, Any] = {
         "key": f"accuracy-{name.replace('.', '-')}",
-        "label": one.step.label or _label(name, gate, drift),
+        "label": planned.step.label or _label(name, gate, drift),
         "command": f"python -m hileval gate {name}",
-        "devices": one.arch or gate.arch or DEVICES,
+        "devices": planned.arch or gate.arch or DEVICES,
         "evidence": Evidence(
             kind="findings",
             columns=OF_DRIFT if drift else OF_ANSWERS,
@@ -116,12 +116,12 @@ def _step(name: Key, gate: Gate, drift: DriftGate | None, declared: Gates) -> De
             *(("transformers",) if drift and drift.peer == "transformers" else ()),
             MODEL + next(key for key, other in declared.gates.items() if other.model == gate.model),
         ),
-        "profiles": ("gate", *profiles) if one.step.local else tuple(profiles),
+        "profiles": ("gate", *profiles) if planned.step.local else tuple(profiles),
         "minutes": minutes,
     }
     if hub:
         fields["agents"] = OnAgents(
-            gpus=gate.gpus, network=True, secrets=() if one.step.before_merge else ("HF_TOKEN",)
+            gpus=gate.gpus, network=True, secrets=() if planned.step.before_merge else ("HF_TOKEN",)
         )
         if drift is None:  # they decide together, so they share the level of the test
             fields["env"] = {"HILEVAL_GATES": str(declared.deciding_together(gate))}
@@ -155,7 +155,7 @@ def _label(name: Key, gate: Gate, drift: DriftGate | None) -> str:
 
 
 def _checks(gate: Gate, drift: DriftGate | None) -> int:
-    """How many checks a gate gives that ran: who served each engine that can say, and what is judged."""
+    """Number of checks of a gate that ran: who served each engine that can say, and what is judged."""
     if drift is None:
         return (gate.attention_backend is not None) + len(("broken-output", "accuracy")) + (gate.floor is not None)
     served = len(drift.sides) - (drift.peer == "transformers")

@@ -149,7 +149,7 @@ def read_jsonl(path: Path) -> list[Problem]:
 SLOT = 640
 """Samples of a chord or of a unit of silence: 40 ms, four frames of the spectrogram, two tokens of the encoder."""
 SLOTS = SAMPLING_RATE // SLOT
-"""What the encoder hears: one second."""
+"""Slots that the encoder hears: one second."""
 RECORDS = (2, 5)
 """Fewest and most lines of a document."""
 COUNTS = tuple(str(n) for n in range(10))
@@ -183,7 +183,7 @@ def documents(seed: int, *, exclude: frozenset[str] = frozenset()) -> Iterator[s
 
 
 def speak(text: str) -> npt.NDArray[np.int16]:
-    """How a document sounds, [SAMPLING_RATE] int16.
+    """The sound of a document, [SAMPLING_RATE] int16.
 
     The silence before it is drawn from its text.
 

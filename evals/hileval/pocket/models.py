@@ -159,7 +159,7 @@ LEVEL = 8.0
 SHARPNESS = 4.0
 """Size of a positional query and key, per channel that turns fast."""
 QUIET = 0.1
-"""How much of the random start is left where another signal must prevail."""
+"""Share of the random start that is left where another signal must prevail."""
 FAST = 0.05
 """Radians per token above which a pair of channels tells neighbours apart."""
 MATCH = 2.0
@@ -248,7 +248,7 @@ def _theta(attention: Any) -> float:
 
 PAD, UNKNOWN, END = SPECIAL = ("<pad>", "<unk>", "</s>")
 START = "<s>"
-"""What the decoder of the speech model begins with."""
+"""Beginning of the speech decoder's text."""
 PATTERN = r" ?[A-Za-z]+| ?[0-9]+| [+=-]|####|[.,?:\n]"
 
 

@@ -66,7 +66,7 @@ class TrainingRecipe:
 
 @dataclass(slots=True)
 class Curriculum:
-    """How many people a training question may have: one more each time the model nearly masters the last number."""
+    """Number of people in a training question: one more each time the model nearly masters the last number."""
 
     people: int
     promote_at: float

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 SAMPLES_FILE = "samples.jsonl"
 """Every answer of the gate's own attention, one a line: run after run, in the order of asking."""
 ASKED_FILE = "asked.json"
-"""How these answers were got (`Asked`)."""
+"""Source of these answers (`Asked`)."""
 BESIDE_FILE = "beside.json"
 """The run of another attention that stands for a baseline (`RecordedRun`)."""
 SIDE_FILE = "{}.json.gz"
-"""What one engine of a drift gate said (`Side`)."""
+"""Answers of one engine of a drift gate (`Side`)."""
 FLIPS_FILE = "flips.md"
 """Stored and new answers of every question that flipped, in two columns."""
 REMEDY = "name the folder that `gate` wrote"
@@ -50,11 +50,11 @@ Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 COMMIT = r"^([0-9a-f]{40})?$"
 """A revision of a hub model, or none: a branch or a tag would be another model tomorrow."""
 Filter = Literal["strict", "flexible"]
-"""Which of the two scores of an answer."""
+"""Name of one of the two scores of an answer."""
 
 
 INVALID = "[invalid]"
-"""What a filter gives where it finds nothing."""
+"""Result of a filter that finds nothing."""
 
 
 class ScoreError(RecordsError):
@@ -96,12 +96,12 @@ class Identity(StrictModel):
 
 
 class Setting(StrictModel):
-    """What the comparison is about: it may differ, and the report says how."""
+    """Engine and attention of a run. They may differ between compared runs, and the report says how."""
 
     engine: str
     """Name and version, e.g. `vllm 0.32.0`."""
     attention_backend: str
-    """Who served attention, as the workers say."""
+    """Backend that served attention, as the workers report it."""
     arguments: dict[str, Scalar] = Field(default_factory=dict)
     """Arguments of the engine: dtype, kv_cache_dtype, layout flags, tensor_parallel_size, max_num_seqs, graphs ..."""
 
@@ -122,7 +122,7 @@ def _differences(mine: dict[str, Scalar], theirs: dict[str, Scalar]) -> list[str
 
 
 class Flag(enum.StrEnum):
-    """What can be wrong with one answer before its number is looked at."""
+    """Sign that an answer is broken, whatever its number."""
 
     EMPTY = "empty"
     REPEAT = "repeat"
@@ -146,7 +146,7 @@ def flags_of(text: str, *, finish_reason: str | None, non_finite: int = 0) -> tu
         non_finite: How many generated tokens had a non-finite log-probability.
     """
     stripped = text.strip()
-    found = {
+    applies = {
         Flag.EMPTY: not stripped,
         Flag.REPEAT: bool(stripped) and _repeats(stripped),
         Flag.GARBAGE: bool(stripped) and _garbage(stripped),
@@ -154,7 +154,7 @@ def flags_of(text: str, *, finish_reason: str | None, non_finite: int = 0) -> tu
         Flag.TRUNCATED: finish_reason == "length",
         Flag.NON_FINITE: non_finite > 0,
     }
-    return tuple(flag for flag in Flag if found[flag])
+    return tuple(flag for flag in Flag if applies[flag])
 
 
 def _repeats(text: str) -> bool:
@@ -184,15 +184,15 @@ class Sample(StrictModel):
     target: str
     """The final number of the reference answer; of a document its lines."""
     text: str
-    """What the model wrote."""
+    """Text of the model."""
     finish_reason: str | None
     n_tokens: int | None = Field(ge=0)
     non_finite: int = Field(ge=0)
     """Generated tokens whose log-probability was NaN or infinite."""
     strict: str
-    """What the strict filter (`#### N`) extracted; `[invalid]` where it found nothing. Of a document its lines."""
+    """Extract of the strict filter (`#### N`); `[invalid]` where it found nothing; the lines of a document."""
     flexible: str
-    """What the flexible filter (last number) extracted. Of a document the drawn line (`hileval.ask.documents`)."""
+    """Extract of the flexible filter (last number); the drawn line of a document (`hileval.ask.documents`)."""
     strict_correct: bool
     flexible_correct: bool
     lines: int = Field(default=0, ge=0)
@@ -239,7 +239,7 @@ def refuse_duplicates(hashes: Sequence[str], where: str) -> None:
 
 
 class Heading(StrictModel):
-    """What was asked of whom: answers under another heading are not these answers."""
+    """Identifies answers: those under another heading were asked otherwise, or of something else."""
 
     gate: str
     """Name of the gate, and of the run where there are several."""
@@ -266,14 +266,14 @@ class RecordedRun(StrictModel):
 
 
 class Asked(StrictModel):
-    """How the answers in `samples.jsonl` were got."""
+    """Source of the answers in `samples.jsonl`."""
 
     gate: str
     identity: Identity
     available: int
-    """How many questions the task holds."""
+    """Number of questions in the task."""
     limit: int | None
-    """Only so many of the rule's questions were asked."""
+    """Most questions that were to be asked; None for all of the rule's."""
     answers: tuple[int, ...]
     """Number of answers in each run."""
     seconds: tuple[float, ...]
@@ -320,7 +320,7 @@ class Asked(StrictModel):
 
 
 class Side(StrictModel):
-    """What one engine of a drift gate said."""
+    """Answers of one engine of a drift gate."""
 
     name: str
     """Engine and version."""
@@ -364,7 +364,7 @@ class Side(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was asked and answered.
+    """The answers of a gate, paired with its baseline.
 
     Attributes:
         ids: Questions of the plan, in the order of asking; each run holds answers to the first of them.

@@ -58,14 +58,14 @@ class Question(StrictModel):
     doc_hash: Sha
     prompt_hash: Sha
     text: str
-    """What the first run wrote."""
+    """Text of the first run."""
     strict: Digits
-    """Which runs were right under the strict filter."""
+    """Runs that were right under the strict filter."""
     flexible: Digits
     broken: Digits
-    """Which runs had a flag of `hileval.records.answers.Flag`."""
+    """Runs that had a flag of `hileval.records.answers.Flag`."""
     same_text: Digits
-    """Which runs wrote what the first run wrote."""
+    """Runs with the text of the first run."""
     flags: tuple[Flag, ...] = ()
     """Flags of all runs."""
 
@@ -79,7 +79,7 @@ class Baseline(StrictModel):
     reason: str = Field(min_length=1)
     """Why these runs were recorded."""
     accepted_by: str = Field(min_length=1)
-    """Who looked at them and made them the baseline."""
+    """Person or team that reviewed the runs and answers for them."""
     identity: Identity
     setting: Setting
     environment: Environment
@@ -110,7 +110,7 @@ class Baseline(StrictModel):
             KeyError: A question is not in the baseline.
         """
         stored = {question.doc_hash: getattr(question, which) for question in self.questions}
-        rows = [[digit == "1" for digit in stored[one]] for one in (stored if hashes is None else hashes)]
+        rows = [[digit == "1" for digit in stored[doc_hash]] for doc_hash in (stored if hashes is None else hashes)]
         return np.array(rows, dtype=bool).reshape(-1, self.runs).T
 
     def d(self, which: Filter) -> float | None:
@@ -118,7 +118,7 @@ class Baseline(StrictModel):
         return None if self.runs < 2 else statistics.discordance(self.outcomes(which))
 
     def distinct(self, which: Filter) -> int:
-        """How many different runs it holds: copies of one run say nothing about the next."""
+        """Number of different runs: copies of one run say nothing about the next."""
         return len(np.unique(self.outcomes(which), axis=0))
 
     def flagged(self, samples: Sequence[Sample]) -> tuple[float, float]:
@@ -128,11 +128,13 @@ class Baseline(StrictModel):
         if not asked:
             return 0.0, 0.0
         ends = {question.doc_hash for question in self.questions if question.flags == (Flag.TRUNCATED,)}
-        cut = self.outcomes("broken", [one for one in asked if one in ends]).sum() / (self.runs * len(asked))
+        cut = self.outcomes("broken", [doc_hash for doc_hash in asked if doc_hash in ends]).sum() / (
+            self.runs * len(asked)
+        )
         return float(self.outcomes("broken", asked).mean() - cut), float(cut)
 
     def changes(self, engine: str, arguments: dict[str, Scalar], now: Environment) -> tuple[str, ...]:
-        """What else than the attention differs from the stored runs: it may, and the report says so.
+        """Differences from the stored runs besides the attention: they are allowed, and the report shows them.
 
         Args:
             engine: Name and version of the engine that answered.
@@ -190,11 +192,11 @@ def stored_outcomes(baseline: Baseline, which: Filter, identity: Identity, ids: 
     if differences := identity.differences(baseline.identity):
         raise _mismatch(baseline, f"not the model the baseline was recorded with: {'; '.join(differences)}")
     hashes = {question.doc_id: question.doc_hash for question in baseline.questions}
-    if missing := [one for one in ids if one not in hashes]:
+    if missing := [doc_id for doc_id in ids if doc_id not in hashes]:
         raise _mismatch(
             baseline, f"{len(missing)} of {len(ids)} questions are not in it, the first is question {missing[0]}"
         )
-    return baseline.outcomes(which, [hashes[one] for one in ids])
+    return baseline.outcomes(which, [hashes[doc_id] for doc_id in ids])
 
 
 def require_same_prompts(baseline: Baseline, samples: Sequence[Sample]) -> None:
@@ -330,19 +332,19 @@ PACKAGES = ("torch", "triton", "vllm", "transformers", "lm_eval", "amd-aiter")
 
 def versions() -> dict[str, str]:
     """Versions of the installed packages that an answer depends on."""
-    found = {}
+    installed = {}
     for package in PACKAGES:
         for name in (package, f"{package}-cpu"):
             try:
-                found[package] = importlib.metadata.version(name)
+                installed[package] = importlib.metadata.version(name)
                 break
             except importlib.metadata.PackageNotFoundError:
                 continue
-    return found
+    return installed
 
 
 def environment() -> Environment:
-    """Where this process runs, without host names."""
+    """Hardware and versions of this process, without host names."""
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
