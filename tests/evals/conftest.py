@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 from typing import TYPE_CHECKING
+from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -105,6 +107,32 @@ class Plant:
             return Evaluation(ids, runs, None)
         ids = tuple(question.doc_id for question in baseline.questions)
         return Evaluation(ids, runs, baseline.outcomes("strict"))
+
+
+class PlantedQuestions:
+    """Questions whose answers are known, on an engine with one attention layer; remembers what it was asked."""
+
+    def __init__(self, run: Run, *, served_by: str = "pagedkv.", dies_after: float = math.inf) -> None:
+        self.identity, self.available = run.identity, len(run.samples)
+        self.engine: mock.Mock | None = None
+        self.asked: list[tuple[int, int]] = []
+        self.batches: list[tuple[int, ...]] = []
+        self._samples, self._dies_after = run.samples, dies_after
+        self._layer = {"layer": "l0", "impl": f"{served_by}Impl", "backend": "x.OWN", "writes": 1, "attentions": 1}
+
+    def ask(self, ids: Sequence[int], run: int) -> list[Sample]:
+        if len(self.asked) >= self._dies_after:
+            raise KeyboardInterrupt
+        self.engine = mock.Mock(attention_layers=lambda: [self._layer])
+        self.engine.name = "vllm 0.32.0"
+        self.asked += [(run, doc_id) for doc_id in ids]
+        self.batches.append(tuple(ids))
+        return [self._samples[doc_id] for doc_id in ids]
+
+
+@pytest.fixture
+def planted_questions() -> type[PlantedQuestions]:
+    return PlantedQuestions
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from hileval.engines import EngineError
 from hileval.gates import declare
 from hileval.gates.resolve import without_baseline
 from hileval.records.baseline import BaselineError, stored_outcomes
-from hilgate.errors import Exit
+from hilgate.errors import Exit, MisuseError
 from hilgate.model.record import Check, Outcome
 
 
@@ -36,27 +36,13 @@ def run(monkeypatch, tmp_path, capsys):
     return command
 
 
-class Planted:
-    """Questions whose answers are known, on an engine with one attention layer of ours, of another, or none."""
-
-    def __init__(self, plant, correct, attention="pagedkv."):
-        self.identity, self.available = plant.identity, len(correct)
-        self.engine = mock.Mock()
-        self.engine.name = "vllm 0.32.0"
-        layer = {"layer": "l0", "impl": f"{attention}Impl", "backend": "x.B", "writes": 1, "attentions": 1}
-        self.engine.attention_layers = lambda: [layer]
-        self._samples = plant.run(correct).samples
-
-    def ask(self, ids, run):  # noqa: ARG002
-        return [self._samples[one] for one in ids]
-
-
 @pytest.fixture
-def planted(monkeypatch, plant, tmp_path):
+def planted(monkeypatch, plant, planted_questions, tmp_path):
     """Replace the questions, their answers and the baseline with planted ones."""
 
-    def use(correct, attention="pagedkv."):
-        monkeypatch.setattr(loop, "questions_of", lambda _: Planted(plant, correct, attention))
+    def use(correct, served_by="pagedkv."):
+        questions = planted_questions(plant.run(correct), served_by=served_by)
+        monkeypatch.setattr(loop, "questions_of", lambda _: questions)
         monkeypatch.setattr(loop, "JOURNALS", tmp_path / "journals")
         monkeypatch.setattr(cli.Baseline, "read", lambda _: plant.baseline([True] * 200))
 
@@ -121,7 +107,7 @@ def test_a_pass(run, planted, tmp_path):
 def test_inconclusive_fail_and_another_backend_are_not_a_pass(run, planted, lost, when, code):
     planted([i >= lost for i in range(200)])
     assert run("gate", "pocket-hybrid", "--when", when)[0] == code
-    planted([True] * 200, attention="vllm.")
+    planted([True] * 200, served_by="vllm.")
     assert run("gate", "pocket-hybrid", "--when", when)[0] == 4
 
 
@@ -172,36 +158,24 @@ def use_gate(monkeypatch, **changes):
     monkeypatch.setattr(cli, "load_gates", lambda: declared.model_copy(update={"gates": {"pocket-hybrid": gate}}))
 
 
-def test_baseline_runs_differ_in_order_and_size_and_resume(monkeypatch, plant, run, tmp_path):
+def test_baseline_runs_differ_in_order_and_size_and_resume(monkeypatch, plant, planted_questions, run, tmp_path):
     """Five processes are asked for; the second one dies once, and the first is not asked again."""
     use_gate(monkeypatch, baseline=str(tmp_path / "made.json"), deterministic=False, floor=0.1)
     monkeypatch.setattr(recording, "JOURNALS", tmp_path)
-    asked, started = [], []
-
-    class Questions:
-        identity, available, engine = plant.identity, 600, None
-
-        def ask(self, ids, number):
-            self.engine = mock.Mock(attention_layers=list)
-            self.engine.name = "vllm 0.32.0"
-            asked.append((number, *ids))
-            answers = plant.run([i % 7 != number for i in range(600)]).samples
-            return [answers[i] for i in ids]
+    monkeypatch.setattr(loop, "JOURNALS", tmp_path)
+    started, runs = [], []
 
     def process(command, check):
         assert (command[:4], check) == ([sys.executable, "-m", "hileval.ask", "run"], False)
         started.append(command[command.index("--attention-backend") + 1])
         if len(started) == 2:
             return mock.Mock(returncode=1)
-        options = {command[i]: command[i + 1] for i in range(5, len(command), 2)}
-        gate = without_baseline(command[4], cli.load_gates())
-        backend = options["--attention-backend"]
-        recording.record_run(gate.using(attention_backend=backend), int(options["--number"]))
+        number = int(command[command.index("--number") + 1])
+        runs.append(planted_questions(plant.run([i % 7 != number for i in range(600)]), served_by="vllm."))
+        recording.record_run(without_baseline(command[4], cli.load_gates()).using(attention_backend="vllm"), number)
         return mock.Mock(returncode=0)
 
-    monkeypatch.setattr(recording, "questions_of", lambda *_: Questions())
-    served = Check(id="g/served", outcome=Outcome.PASS, message="", labels={"backend": "OWN"})
-    monkeypatch.setattr(recording, "check_backend", lambda *_: served)
+    monkeypatch.setattr(loop, "questions_of", lambda _: runs[-1])
     monkeypatch.setattr(recording, "environment", lambda: plant.baseline([True]).environment)
     monkeypatch.setattr(loop.subprocess, "run", process)
     command = ("record", "pocket-hybrid", "--reason", "x", "--second", "TRITON_ATTN")
@@ -211,14 +185,28 @@ def test_baseline_runs_differ_in_order_and_size_and_resume(monkeypatch, plant, r
     code, output, _ = run(*command)
     assert (code, "5 runs (5 distinct) of 600 questions" in output.out) == (0, True)
     assert started[2:] == ["vllm"] * 4 + ["TRITON_ATTN"]
-    sizes = {number: max(len(batch) for number_, *batch in asked if number_ == number) for number in range(5)}
-    assert sizes == {0: 25, 1: 200, 2: 64, 3: 500, 4: 100}
-    assert len({tuple(i for number_, *batch in asked if number_ == number for i in batch) for number in range(5)}) == 5
-    assert sum(len(batch) for _, *batch in asked) == 5 * 600, "the finished run was not asked again"
+    first, again, *others = (questions.batches for questions in runs)
+    assert again == [], "the finished run was not asked again"
+    assert [len(batches[0]) for batches in (first, *others)] == [25, 200, 64, 500, 100]
+    orders = {tuple(doc_id for batch in batches for doc_id in batch) for batches in (first, *others)}
+    assert {len(order) for order in orders} == {600}
+    assert len(orders) == 5
     proposal = cli.Baseline.read(tmp_path / "made.proposed.json")
     with pytest.raises(BaselineError, match="a proposal that nobody has accepted"):
         stored_outcomes(proposal, "strict", plant.identity, range(9))
     assert not list(tmp_path.glob("*run-*"))
+
+
+def test_an_attention_that_is_not_the_named_one_is_not_recorded(monkeypatch, plant, planted_questions, tmp_path):
+    questions = planted_questions(plant.run([True] * 30), served_by="pagedkv.")
+    monkeypatch.setattr(loop, "questions_of", lambda _: questions)
+    monkeypatch.setattr(recording, "JOURNALS", tmp_path)
+    monkeypatch.setattr(loop, "JOURNALS", tmp_path)
+    gate = without_baseline("pocket-hybrid", cli.load_gates()).using(attention_backend="vllm")
+    with pytest.raises(MisuseError, match="not recorded: 1 of 1 layers served by another backend"):
+        recording.record_run(gate, 0)
+    assert not list(tmp_path.iterdir()), "a repeated command does not go on from these answers"
+    assert questions.engine.close.called
 
 
 def test_accept_shows_a_proposal_and_takes_it_with_a_name(run, monkeypatch, plant, tmp_path):

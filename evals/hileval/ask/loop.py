@@ -9,6 +9,7 @@ again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -47,12 +48,10 @@ from hilgate.model.record import Outcome
 from hilgate.pytest_recorder import bytes_to_compare
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from hileval.ask.documents import DocumentQuestions
-    from hileval.ask.harness import TaskQuestions
+    from hileval.engines import Engine
     from hileval.gates.resolve import ResolvedGate
-    from hileval.gates.rule import GateRule
     from hileval.records.answers import SideName
 
 JOURNALS = Path("results/journals")
@@ -65,12 +64,14 @@ class Questions(Protocol):
     identity: Identity
     available: int
     """Number of questions in the task."""
+    engine: Engine | None
+    """Started when the first question is asked."""
 
     def ask(self, ids: Sequence[int], run: int) -> list[Sample]:
         """Answers to these questions, in their order; `run` 0 is the first time they are asked."""
 
 
-def questions_of(gate: ResolvedGate) -> TaskQuestions | DocumentQuestions:
+def questions_of(gate: ResolvedGate) -> Questions:
     """The questions of a gate, of either kind; its engine starts when the first one is asked.
 
     Raises:
@@ -138,32 +139,43 @@ def ask_ours(gate: ResolvedGate, out: Path) -> None:
     Raises:
         HilgateError: See `ask`; what was answered until then stays in the journal.
     """
+    with journal_of(gate) as journal:
+        runs = ask_until_decided(gate, journal)
+        asked = Asked(
+            gate=gate.name,
+            identity=journal.identity,
+            available=journal.available,
+            limit=gate.limit,
+            answers=tuple(len(run.samples) for run in runs),
+            seconds=tuple(run.seconds for run in runs),
+            engine=journal.engine.name,
+            served=check_backend(gate, journal.engine),
+            environment=environment(),
+        )
+        asked.write(out, [sample for run in runs for sample in run.samples])
+
+
+@contextlib.contextmanager
+def journal_of(gate: ResolvedGate, run: str = "") -> Iterator[Journal]:
+    """The questions of a gate with a journal; `run` names one run of several.
+
+    At the end the engine is closed. The journal goes only if nothing went wrong: a later run asks again, because it is
+    to say something about another day.
+    """
     questions = questions_of(gate)
-    journal = Journal(questions, JOURNALS / f"{gate.name}.jsonl", heading_of(gate, questions.identity))
+    path = JOURNALS / f"{gate.name}.{run.replace(' ', '-')}".rstrip(".")
+    journal = Journal(questions, path.with_name(f"{path.name}.jsonl"), heading_of(gate, questions.identity, run))
     if journal.resumed:
         stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
     try:
-        runs = ask_until_decided(gate, journal)
-        served = check_backend(gate, questions.engine)
+        yield journal
     finally:
         if questions.engine is not None:
             questions.engine.close()
-    asked = Asked(
-        gate=gate.name,
-        identity=questions.identity,
-        available=questions.available,
-        limit=gate.limit,
-        answers=tuple(len(run.samples) for run in runs),
-        seconds=tuple(run.seconds for run in runs),
-        engine=questions.engine.name if questions.engine else "",
-        served=served,
-        environment=environment(),
-    )
-    asked.write(out, [sample for run in runs for sample in run.samples])
-    journal.finish()
+    journal.path.unlink(missing_ok=True)
 
 
-def ask_until_decided(gate: ResolvedGate, questions: Questions) -> list[Run]:
+def ask_until_decided(gate: ResolvedGate, questions: Questions | Journal) -> list[Run]:
     """Ask what the rule of a gate wants to know.
 
     Without a baseline all questions of the plan are asked once: only the floor can be judged.
@@ -227,20 +239,6 @@ def heading_of(gate: ResolvedGate, identity: Identity, run: str = "") -> Heading
     )
 
 
-SIZES = (25, 200, 64, 500, 100)
-"""Questions asked at once in recorded runs, by turns; the first is the gate's own step."""
-
-
-def batches(rule: GateRule, available: int, number: int) -> list[tuple[int, ...]]:
-    """Ids of all questions for a recorded run, batch by batch: each run in another order and of another size.
-
-    K runs of one process in one order are one run copied K times. The first comes in the gate's own order.
-    """
-    ids = np.random.default_rng([rule.seed, number] if number else rule.seed).permutation(available).tolist()
-    size = SIZES[number % len(SIZES)]
-    return [tuple(ids[first : first + size]) for first in range(0, available, size)]
-
-
 class _Line(StrictModel):
     run: int
     sample: Sample
@@ -251,7 +249,7 @@ class Journal:
 
     def __init__(self, inner: Questions, path: Path, heading: Heading) -> None:
         """Read what an earlier process left, if it is about the same thing; else set it aside as `<name>.before`."""
-        self._inner, self._path = inner, path
+        self._inner, self.path, self.heading = inner, path, heading
         self._answers: dict[int, dict[int, Sample]] = defaultdict(dict)
         self.identity = inner.identity
         self.available = inner.available
@@ -283,16 +281,21 @@ class Journal:
         missing = [doc_id for doc_id in ids if doc_id not in answers]
         if missing:
             fresh = self._inner.ask(missing, run)
-            with self._path.open("ab") as file:
+            with self.path.open("ab") as file:
                 file.write(b"".join(_bytes(_Line(run=run, sample=sample)) for sample in fresh))
                 file.flush()
                 os.fsync(file.fileno())
             answers.update({sample.doc_id: sample for sample in fresh})
         return [answers[doc_id] for doc_id in ids]
 
-    def finish(self) -> None:
-        """The gate has its answer: a later run asks again, because it is to say something about another day."""
-        self._path.unlink(missing_ok=True)
+    @property
+    def engine(self) -> Engine:
+        """The engine that answers. Where an interrupted run left every answer, it is asked one again, to start it."""
+        if self._inner.engine is None:
+            run, answers = max(self._answers.items())
+            self._inner.ask([next(iter(answers))], run)
+        assert self._inner.engine is not None
+        return self._inner.engine
 
 
 def code_fingerprint(*folders: Path) -> str:

@@ -7,7 +7,9 @@ import itertools
 import time
 from typing import TYPE_CHECKING
 
-from hileval.ask.loop import JOURNALS, Journal, batches, heading_of, questions_of
+import numpy as np
+
+from hileval.ask.loop import JOURNALS, journal_of
 from hileval.gates.served import check_backend
 from hileval.records.answers import RecordedRun, Run, Setting
 from hileval.records.baseline import environment
@@ -18,10 +20,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hileval.ask.documents import DocumentQuestions
-    from hileval.ask.harness import TaskQuestions
+    from hileval.ask.loop import Journal
     from hileval.gates.resolve import ResolvedGate
+    from hileval.gates.rule import GateRule
     from hileval.records.answers import Sample
+
+SIZES = (25, 200, 64, 500, 100)
+"""Questions asked at once in recorded runs, by turns; the first is the gate's own step."""
+
+
+def batches(rule: GateRule, available: int, number: int) -> list[tuple[int, ...]]:
+    """Ids of all questions for a recorded run, batch by batch: each run in another order and of another size.
+
+    K runs of one process in one order are one run copied K times. The first comes in the gate's own order.
+    """
+    ids = np.random.default_rng([rule.seed, number] if number else rule.seed).permutation(available).tolist()
+    size = SIZES[number % len(SIZES)]
+    return [tuple(ids[first : first + size]) for first in range(0, available, size)]
 
 
 def recorded_path(name: str, number: int) -> Path:
@@ -36,9 +51,8 @@ def record_run(gate: ResolvedGate, number: int) -> None:
         MisuseError: The attention that served the run is not the one that the gate names.
         HilgateError: Whatever the engine raises.
     """
-    questions = questions_of(gate)
-    planned = batches(gate.rule, questions.available, number)
-    _record(gate, questions, planned, number, f"run {number}", recorded_path(gate.name, number))
+    with journal_of(gate, f"run {number}") as journal:
+        _record(gate, journal, batches(gate.rule, journal.available, number), number, recorded_path(gate.name, number))
 
 
 def record_beside(gate: ResolvedGate, path: Path) -> None:
@@ -48,54 +62,35 @@ def record_beside(gate: ResolvedGate, path: Path) -> None:
         NothingSelectedError: No question is left to ask.
         HilgateError: See `record_run`.
     """
-    questions = questions_of(gate)
-    if not (ids := gate.rule.order(questions.available)[: gate.limit]):
-        raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
-    planned = [ids[begin:end] for begin, end in itertools.pairwise((0, *gate.rule.plan(len(ids))))]
-    _record(gate, questions, planned, 0, "beside", path)
+    with journal_of(gate, "beside") as journal:
+        if not (ids := gate.rule.order(journal.available)[: gate.limit]):
+            raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
+        looks = itertools.pairwise((0, *gate.rule.plan(len(ids))))
+        _record(gate, journal, [ids[begin:end] for begin, end in looks], 0, path)
 
 
-def _record(
-    gate: ResolvedGate,
-    questions: TaskQuestions | DocumentQuestions,
-    planned: Sequence[tuple[int, ...]],
-    number: int,
-    title: str,
-    path: Path,
-) -> None:
-    """Ask batch by batch, with a journal, and write the run; a finished one of the same model and setting is reused."""
-    heading = heading_of(gate, questions.identity, title)
-    if path.is_file() and RecordedRun.model_validate_json(path.read_bytes()).heading == heading:
+def _record(gate: ResolvedGate, journal: Journal, planned: Sequence[tuple[int, ...]], number: int, path: Path) -> None:
+    """Ask batch by batch and write the run; a finished one of the same model and setting is reused."""
+    if path.is_file() and RecordedRun.model_validate_json(path.read_bytes()).heading == journal.heading:
         return
-    journal = Journal(questions, JOURNALS / f"{gate.name}.{title.replace(' ', '-')}.jsonl", heading)
     began = time.monotonic()
     answers: dict[int, Sample] = {}
-    try:
-        for batch in planned:
-            answers |= zip(batch, journal.ask(batch, number), strict=True)
-        if questions.engine is None:  # every answer was in the journal, and no engine can say who served them
-            questions.ask(batch, number)
-        served = check_backend(gate, questions.engine)
-    finally:
-        if questions.engine is not None:
-            questions.engine.close()
-    assert questions.engine is not None
+    for batch in planned:
+        answers |= zip(batch, journal.ask(batch, number), strict=True)
+    samples = tuple(answers[doc_id] for doc_id in sorted(answers))
+    run = Run(identity=journal.identity, samples=samples, seconds=time.monotonic() - began)
+    served = check_backend(gate, journal.engine)
     if served is not None and served.outcome is not Outcome.PASS:
+        journal.path.unlink()  # else a repeated command would go on from the answers of this attention
         raise MisuseError(
             f"not recorded: {served.message}",
             where=gate.name,
             remedy="name the --attention-backend that is to serve it",
         )
-    run = Run(
-        identity=questions.identity,
-        samples=tuple(answers[doc_id] for doc_id in sorted(answers)),
-        seconds=time.monotonic() - began,
-    )
     setting = Setting(
-        engine=questions.engine.name,
+        engine=journal.engine.name,
         attention_backend=served.labels["backend"] if served else gate.engine,
         arguments=dict(gate.declared.engine_args),
     )
-    recorded = RecordedRun(heading=heading, run=run, setting=setting, environment=environment())
+    recorded = RecordedRun(heading=journal.heading, run=run, setting=setting, environment=environment())
     path.write_text(recorded.model_dump_json(), encoding="utf-8")
-    journal.finish()

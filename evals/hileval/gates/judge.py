@@ -49,19 +49,19 @@ def judge(gate: ResolvedGate, folder: Path) -> tuple[list[Check], str]:
     if gate.drift is not None:
         sides = {which: Side.unpack(folder / SIDE_FILE.format(which)) for which in gate.drift.sides}
         return compare_sides(gate.name, gate.drift.floor, sides), ""
-    if gate.wants_pair:
-        pair = read_pair(folder / BESIDE_FILE, gate.name, gate.declared.paired_with, gate.declared.filter)
-        gate = dataclasses.replace(gate, baseline=pair)
-    asked, evaluation = read_evaluation(gate, folder)
+    gate, asked, evaluation = read_evaluation(gate, folder)
     baseline, arguments = gate.baseline, gate.declared.engine_args
-    changed = baseline.changes(asked.engine, arguments, asked.environment) if baseline and asked.engine else ()
+    changed = baseline.changes(asked.engine, arguments, asked.environment) if baseline else ()
     checks = judge_answers(gate, evaluation, asked.served, changed)
     flips = diff_answers(evaluation, baseline, gate.declared.filter) if baseline else ()
     return checks, side_by_side(flips, len(flips))
 
 
-def read_evaluation(gate: ResolvedGate, folder: Path) -> tuple[Asked, Evaluation]:
+def read_evaluation(gate: ResolvedGate, folder: Path) -> tuple[ResolvedGate, Asked, Evaluation]:
     """The answers of a gate, once it is sure that they are what its rule asks and what its baseline was asked.
+
+    Returns:
+        The gate, with the run of its pair for a baseline where it wants one; who answered; and what.
 
     Raises:
         RecordsError: They are not, or they are missing or damaged.
@@ -77,11 +77,14 @@ def read_evaluation(gate: ResolvedGate, folder: Path) -> tuple[Asked, Evaluation
             where=str(folder),
             remedy="name --when and --limit as they were when it was asked",
         )
+    if gate.wants_pair:
+        pair = read_pair(folder / BESIDE_FILE, gate.name, gate.declared.paired_with, gate.declared.filter)
+        gate = dataclasses.replace(gate, baseline=pair)
     if gate.baseline is None:
-        return asked, Evaluation(ids, runs, None)
+        return gate, asked, Evaluation(ids, runs, None)
     for run in runs:
         require_same_prompts(gate.baseline, run.samples)
-    return asked, Evaluation(ids, runs, stored_outcomes(gate.baseline, gate.declared.filter, asked.identity, ids))
+    return gate, asked, Evaluation(ids, runs, stored_outcomes(gate.baseline, gate.declared.filter, asked.identity, ids))
 
 
 def judge_answers(

@@ -209,7 +209,7 @@ class GateRule(StrictModel):
     ) -> tuple[bool, bool]:
         """Return whether to start another run, and whether to go on with this one.
 
-        Without stored runs there is one run. Where the output is `wrecked` (`broken` failed), asking more can no longer help.
+        Without stored runs there is one run. Where the output is `wrecked` (`broken` failed), more answers cannot help.
         """
         if wrecked or base is None:
             return False, not wrecked

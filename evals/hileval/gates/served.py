@@ -26,12 +26,12 @@ REMEDY = {
 }
 
 
-def check_backend(gate: ResolvedGate, engine: Engine | None) -> Check | None:
+def check_backend(gate: ResolvedGate, engine: Engine) -> Check | None:
     """The check of who served attention, as the engine reports it; None where the gate requires nothing."""
     required, env = gate.declared.attention_backend, gate.declared.env
     if required is None:
         return None
-    layers = (engine.attention_layers() or []) if engine else []
+    layers = engine.attention_layers() or []
     return check_layers(gate.name, required, layers, packing=env.get(PACKING), latent=env.get(MLA) == "1")
 
 

@@ -279,7 +279,7 @@ class Asked(StrictModel):
     seconds: tuple[float, ...]
     """Wall time of each run."""
     engine: str
-    """Name and version; empty where an interrupted run had left every answer, so that none was started."""
+    """Name and version."""
     served: Check | None
     """Who served attention; None where nothing is required of it."""
     environment: Environment

@@ -52,11 +52,11 @@ def stored(plant, rule, tmp_path):
 def test_stored_answers_are_judged_again(stored, gate, rule):
     folder, baseline = stored
     compared, alone = resolved(gate, rule=rule, baseline=baseline), resolved(gate, rule=rule)
-    asked, evaluation = read_evaluation(compared, folder)
+    _, asked, evaluation = read_evaluation(compared, folder)
     assert [(len(run.samples), run.seconds) for run in evaluation.runs] == [(200, 1.0), (200, 2.0)]
     outcomes = {check.id.split("/")[1]: check.outcome for check in judge_answers(compared, evaluation, asked.served)}
     assert outcomes["accuracy"] is Outcome.FAIL
-    assert judge_answers(alone, read_evaluation(alone, folder)[1], asked.served)
+    assert judge_answers(alone, read_evaluation(alone, folder)[2], asked.served)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_stored_answers_may_hold_what_ends_a_line_of_text(stored, gate, rule, en
     first, _, rest = path.read_text(encoding="utf-8").partition("\n")
     odd = json.dumps(json.loads(first) | {"text": f"one{end}two"}, ensure_ascii=False)
     path.write_text(f"{odd}\n{rest}\n", encoding="utf-8")
-    _, evaluation = read_evaluation(resolved(gate, rule=rule, baseline=baseline), folder)
+    _, _, evaluation = read_evaluation(resolved(gate, rule=rule, baseline=baseline), folder)
     assert evaluation.runs[0].samples[0].text == f"one{end}two"
     assert [len(run.samples) for run in evaluation.runs] == [200, 200]
 

@@ -1,34 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop between rule, engine and journal, with an engine of planted answers."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 from support.gates import PRE_MERGE, resolved
 
-from hileval.ask.loop import Journal, ask_until_decided, code_fingerprint, heading_of
+from hileval.ask import loop
+from hileval.ask.loop import Journal, ask_until_decided, code_fingerprint, heading_of, journal_of
 from hileval.records.baseline import IdentityMismatchError
 from hilgate.errors import NothingSelectedError
 
 N = 200
 RULE = PRE_MERGE.model_copy(update={"questions": N, "seed": 1})
-
-
-class Planted:
-    """Questions whose answers are known; remembers what it was asked."""
-
-    def __init__(self, plant, correct, *, dies_after=None, **kwargs):
-        self.run = plant.run(correct, **kwargs)
-        self.identity, self.available = plant.identity, len(correct)
-        self.asked, self.batches = [], []
-        self.dies_after = dies_after
-
-    def ask(self, ids, run):
-        if self.dies_after is not None and len(self.asked) >= self.dies_after:
-            raise KeyboardInterrupt
-        self.asked += [(run, one) for one in ids]
-        self.batches.append(tuple(ids))
-        return [self.run.samples[one] for one in ids]
 
 
 def asked_until_decided(plant, gate, questions, baseline=..., limit=None):
@@ -46,8 +31,8 @@ def asked_until_decided(plant, gate, questions, baseline=..., limit=None):
     ],
     ids=["unchanged", "wreck", "broken output", "undecided"],
 )
-def test_no_more_is_asked_than_decides(plant, gate, correct, text, margin, asked):
-    questions = Planted(plant, correct, texts=dict.fromkeys(range(N), text) if text else None)
+def test_no_more_is_asked_than_decides(plant, planted_questions, gate, correct, text, margin, asked):
+    questions = planted_questions(plant.run(correct, texts=dict.fromkeys(range(N), text) if text else None))
     rule = RULE.model_copy(update={"margin": margin})
     asked_for = resolved(gate, rule=rule, baseline=plant.baseline([True] * N))
     assert [len(run.samples) for run in ask_until_decided(asked_for, questions)] == asked
@@ -55,34 +40,34 @@ def test_no_more_is_asked_than_decides(plant, gate, correct, text, margin, asked
     assert len(set(questions.batches)) == len(questions.batches), "the same batch again gives the same bits"
 
 
-def test_without_a_baseline_every_question_is_asked_once(plant, gate):
-    questions = Planted(plant, [True] * N)
+def test_without_a_baseline_every_question_is_asked_once(plant, planted_questions, gate):
+    questions = planted_questions(plant.run([True] * N))
     assert [len(run.samples) for run in asked_until_decided(plant, gate, questions, None)] == [N]
 
 
-def test_a_limit_of_zero_is_refused(plant, gate):
+def test_a_limit_of_zero_is_refused(plant, planted_questions, gate):
     with pytest.raises(NothingSelectedError):
-        asked_until_decided(plant, gate, Planted(plant, [True] * N), limit=0)
+        asked_until_decided(plant, gate, planted_questions(plant.run([True] * N)), limit=0)
 
 
-def test_unknown_questions_are_refused_before_the_engine(plant, gate):
-    questions = Planted(plant, [True] * N)
+def test_unknown_questions_are_refused_before_the_engine(plant, planted_questions, gate):
+    questions = planted_questions(plant.run([True] * N))
     with pytest.raises(IdentityMismatchError, match="are not in it"):
         asked_until_decided(plant, gate, questions, plant.baseline([True] * 150))
     assert questions.asked == []
 
 
 @pytest.fixture
-def journal(plant, gate, tmp_path):
+def journal(plant, planted_questions, gate, tmp_path):
     """What a crash after 50 answers left, opened again."""
     path = tmp_path / "journal.jsonl"
     heading = heading_of(resolved(gate), plant.identity)
-    first = Planted(plant, [True] * N, dies_after=50)
+    first = planted_questions(plant.run([True] * N), dies_after=50)
     with pytest.raises(KeyboardInterrupt):
         asked_until_decided(plant, gate, Journal(first, path, heading))
 
     def reopened(**changes):
-        again = Planted(plant, [True] * N)
+        again = planted_questions(plant.run([True] * N))
         return Journal(again, path, heading.model_copy(update=changes)), again
 
     reopened.path, reopened.asked = path, first.asked
@@ -95,8 +80,28 @@ def test_what_was_answered_before_a_crash_is_not_asked_again(plant, gate, journa
     assert len(asked_until_decided(plant, gate, reopened)[0].samples) == 75
     assert set(journal.asked).isdisjoint(second.asked)
     assert len(second.asked) == 25
-    reopened.finish()
-    assert not journal.path.exists()
+
+
+def test_an_engine_is_started_though_every_answer_is_kept(journal):
+    """Nobody else can say who served them."""
+    reopened, second = journal()
+    assert second.engine is None
+    assert reopened.engine is second.engine
+    assert len(second.asked) == 1
+    assert second.asked[0] in journal.asked
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_journal_goes_once_its_answers_are_written(monkeypatch, plant, planted_questions, gate, tmp_path, error):
+    questions = planted_questions(plant.run([True] * N))
+    monkeypatch.setattr(loop, "questions_of", lambda _: questions)
+    monkeypatch.setattr(loop, "JOURNALS", tmp_path)
+    with contextlib.suppress(KeyboardInterrupt), journal_of(resolved(gate)) as journal:
+        journal.ask([3, 4], 0)
+        if error:
+            raise error
+    assert (tmp_path / "g.jsonl").exists() is bool(error)
+    assert questions.engine.close.called
 
 
 def test_a_line_cut_short_is_asked_again(journal):

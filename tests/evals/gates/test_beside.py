@@ -27,32 +27,20 @@ GATE = DECLARED.gates[NAME]
 GOOD = [i % 5 > 0 for i in range(N)]
 
 
-class Questions:
-    """Answers of a planted run, as an engine gives them."""
-
-    available, engine = N, None
-
-    def __init__(self, plant, correct):
-        self.identity = plant.identity.model_copy(update={"revision": COMMIT})
-        self._samples = plant.run(correct).samples
-
-    def ask(self, ids, run):  # noqa: ARG002
-        self.engine = mock.Mock(attention_layers=list)
-        self.engine.name = "vllm 0.32.0"
-        return [self._samples[one] for one in ids]
-
-
 def read(folder):
     return read_pair(folder / BESIDE_FILE, NAME, "TRITON_ATTN", GATE.filter)
 
 
 @pytest.fixture
-def trusted(plant, monkeypatch, tmp_path):
+def trusted(plant, planted_questions, monkeypatch, tmp_path):
     """The run of the attention beside it: every fifth answer is wrong, or what a test gives."""
 
     def ask(correct=GOOD, limit=None, when="pre-merge"):
-        monkeypatch.setattr(recording, "JOURNALS", tmp_path)
-        monkeypatch.setattr(recording, "questions_of", lambda _: Questions(plant, correct))
+        run = plant.run(correct)
+        run = run.model_copy(update={"identity": run.identity.model_copy(update={"revision": COMMIT})})
+        questions = planted_questions(run, served_by="vllm.")
+        monkeypatch.setattr(loop, "JOURNALS", tmp_path)
+        monkeypatch.setattr(loop, "questions_of", lambda _: questions)
         served = Check(id="g/served", outcome=Outcome.PASS, message="", labels={"backend": "TRITON_ATTN"})
         monkeypatch.setattr(recording, "check_backend", lambda *_: served)
         monkeypatch.setattr(recording, "environment", lambda: plant.baseline([True]).environment)
