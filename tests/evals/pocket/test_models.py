@@ -141,5 +141,5 @@ def test_silence_is_no_document_and_endless_answers_are_cut(engines):
     ],
 )
 def test_what_the_second_opinion_does_not_do_is_refused(engines, prompts):
-    with pytest.raises(EngineError, match="only sounds"):
+    with pytest.raises(EngineError, match="only audio"):
         engines["speech"].answer(prompts, max_tokens=4, stop=[])
