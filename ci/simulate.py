@@ -189,9 +189,7 @@ class Planner:
 
 def jobs_of(plan: Plan, minutes: Mapping[str, float], *, shared: bool) -> list[Job]:
     """The jobs of a plan, one for each step or as the pipeline shares them."""
-    groups: Iterable[Sequence[PlannedStep]] = (
-        plan.jobs().values() if shared and hasattr(plan, "jobs") else ([step] for step in plan.steps)
-    )
+    groups: Iterable[Sequence[PlannedStep]] = plan.jobs().values() if shared else ([step] for step in plan.steps)
     members = {tuple(step.key for step in steps): steps for steps in groups}
     job_of = {key: keys[0] for keys in members for key in keys}
     return [

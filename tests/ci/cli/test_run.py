@@ -61,16 +61,6 @@ def test_the_slowest_checks_are_named_where_that_is_asked_for(tmp_path):
     assert "slow" not in hilgate(root, "run", "a", "b").stdout
 
 
-def test_a_red_gate_shows_the_failure_and_how_to_repeat_it(tmp_path):
-    root = write_repository(tmp_path, {"a": writes_findings(failing(), status=1), "b": writes_findings(passing())})
-    done = hilgate(root, "gate")
-    assert done.returncode == Exit.FAIL
-    assert "max_abs_err 0.5 > 0.001" in done.stdout
-    assert "reproduce: hilgate run a-cpu" in done.stdout
-    assert hilgate(root, "run", "a-cpu").returncode == Exit.FAIL
-    assert hilgate(root, "run", "b").returncode == Exit.PASS
-
-
 def test_fail_fast_starts_nothing_more_and_resume_goes_on(tmp_path):
     red = writes_findings(failing(), status=1)
     steps = {"bad": red} | dict.fromkeys(("one", "two", "zero"), GREEN["b"])

@@ -30,32 +30,40 @@ from support.jobs import (
 )
 from support.plans import plan
 
+from hilgate.evidence import EVIDENCE_CHECK
 from hilgate.judge import health as nodes
 from hilgate.model.declaration import Excuse, Quarantine, Quarantined
 from hilgate.model.record import ListingRecord, Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.plan.jobs import lay_out
 from hilgate.run import results
-from hilgate.run.rules import RULES
 
 ECC = {"healthy": False, "problems": ("uncorrectable ECC: 3",)}
 HUNG = {"status": None, "stopped": "timed out after 1740 s"}
+RECHECK = f"{GATHER.key}.recheck"
 
 
 def gathered(*checks, **changes):
     return lambda jobs: jobs.job(GATHER.key, *finished(GATHER, *checks, **changes))
 
 
-def both(*spoil):
-    return lambda jobs: [one(jobs) for one in spoil]
+def fails(*reruns):
+    """One check of two fails, and these runs of it on the same node follow."""
+    return lambda jobs: jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=1), *reruns)
 
 
-def reruns(*records, **changes):
-    return lambda jobs: jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=1, **changes), *records)
+def elsewhere(outcome="pass", **changes):
+    """Its failing check ran again on another node."""
+    return lambda jobs: jobs.job(RECHECK, again(outcome, host=ELSEWHERE).model_copy(update=changes))
 
 
-def recheck(*records, **changes):
-    return lambda jobs: jobs.job(f"{GATHER.key}.recheck", *records, **changes)
+def health_elsewhere(**changes):
+    return lambda jobs: [
+        jobs.path(RECHECK, f"health-{moment}.json").write_text(
+            health(moment, RECHECK, host=ELSEWHERE, **changes).model_dump_json()
+        )
+        for moment in ("before", "after")
+    ]
 
 
 def after(**changes):
@@ -79,190 +87,120 @@ def entry(test=TEST, days=7, **changes):
     return Quarantined.model_validate(values | changes)
 
 
-FAILS = gathered(failed(), passed(), status=1)
+FAILS, SICK = fails(), after(**ECC)
 F, D, P, Q = Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.PASS, Outcome.INCONCLUSIVE
 R = Ruling
+NODES_DOING = "it may be the node's doing"
+OUTCOMES = {R.PASS: P, R.REGRESSION: F, R.UNFINISHED: D, R.INFRA: D, R.FLAKY: Q}
 
 CASES = {
-    "everything-is-sound": (lambda _: None, P, R.PASS, "2 passed"),
+    "everything is sound": (R.PASS, "2 passed"),
     # The change's doing: a regression where the step did its work, unfinished where it did not.
-    "a-check-fails": (FAILS, F, R.REGRESSION, "max_abs_err 0.5"),
-    "fails-again-on-the-same-node": (reruns(again("fail")), F, R.REGRESSION, "max_abs_err 0.5"),
-    "fails-everywhere": (
-        both(reruns(again("fail")), recheck(again("fail", host=ELSEWHERE))),
-        F,
+    "a check fails": (R.REGRESSION, "max_abs_err 0.5", FAILS),
+    "fails again on the same node": (R.REGRESSION, "max_abs_err 0.5", fails(again("fail"))),
+    "fails everywhere": (R.REGRESSION, "max_abs_err 0.5", fails(again("fail")), elsewhere("fail")),
+    "a rerun that did not run clears nothing": (R.REGRESSION, "max_abs_err 0.5", fails(again("did not run"))),
+    "one of two failures passes again": (
         R.REGRESSION,
         "max_abs_err 0.5",
+        lambda jobs: jobs.job(GATHER.key, *finished(GATHER, failed(), failed(OTHER), status=1), again()),
     ),
-    "a-rerun-that-did-not-run-clears-nothing": (reruns(again("did not run")), F, R.REGRESSION, "max_abs_err 0.5"),
-    "one-of-two-failures-passes-again": (
-        both(lambda jobs: jobs.job(GATHER.key, *finished(GATHER, failed(), failed(OTHER), status=1), again())),
-        F,
-        R.REGRESSION,
-        "max_abs_err",
-    ),
-    "hung-on-a-healthy-node": (gathered(**HUNG), D, R.UNFINISHED, "timed out"),
-    "crashed-on-a-healthy-node": (gathered(status=-11), D, R.UNFINISHED, "SIGSEGV"),
-    "another-command": (gathered(passed(), command="true"), D, R.UNFINISHED, "another command was run: true"),
+    "hung on a healthy node": (R.UNFINISHED, "timed out", gathered(**HUNG)),
+    "crashed on a healthy node": (R.UNFINISHED, "SIGSEGV", gathered(status=-11)),
+    "another command": (R.UNFINISHED, "another command was run: true", gathered(passed(), command="true")),
     # Infrastructure: nothing was learned about the change.
-    "no-record": (without("results.jsonl"), D, R.INFRA, "no record of it arrived"),
-    "job-left-nothing": (
-        without("results.jsonl", "health-before.json", "health-after.json"),
-        D,
+    "no record": (R.INFRA, "no record of it arrived", without("results.jsonl")),
+    "the job left nothing": (
         R.INFRA,
         "no record of it arrived; no agent of amd_mi300_1 noted that it began: look at the queue",
+        without("results.jsonl", "health-before.json", "health-after.json"),
     ),
-    "refused-by-preflight": (
-        both(
-            without("results.jsonl", "health-after.json"),
-            lambda jobs: jobs.path(name="health-before.json").write_text(health("before", **ECC).model_dump_json()),
-        ),
-        D,
+    "refused by preflight": (
         R.INFRA,
         "unfit before: uncorrectable ECC: 3",
+        without("results.jsonl", "health-after.json"),
+        lambda jobs: jobs.path(name="health-before.json").write_text(health("before", **ECC).model_dump_json()),
     ),
-    "crashed-on-a-node-in-doubt": (both(gathered(status=-11), after(**ECC)), D, R.INFRA, "its node is in doubt"),
-    "hung-on-a-sick-node": (both(gathered(**HUNG), after(**ECC)), D, R.INFRA, "unfit after: uncorrectable ECC: 3"),
-    "passes-on-a-node-sick-afterwards": (after(**ECC), D, R.INFRA, "unfit after"),
-    "the-first-trouble-is-named": (
-        after(healthy=False, problems=("first", "second")),
-        D,
+    "crashed on a sick node": (R.INFRA, "its node is in doubt", gathered(status=-11), SICK),
+    "hung on a sick node": (R.INFRA, "unfit after: uncorrectable ECC: 3", gathered(**HUNG), SICK),
+    "passes on a node that is sick afterwards": (R.INFRA, "unfit after", SICK),
+    "the first trouble is named": (R.INFRA, "(unfit after: first)", after(healthy=False, problems=("first", "second"))),
+    "no health after": (R.INFRA, "nothing is known of its node's health after", without("health-after.json")),
+    "no health before": (R.INFRA, "nothing is known of its node's health before", without("health-before.json")),
+    "fails on a sick node": (R.INFRA, NODES_DOING, FAILS, SICK),
+    "fails on a sick node and on a fit one": (R.REGRESSION, "max_abs_err", FAILS, SICK, elsewhere("fail")),
+    "fails again on the sick node itself": (R.INFRA, NODES_DOING, FAILS, SICK, elsewhere("fail", host=NODE)),
+    "fails on two sick nodes": (R.INFRA, NODES_DOING, FAILS, SICK, elsewhere("fail"), health_elsewhere(**ECC)),
+    "the fit node has no GPU": (R.REGRESSION, "max_abs_err", FAILS, SICK, elsewhere("fail"), health_elsewhere(gpus=())),
+    "does not run on a fit node": (R.INFRA, "node is in doubt", FAILS, SICK, elsewhere("did not run")),
+    "passes on a fit node": (R.INFRA, "node is in doubt", FAILS, SICK, elsewhere()),
+    "another check fails on a fit node": (R.INFRA, NODES_DOING, FAILS, SICK, elsewhere("fail", check=OTHER)),
+    "another image": (R.INFRA, "it ran in image", gathered(passed(), environment=environment(image="sha256:00"))),
+    "no image": (R.INFRA, "it ran in image (none)", gathered(passed(), environment=environment(image=""))),
+    "packages of another tree": (
         R.INFRA,
-        "(unfit after: first)",
+        "it imports samples from /other/samples, not from kernels/samples",
+        gathered(passed(), imported={"samples": "/other/samples"}),
     ),
-    "no-health-after": (without("health-after.json"), D, R.INFRA, "nothing is known of its node's health after"),
-    "no-health-before": (without("health-before.json"), D, R.INFRA, "nothing is known of its node's health before"),
-    "fails-on-a-sick-node": (both(FAILS, after(**ECC)), D, R.INFRA, "it may be the node's doing"),
-    "fails-on-a-sick-node-and-on-a-fit-one": (
-        both(FAILS, after(**ECC), recheck(again("fail", host=ELSEWHERE))),
-        F,
-        R.REGRESSION,
-        "max_abs_err",
-    ),
-    "fails-again-on-the-sick-node-itself": (
-        both(FAILS, after(**ECC), recheck(again("fail").model_copy(update={"elsewhere": True}))),
-        D,
-        R.INFRA,
-        "it may be the node's doing",
-    ),
-    "fails-on-two-sick-nodes": (
-        both(
-            FAILS,
-            after(**ECC),
-            recheck(again("fail", host=ELSEWHERE)),
-            lambda jobs: jobs.healthy(f"{GATHER.key}.recheck", host=ELSEWHERE, **ECC),
-        ),
-        D,
-        R.INFRA,
-        "it may be the node's doing",
-    ),
-    "fails-on-a-sick-node-and-on-a-fit-one-without-gpus": (
-        both(
-            FAILS,
-            after(**ECC),
-            recheck(again("fail", host=ELSEWHERE)),
-            lambda jobs: [
-                jobs.path(f"{GATHER.key}.recheck", f"health-{moment}.json").write_text(
-                    health(moment, f"{GATHER.key}.recheck", host=ELSEWHERE, gpus=()).model_dump_json()
-                )
-                for moment in ("before", "after")
-            ],
-        ),
-        F,
-        R.REGRESSION,
-        "max_abs_err",
-    ),
-    "does-not-run-on-a-fit-node": (
-        both(FAILS, after(**ECC), recheck(again("did not run", host=ELSEWHERE))),
-        D,
-        R.INFRA,
-        "node is in doubt",
-    ),
-    "passes-on-a-fit-node": (both(FAILS, after(**ECC), recheck(again(host=ELSEWHERE))), D, R.INFRA, "node is in doubt"),
-    "another-check-fails-on-a-fit-node": (
-        both(FAILS, after(**ECC), recheck(again("fail", host=ELSEWHERE, check=OTHER))),
-        D,
-        R.INFRA,
-        "it may be the node's doing",
-    ),
-    "ran-in-another-image": (
-        gathered(passed(), environment=environment(image="sha256:" + "0" * 64)),
-        D,
-        R.INFRA,
-        "it ran in image",
-    ),
-    "ran-in-no-image": (gathered(passed(), environment=environment(image="")), D, R.INFRA, "it ran in image (none)"),
-    "packages-of-another-tree": (
-        gathered(passed(), imported={"samples": "/other/kernels/samples"}),
-        D,
-        R.INFRA,
-        "it imports samples from /other/kernels/samples, not from kernels/samples",
-    ),
-    "nobody-knows-which-packages": (gathered(passed(), imported={}), D, R.INFRA, "samples from (unknown place)"),
-    "its-image-was-never-recorded": (
-        lambda jobs: jobs.path(IMAGE_STEP.key).unlink(),
-        D,
+    "packages of an unknown place": (R.INFRA, "samples from (unknown place)", gathered(passed(), imported={})),
+    "its image was never recorded": (
         R.INFRA,
         "no record says which image 'rocm'",
+        lambda jobs: jobs.path(IMAGE_STEP.key).unlink(),
     ),
-    "its-image-is-of-other-contents": (
-        lambda jobs: jobs.job(IMAGE_STEP.key, image(content="0" * 64), *finished(IMAGE_STEP, passed("built"))),
-        D,
+    "its image is of other contents": (
         R.INFRA,
         "from other contents",
+        lambda jobs: jobs.job(IMAGE_STEP.key, image(content="0" * 64), *finished(IMAGE_STEP, passed("built"))),
     ),
     # Flakes: failed and then passed over the same files. Never a pass.
-    "passes-again-on-the-same-node": (reruns(again()), Q, R.FLAKY, f"{TEST} failed and passed when run again"),
-    "passes-again-elsewhere": (
-        both(reruns(again("fail")), recheck(again(host=ELSEWHERE))),
-        Q,
-        R.FLAKY,
-        f"{TEST} failed and passed",
-    ),
-    "flaky-and-killed": (
-        lambda jobs: jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=-9), again()),
-        D,
+    "passes again on the same node": (R.FLAKY, f"{TEST} failed and passed when run again", fails(again())),
+    "passes again elsewhere": (R.FLAKY, f"{TEST} failed and passed", fails(again("fail")), elsewhere()),
+    "flaky and killed": (
         R.INFRA,
         "SIGKILL",
+        lambda jobs: jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=-9), again()),
     ),
-    # The quarantine of the merge base.
-    "only-quarantined-failures": (FAILS, P, R.QUARANTINED, "1 passed; 1 failed in quarantine", entry()),
-    "another-failure-beside-it": (gathered(failed(), failed(OTHER), status=1), F, R.REGRESSION, OTHER, entry()),
-    "nothing-left-without-it": (gathered(failed(), status=1), D, R.QUARANTINED, "it recorded no checks", entry()),
-    "on-this-device": (FAILS, P, R.QUARANTINED, "1 failed in quarantine", entry(devices=("gfx942",))),
-    "another-status-is-not-excused": (gathered(failed(), passed(), status=3), D, R.UNFINISHED, "exit 3", entry()),
-    "nor-a-timeout": (gathered(failed(), passed(), **HUNG), D, R.INFRA, "it was ended before", entry()),
-    "nor-lost-evidence": (
-        gathered(failed(), passed(), failed("(the evidence is whole)"), status=1),
-        F,
-        R.REGRESSION,
-        "whole",
-        entry(),
-    ),
-    "nor-a-sick-node": (both(FAILS, after(**ECC)), D, R.INFRA, "its node is in doubt", entry()),
-    "nor-an-open-question": (gathered(failed(), undecided(), status=1), Q, R.QUARANTINED, "n=50", entry()),
-    "two-that-expired": (
-        lambda _: None,
-        F,
-        R.QUARANTINED,
-        f"quarantine of {TEST} expired",
-        entry(days=0),
-        entry(OTHER, days=0),
-    ),
-    "on-its-last-day": (FAILS, P, R.QUARANTINED, "1 failed in quarantine", entry(days=1)),
 }
+"""What is ruled, what is said, and what has happened."""
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_case_has_its_ruling(name, tmp_path):
-    spoil, outcome, ruling, why, *entries = CASES[name]
+    ruling, why, *events = CASES[name]
     jobs = Jobs(tmp_path)
-    spoil(jobs)
-    more = {"quarantine": Quarantine(tests=entries)}
-    ruled = jobs.ruled(**more)
+    for event in events:
+        event(jobs)
+    ruled = jobs.ruled()
+    assert (ruled.outcome, ruled.ruling) == (OUTCOMES[ruling], ruling), ruled.why
+    assert why in ruled.why
+    assert (jobs.verdict().outcome is Outcome.PASS) == (ruled.outcome is Outcome.PASS)
+
+
+IN_QUARANTINE = {
+    "only its failures": (P, R.QUARANTINED, "1 passed; 1 failed in quarantine", [FAILS], entry()),
+    "another failure": (F, R.REGRESSION, OTHER, [gathered(failed(), failed(OTHER), status=1)], entry()),
+    "nothing left": (D, R.QUARANTINED, "it recorded no checks", [gathered(failed(), status=1)], entry()),
+    "on this device": (P, R.QUARANTINED, "1 failed in quarantine", [FAILS], entry(devices=("gfx942",))),
+    "another status": (D, R.UNFINISHED, "exit 3", [gathered(failed(), passed(), status=3)], entry()),
+    "a timeout": (D, R.INFRA, "it was ended before", [gathered(failed(), passed(), **HUNG)], entry()),
+    "lost evidence": (F, R.REGRESSION, "whole", [gathered(failed(), failed(EVIDENCE_CHECK), status=1)], entry()),
+    "a sick node": (D, R.INFRA, "its node is in doubt", [FAILS, SICK], entry()),
+    "an open question": (Q, R.QUARANTINED, "n=50", [gathered(failed(), undecided(), status=1)], entry()),
+    "two that expired": (F, R.QUARANTINED, f"{TEST} expired", [], entry(days=0), entry(OTHER, days=0)),
+    "on its last day": (P, R.QUARANTINED, "1 failed in quarantine", [FAILS], entry(days=1)),
+}
+
+
+@pytest.mark.parametrize("name", IN_QUARANTINE)
+def test_a_quarantine_excuses_only_its_own_failures(name, tmp_path):
+    outcome, ruling, why, events, *entries = IN_QUARANTINE[name]
+    jobs = Jobs(tmp_path)
+    for event in events:
+        event(jobs)
+    ruled = jobs.ruled(quarantine=Quarantine(tests=entries))
     assert (ruled.outcome, ruled.ruling) == (outcome, ruling), ruled.why
     assert why in ruled.why
-    assert (jobs.verdict(**more).outcome is Outcome.PASS) == (outcome is Outcome.PASS)
 
 
 def test_a_verdict_names_twenty_failing_checks(tmp_path):
@@ -368,7 +306,8 @@ def test_a_shared_jobs_step_without_evidence_did_not_run(tmp_path, spoil, why):
 
 def test_the_evidence_names_node_memory_and_reruns(tmp_path):
     jobs = Jobs(tmp_path)
-    both(reruns(again("fail")), recheck(again(host=ELSEWHERE)))(jobs)
+    fails(again("fail"))(jobs)
+    elsewhere()(jobs)
     ruled = jobs.ruled()
     assert ruled.evidence == (
         f"node {NODE}: AMD Instinct MI300X",
@@ -590,7 +529,3 @@ def test_a_missing_health_file_is_missing_and_not_wrong(tmp_path):
     assert nodes.missing(()) == "before, after"
     (tmp_path / "health-before.json").symlink_to(tmp_path / "nowhere")
     assert "health-before.json: not a health record" in results.read_health(tmp_path, GATHER.key)[1]
-
-
-def test_what_did_not_run_is_never_called_a_regression():
-    assert not [one.name for one in RULES if (one.outcome, one.ruling) == (D, R.REGRESSION)]

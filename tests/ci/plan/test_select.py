@@ -227,14 +227,8 @@ def test_repository_claims_what_it_should():
             {"kernels-cache", "codeobjects", "codeobjects-triton36"},
             {"kernels-mla", "routing", "models"},
         ),
-        (
-            "kernels/pagedkv/mla/kernel.py",
-            {"kernels-mla", "models", "codeobjects-triton36"},
-            {"kernels-ssd", "routing"},
-        ),
         ("kernels/pagedkv/tuning/gfx942.toml", {"kernels-cache", "kernels-mla", "models", "routing"}, {"images-units"}),
         ("ci/hilgate/model/record.py", {"units-ci", "units-evals", "accuracy-pocket-hybrid"}, {"kernels-cache"}),
-        ("tests/kernels/attention/test_window.py", {"kernels-semantics", "selftest"}, {"kernels-cache", "models"}),
     ],
 )
 def test_repository_selects_by_what_is_imported(changed, selected, omitted):
