@@ -11,8 +11,17 @@ set -euo pipefail
   printf 'error: a commit and a folder are needed\n  to do: ci/publish.sh COMMIT FOLDER\n' >&2
   exit 2
 }
-commit="$(git rev-parse --verify "$1^{commit}")"
-folder="$(cd "$2" && pwd)"
+commit="$(git rev-parse --quiet --verify "$1^{commit}")" || {
+  printf 'error: git knows no commit %s\n  to do: git fetch origin\n' "$1" >&2
+  exit 2
+}
+folder="$2"
+for file in evidence.tar SHA256SUMS SHA256SUMS.sig; do
+  [ -f "$folder/$file" ] || {
+    printf 'error: there is no %s\n  where: %s\n  to do: fetch the artifacts of the release build\n' "$file" "$folder" >&2
+    exit 2
+  }
+done
 made="$(mktemp -d)"
 trap 'rm -r "$made"' EXIT
 tar -xf "$folder/evidence.tar" -C "$made" --wildcards '*.whl'

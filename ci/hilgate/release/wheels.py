@@ -19,6 +19,7 @@ import time
 import venv
 import zipfile
 from email import message_from_bytes
+from importlib import metadata as installed
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -162,7 +163,28 @@ def _problem(wheel: Path, folder: Path) -> str:
     required = [REQUIRED.split(one, maxsplit=1)[0] for one in needed]
     others = [one.name.partition("-")[0] for one in wheel.parent.glob("*.whl")]
     wanted = [f"{name}=={version}", *(one for one in others if one in required)]
+    _link(folder, [one for one in required if one not in others])
     return _unusable(wheel.parent, wanted, folder, name, version, packages)
+
+
+def _link(folder: Path, required: list[str]) -> None:
+    """Make an environment with links to these distributions of ours, to what they require, and to nothing else."""
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    waiting, linked = list(required), set()
+    while waiting:
+        name = waiting.pop()
+        if name in linked:
+            continue
+        linked.add(name)
+        try:
+            distribution = installed.distribution(name)
+        except installed.PackageNotFoundError:  # of another system or Python
+            continue
+        waiting += [REQUIRED.split(one, maxsplit=1)[0] for one in distribution.requires or () if "extra ==" not in one]
+        for top in {Path(str(file)).parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(distribution.locate_file(top))))
 
 
 def _unshown(metadata: Message) -> str:
@@ -181,11 +203,7 @@ def _unusable(index: Path, wanted: list[str], folder: Path, name: str, version: 
 
     They are installed by name from a folder that is the only index, as a reader of the page about releases does.
     """
-    venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    # Its requirements come from this environment, whose folder Python searches last. Editable installs are not found.
-    others = [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
-    (site / "environment.pth").write_text("".join(f"{path}\n" for path in others), encoding="utf-8")
     python, program, home = folder / "bin" / "python", folder / "bin" / name, folder / "empty"
     home.mkdir()
     imported = "; ".join(

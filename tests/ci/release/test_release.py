@@ -162,10 +162,15 @@ def test_a_maintainer_publishes_a_release_once(release, tmp_path):
         (tools / name).chmod(0o755)
     env = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY / "ci")}
 
-    def publish(commit, root=clone):
-        words = [REPOSITORY / "ci/publish.sh", commit, release.folder]
-        return subprocess.run(words, cwd=root, env=env, capture_output=True, text=True, check=False)
+    def publish(commit, folder=release.folder):
+        words = [REPOSITORY / "ci/publish.sh", commit, folder]
+        return subprocess.run(words, cwd=clone, env=env, capture_output=True, text=True, check=False)
 
+    for wrong, said in (
+        (publish("nosuch"), "git knows no commit nosuch"),
+        (publish("HEAD", tools), f"error: there is no evidence.tar\n  where: {tools}\n  to do: "),
+    ):
+        assert (wrong.returncode, said in wrong.stderr) == (2, True), wrong.stderr
     for _ in range(2):
         done = publish(release.commit)
         assert done.returncode == 0, done.stdout + done.stderr

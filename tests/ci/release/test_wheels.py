@@ -98,6 +98,7 @@ PROGRAM = f'{ABOUT}[project.scripts]\nsample = "sample.main:main"\n'
 UNUSABLE = {
     "another version": ({"sample/__init__.py": '__version__ = "0.2.0"\n'}, "fails"),
     "an import": ({"sample/__init__.py": "import none_such_module\n"}, "No module named 'none_such_module'"),
+    "an undeclared package": ({"sample/__init__.py": "import rich\n"}, "No module named 'rich'"),
     "another license": ({"pyproject.toml": ABOUT.replace("Apache-2.0", "MIT")}, "its license is MIT, not Apache-2.0"),
     "no license": ({"LICENSE": "x", "pyproject.toml": f"{ABOUT}license-files = []\n"}, "it holds no LICENSE"),
     "no changelog": (
