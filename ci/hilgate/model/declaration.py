@@ -296,77 +296,31 @@ POSTED_BY = (
 """Builds that post the required status. A build of another branch has no part in it: nobody asked to merge that."""
 
 
-class Step(StrictModel):
-    """A declared step, resolved (`DeclaredStep.resolved`). It becomes one planned step per device."""
+class _StepFields(StrictModel):
+    """What a step says of itself, as declared and as resolved."""
 
     key: Key
     """Its name; on a device it is followed by the device, e.g. kernels-mla-gfx942."""
     label: str
     """What a person reads: a few words, no device name."""
-    tests: tuple[str, ...] = ()
-    """The tests as declared; empty where it is no run of pytest, or was declared by its command."""
-    command: Annotated[str, AfterValidator(_needs_no_shell)]
-    """Run without a shell in the repository root; a leading `python` is the interpreter that runs hilgate."""
     devices: tuple[Key, ...] = Field(min_length=1)
     """Where it can run, keys of `agents.yaml: devices`."""
-    queues: dict[Key, Key] = Field(default_factory=dict)
-    """device -> queue, where the smallest queue of that device is not the right one."""
-    evidence: str
-    """What it must leave in its output folder besides an exit status: a kind of `hilgate.evidence`."""
-    minimum: int = Field(default=1, ge=1)
-    """Fewest checks that must run, where its evidence is findings. Of a step of pytest every test that is collected
-    must end, and at least one must run."""
-    may_lack: Excuses = Field(default_factory=dict)
-    """Conditions that a machine may lack, as in `DeclaredStep.may_lack`."""
-    timeout_minutes: int = Field(ge=1, le=180)
-    """When it is ended; it then did not run."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of its command, over those of the device."""
     needs: tuple[Key, ...] = ()
     """Step keys (of any area) that must have passed first, on the same device or on the cpu."""
-    packages: tuple[str, ...] = ()
-    """Distributions that must be installed, e.g. torch, triton, vllm."""
-    tools: tuple[str, ...] = ()
-    """Programs that must be on the path, e.g. buildah. On agents its image must have them, or without one its queue."""
-    checkout: bool = False
-    """Whether it asks git about the repository's files. Outside of a git checkout (a zip) it did not run."""
-    imports: tuple[str, ...] = ()
-    """Modules (dotted) and test files that it runs: a changed Python module selects it only when one of these imports
-    it. Empty: every file of the area selects it."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of its command, over those of the device."""
     reads: tuple[str, ...] = ()
-    """Globs of files that it reads (`DeclaredStep.reads`)."""
-    models: tuple[Key, ...] = ()
-    """Names of the models that it runs; `--models` selects by them."""
+    """gitignore-style globs of files that it reads beside the `paths` of its area: a change to one selects this step.
+    A step that reads a file which does not select it did not run."""
+    may_lack: Excuses = Field(default_factory=dict)
+    """Conditions that a machine may lack, e.g. {cpu:amx_tile: {why: the prefix cache of MLA needs AMX, most: 14}}. A
+    check that names such a condition, and is skipped where it is lacking, is said and not red. Any other check that did
+    not run, and one more than `most`, makes the step *did not run*."""
     profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
     """Plans that it belongs to."""
     report_only: bool = False
-    """Whether it is in the report and never in the verdict (`DeclaredStep.report_only`)."""
-    gpus: int = Field(default=1, ge=1, le=8)
-    """GPUs it needs where its device is a GPU."""
-    network: bool = False
-    """Whether its container may reach the network."""
-    secrets: tuple[str, ...] = ()
-    """Environment variables it is given from the agent's secrets; never in a build of a fork."""
-    provides: Key | None = None
-    """The image that it builds; steps on queues with that image wait for it."""
-    shard_minutes: float | None = None
-    """Minutes of tests that one job takes of it (`OnAgents.shard_minutes`)."""
-    minutes: float = Field(default=1.0, gt=0)
-    """What it usually takes on 2 cores; used for ordering and, until it was measured, for the estimate in the plan."""
-    columns: tuple[str, ...] = ()
-    """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
-    is not green."""
-    together: str = ""
-    """Title of the table that it shares (`Evidence.together`)."""
-    matrix: Matrix | None = None
-    """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
-
-    @field_validator("command")
-    @classmethod
-    def _says_what(cls, command: str) -> str:
-        if not shlex.split(command):
-            raise refused("is empty", "say what to run")
-        return command
+    """Whether it is in the report and never in the verdict of a change, once the merge base says so too; a release
+    counts it. `hilgate history promote` says when it is steady enough to count."""
 
     @field_validator("devices")
     @classmethod
@@ -375,25 +329,10 @@ class Step(StrictModel):
             raise refused(f"device {twice[0]!r} is listed twice", "keep one")
         return devices
 
-    @field_validator("minutes")
-    @classmethod
-    def _within_the_timeout(cls, minutes: float, info: ValidationInfo) -> float:
-        if minutes > info.data.get("timeout_minutes", minutes):
-            what = f"usually {minutes:g} minutes, but ended after {info.data['timeout_minutes']}"
-            raise refused(what, "raise timeout_minutes")
-        return minutes
 
+class _TableFields(StrictModel):
+    """The table that the report makes of a step's checks."""
 
-EVIDENCE_KINDS = {"junit": False, "findings": True}
-"""Kind of evidence that an area may name -> whether a step declares the fewest checks (`minimum`), because its evidence
-does not count them. `hilgate.evidence` says how each is collected, and adds those that are registered."""
-
-
-class Evidence(StrictModel):
-    """What a step leaves, and the table that the report makes of it."""
-
-    kind: str
-    """A kind of `hilgate.evidence`: findings or junit."""
     columns: tuple[str, ...] = ()
     """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
     is not green."""
@@ -401,21 +340,6 @@ class Evidence(StrictModel):
     """Title of the table that it shares with the steps of the same title, on each device; empty for one of its own."""
     matrix: Matrix | None = None
     """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
-
-    @model_validator(mode="after")
-    def _shares_a_table(self) -> Self:
-        if self.together and not self.columns:
-            raise refused("together names a table, and there are no columns", "write `columns` too")
-        return self
-
-
-def _spelling(value: object) -> str:
-    return MAPPING if isinstance(value, dict | Evidence) else WORD
-
-
-KindAlone = Annotated[str, Tag(WORD)]
-KindAndTable = Annotated[Evidence, Tag(MAPPING)]
-"""The two ways to write the evidence of a step; each reports its own mistakes alone."""
 
 
 class OnAgents(StrictModel):
@@ -433,6 +357,77 @@ class OnAgents(StrictModel):
     """The image that it builds; steps on queues with that image wait for it."""
     shard_minutes: float | None = Field(default=None, ge=1)
     """Where it takes longer, pytest-split deals its tests to as many jobs as keep each below that. Only of pytest."""
+
+
+class Step(_StepFields, OnAgents, _TableFields):
+    """A declared step, resolved (`DeclaredStep.resolved`). It becomes one planned step per device."""
+
+    tests: tuple[str, ...] = ()
+    """The tests as declared; empty where it is no run of pytest, or was declared by its command."""
+    command: Annotated[str, AfterValidator(_needs_no_shell)]
+    """Run without a shell in the repository root; a leading `python` is the interpreter that runs hilgate."""
+    evidence: str
+    """What it must leave in its output folder besides an exit status: a kind of `hilgate.evidence`."""
+    minimum: int = Field(default=1, ge=1)
+    """Fewest checks that must run, where its evidence is findings. Of a step of pytest every test that is collected
+    must end, and at least one must run."""
+    timeout_minutes: int = Field(ge=1, le=180)
+    """When it is ended; it then did not run."""
+    packages: tuple[str, ...] = ()
+    """Distributions that must be installed, e.g. torch, triton, vllm."""
+    tools: tuple[str, ...] = ()
+    """Programs that must be on the path, e.g. buildah. On agents its image must have them, or without one its queue."""
+    checkout: bool = False
+    """Whether it asks git about the repository's files. Outside of a git checkout (a zip) it did not run."""
+    imports: tuple[str, ...] = ()
+    """Modules (dotted) and test files that it runs: a changed Python module selects it only when one of these imports
+    it. Empty: every file of the area selects it."""
+    models: tuple[Key, ...] = ()
+    """Names of the models that it runs; `--models` selects by them."""
+    minutes: float = Field(default=1.0, gt=0)
+    """What it usually takes on 2 cores; used for ordering and, until it was measured, for the estimate in the plan."""
+
+    @field_validator("command")
+    @classmethod
+    def _says_what(cls, command: str) -> str:
+        if not shlex.split(command):
+            raise refused("is empty", "say what to run")
+        return command
+
+    @field_validator("minutes")
+    @classmethod
+    def _within_the_timeout(cls, minutes: float, info: ValidationInfo) -> float:
+        if minutes > info.data.get("timeout_minutes", minutes):
+            what = f"usually {minutes:g} minutes, but ended after {info.data['timeout_minutes']}"
+            raise refused(what, "raise timeout_minutes")
+        return minutes
+
+
+EVIDENCE_KINDS = {"junit": False, "findings": True}
+"""Kind of evidence that an area may name -> whether a step declares the fewest checks (`minimum`), because its evidence
+does not count them. `hilgate.evidence` says how each is collected, and adds those that are registered."""
+
+
+class Evidence(_TableFields):
+    """What a step leaves, and the table that the report makes of it."""
+
+    kind: str
+    """A kind of `hilgate.evidence`: findings or junit."""
+
+    @model_validator(mode="after")
+    def _shares_a_table(self) -> Self:
+        if self.together and not self.columns:
+            raise refused("together names a table, and there are no columns", "write `columns` too")
+        return self
+
+
+def _spelling(value: object) -> str:
+    return MAPPING if isinstance(value, dict | Evidence) else WORD
+
+
+KindAlone = Annotated[str, Tag(WORD)]
+KindAndTable = Annotated[Evidence, Tag(MAPPING)]
+"""The two ways to write the evidence of a step; each reports its own mistakes alone."""
 
 
 PYTEST = "python -m pytest"
@@ -460,13 +455,9 @@ MINIMUM_TIMEOUT, TIMES_AS_LONG, MAXIMUM_TIMEOUT = 30, 8, 180
 steps have taken six times as long. Bounds in minutes."""
 
 
-class DeclaredStep(StrictModel):
+class DeclaredStep(_StepFields):
     """One step as an area declares it. `resolved` gives what the planner works with, a `Step`."""
 
-    key: Key
-    """Its name; on a device it is followed by the device, e.g. kernels-mla-gfx942."""
-    label: str
-    """What a person reads: a few words, no device name."""
     tests: tuple[Annotated[str, AfterValidator(_test)], ...] = ()
     """Folders and files of tests, or `file.py::name`; `!` before a folder or file leaves it out. They end its command,
     and a changed module selects the step when one of them imports it."""
@@ -476,43 +467,18 @@ class DeclaredStep(StrictModel):
     imports: tuple[str, ...] = ()
     """Modules (dotted) and test files that it runs beside its `tests`: a changed Python module selects it only when one
     of these imports it. Without both, every file of the area selects it."""
-    reads: tuple[str, ...] = ()
-    """gitignore-style globs of files that it reads beside the `paths` of its area: a change to one selects this step.
-    A step that reads a file which does not select it did not run."""
-    devices: tuple[Key, ...] = Field(min_length=1)
-    """Where it can run, keys of `agents.yaml: devices`."""
-    needs: tuple[Key, ...] = ()
-    """Step keys (of any area) that must have passed first, on the same device or on the cpu."""
     requires: tuple[Annotated[str, AfterValidator(_requirement)], ...] = ()
     """What the machine must have: distributions (torch), `program:git`, `model:NAME` (`--models` selects by it), and
     `checkout` where it asks git about the repository. Without one of them it did not run."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of its command, over those of the device."""
     evidence: KindAlone | KindAndTable = Field(default="junit", discriminator=Discriminator(_spelling))
     """What it must leave in its output folder besides an exit status: a kind, or `{kind: findings, columns: [...]}`.
     Required where there are no `tests`, which leave junit."""
     minimum: int | None = Field(default=None, ge=1)
     """Fewest findings that it must report; only with the evidence `findings`."""
-    may_lack: Excuses = Field(default_factory=dict)
-    """Conditions that a machine may lack, e.g. {cpu:amx_tile: {why: the prefix cache of MLA needs AMX, most: 14}}. A
-    check that names such a condition, and is skipped where it is lacking, is said and not red. Any other check that did
-    not run, and one more than `most`, makes the step *did not run*."""
     minutes: float = Field(default=1.0, gt=0, le=MAXIMUM_TIMEOUT)
     """What it usually takes on 2 cores. Eight times as long, but between 30 minutes and three hours, ends it."""
-    profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
-    """Plans that it belongs to."""
-    report_only: bool = False
-    """Whether it is in the report and never in the verdict of a change, once the merge base says so too; a release
-    counts it. `hilgate history promote` says when it is steady enough to count."""
     agents: OnAgents = OnAgents()
     """What its job is given on agents: queues, GPUs, network, secrets, and the image that it builds."""
-
-    @field_validator("devices")
-    @classmethod
-    def _listed_once(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
-        if twice := [device for place, device in enumerate(devices) if device in devices[:place]]:
-            raise refused(f"device {twice[0]!r} is listed twice", "keep one")
-        return devices
 
     @model_validator(mode="after")
     def _says_what_runs(self) -> Self:
@@ -528,46 +494,28 @@ class DeclaredStep(StrictModel):
             raise refused(what, "remove shard_minutes, or split it into several steps")
         return self
 
-    def _evidence(self) -> Evidence:
-        return Evidence(kind=self.evidence) if isinstance(self.evidence, str) else self.evidence
-
     def resolved(self) -> Step:
         """What the planner works with: one command line, what it imports, and when it is ended."""
         named = [test for test in self.tests if not test.startswith("!")]
         left_out = [f"--ignore={test[1:]}" for test in self.tests if test.startswith("!")]
         words = [self.command or PYTEST, shlex.join([*named, *left_out])]
         files = [test.partition("::")[0] for test in named]
-        evidence = self._evidence()
+        evidence = Evidence(kind=self.evidence) if isinstance(self.evidence, str) else self.evidence
         return Step(
-            key=self.key,
-            label=self.label,
+            **{name: getattr(self, name) for name in _StepFields.model_fields},
+            **{name: getattr(self.agents, name) for name in OnAgents.model_fields},
+            **{name: getattr(evidence, name) for name in _TableFields.model_fields},
+            **({} if self.minimum is None else {"minimum": self.minimum}),
             tests=self.tests,
             command=" ".join(word for word in words if word),
-            devices=self.devices,
-            queues=self.agents.queues,
             evidence=evidence.kind,
-            **({} if self.minimum is None else {"minimum": self.minimum}),
-            may_lack=self.may_lack,
             timeout_minutes=min(MAXIMUM_TIMEOUT, max(MINIMUM_TIMEOUT, math.ceil(TIMES_AS_LONG * self.minutes))),
-            env=self.env,
-            needs=self.needs,
             packages=tuple(word for word in self.requires if ":" not in word and word != CHECKOUT),
             tools=tuple(word.removeprefix(PROGRAM) for word in self.requires if word.startswith(PROGRAM)),
             checkout=CHECKOUT in self.requires,
             imports=tuple(dict.fromkeys([*files, *self.imports])),
-            reads=self.reads,
             models=tuple(word.removeprefix(MODEL) for word in self.requires if word.startswith(MODEL)),
-            profiles=self.profiles,
-            report_only=self.report_only,
-            gpus=self.agents.gpus,
-            network=self.agents.network,
-            secrets=self.agents.secrets,
-            provides=self.agents.provides,
-            shard_minutes=self.agents.shard_minutes,
             minutes=self.minutes,
-            columns=evidence.columns,
-            together=evidence.together,
-            matrix=evidence.matrix,
         )
 
 

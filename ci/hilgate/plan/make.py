@@ -444,9 +444,8 @@ def _images(steps: Sequence[PlannedStep], facts: ChangeFacts) -> dict[Key, str]:
 
 def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]) -> None:
     """Refuse a name without a planned step: only what it needs would run, and that pass says nothing about it."""
-    steps = {model: set(by_model(declarations, (model,))) for model in models}
     for name in (*select, *models):
-        own = steps.get(name, set())
+        own = {step.key for step in declarations.models().get(name, ())} if name in models else set()
         if any(name in (one.whole, one.step.key, one.area) or one.step.key in own for one in plan.steps):
             continue
         reasons = [

@@ -15,6 +15,8 @@ from hilgate.run.outcome import needs_of
 from hilgate.text import count, duration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hilgate.model.plan import Plan, PlannedStep
     from hilgate.model.verdict import StepVerdict, Verdict
     from hilgate.run.results import Attempt, Recorded
@@ -46,38 +48,42 @@ class Reservation:
         return f"{self.kind} in {self.step}" if self.step else self.kind
 
 
+SLOW = 2.0
+"""Times its declared minutes after which a step is called slow."""
+
+OF_STEPS = {
+    "a part": "only a part of these steps ran",
+    "cannot run here": "skipped because this machine lacks what they need; other machines run them",
+    "ran again": "an earlier attempt was stopped by the machine, and a later one passed",
+    "slow": "took over twice their declared minutes",
+    "restored": "measured with the merge base's own values, because new ones were not approved",
+}
+"""Kind of a reservation about whole steps -> what it means, in the order in which they are listed."""
+
+
 def reservations(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Reservation, ...]:
     """All of them, those of checks first."""
-    of_checks = (
-        ("flaky", "failed and then passed over the same files: not a pass", "flaky"),
-        ("quarantined", "failed in quarantine: an owner has promised to mend it", "quarantined"),
-        ("unexpected pass", "in quarantine and passed: remove the entry from ci/quarantine.yaml", "unexpected_passes"),
-    )
-    found = [
-        Reservation(kind, what, step.key, getattr(step, attribute))
-        for step in verdict.steps
-        for kind, what, attribute in of_checks
-        if getattr(step, attribute)
-    ]
-    for step in verdict.steps:
-        notes = _notes(recorded.last(step.key))
-        if notes:
-            found.append(Reservation("not all proved", "a pass that does not prove all it is for", step.key, notes))
     planned = {step.key: step for step in plan.steps}
-    passed = [(planned[step.key], step) for step in verdict.steps if step.outcome is Outcome.PASS]
-    of_steps = (
-        ("a part", "only a part of these steps ran", _part),
-        ("cannot run here", "skipped because this machine lacks what they need; other machines run them", _lacking),
-        ("ran again", "an earlier attempt was stopped by the machine, and a later one passed", _again),
-        ("slow", "took over twice their declared minutes", _slow),
-        ("restored", "measured with the merge base's own values, because new ones were not approved", _restored),
-    )
-    for kind, what, words_of in of_steps:
-        words = {step.key: words_of(one, step, recorded) for one, step in passed}
-        ids = tuple(key + each for key, each in words.items() if each)
-        if ids:
-            found.append(Reservation(kind, what, "", ids))
-    return tuple(found)
+    found: list[Reservation] = []
+    of_steps: dict[str, list[str]] = {kind: [] for kind in OF_STEPS}
+    for step in verdict.steps:
+        attempt = recorded.last(step.key)
+        for kind, what, ids in (
+            ("flaky", "failed and then passed over the same files: not a pass", step.flaky),
+            ("quarantined", "failed in quarantine: an owner has promised to mend it", step.quarantined),
+            (
+                "unexpected pass",
+                "in quarantine and passed: remove the entry from ci/quarantine.yaml",
+                step.unexpected_passes,
+            ),
+            ("not all proved", "a pass that does not prove all it is for", _notes(attempt)),
+        ):
+            if ids:
+                found.append(Reservation(kind, what, step.key, ids))
+        if step.outcome is Outcome.PASS:
+            for kind, words in _of_step(planned[step.key], step, recorded):
+                of_steps[kind].append(f"{step.key}: {words}")
+    return (*found, *(Reservation(kind, OF_STEPS[kind], "", tuple(ids)) for kind, ids in of_steps.items() if ids))
 
 
 def _notes(attempt: Attempt | None) -> tuple[str, ...]:
@@ -88,35 +94,21 @@ def _notes(attempt: Attempt | None) -> tuple[str, ...]:
     )
 
 
-def _part(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001 - as the others
-    return f": {count(step.counts.passed, 'check')} of {planned.arguments}" if planned.arguments else ""
-
-
-def _lacking(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:
-    attempt = recorded.last(step.key)
-    skipped = [one for one in attempt.checks if one.outcome is Outcome.DID_NOT_RUN] if attempt else []
-    needs = dict.fromkeys(need for one in skipped for need in needs_of(one) if need in planned.step.may_lack)
-    return (
-        f": {count(len(skipped), 'check')} ({'; '.join(planned.step.may_lack[need].why for need in needs)})"
-        if needs
-        else ""
-    )
-
-
-def _again(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
-    earlier = recorded.attempts.get(step.key, ())[:-1]
-    return f": {earlier[-1].record.message}" if earlier else ""
-
-
-SLOW = 2.0
-"""Times its declared minutes after which a step is called slow."""
-
-
-def _slow(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
+def _of_step(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> Iterator[tuple[str, str]]:
+    """(kind, what is to be said) of each reservation about the pass of a whole step."""
+    if planned.arguments:
+        yield "a part", f"{count(step.counts.passed, 'check')} of {planned.arguments}"
+    *earlier, last = recorded.attempts.get(step.key, (None,))
+    skipped = [check for check in (last.checks if last else ()) if check.outcome is Outcome.DID_NOT_RUN]
+    needs = dict.fromkeys(need for check in skipped for need in needs_of(check) if need in planned.step.may_lack)
+    if needs:
+        reasons = "; ".join(planned.step.may_lack[need].why for need in needs)
+        yield "cannot run here", f"{count(len(skipped), 'check')} ({reasons})"
+    if earlier and earlier[-1]:
+        yield "ran again", earlier[-1].record.message
     seconds, minutes = step.seconds or 0.0, planned.step.minutes
-    return f": {duration(seconds)}, declared {minutes:g} min" if seconds > SLOW * 60 * minutes else ""
-
-
-def _restored(planned: PlannedStep, step: StepVerdict, recorded: Recorded) -> str:  # noqa: ARG001
+    if seconds > SLOW * 60 * minutes:
+        yield "slow", f"{duration(seconds)}, declared {minutes:g} min"
     files = recorded.restored.get(step.key, ())
-    return f": {', '.join(files)}" if files else ""
+    if files:
+        yield "restored", ", ".join(files)

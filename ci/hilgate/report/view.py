@@ -94,22 +94,117 @@ class ReportView:
 
     @property
     def headline(self) -> str:
-        """The checks of all steps, and what decided."""
-        return headline(self.plan, self.verdict, self.recorded, self.causes)
+        """`41 passed, 1 failed, 12 not run; units-cpu: timed out after 600 s`: the checks of all steps, the top cause.
+
+        Of a pass, why its first check was skipped; of a quick run that passed, how little of the gate that is, and how
+        to run all of it.
+        """
+        quick, number = self.plan.profile == "quick", totals(self.verdict)
+        if quick and self.verdict.outcome is Outcome.PASS:
+            return f"{self.verdict.why}; `{whole_gate()}` runs everything"
+        if self.verdict.outcome is not Outcome.PASS:
+            why = self._decided()
+            words = f"{number}; {why if len(why) <= HEADLINE else f'{why[:HEADLINE]}…'}"
+        else:
+            skipped = next((check for check in map(self._first_skipped, self.verdict.steps) if check), None)
+            reason = shorten(outcome.first_line(skipped.message), HEADLINE) if skipped else ""
+            words = f"{number} ({reason})" if skipped else str(number)
+        return f"{'quick run: ' if quick else ''}{words}"
+
+    def _first_skipped(self, step: StepVerdict) -> Check | None:
+        attempt = self.recorded.last(step.key)
+        return outcome.first(attempt.checks, Outcome.DID_NOT_RUN) if attempt else None
+
+    def _decided(self) -> str:
+        """Why the verdict is no pass: the step of the top cause and the first line of it, where checks decided."""
+        verdict = self.verdict
+        decided = next((step for step in verdict.steps if verdict.why.startswith(f"{step.key}: {step.why}")), None)
+        top = self.causes[0].failures[0] if self.causes else None
+        if not decided or not top or not top.check or top.step.ruling not in {Ruling.REGRESSION, Ruling.INCONCLUSIVE}:
+            return verdict.why
+        others = verdict.why.removeprefix(f"{decided.key}: {decided.why}")
+        return f"{top.step.key}: {outcome.summary(top.check.message).removeprefix('AssertionError: ')}{others}"
 
     @property
     def step_counts(self) -> str:
-        """How many steps ended how."""
-        return step_counts(self.verdict)
+        """`2 of 4 steps passed, 2 steps regressed, 1 step stopped by the machine, 3 not selected`."""
+        steps, omissions = self.verdict.steps, self.verdict.omissions
+        passed = sum(step.outcome is Outcome.PASS for step in steps)
+        words = [f"{passed} of {count(len(steps), 'step')} passed"]
+        rulings = Counter(step.ruling for step in self.not_green)
+        words += [f"{count(number, 'step')} {COUNTED.get(one, one.value)}" for one, number in rulings.items()]
+        held_up = sum(one.cause == "queue out" for one in omissions)
+        words += [f"{held_up} not started"] if held_up else []
+        others = len(omissions) - held_up
+        words += [f"{others} not selected"] if others else []
+        return ", ".join(words)
+
+    @property
+    def not_green(self) -> tuple[StepVerdict, ...]:
+        """What is not a pass: what counts first, the worst first, otherwise in the order of the plan."""
+        steps = [step for step in self.verdict.steps if step.outcome is not Outcome.PASS]
+        return tuple(sorted(steps, key=lambda step: (step.report_only, -SEVERITY[step.outcome])))
 
     @property
     def approval(self) -> str:
-        """Who must approve, or has approved, the protected changes."""
-        return approval(self.verdict)
+        """Who must approve, or has approved, the protected changes; empty where there are none."""
+        if not self.verdict.protected_changes:
+            return ""
+        if self.verdict.approved_by:
+            return f"approved by {self.verdict.approved_by}"
+        return "an owner who did not start this build must approve"
 
     def problems(self, limit: int) -> tuple[StepProblem, ...]:
-        """Every step that is not green, the worst first, with at most `limit` causes each."""
-        return problems(self.plan, self.recorded, self.verdict, self.causes, limit=limit, facts=self.facts)
+        """Every step in which a cause shows first, the worst first, with at most `limit` causes each.
+
+        A step whose failures all belong to causes of other steps is named there. One that passed with skips is green.
+        """
+        led: dict[str, list[Cause]] = {}
+        for cause in self.causes:
+            led.setdefault(cause.failures[0].step.key, []).append(cause)
+        return tuple(self._problem(step, led[step.key], limit) for step in self.not_green if step.key in led)
+
+    def _problem(self, step: StepVerdict, led: Sequence[Cause], limit: int) -> StepProblem:
+        """What a report says of a step that is not green."""
+        planned = next(one for one in self.plan.steps if one.key == step.key)
+        attempt = self.recorded.last(step.key)
+        checks = attempt.checks if attempt else ()
+        skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
+        reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
+        whole = next((cause for cause in led if cause.failures[0].check is None), None)
+        of_checks = [cause for cause in led if cause is not whole]
+        findings = []
+        for cause in of_checks[:limit]:
+            check = cause.failures[0].check
+            assert check is not None
+            findings.append(
+                replace(
+                    finding(check, planned.device, self._of_cause(cause)),
+                    number=len(cause.failures),
+                    extent=cause.extent,
+                    others=tuple(one.id for one in cause.failures[1:]),
+                    steps=tuple(key for key in cause.steps if key != step.key),
+                    waiting=cause.waiting,
+                )
+            )
+        if findings:
+            _, image, digest = step.reproduce.partition("  # in image ")
+            step = step.model_copy(update={"reproduce": reproduce_line(planned, findings[0].check) + image + digest})
+        return StepProblem(
+            step,
+            tuple(findings),
+            max(0, len(of_checks) - limit),
+            sum(len(cause.failures) for cause in of_checks[limit:]),
+            tuple(reasons.most_common(limit)),
+            self._of_cause(whole) if whole else "",
+            container_line(step, planned, self.plan.python_path),
+            tuple(key for key in whole.steps if key != step.key) if whole else (),
+            whole.waiting if whole else (),
+        )
+
+    def _of_cause(self, cause: Cause) -> str:
+        """Whose the failures of a cause are."""
+        return of_cause(cause, self.facts, self.recorded, local=self.plan.local)
 
     @cached_property
     def reservations(self) -> tuple[Reservation, ...]:
@@ -129,28 +224,58 @@ class ReportView:
 
     @cached_property
     def timeline(self) -> tuple[list[StepBar], list[tuple[float, str]]]:
-        """Bars of the attempts that ran and count, and (percent, words) of ticks."""
-        return timeline(self.plan, self.recorded, self.verdict)
+        """Bars of the attempts that ran and count, in the order of their starts, and (percent, words) of ticks."""
+        outcomes = {step.key: step.outcome for step in self.verdict.steps}
+        attempts = [self.recorded.last(step.key) for step in self.plan.steps]
+        records = [attempt.record for attempt in attempts if attempt]
+        records = sorted((one for one in records if one.seconds > 0), key=lambda record: record.started)
+        if not records:
+            return [], []
+        began = records[0].started
+        starts = [(record.started - began).total_seconds() for record in records]
+        whole = max(start + record.seconds for start, record in zip(starts, records, strict=True))
+        bars = [
+            StepBar(
+                record.key,
+                outcomes[record.key],
+                100 * start / whole,
+                max(0.3, 100 * record.seconds / whole),  # a bar one can see
+                duration(record.seconds),
+            )
+            for start, record in zip(starts, records, strict=True)
+        ]
+        step = next((seconds for seconds in TICK_SECONDS if whole / seconds <= MOST_TICKS), whole)
+        times = [n * step for n in range(int(whole / step) + 1)]
+        return bars, [
+            (100 * at / whole, f"{at:g} s" if at < 60 else duration(at).removesuffix(" 00 s")) for at in times
+        ]
 
     @property
     def environments(self) -> tuple[tuple[str, str], ...]:
         """(where, what) of every distinct environment that a build record names."""
-        return environments(self.recorded)
+        distinct = {build.environment.model_dump_json(): build.environment for build in self.recorded.builds}
+        found = []
+        for where in distinct.values():
+            versions = ", ".join(f"{name} {version}" for name, version in sorted(where.versions.items()))
+            image = f", image {where.image}" if where.image else ""
+            machine = f"{where.device}, {where.cores} cores, {where.memory_gib:g} GiB"
+            found.append((where.host, f"{machine}; Python {where.python}, {versions}{image}"))
+        return tuple(found)
 
     @cached_property
     def value_tables(self) -> tuple[Table, ...]:
         """Checks with their numbers, of the steps that declare columns."""
-        return tuple(tables.value_tables(self.plan, self.recorded, self.verdict))
+        return tables.value_tables(self.plan, self.recorded, self.verdict)
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """Checks as tables, of the steps that declare one."""
-        return tuple(tables.tables(self.plan, self.recorded, self.verdict))
+        return tables.tables(self.plan, self.recorded, self.verdict)
 
     @cached_property
     def tables_beside(self) -> tuple[Table, ...]:
         """Steps that stand beside each other, a table of each device."""
-        return tuple(tables.tables_beside(self.plan, self.recorded, self.verdict))
+        return tables.tables_beside(self.plan, self.recorded, self.verdict)
 
 
 @dataclass(frozen=True)
@@ -213,77 +338,6 @@ class StepProblem:
     """Keys of steps that were not started because of it, where no check says more."""
 
 
-def problems(
-    plan: Plan,
-    recorded: Recorded,
-    verdict: Verdict,
-    found: Sequence[Cause],
-    *,
-    limit: int,
-    facts: MergeBase = NOTHING,
-) -> tuple[StepProblem, ...]:
-    """Every step in which one of the `found` causes shows first, the worst first, with at most `limit` causes each.
-
-    A step whose failures all belong to causes of other steps is named there. One that passed with skips is green.
-    """
-    planned = {step.key: step for step in plan.steps}
-    led: dict[str, list[Cause]] = {}
-    for cause in found:
-        led.setdefault(cause.failures[0].step.key, []).append(cause)
-    return tuple(
-        _problem(plan, planned[step.key], step, recorded, led[step.key], limit, facts)
-        for step in not_green(verdict)
-        if step.key in led
-    )
-
-
-def _problem(
-    plan: Plan,
-    planned: PlannedStep,
-    step: StepVerdict,
-    recorded: Recorded,
-    led: Sequence[Cause],
-    limit: int,
-    facts: MergeBase,
-) -> StepProblem:
-    """What a report says of a step that is not green."""
-    attempt = recorded.last(step.key)
-    checks = attempt.checks if attempt else ()
-    skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
-    reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
-    whole = next((cause for cause in led if cause.failures[0].check is None), None)
-    of_checks = [cause for cause in led if cause is not whole]
-    findings = []
-    for cause in of_checks[:limit]:
-        check = cause.failures[0].check
-        assert check is not None
-        found = finding(check, planned.device, of_cause(cause, facts, recorded, local=plan.local))
-        findings.append(
-            replace(
-                found,
-                number=len(cause.failures),
-                extent=cause.extent,
-                others=tuple(one.id for one in cause.failures[1:]),
-                steps=tuple(key for key in cause.steps if key != step.key),
-                waiting=cause.waiting,
-            )
-        )
-    if findings:
-        _, image, digest = step.reproduce.partition("  # in image ")
-        step = step.model_copy(update={"reproduce": reproduce_line(planned, findings[0].check) + image + digest})
-    return StepProblem(
-        step,
-        tuple(findings),
-        max(0, len(of_checks) - limit),
-        sum(len(cause.failures) for cause in of_checks[limit:]),
-        tuple(reasons.most_common(limit)),
-        of_cause(whole, facts, recorded, local=plan.local) if whole else "",
-        container_line(step, planned, plan.python_path),
-        tuple(key for key in whole.steps if key != step.key) if whole else (),
-        whole.waiting if whole else (),
-    )
-
-
 def beside(one: CheckFinding | StepProblem) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(word, keys) of the other steps that a cause shows in, and of those that were not started because of it."""
     return ("also in", one.steps), ("not started because of it", one.waiting)
@@ -292,27 +346,6 @@ def beside(one: CheckFinding | StepProblem) -> tuple[tuple[str, tuple[str, ...]]
 def more(problem: StepProblem) -> str:
     """`and 3 more causes of 12 failures, in results.jsonl`."""
     return f"and {count(problem.more, 'more cause')} of {count(problem.more_checks, 'failure')}, in results.jsonl"
-
-
-def approval(verdict: Verdict) -> str:
-    """Who must approve, or has approved, the protected changes; empty where there are none."""
-    if not verdict.protected_changes:
-        return ""
-    if verdict.approved_by:
-        return f"approved by {verdict.approved_by}"
-    return "an owner who did not start this build must approve"
-
-
-def environments(recorded: Recorded) -> tuple[tuple[str, str], ...]:
-    """(where, what) of every distinct environment that a build record names."""
-    distinct = {build.environment.model_dump_json(): build.environment for build in recorded.builds}
-    found = []
-    for where in distinct.values():
-        versions = ", ".join(f"{name} {version}" for name, version in sorted(where.versions.items()))
-        image = f", image {where.image}" if where.image else ""
-        machine = f"{where.device}, {where.cores} cores, {where.memory_gib:g} GiB"
-        found.append((where.host, f"{machine}; Python {where.python}, {versions}{image}"))
-    return tuple(found)
 
 
 TICK_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
@@ -328,32 +361,6 @@ class StepBar:
     left: float
     width: float
     words: str
-
-
-def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[StepBar], list[tuple[float, str]]]:
-    """Bars of the attempts that ran and count, in the order in which they started, and (percent, words) of ticks."""
-    outcomes = {step.key: step.outcome for step in verdict.steps}
-    attempts = [recorded.last(step.key) for step in plan.steps]
-    records = [attempt.record for attempt in attempts if attempt]
-    records = sorted((one for one in records if one.seconds > 0), key=lambda record: record.started)
-    if not records:
-        return [], []
-    began = records[0].started
-    starts = [(record.started - began).total_seconds() for record in records]
-    whole = max(start + record.seconds for start, record in zip(starts, records, strict=True))
-    bars = [
-        StepBar(
-            record.key,
-            outcomes[record.key],
-            100 * start / whole,
-            max(0.3, 100 * record.seconds / whole),  # a bar one can see
-            duration(record.seconds),
-        )
-        for start, record in zip(starts, records, strict=True)
-    ]
-    step = next((seconds for seconds in TICK_SECONDS if whole / seconds <= MOST_TICKS), whole)
-    times = [n * step for n in range(int(whole / step) + 1)]
-    return bars, [(100 * at / whole, f"{at:g} s" if at < 60 else duration(at).removesuffix(" 00 s")) for at in times]
 
 
 _ERROR = re.compile(r"(?:^|_)(?:err|error|errors|diff|difference|ulps)(?:_|$)")
@@ -460,17 +467,6 @@ COUNTED: dict[Ruling, str] = {
 """How steps of a ruling are counted (`3 steps regressed`), where its own word is no such end of a sentence."""
 
 
-def headline(plan: Plan, verdict: Verdict, recorded: Recorded, found: Sequence[Cause]) -> str:
-    """`41 passed, 1 failed, 12 not run; units-cpu: timed out after 600 s`: the checks of all steps, and the top cause.
-
-    Of a pass, why its first check was skipped; of a quick run that passed, how little of the gate that is, and how to
-    run all of it.
-    """
-    if verdict.outcome is Outcome.PASS and plan.profile == "quick":
-        return f"{verdict.why}; `{whole_gate()}` runs everything"
-    return f"{'quick run: ' if plan.profile == 'quick' else ''}{_counted(verdict, recorded, found)}"
-
-
 HEADLINE = 200
 """Characters of what decided; the paragraph of its step has the rest."""
 
@@ -478,44 +474,6 @@ HEADLINE = 200
 def whole_gate() -> str:
     """The command that runs every step, as the reader starts the gate: `make gate` says how in HILGATE_GATE."""
     return f"{os.environ.get('HILGATE_GATE', 'hilgate gate ')}--all"
-
-
-def _counted(verdict: Verdict, recorded: Recorded, found: Sequence[Cause]) -> str:
-    if verdict.outcome is not Outcome.PASS:
-        why = _decided(verdict, found)
-        return f"{totals(verdict)}; {why if len(why) <= HEADLINE else f'{why[:HEADLINE]}…'}"
-    for step in verdict.steps:
-        attempt = recorded.last(step.key)
-        check = outcome.first(attempt.checks, Outcome.DID_NOT_RUN) if attempt else None
-        if check:
-            return f"{totals(verdict)} ({shorten(outcome.first_line(check.message), HEADLINE)})"
-    return str(totals(verdict))
-
-
-def _decided(verdict: Verdict, found: Sequence[Cause]) -> str:
-    """Why a verdict is no pass: the step of the top cause and the first line of it, where checks decided."""
-    decided = next((step for step in verdict.steps if verdict.why.startswith(f"{step.key}: {step.why}")), None)
-    top = found[0].failures[0] if found else None
-    if not decided or not top or not top.check or top.step.ruling not in {Ruling.REGRESSION, Ruling.INCONCLUSIVE}:
-        return verdict.why
-    others = verdict.why.removeprefix(f"{decided.key}: {decided.why}")
-    return f"{top.step.key}: {outcome.summary(top.check.message).removeprefix('AssertionError: ')}{others}"
-
-
-def step_counts(verdict: Verdict) -> str:
-    """`2 of 4 steps passed, 2 steps regressed, 1 step stopped by the machine, 3 not selected`."""
-    passed = sum(step.outcome is Outcome.PASS for step in verdict.steps)
-    words = [f"{passed} of {count(len(verdict.steps), 'step')} passed"]
-    rulings = [step.ruling for step in not_green(verdict)]
-    words += [
-        f"{count(rulings.count(ruling), 'step')} {COUNTED.get(ruling, ruling.value)}"
-        for ruling in dict.fromkeys(rulings)
-    ]
-    held_up = sum(one.cause == "queue out" for one in verdict.omissions)
-    words += [f"{held_up} not started"] if held_up else []
-    others = len(verdict.omissions) - held_up
-    words += [f"{others} not selected"] if others else []
-    return ", ".join(words)
 
 
 def ruled(step: StepVerdict) -> str:

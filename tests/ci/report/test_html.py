@@ -13,7 +13,7 @@ from support.jobs import failed, passed, skipped
 from support.plans import step
 
 from hilgate.report import annotation
-from hilgate.report.view import LIMIT_BYTES, ReportView, timeline
+from hilgate.report.view import LIMIT_BYTES, ReportView
 from hilgate.report.write import report_page
 from hilgate.text import duration
 
@@ -100,7 +100,7 @@ def test_the_timeline_places_bars_in_the_whole_time():
     a_plan, recorded, verdict = built(
         (step("a", "x"), [passed()]), (step("b", "x"), [passed()]), (step("c", "x"), None)
     )
-    bars, ticks = timeline(a_plan, recorded, verdict)
+    bars, ticks = ReportView(a_plan, recorded, verdict).timeline
     assert [(bar.key, round(bar.left, 1), round(bar.width, 1)) for bar in bars] == [
         ("a-cpu", 0.0, 97.8),
         ("b-cpu", 1.1, 98.9),

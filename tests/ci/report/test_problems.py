@@ -309,13 +309,14 @@ def test_headline_is_the_first_line_of_the_top_cause():
 
 
 def test_steps_are_counted_in_a_sentence():
-    *_, verdict, _ = red()
+    plan, recorded, verdict, _ = red()
     steps = [
         verdict.steps[0].model_copy(update={"ruling": ruling, "outcome": Outcome.FAIL})
         for ruling in (*Ruling, Ruling.REGRESSION)
         if ruling is not Ruling.PASS
     ]
-    assert view.step_counts(verdict.model_copy(update={"steps": tuple(steps), "omissions": ()})) == (
+    counted = verdict.model_copy(update={"steps": tuple(steps), "omissions": ()})
+    assert ReportView(plan, recorded, counted).step_counts == (
         "0 of 8 steps passed, 2 steps regressed, 1 step unfinished, 1 step stopped by the machine, "
         "1 step not started, 1 step flaky, 1 step in quarantine, 1 step inconclusive"
     )
