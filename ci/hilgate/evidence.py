@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from xml.etree.ElementTree import Element
 
-    from junitparser.xunit2 import TestCase
-
     from hilgate.model.plan import Plan, PlannedStep
 
 IMAGE_FILE = "image.json"
@@ -225,32 +223,25 @@ class JunitEvidence(EvidenceKind):
 
     def read(self, path: Path, root: Path) -> Collected:
         """Cases of all suites, under their pytest node ids."""
-        from junitparser import JUnitXmlError, xunit2
-
         try:
-            root_element = _parse(path)
-            document = xunit2.JUnitXml.fromroot(root_element)  # type: ignore[arg-type]  # it means Python's
-        except (JUnitXmlError, ValueError, SyntaxError) as error:
+            document = _parse(path)
+        except (ValueError, SyntaxError) as error:
             return Collected((), f"its {path.name} cannot be read: {error}")
         checks: dict[str, Check] = {}
-        collected: list[int] = []
         refused = ""
-        deselected = 0
-        for suite in document if isinstance(document, xunit2.JUnitXml) else [document]:
-            collected += _numbers(suite, COLLECTED)
-            deselected += sum(_numbers(suite, DESELECTED))
-            for case in _cases(suite):
-                try:
-                    check = _check_of_case(case, root)
-                except ValidationError as error:
-                    refused = f"holds a test that cannot be recorded: {first_problem(error)}"
-                    continue
-                # A test that fails and then fails in its teardown is written as two cases: the worse one counts.
-                seen = checks.get(check.id, check)
-                checks[check.id] = max(seen, check, key=severity)
+        for case in _elements(document, "testcase"):
+            try:
+                check = _check_of_case(case, root)
+            except ValidationError as error:
+                refused = f"holds a test that cannot be recorded: {first_problem(error)}"
+                continue
+            # A test that fails and then fails in its teardown is written as two cases: the worse one counts.
+            seen = checks.get(check.id, check)
+            checks[check.id] = max(seen, check, key=severity)
+        collected, deselected = _numbers(document, COLLECTED), sum(_numbers(document, DESELECTED))
         if not checks and not refused:
             return Collected((), f"its {path.name} holds no tests")
-        contradictions = _contradictions(root_element, counted=bool(collected))
+        contradictions = _contradictions(document, counted=bool(collected))
         problem = refused or _ended_early(path.with_name(LOG_FILE)) or next(contradictions, "")
         found = tuple(checks.values())
         if problem:
@@ -416,14 +407,10 @@ def _loads_the_plugin(command: str) -> bool:
     return shlex.split(command)[:3] == ["python", "-m", "pytest"]
 
 
-def _numbers(suite: object, name: str) -> list[int]:
-    """A number of tests that pytest says of a suite (`hilgate.pytest_plugin`); empty where it does not say."""
-    from junitparser import xunit2
-
-    if not isinstance(suite, xunit2.TestSuite):
-        return []
-    properties = suite.properties()  # type: ignore[no-untyped-call]  # as of a case
-    said = [_count(one.value or "") for one in properties if one.name == name]
+def _numbers(document: Element, name: str) -> list[int]:
+    """Numbers of tests that pytest says of its suites (`hilgate.pytest_plugin`); empty where it does not say."""
+    suites = _elements(document, "testsuite")
+    said = [_count(value) for suite in suites for own, value in _properties(suite) if own == name]
     return [number for number in said if number is not None]
 
 
@@ -441,10 +428,9 @@ _EXIT = re.compile(rb"^!+ _pytest\.outcomes\.Exit(?:: (.*?))? !+$", re.MULTILINE
 
 
 def _parse(path: Path) -> Element:
-    """The root of an XML file without a DOCTYPE, whose suites are nested no deeper than any writer nests them.
+    """The root of a JUnit file without a DOCTYPE, whose suites are nested no deeper than any writer nests them.
 
-    Python's own parser: lxml, which junitparser prefers, refuses text over 10 MB. The entities of a DOCTYPE can grow
-    to gigabytes, and no writer of JUnit needs one.
+    The entities of a DOCTYPE can grow to gigabytes, and no writer of JUnit needs one.
 
     Raises:
         ValueError: It is another file.
@@ -467,12 +453,26 @@ def _parse(path: Path) -> Element:
         def doctype(self, *_: str | None) -> None:
             raise ValueError("it has a DOCTYPE")
 
-    return ElementTree.parse(path, ElementTree.XMLParser(target=Builder())).getroot()  # noqa: S314 - as said above
+    root = ElementTree.parse(path, ElementTree.XMLParser(target=Builder())).getroot()  # noqa: S314 - as said above
+    if _name(root) not in {"testsuites", "testsuite"}:
+        raise ValueError(f"it begins with <{_name(root)}>, and JUnit with <testsuites>")
+    return root
 
 
 def _name(element: Element) -> str:
     """The tag of an element without its namespace."""
     return element.tag.rpartition("}")[2]
+
+
+def _elements(root: Element, name: str) -> Iterator[Element]:
+    """All elements of a name, at any depth."""
+    return (element for element in root.iter() if _name(element) == name)
+
+
+def _properties(element: Element) -> list[tuple[str, str]]:
+    """(name, value) of the properties of a suite or a case."""
+    groups = [inside for inside in element if _name(inside) == "properties"]
+    return [(one.get("name", ""), one.get("value", "")) for group in groups for one in group]
 
 
 def _contradictions(root: Element, *, counted: bool) -> Iterator[str]:
@@ -505,7 +505,7 @@ def _strange_in(case: Element) -> Iterator[str]:
 
 def _wrong_counts(element: Element, *, counted: bool) -> Iterator[str]:
     """What a suite announces and does not hold."""
-    cases = [inside for inside in element.iter() if _name(inside) == "testcase"]
+    cases = list(_elements(element, "testcase"))
     failing = sum(_name(inside) in {"failure", "error"} for case in cases for inside in case)
     not_run = sum(map(_not_run, cases))
     announced = {word: _count(element.get(word, "0")) for word in ANNOUNCED}
@@ -536,7 +536,7 @@ def _subtests(case: Element) -> int:
 
     Said of each case, so the subtests of a lost test excuse nothing. Said twice, the test itself has written it too.
     """
-    said = [one.get("value", "") for one in case.iterfind(f"properties/property[@name='{SUBTESTS}']")]
+    said = [value for name, value in _properties(case) if name == SUBTESTS]
     return (_count(said[0]) or 0) if len(said) == 1 else 0
 
 
@@ -565,39 +565,25 @@ def _repeated_key(line: bytes) -> str:
     return twice[0] if twice else ""
 
 
-def _cases(suite: Iterable[object]) -> Iterator[TestCase]:
-    """All cases of a suite, those of the suites inside it included."""
-    from junitparser import xunit2
-
-    for inside in suite:
-        if isinstance(inside, xunit2.TestSuite):
-            yield from _cases(inside)
-        elif isinstance(inside, xunit2.TestCase):
-            yield inside
-
-
-def _check_of_case(case: TestCase, root: Path) -> Check:
+def _check_of_case(case: Element, root: Path) -> Check:
     """The check of one test case of JUnit XML, with the assertion that failed as its message."""
-    from junitparser import Error, Failure, Skipped
-
     outcome, message = Outcome.PASS, ""
-    node_id = _node_id(case.classname or "", case.name or "(no name)", root)
-    for result in case.result:
-        if isinstance(result, Failure | Error):
-            kind = "error" if isinstance(result, Error) else "failure"
-            outcome = Outcome.FAIL
-            message, explained = (result.message or "").strip(), _explained(result.text or "")
-            if explained and message and isinstance(result, Error):
+    node_id = _node_id(case.get("classname", ""), case.get("name") or "(no name)", root)
+    for result in case:
+        kind, said, text = _name(result), result.get("message", "").strip(), result.text or ""
+        if kind in {"failure", "error"}:
+            outcome, explained = Outcome.FAIL, _explained(text)
+            if explained and said and kind == "error":
                 # It begins `failed on setup with "...`, or is `collection failure`.
-                explained = f"{message.partition(' with ')[0]}: {explained}"
-            message = explained or message or (result.text or "").strip() or f"{kind} without a message"
-            message += _failing_place(result.text or "", node_id.partition("::")[0])
+                explained = f"{said.partition(' with ')[0]}: {explained}"
+            message = explained or said or text.strip() or f"{kind} without a message"
+            message += _failing_place(text, node_id.partition("::")[0])
             break
-        if isinstance(result, Skipped):
+        if kind == "skipped":
             outcome = Outcome.DID_NOT_RUN
-            prefix = "expected to fail: " if result.type == "pytest.xfail" else ""
-            message = prefix + ((result.message or "").strip() or "skipped without a reason")
-    for attribute, value in _states(case._elem).items():  # noqa: SLF001 - junitparser leaves these attributes out
+            prefix = "expected to fail: " if result.get("type") == "pytest.xfail" else ""
+            message = prefix + (said or "skipped without a reason")
+    for attribute, value in _states(case).items():
         said = f"its {attribute} is {value[:60]!r}"
         if value in FAILED and outcome is not Outcome.FAIL:
             outcome, message = Outcome.FAIL, f"{said}, and nothing says why"
@@ -605,14 +591,13 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
             outcome, message = Outcome.DID_NOT_RUN, said
     numbers: dict[str, Number] = {}
     labels: dict[str, str] = {}
-    for found in case.properties():  # type: ignore[no-untyped-call]  # junitparser 5.0.3 left it untyped
-        name, value = found.name or "(no name)", "" if found.value is None else str(found.value)
+    for name, value in _properties(case):
         number = _as_number(value)
         if number is None:
-            labels[name] = value
+            labels[name or "(no name)"] = value
         else:
-            numbers[name] = number
-    seconds = max(0.0, _seconds(case._elem) or 0.0)  # noqa: SLF001 - junitparser raises at what is no number
+            numbers[name or "(no name)"] = number
+    seconds = max(0.0, _seconds(case) or 0.0)
     return Check(id=node_id, outcome=outcome, seconds=seconds, message=message, labels=labels, numbers=numbers)
 
 

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -126,7 +127,7 @@ def gate(
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
     from hilgate.model import PLAN_FILE
-    from hilgate.plan.estimate import estimate, keep_minutes, last_minutes
+    from hilgate.plan.estimate import estimate, last_minutes
     from hilgate.plan.limits import within_limits
     from hilgate.plan.machine import detect
     from hilgate.plan.make import make_plan
@@ -162,34 +163,14 @@ def gate(
         def decide() -> tuple[Judged, Report]:
             return judge_and_report(folder, plan, root=root, approved_by=approved_by)
 
-        first = CausesFirst(decide)
-        options = Options(cores=jobs, fail_fast=fail_fast, ended=first)
-        size = run_plan(plan, root, folder, options, recorded=earlier, announce=announce)
-        judged, report = decide()
-        keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
-    terminal.print_verdict(report, printed=first.printed)
+        options = Options(cores=jobs, fail_fast=fail_fast)
+        judged, report, printed, size = _run_and_judge(
+            plan, root, folder, options, decide, recorded=earlier, announce=announce
+        )
+    terminal.print_verdict(report, printed=printed)
     if size:
         terminal.print_time(terminal.stderr(), time.monotonic() - began, size)
     raise typer.Exit(judged.exit_status)
-
-
-class CausesFirst:
-    """Prints the causes of a red run once its steps have ended, while their failing tests still run.
-
-    Attributes:
-        printed: The causes that it printed (`terminal.print_causes`); None where no failing test ran after the steps.
-    """
-
-    def __init__(self, decide: Callable[[], tuple[Judged, Report]]) -> None:
-        self._decide = decide
-        self.printed: Printed | None = None
-
-    def __call__(self, meanwhile: str) -> None:
-        """Print the causes, and what the run does now."""
-        from hilgate.report import terminal
-
-        _, report = self._decide()
-        self.printed = terminal.print_causes(report, meanwhile)
 
 
 @program.command(cls=TakesArguments)
@@ -220,7 +201,6 @@ def run(
     """
     from hilgate.git import default_base
     from hilgate.model import PLAN_FILE
-    from hilgate.plan.estimate import keep_minutes
     from hilgate.plan.limits import within_limits
     from hilgate.plan.make import make_plan, read_plan
     from hilgate.report.terminal import print_slowest, print_verdict
@@ -258,14 +238,41 @@ def run(
         def decide() -> tuple[Judged, Report]:
             return judge_and_report(folder, plan, only=selected(), job=job, root=root)
 
-        first = CausesFirst(decide)
-        options = Options(cores=jobs, only=only, job=job, fail_fast=fail_fast, ended=first)
-        run_plan(plan, root, folder, options, approved_by=approved_by)
-        judged, report = decide()
-        keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
-    print_verdict(report, every=True, printed=first.printed)
+        options = Options(cores=jobs, only=only, job=job, fail_fast=fail_fast)
+        judged, report, printed, _ = _run_and_judge(plan, root, folder, options, decide, approved_by=approved_by)
+    print_verdict(report, every=True, printed=printed)
     print_slowest(judged.recorded, slowest)
     raise typer.Exit(judged.exit_status)
+
+
+def _run_and_judge(
+    plan: Plan,
+    root: Path,
+    folder: Path,
+    options: Options,
+    decide: Callable[[], tuple[Judged, Report]],
+    **more: Any,
+) -> tuple[Judged, Report, Printed | None, Estimate | None]:
+    """Run a plan (`run_plan`, which takes `more`) and decide; steps that passed leave their minutes.
+
+    The causes of a red run are printed once its steps have ended, while their failing tests still run.
+
+    Returns:
+        What was decided, its report, the causes that were printed, and the forecast.
+    """
+    from hilgate.plan.estimate import keep_minutes
+    from hilgate.report import terminal
+
+    printed: list[Printed] = []
+
+    def print_causes(meanwhile: str) -> None:
+        _, report = decide()
+        printed.append(terminal.print_causes(report, meanwhile))
+
+    size = run_plan(plan, root, folder, replace(options, ended=print_causes), **more)
+    judged, report = decide()
+    keep_minutes(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
+    return judged, report, printed[-1] if printed else None, size
 
 
 @program.command()

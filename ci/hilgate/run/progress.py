@@ -24,40 +24,15 @@ LOG_TAIL_LINES = 40
 COMMAND_CHARACTERS = 200
 
 
-SETTLING_SECONDS = 30.0
-"""Seconds of steps that must have ended before their pace counts as much as the forecast's."""
-
-
-class Clock:
-    """How long a run still takes: its forecast, at the pace of the steps that have finished."""
-
-    def __init__(self, size: Estimate | None) -> None:
-        self._size = size
-        self._began = time.monotonic()
-        self._taken = self._expected = SETTLING_SECONDS
-
-    def finished(self, step: PlannedStep, attempt: Attempt) -> None:
-        """Compare what it took with what was expected of it."""
-        if self._size and attempt.record.outcome is Outcome.PASS:
-            self._taken += attempt.record.seconds
-            self._expected += 60 * self._size.each[step.key]
-
-    def __str__(self) -> str:
-        """`1 min 20 s, about 2 min 20 s left`."""
-        passed = time.monotonic() - self._began
-        left = 60 * self._size.minutes * self._taken / self._expected - passed if self._size else 0.0
-        return text.duration(passed) + (f", about {text.rounded(left)} left" if left > 0 else "")
-
-
 class Lines:
     """One line per start and per end, and one a minute while nothing else happens."""
 
     def __init__(self, console: Console, *, buildkite: bool, size: Estimate | None = None) -> None:
         self._console = console
-        self._clock = Clock(size)
+        self._forecast = 60 * size.minutes if size else 0.0
         self._buildkite = buildkite
         self._children: dict[str, Child] = {}
-        self._printed_at = time.monotonic()
+        self._began = self._printed_at = time.monotonic()
         self._meanwhile, self._ended_at = "", 0.0
 
     def started(self, step: PlannedStep, child: Child) -> None:
@@ -69,7 +44,6 @@ class Lines:
     def finished(self, step: PlannedStep, attempt: Attempt, log: Path) -> None:
         """Say how it ended; in Buildkite an open group with the end of its log when that is not green."""
         self._children.pop(step.key, None)
-        self._clock.finished(step, attempt)
         record = attempt.record
         green = record.outcome is Outcome.PASS
         group = ("--- " if green else "+++ ") if self._buildkite else ""
@@ -91,7 +65,10 @@ class Lines:
         if self._meanwhile:
             self._print(f"{self._meanwhile}, for {text.duration(time.monotonic() - self._ended_at)} now")
         elif self._children:
-            self._print(str(self._clock))
+            passed = time.monotonic() - self._began
+            left = self._forecast - passed
+            about = f", about {text.rounded(left)} left by the forecast" if left > 0 else ""
+            self._print(text.duration(passed) + about)
             for key, child in self._children.items():
                 said = text.line(child.last_line())
                 self._print(f"{key}: running for {text.duration(child.seconds)}{f': {said}' if said else ''}")

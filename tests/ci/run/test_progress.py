@@ -1,41 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said to be left of a run: the forecast, at the pace of what has ended."""
+"""What a person sees while steps run."""
 
 import io
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from support.plans import plan, step
+from support.plans import step
 
-from hilgate.model.record import Outcome
-from hilgate.plan.estimate import estimate
 from hilgate.run import progress
 
 
 @pytest.mark.parametrize(
-    ("seconds", "passed", "words"),
+    ("size", "passed", "words"),
     [
-        ((), 60, "1 min 00 s, about 4 min 00 s left"),
-        ((120,), 120, "2 min 00 s, about 3 min 00 s left"),  # as expected
-        ((270,), 270, "4 min 30 s, about 5 min 30 s left"),  # twice as slow, so that the whole takes 10 minutes
-        ((120,), 400, "6 min 40 s"),  # over: nothing is promised
+        (SimpleNamespace(minutes=5.0), 60, "1 min 00 s, about 4 min 00 s left by the forecast"),
+        (SimpleNamespace(minutes=5.0), 400, "6 min 40 s"),
+        (None, 60, "1 min 00 s"),
     ],
+    ids=["within the forecast", "beyond it", "without one"],
 )
-def test_what_is_left_follows_the_pace_of_what_has_passed(monkeypatch, seconds, passed, words):
+def test_a_heartbeat_says_what_is_left_by_the_forecast(monkeypatch, size, passed, words):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    one = step("a", "x", minutes=2)
-    clock = progress.Clock(SimpleNamespace(minutes=5.0, each=estimate(plan(one)).each))
-    for taken in seconds:
-        clock.finished(one, SimpleNamespace(record=SimpleNamespace(outcome=Outcome.PASS, seconds=taken)))
-    clock.finished(one, SimpleNamespace(record=SimpleNamespace(outcome=Outcome.FAIL, seconds=1)))  # tells no pace
+    printed = io.StringIO()
+    lines = progress.Lines(Console(file=printed, width=80), buildkite=False, size=size)
+    lines.started(step("a", "x"), SimpleNamespace(seconds=passed, last_line=lambda: ""))
     now[0] = passed
-    assert str(clock) == words
-
-
-def test_without_a_forecast_nothing_is_promised():
-    assert str(progress.Clock(None)) == "0.0 s"
+    lines.tick()
+    assert printed.getvalue().splitlines()[1] == words
 
 
 @pytest.mark.parametrize(("said", "ending"), [("", ""), ("[ 40%]", ": [ 40%]")])
