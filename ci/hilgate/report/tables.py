@@ -21,7 +21,7 @@ from hilgate.model.table import TableCheck, TableFile, TableStep, tables_in
 from hilgate.run.outcome import first, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from hilgate.model import Number
@@ -134,7 +134,7 @@ def _joined(
     decided: Mapping[str, StepVerdict],
 ) -> Table:
     """The table of several steps, named by its labels."""
-    found = [_pivot(step, recorded, decided[step.key], labels, _worst) for step in steps]
+    found = [_pivot(step, recorded, decided[step.key], labels) for step in steps]
     grid: dict[tuple[str, str], Cell] = {}
     for table in found:
         for place, cell in table.grid.items():
@@ -213,7 +213,6 @@ def _pivot(
     recorded: Recorded,
     verdict: StepVerdict,
     labels: tuple[str, str] | None = None,
-    merged: Callable[[list[Cell]], Cell] | None = None,
 ) -> Table:
     assert step.step.matrix is not None
     labels = labels or (step.step.matrix.rows, step.step.matrix.columns)
@@ -226,7 +225,7 @@ def _pivot(
             cells.setdefault((row, column), []).append(_cell(check, verdict))
         else:
             outside.append((_cell(check, verdict), " and no ".join(n for n in labels if not check.labels.get(n))))
-    grid = {place: (merged or _merged)(found) for place, found in cells.items()}
+    grid = {place: _worst(found) for place, found in cells.items()}
     incomplete = _incomplete(step, verdict, attempt, recorded.damaged.get(step.key, ""))
     if not grid:
         incomplete = incomplete or f"no check has the labels {labels[0]} and {labels[1]}"
@@ -243,23 +242,10 @@ def _cell(check: Check, verdict: StepVerdict, text: str = "") -> Cell:
     return Cell(outcome, reason, check.seconds, (check.id,), check.numbers, text)
 
 
-def _merged(cells: list[Cell]) -> Cell:
-    """One cell of several checks: the worst decides (the first of equals), and the reason names them all."""
+def _worst(cells: list[Cell]) -> Cell:
+    """One cell of several checks: the worst decides; how many are like it, and why the first of those is."""
     if len(cells) == 1:
         return cells[0]
-    worst = max(cells, key=severity)
-    each = "; ".join(f"{one.checks[0]}: {one.outcome}{f', {one.reason}' if one.reason else ''}" for one in cells)
-    return Cell(
-        worst.outcome,
-        f"{len(cells)} checks of this cell: {each}",
-        sum(cell.seconds for cell in cells),
-        tuple(name for cell in cells for name in cell.checks),
-        worst.numbers,
-    )
-
-
-def _worst(cells: list[Cell]) -> Cell:
-    """One cell of the many checks of a step in a row: how many are like the worst, and why the first of those is."""
     worst = max(cells, key=severity)
     alike = sum(cell.outcome is worst.outcome for cell in cells)
     reason = "" if worst.outcome is Outcome.PASS else f"{alike} of {len(cells)} checks, the first: {worst.reason}"
