@@ -262,8 +262,8 @@ def _unchecked(reads: _Elements, checks: _Elements) -> _Elements:
     if not last:
         return reads
     keys = zip(reads.at.tolist(), reads.workgroup.tolist(), reads.wave.tolist(), strict=True)
-    behind = np.array([last.get(key, -1) for key in keys], np.int64)
-    return reads.take(np.flatnonzero(behind <= reads.number))
+    check = np.array([last.get(key, -1) for key in keys], np.int64)
+    return reads.take(np.flatnonzero(check <= reads.number))
 
 
 def _between_workgroups(writes: _Elements, reads: _Elements, *, among_writes: bool = True) -> Race | None:

@@ -338,7 +338,7 @@ IN_MEMORY = """
     s_waitcnt vmcnt(0)
     global_store_dword v1, v3, s[6:7] offset:512
     """
-"""Two waves write a word for each lane to global memory, read the other's and store it behind."""
+"""Two waves write a word for each lane to global memory, read the other's and store it after them."""
 
 
 def test_waves_exchange_words_in_memory_across_a_barrier():

@@ -1016,7 +1016,7 @@ FORMS = {  # text of an instruction with its data in v20 and what it returns in 
 
 
 def atomic(form, name, data_registers, places, values):
-    """(words before, words behind, what came back) of an atomic at 1024 + places."""
+    """(words before, words after, what came back) of an atomic at 1024 + places."""
     at = np.asarray(places, np.uint32)[None]
     base = np.uint64(1 << 40) + at.astype(np.uint64)
     values |= {1: at, 2: (base & np.uint64(ONES)).astype(np.uint32), 3: (base >> np.uint64(32)).astype(np.uint32)}

@@ -49,7 +49,7 @@ def _service(batch: Batch, layout: str, quantised: str | None, *, window: int | 
     table = torch.zeros(300, 131_072 // batch.block_size + 3, dtype=torch.int32)
     index = torch.zeros(301, dtype=torch.int32)
     for first, (seqs, tokens) in enumerate((*((seqs, 1) for seqs in DECODES), *EXTENDS)):
-        at = first % 4  # behind so many other sequences, where addresses are no multiple of 16
+        at = first % 4  # after so many other sequences, where addresses are no multiple of 16
         sequences = {
             "block_table": table[at : at + seqs],
             "seq_lens": index[at : at + seqs],
@@ -160,18 +160,6 @@ def test_layers_that_look_alike_are_warmed_up_once():
     assert launched(None, 4096) == launched(None) + launched(4096)
 
 
-def test_a_service_beyond_its_bounds_would_compile(arch):
-    """The comparison compares: of decode steps alone nothing was made for prompts."""
-    with mock.patch.object(warm_up_module, "_steps", return_value=[warm_up_module._Step(1, 1, 1, 64)]):
-        ready = {each.key for each in specialisations(arch, lambda: _warm_up(*CACHES["d128"]))}
-    assert not {each.key for each in specialisations(arch, lambda: _service(*CACHES["d128"]))} <= ready
-
-
-def test_a_window_adds_none():
-    counts = Counter(each.kernel for each in specialisations("gfx942", lambda: _service(*CACHES["d128"], window=4096)))
-    assert max(counts.values()) <= 8, counts
-
-
 LATENT = Batch(torch.bfloat16, 576, num_heads=16, num_kv_heads=1, block_size=64)
 """DeepSeek's shape on eight ranks: 16 heads, 512 channels and 64 rotated ones."""
 DRAFTED = 3
@@ -252,13 +240,6 @@ def test_warm_up_of_the_rotation_compiles_all(arch, name):
     assert served
     assert not [(each.kernel, each.constants) for each in served if each.key not in ready]
     assert launches == [len(ready), 0], "a layer that looks the same has nothing to do"
-
-
-def test_a_warm_up_of_the_rotation_for_few_tokens_is_not_enough(monkeypatch):
-    """The comparison compares."""
-    monkeypatch.setattr(turned, "FEWEST_TOKENS", 64)
-    ready = {each.key for each in specialisations("gfx942", lambda: turned.warm_up(**_turned("d128"), neox=True))}
-    assert not {each.key for each in specialisations("gfx942", lambda: _turns("d128"))} <= ready
 
 
 def _scan(tokens: int, pieces: int | None, *, resumes: bool, sliced: bool, segments: int | None = None) -> None:

@@ -61,7 +61,7 @@ class Inputs:
 def inputs(layer: Layer, batch: int, tokens: int, dtype: str, device: str) -> Inputs:
     """Unit-normal data in one projection per token, z x B C dt side by side, as Mamba2's in_proj gives it.
 
-    Rows, batches and the space behind the last token are separated by NaN. dt is softplus(normal / 2 - 1), 0.06 to 1,
+    Rows, batches and the space after the last token are separated by NaN. dt is softplus(normal / 2 - 1), 0.06 to 1,
     and A lies in -0.25 .. -0.05, so the exponents of a chunk of 128 tokens end near -6.
     """
     torch.manual_seed(layer.heads * 1000 + tokens)

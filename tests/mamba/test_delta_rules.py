@@ -66,7 +66,7 @@ def pool(heads: int, values: int, keys: int, device: str) -> torch.Tensor:
 
 @dataclass
 class Step:
-    """A token of each sequence, or three, one behind the other; gates and betas as the model projects them."""
+    """A token of each sequence, or three in a row; gates and betas as the model projects them."""
 
     packed: torch.Tensor  # [rows, channels of q, k and v]
     shape: tuple[int, int, int, int]  # key heads, heads, keys, values
@@ -216,7 +216,7 @@ def test_post_conv_prep(dtype, device, delta_ops, record_property):
     check(beta[..., None], raw_beta.double().cpu().sigmoid()[..., None], "delta step", "float32", record_property)
 
 
-def test_a_sequence_of_no_tokens_shifts_those_behind_it(delta_ops):
+def test_a_sequence_of_no_tokens_shifts_those_after_it(delta_ops):
     """Declared: vLLM counts sequences by where chunks begin. It passes none without tokens today, nor do we.
 
     Repaired, the second row is [2, 0], and STARTS above gets such a sequence.

@@ -31,7 +31,7 @@ class Buffers:
         self.block_table = torch.zeros(SEQUENCES, MAX_MODEL_LEN // BLOCK_SIZE, dtype=torch.int32)
 
     def fill(self, query_lens, seq_lens, blocks):
-        """Sequences behind the given ones are padding: no query, and lengths and blocks of long ago."""
+        """Sequences after the given ones are padding: no query, and lengths and blocks of long ago."""
         here = len(query_lens)
         self.query_start_loc.fill_(sum(query_lens))
         self.query_start_loc[: here + 1] = torch.tensor([0, *query_lens]).cumsum(0)

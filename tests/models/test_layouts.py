@@ -109,7 +109,7 @@ def test_tolerance_resolves_lost_sinks(oracle):
 
 
 def test_tolerance_resolves_lost_chunks(oracle):
-    """Every token behind the first chunk would notice keys of the chunk before its own."""
+    """Every token after the first chunk would notice keys of the chunk before its own."""
     mine = oracle("llama-4")
     chunk = mine.exact.config.attention_chunk_size
     for request in (request for request in matrix.PROMPTS if len(request.prompt) > chunk):

@@ -147,7 +147,7 @@ def test_a_pool_that_is_not_as_asked_for_is_refused(packing, sides, view, what):
 
 
 class Rank:
-    """One of some tensor-parallel ranks: a pool of its share of the heads, blocks one behind the other."""
+    """One of some tensor-parallel ranks: a pool of its share of the heads, block after block."""
 
     def __init__(self, packing, index, ranks):
         self.heads, own = slice(index * 4 // ranks, (index + 1) * 4 // ranks), 4 // ranks

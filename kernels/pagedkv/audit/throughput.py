@@ -53,35 +53,19 @@ MEMORY = 500
 """Cycles that a loop without a stage ahead waits for its loads: about the latency of L2 (120 ns) to HBM (350 ns)."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Cycles of one turn of the first loop over tiles."""
-
-    matrix: float
-    vector: float
-    lds: float
-    alone: float
-    """Cycles of a wave that has the SIMD for itself."""
-    together: float
-    """Cycles for each wave, where the SIMD is full."""
-
-
-def turn(figures: Figures, stages: int) -> Turn:
-    """Return the cycles of a turn of the first loop with products; `figures` must have one."""
-    loop = figures.text.loops[0]
-    matrix = loop.flop / MATRIX_FLOP[figures.arch]
-    arch = limits(figures.arch)
+def cycles_of_a_turn(figures: Figures, stages: int) -> float:
+    """Return the cycles that a turn of the first loop with products takes for each wave of a full SIMD."""
+    loop, arch = figures.text.loops[0], limits(figures.arch)
     pipes = PIPES[arch.matrix]
+    matrix = loop.flop / MATRIX_FLOP[figures.arch]
     vector = pipes.issue * loop.vector + (pipes.transcendental - pipes.issue) * loop.transcendental
     lds = loop.lds_bytes * arch.lanes / pipes.lds_bytes
-    others = loop.instructions - loop.vector - loop.mfma
-    alone = (
-        matrix + vector + lds + pipes.issue * others + WAIT * (loop.lds_waits + loop.barriers) + MEMORY * (stages == 1)
-    )
-    waves = max(figures.waves_per_simd, 1e-9)
-    alike = max(1.0, figures.num_waves / SIMDS) if loop.barriers else 1.0  # waves of a workgroup on a SIMD
+    others = pipes.issue * (loop.instructions - loop.vector - loop.mfma)
+    waits = WAIT * (loop.lds_waits + loop.barriers) + MEMORY * (stages == 1)
+    alone = matrix + vector + lds + others + waits
     busiest = max(matrix, vector, lds)
-    return Turn(matrix, vector, lds, alone, max(busiest, (alone + (alike - 1) * busiest) / max(waves, 1.0)))
+    starting_together = max(1.0, figures.num_waves / SIMDS) if loop.barriers else 1.0  # waves of a workgroup on a SIMD
+    return max(busiest, (alone + (starting_together - 1) * busiest) / max(figures.waves_per_simd, 1.0))
 
 
 def useful_flop_per_cycle(figures: Figures, numbers: Mapping[str, float], stages: int) -> float:
@@ -94,4 +78,4 @@ def useful_flop_per_cycle(figures: Figures, numbers: Mapping[str, float], stages
     """
     needed = numbers["flop_per_instruction"] * numbers["loop_instructions"]
     # A SIMD that has less than one wave stands still for the rest of the time.
-    return needed / turn(figures, stages).together * min(1.0, figures.waves_per_simd)
+    return needed / cycles_of_a_turn(figures, stages) * min(1.0, figures.waves_per_simd)

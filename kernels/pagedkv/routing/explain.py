@@ -313,12 +313,12 @@ def format_text(explanation: Explanation) -> str:
     deployment = explanation.deployment
     scales = f" with scales: {deployment.kv_scales}" if deployment.kv_cache_dtype.startswith("fp8") else ""
     lines = [f"{explanation.model_type} on {deployment.arch}, kernels of {', '.join(deployment.providers)}"]
-    lines += _wrap(
+    lines += wrap(
         f"{explanation.dtype}, cache {deployment.kv_cache_dtype}{scales}, at most {deployment.max_num_seqs} sequences, "
         f"num_blocks {deployment.num_blocks or 'not given'}",
-        1,
+        2,
     )
-    lines += _wrap(f"block_size {explanation.block_size}: {explanation.block_reason}", 1)
+    lines += wrap(f"block_size {explanation.block_size}: {explanation.block_reason}", 2)
     for layer in explanation.layers:
         lines += ["", *_layer(layer)]
     return "\n".join(lines) + "\n"
@@ -354,16 +354,16 @@ def _layer_data(layer: Explained) -> dict[str, object]:
 
 def _layer(layer: Explained) -> list[str]:
     kind = layer.kind
-    lines = _wrap(f"{kind.count} x {kind.name}" + (f": {_asked(layer.request)}" if layer.request else ""), 0)
+    lines = wrap(f"{kind.count} x {kind.name}" + (f": {_asked(layer.request)}" if layer.request else ""), 0)
     if layer.note:
-        lines += _wrap(layer.note, 1)
+        lines += wrap(layer.note, 2)
     lines += _choice(layer.scan) if layer.scan else []
     if isinstance(layer.answer, NoKernelError):
         head, *_ = str(layer.answer).splitlines()
-        lines += [*_wrap(f"NOT SERVED. {head}", 1), *_rejections(layer.answer.rejected)]
+        lines += [*wrap(f"NOT SERVED. {head}", 2), *_rejections(layer.answer.rejected)]
     elif layer.answer:
         native = "native blocks" if layer.answer.layout.has_native_kv_cache_layout else "no native blocks"
-        lines += _wrap(f"cache    {layer.answer.layout}; {native}", 1, hang=9)
+        lines += wrap(f"cache    {layer.answer.layout}; {native}", 2, hang=9)
         for choice in layer.answer.choices:
             lines += _choice(choice)
     return lines
@@ -383,24 +383,24 @@ def _asked(request: Request) -> str:
 
 def _choice(choice: Choice) -> list[str]:
     if choice.kernel is None:
-        return _wrap(f"{choice.task:<8} no kernel: {choice.why}", 1, hang=9)
-    lines = _wrap(f"{choice.task:<8} {choice.kernel}", 1, hang=9)
-    lines += _wrap(f"{choice.basis}: {choice.why}", 3)
-    lines += _wrap(f"able too: {', '.join(choice.also)}", 3) if choice.also else []
+        return wrap(f"{choice.task:<8} no kernel: {choice.why}", 2, hang=9)
+    lines = wrap(f"{choice.task:<8} {choice.kernel}", 2, hang=9)
+    lines += wrap(f"{choice.basis}: {choice.why}", 6)
+    lines += wrap(f"able too: {', '.join(choice.also)}", 6) if choice.also else []
     return [*lines, *_rejections(choice.rejected)]
 
 
 def _rejections(rejected: tuple[Rejection, ...]) -> list[str]:
-    return [line for rejection in rejected for line in _wrap(f"- {rejection}", 3, hang=2)]
+    return [line for rejection in rejected for line in wrap(f"- {rejection}", 6, hang=2)]
 
 
-def _wrap(text: str, level: int, hang: int = 0) -> list[str]:
-    indent = "  " * level
+def wrap(text: str, indent: int, hang: int = 0) -> list[str]:
+    """Return lines of at most `WIDTH` characters, indented, and all but the first by `hang` more."""
     return textwrap.wrap(
         text,
         WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent + " " * hang,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + hang),
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -8,14 +8,13 @@ size, and one block of the pool holds a page for each layer of a group.
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from pagedkv.arch import ARCHES
 from pagedkv.errors import InvalidFileError, MisuseError
 
-from .explain import WIDTH, Explanation, as_data, config_dtype, explain, shared_state, token_bytes
+from .explain import Explanation, as_data, config_dtype, explain, shared_state, token_bytes, wrap
 from .model_config import layer_kinds
 
 if TYPE_CHECKING:
@@ -368,7 +367,7 @@ def format_fit(made: Fit, path: str | os.PathLike[str]) -> str:
     service, pages, explanation = made.service, made.pages, made.explanation
     tp = explanation.deployment.tp
     data = fit_data(made)
-    lines = _wrap(f"{explanation.model_type} ({path}) on {tp} x {service.gpu}, {service.memory:g} GiB each", "")
+    lines = wrap(f"{explanation.model_type} ({path}) on {tp} x {service.gpu}, {service.memory:g} GiB each", 0)
     lines += _row("attention block", f"{pages.block_size} tokens: {explanation.block_reason}")
     lines += _row(
         "states",
@@ -405,20 +404,9 @@ def format_fit(made: Fit, path: str | os.PathLike[str]) -> str:
             served = f"NOT SERVED. {str(layer.answer).splitlines()[0]}"
         lines += _row(f"{layer.kind.count} x {layer.kind.name}", served)
     for problem in made.problems:
-        lines += ["", *_wrap(f"DOES NOT FIT: {problem.what}.", ""), *_wrap(f"Set {problem.remedy}.", "  ")]
+        lines += ["", *wrap(f"DOES NOT FIT: {problem.what}.", 0), *wrap(f"Set {problem.remedy}.", 2)]
     return "\n".join(lines) + "\n"
 
 
 def _row(name: str, text: str) -> list[str]:
-    return _wrap(f"{name:<17} {text}", "  ", hang=" " * 20)
-
-
-def _wrap(text: str, indent: str, hang: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=hang or indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrap(f"{name:<17} {text}", 2, hang=18)

@@ -104,7 +104,7 @@ def test_a_wait_less_is_caught(arch):
     texts = {}
     with amdgcn(arch, outputs=OUTPUTS, mutate=texts.setdefault):
         decode()
-    # A wait behind one for as much, without an access or a label between them, waits for nothing.
+    # A wait after one for as much, without an access or a label between them, waits for nothing.
     idle, waited = [], None
     for line in texts["attention_kernel"].partition(".amdhsa_kernel")[0].splitlines():
         if re.match(r"\t(buffer|global)_|\.LBB", line):

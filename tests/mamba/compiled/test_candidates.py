@@ -33,7 +33,7 @@ RACES = {
         (("gfx942", "gfx950"), ""),
         r"warps[248]$",
         r"global race: waves \d and \d of workgroup .* of Akk .*buffer_store.*chunk_intra.py:463.*chunk_intra.py:458",
-        "its waves read rows of Akk in a loop and overwrite them behind it, with no barrier between the two",
+        "its waves read rows of Akk in a loop and overwrite them after it, with no barrier between the two",
     ),
     "merge_16x16_to_64x64_inverse_kernel": (
         (("gfx942",), "3.8.0"),
