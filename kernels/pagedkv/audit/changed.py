@@ -26,6 +26,7 @@ import sys
 import tarfile
 import tempfile
 import textwrap
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -136,13 +137,13 @@ class CodeComparison:
 
     def sentence(self) -> str:
         """`3 of 88 kernels changed for gfx942`."""
-        counted = {change: sum(one.change == change for one in self.changed) for change in ("new", "gone", "broken")}
-        more = [f"{number} {change}" for change, number in counted.items() if number]
-        changed = len(self.changed) - sum(counted.values())
-        verb = f"{changed} of {self.kernels} kernels changed for {self.arch}" + "".join(f", {each}" for each in more)
-        named = [f"{one.ids[0].partition('/')[2]} ({one.text()})" for one in self.changed[:MOST_NAMED]]
+        counts = Counter(kernel.change for kernel in self.changed)
+        text = f"{counts['changed']} of {self.kernels} kernels changed for {self.arch}"
+        others: tuple[Change, ...] = ("new", "gone", "broken")
+        text += "".join(f", {counts[change]} {change}" for change in others if counts[change])
+        named = [f"{kernel.ids[0].partition('/')[2]} ({kernel.text()})" for kernel in self.changed[:MOST_NAMED]]
         rest = len(self.changed) - len(named)
-        return verb + (f": {'; '.join(named)}" if named else "") + (f"; and {rest} more" if rest else "")
+        return text + (f": {'; '.join(named)}" if named else "") + (f"; and {rest} more" if rest else "")
 
 
 def compare(
@@ -192,26 +193,29 @@ def findings_of(comparison: CodeComparison, commit: str) -> list[Finding]:
     """One finding for the arch, which reports show where anything changed, and one for each kernel."""
     from .findings import Finding
 
+    changes = [kernel.change for kernel in comparison.changed]
     sentence = comparison.sentence()
-    counts = {change: sum(one.change == change for one in comparison.changed) for change in ("changed", "new", "gone")}
     labels = {"arch": comparison.arch, "compared_with": commit[:12]}
-    moved = {"passed_but": f"{sentence}. Only a GPU can time them"} if comparison.changed else {}
-    broken = any(one.change == "broken" for one in comparison.changed)
-    outcome: Outcome = "fail" if broken else "pass"
-    numbers: dict[str, float] = {"kernels": comparison.kernels, **counts}
-    found = [Finding(f"changed/{comparison.arch}", outcome, 0.0, sentence, labels | moved, numbers)]
-    return found + [
-        _about(one, one.text(), f"changed/{one.ids[0]}", labels, fails=one.change == "broken")
-        for one in comparison.changed
-    ]
+    caveat = {"passed_but": f"{sentence}. Only a GPU can time them"} if changes else {}
+    outcome: Outcome = "fail" if "broken" in changes else "pass"
+    numbers: dict[str, float] = {"kernels": comparison.kernels}
+    numbers |= {change: changes.count(change) for change in ("changed", "new", "gone")}
+    findings = [Finding(f"changed/{comparison.arch}", outcome, 0.0, sentence, labels | caveat, numbers)]
+    for kernel in comparison.changed:
+        fails = kernel.change == "broken"
+        findings.append(_of_kernel(kernel, kernel.text(), f"changed/{kernel.ids[0]}", labels, fails=fails))
+    return findings
 
 
-def _about(one: ChangedKernel, text: str, name: str, labels: Mapping[str, str], *, fails: bool) -> Finding:
-    """The finding of one kernel."""
+def _of_kernel(kernel: ChangedKernel, text: str, name: str, labels: Mapping[str, str], *, fails: bool) -> Finding:
     from .findings import Finding
 
-    figures = {f"{key}_before": value for key, value in one.before.numbers.items()} | dict(one.after.numbers)
-    about = {"kernel": one.ids[0].rpartition("/")[2], "change": one.change, "configurations": " ".join(one.ids)}
+    figures = {f"{key}_before": value for key, value in kernel.before.numbers.items()} | dict(kernel.after.numbers)
+    about = {
+        "kernel": kernel.ids[0].rpartition("/")[2],
+        "change": kernel.change,
+        "configurations": " ".join(kernel.ids),
+    }
     return Finding(name, "fail" if fails else "pass", 0.0, text, {**labels, **about}, figures)
 
 
@@ -225,25 +229,26 @@ def triton_findings(comparison: CodeComparison, before: str, after: str) -> list
     """
     from .findings import Finding
 
-    shown = [one for one in comparison.changed if one.worse or one.change in {"broken", "gone"}]
-    both = [one for one in comparison.changed if one.change == "changed"]
-    ratios = [one.after.numbers["instructions"] / one.before.numbers["instructions"] for one in both]
-    counts = {called: sum(called in one.worse for one in shown) for called in WORSE.values()}
-    counts["no code"] = sum(not one.worse for one in shown)
+    shown = [kernel for kernel in comparison.changed if kernel.worse or kernel.change in {"broken", "gone"}]
+    both = [kernel for kernel in comparison.changed if kernel.change == "changed"]
+    ratios = [kernel.after.numbers["instructions"] / kernel.before.numbers["instructions"] for kernel in both]
+    counts = {called: sum(called in kernel.worse for kernel in shown) for called in WORSE.values()}
+    counts["no code"] = sum(not kernel.worse for kernel in shown)
     place = f"{before}-{after}/{comparison.arch}"
     sentence = f"{comparison.arch}, Triton {before} -> {after}: {len(shown)} of {comparison.kernels} kernels worse"
     sentence += "".join(f", {called} {count}" for called, count in counts.items() if count)
     if ratios:
         sentence += f"; instructions x {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}"
     labels = {"arch": comparison.arch, "tritons": f"{before} -> {after}"}
-    moved = {"passed_but": sentence} if shown else {}
+    caveat = {"passed_but": sentence} if shown else {}
     outcome: Outcome = "fail" if counts["no code"] else "pass"
-    found = [Finding(f"changed/{place}", outcome, 0.0, sentence, labels | moved, {"kernels": comparison.kernels})]
-    for one in shown:
-        text, name = one.text((*WORSE, "loop_instructions")), f"changed/{before}-{after}/{one.ids[0]}"
-        about = labels | {"worse": ", ".join(one.worse) or "no code"}
-        found.append(_about(one, text, name, about, fails=not one.worse))
-    return found
+    numbers: dict[str, float] = {"kernels": comparison.kernels}
+    findings = [Finding(f"changed/{place}", outcome, 0.0, sentence, labels | caveat, numbers)]
+    for kernel in shown:
+        text, name = kernel.text((*WORSE, "loop_instructions")), f"changed/{before}-{after}/{kernel.ids[0]}"
+        about = labels | {"worse": ", ".join(kernel.worse) or "no code"}
+        findings.append(_of_kernel(kernel, text, name, about, fails=not kernel.worse))
+    return findings
 
 
 # Git.
@@ -502,7 +507,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> Exit:
     """Compare two Tritons, or this tree with the merge base, on each arch, and write the findings."""
-    from .findings import WIDTH, Finding, write_findings
+    from .findings import exit_status, write_findings
 
     if options.jobs < 1 or options.timeout <= 0:
         raise MisuseError(f"--jobs and --timeout must be above 0, got {options.jobs} and {options.timeout:g}")
@@ -511,34 +516,46 @@ def _run(options: argparse.Namespace) -> Exit:
     tritons = [installed_triton(name) for name in options.tritons or ()]
     check_environment(None)
     kernels = Path(__file__).parents[2]
-    base = os.environ.get("HILGATE_BASE", "") if options.base is None else options.base
-    out = options.out or os.environ.get("HILGATE_OUT")
-
-    def leave(findings: Sequence[Finding], status: Exit) -> Exit:
-        for each in findings:
-            name = each.labels.get("configurations", "").partition(" ")[0]
-            first, others = ("    ", "    ") if name else ("", "  ")
-            lines = textwrap.wrap(
-                each.message, WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
-            )
-            sys.stdout.writelines(f"{line}\n" for line in ([f"  {name}", *lines] if name else lines))
-        if out:
-            write_findings(Path(out) / "findings.jsonl", findings)
-        return status
-
     shared = ["--source", *options.source, "--only", *options.only, "--jobs", str(options.jobs)]
     shared += ["--timeout", str(options.timeout)]
     objects = [] if compiles_all(os.environ) or not options.objects else ["--objects", str(options.objects.resolve())]
     if tritons:
         findings = _compare_tritons(kernels, tritons, options, [*shared, *objects])
-        return leave(findings, Exit.FAIL if any(one.outcome == "fail" for one in findings) else Exit.PASS)
+    else:
+        findings = _compare_with_base(kernels, options, shared, objects)
+    _print(findings)
+    if out := options.out or os.environ.get("HILGATE_OUT"):
+        write_findings(Path(out) / "findings.jsonl", findings)
+    return exit_status(findings, compiled=len(findings))
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    """Print what changed; of a kernel its id, and indented what changed of it."""
+    from .findings import WIDTH
+
+    for finding in findings:
+        kernel = finding.labels.get("configurations", "").partition(" ")[0]
+        first, others = ("    ", "    ") if kernel else ("", "  ")
+        lines = textwrap.wrap(
+            finding.message, WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+        )
+        sys.stdout.writelines(f"{line}\n" for line in ([f"  {kernel}", *lines] if kernel else lines))
+
+
+def _compare_with_base(
+    kernels: Path, options: argparse.Namespace, shared: Sequence[str], objects: Sequence[str]
+) -> list[Finding]:
+    """Findings about each arch; one alone where there is no merge base, or its kernels cannot be listed."""
+    from .findings import Finding
+
+    base = os.environ.get("HILGATE_BASE", "") if options.base is None else options.base
     try:
         commit = merge_base(kernels.parent, base)
     except CannotRunHereError as error:
         if base or os.environ.get("BUILDKITE") == "true":
             raise
         why = f"compared with nothing: {error}".partition("\n")[0]
-        return leave([Finding("changed", "pass", 0.0, why, {"passed_but": why})], Exit.PASS)
+        return [Finding("changed", "pass", 0.0, why, {"passed_but": why})]
     findings = []
     with contextlib.ExitStack() as stack:
         try:
@@ -555,9 +572,8 @@ def _run(options: argparse.Namespace) -> Exit:
                 _check_selected(comparison, after, options.only)
                 findings += findings_of(comparison, commit)
         except BaseUnreadableError as error:
-            finding = Finding("changed", "inconclusive", 0.0, f"merge base {commit[:12]}: {error}")
-            return leave([finding], Exit.INCONCLUSIVE)
-    return leave(findings, Exit.FAIL if any(one.outcome == "fail" for one in findings) else Exit.PASS)
+            return [Finding("changed", "inconclusive", 0.0, f"merge base {commit[:12]}: {error}")]
+    return findings
 
 
 def _check_selected(comparison: CodeComparison, listing: KernelListing, only: Sequence[str]) -> None:
