@@ -160,22 +160,12 @@ def test_narrow_loads_are_allowed_where_rows_are_not_dense(figures):
     assert BUDGETS.violations(figures(loads=NARROW), scattered=("key_cache", "value_cache")) == []
 
 
-def test_our_budgets_allow_no_spill_and_no_scratch():
-    budgets = load_budgets()
-    assert budgets.every == Limits(vgpr_spills=0, scratch_bytes=0, wide_share=1)
-
-
 def test_every_rule_names_kernels_that_the_file_knows():
     budgets = load_budgets()
     assert {rule.operation for rule in budgets.comparisons} == {"decode", "prefill", "mla-16", "mla-128"}
     for rule in budgets.comparisons:
         assert rule.ours in budgets.kernels
         assert rule.theirs in budgets.evidence
-
-
-def test_a_dot_product_must_use_matrix_instructions():
-    for name, budget in load_budgets().kernels.items():
-        assert budget.mfma >= 1 or "attention" not in name or "reduce" in name, name
 
 
 INVALID = [
