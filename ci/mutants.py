@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutate the code that decides a merge, and count how many mutants its tests kill: `python ci/mutants.py`.
 
-Each mutant is one edit of cosmic-ray's operators at one place of `CORE`, in a clone. Places are drawn, then one edit of
-each, so that an operator with eleven replacements counts no more than one with a single one. Then the test files that
-import the mutated module run, those named after it first, until one of them fails. A mutant whose tests do not end in
-three times their unmutated time has survived: a slow machine kills none. Not drawn are edits that are no behaviour: in
-what mypy alone reads, `==` for `is` of an enum's member, and what does not compile.
+Each mutant is one edit of cosmic-ray's operators at one place of `CORE`, in a clone. Places are drawn first, then one
+edit at each, so that an operator with eleven replacements counts no more than an operator with one. Then the test files
+that import the mutated module run, those named after it first, until one of them fails. A mutant whose tests do not end
+in three times their unmutated time has survived: a slow machine kills none. Edits that change no behaviour are never
+drawn: those in annotations that mypy alone reads, `==` for `is` of an enum's member, and edits that do not compile.
 
 A mutant that nothing can kill is argued at its line, or in a comment above it: `# mutant OPERATOR, OPERATOR: why`.
 OPERATOR is the beginning of a name of `cosmic-ray operators` without `core/`. Argued mutants are not drawn.
@@ -247,7 +247,9 @@ class Copies:
         """Run a test over a mutant; returns exit status (None at the time limit), output and seconds."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(("HILGATE_", "BUILDKITE"))}
         env["PYTHONPATH"] = os.pathsep.join(str(copy / one) for one in self._python_path)
-        env["PYTHONDONTWRITEBYTECODE"] = "1"  # a file of the same second and size would be taken for the one before
+        env["PYTHONDONTWRITEBYTECODE"] = (
+            "1"  # bytecode of an earlier mutant with the same time and size would run instead
+        )
         began = time.monotonic()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as temporary:
             child = subprocess.Popen(

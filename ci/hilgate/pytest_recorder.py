@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Note which files of a checkout a Python process reads, by an audit hook: the `sitecustomize` of a step's processes.
 
-Noted are files that it opens, imports or loads, files that the command line of a program names that it starts, and,
-with a `/` at the end, folders that it lists. One file for each process: each note once, ended by a NUL. A compiled
-module counts as its source. Not seen: what other programs read beside what their command line names, and what
+It notes files that it opens, imports or loads, files named on the command lines of programs that it starts, and, with a
+`/` at the end, folders that it lists. One file for each process: each note once, ended by a NUL. A compiled
+module counts as its source. It does not see what other programs read beyond their command line, or what
 libraries read without Python's help. Processes end without notice, so nothing is kept for their end. Imports os and
 sys alone.
 
@@ -128,8 +128,8 @@ def _is_text(caller: "FrameType") -> bool:
 
     It is not where Python imports it or shows its lines, which tokenize opens for linecache, nor where Hypothesis takes
     first examples from the constants of each module. Triton, too, asks for the lines of each function of a file, used
-    or not: `inspect.findsource` is watched instead. Nor is it where it is copied or put into a wheel: whoever launches
-    a kernel of the copy, or reads that as text, is noted.
+    or not: `inspect.findsource` is watched instead. A copy, or a wheel, made from it does not count either: a process
+    that launches a kernel of the copy, or reads it as text, is noted.
     """
     if caller.f_code.co_name == "copyfile" and caller.f_globals.get("__name__") == "shutil":
         source, copy = (os.path.abspath(os.fsdecode(caller.f_locals[end])) for end in ("src", "dst"))

@@ -76,10 +76,10 @@ def compare(llm: Any, family: Family, oracle: Oracle, tokens: list[int]) -> list
 
 
 def engine_streams(llm: Any, family: Family, tokens: list[int]) -> tuple[list[str], list[torch.Tensor]]:
-    """Kind of each decoder layer, and the stream after it, [len(tokens), channels] float64, of the model uncompiled.
+    """Kind of each decoder layer, and the residual stream after it: [len(tokens), channels] float64.
 
     Raises:
-        ValueError: Every step was a captured graph's, of which no layer is called.
+        ValueError: Every step ran as a captured graph, which calls no layer.
     """
     from vllm import SamplingParams
 
@@ -89,7 +89,7 @@ def engine_streams(llm: Any, family: Family, tokens: list[int]) -> tuple[list[st
     llm.generate([{"prompt_token_ids": tokens}], SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
     steps = llm.apply_model(_unwatch)[0]
     if not all(steps):
-        raise ValueError(f"{len(tokens)} tokens: every step was a captured graph's, and no layer of it was called")
+        raise ValueError(f"{len(tokens)} tokens: every step ran as a captured graph, which calls no layer")
     return kinds, [torch.cat(rows)[: len(tokens)] for rows in steps]
 
 

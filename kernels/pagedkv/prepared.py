@@ -148,10 +148,10 @@ def first_warm_up(which: str, *given: Any, **options: Any) -> bool:
         options: More of it, by name.
     """
     values = (*given, *sorted(options.items()))
-    known = (which, *map(_signature_of, values), compiler_settings())
-    if known in _warmed:
+    key = (which, *map(_signature_of, values), compiler_settings())
+    if key in _warmed:
         return False
-    _warmed.add(known)
+    _warmed.add(key)
     return True
 
 

@@ -98,5 +98,5 @@ def test_layers_of_a_compiled_model_are_seen():
 
 def test_a_prompt_that_is_all_graphs_is_refused_by_name():
     pytest.importorskip("vllm", reason="needs package:vllm")
-    with pytest.raises(ValueError, match="5 tokens: every step was a captured graph's"):
+    with pytest.raises(ValueError, match="5 tokens: every step ran as a captured graph"):
         layers.engine_streams(_Served(graph=True), FAMILY, TOKENS[:5])

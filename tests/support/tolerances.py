@@ -35,7 +35,7 @@ The selective scan (tests/mamba) is judged per row of channels too, relative to 
 is added up in the row: h C over the state, D x, and the result. The norm of the result alone would not do, for D x may
 cancel most of h C. States are judged by rows of `state` elements, relative to their norm.
 
-* fp16, bf16: rounded are B times its decay, the state that a chunk starts from, the product C B times its decay, and
+* fp16, bf16, rounded: B times its decay, the state that a chunk starts from, the product C B times its decay, and
   the result: four times u/sqrt(3), 1.15 u. Where one term rules a row its rounding is common to all channels, so rows
   reach 2.5 times their rms. Bound 3 u.
 * fp32: dt = log(1 + exp) errs by u, absolutely; in the tests it is 0.05 at least, so 20 u at most, 10 u rms. Exponents
@@ -48,7 +48,7 @@ cancel most of h C. States are judged by rows of `state` elements, relative to t
 The delta rules (tests/mamba) are judged as the scan is: outputs relative to the root of the sum of squares of S q over
 the keys, and of the result; rows of a state relative to their norm.
 
-* fp16, bf16: rounded are q and k when they are divided by their norms, the inverse of a chunk, w and u, the new values,
+* fp16, bf16, rounded: q and k when they are divided by their norms, the inverse of a chunk, w and u, the new values,
   the state that a chunk starts from, the products q k, and the result: eight times u/sqrt(3), 1.63 u, times 2.5. Bound
   4 u. The errors of earlier tokens do not add up: I - beta k k^T shrinks them, and so does the decay.
 * fp32 (the interpreter alone: vLLM refuses it): exponents as of the scan, and sums over 128 keys. Bound 70 u.

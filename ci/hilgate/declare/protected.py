@@ -52,11 +52,11 @@ class Protected(StrictModel):
     it, and what Python finds by the name of a module (`x/` and `x.*` for `x.py`); else the glob says so itself
     (`docs/**`)."""
     flag: Literal["any change", "change or deletion", "deletion", "nothing"] = "any change"
-    """What needs an approval. Not a new file where it decides nothing by itself, an edit that reviewers read, or a file
-    that no verdict rests on."""
+    """What needs an approval. New files that decide nothing by themselves, edits that reviewers read, and files that no
+    verdict depends on need none."""
     restore: bool = Field(default=False, validation_alias=AliasChoices("restore", "put_back"))  # older bases
-    """Whether an agent runs with the merge base's file while the change to it is not approved. Not for what is already
-    in the plan, nor for code."""
+    """Whether an agent runs with the merge base's file while the change to it is not approved. Not meant for code, or
+    for what the plan holds already."""
 
     @field_validator("paths")
     @classmethod

@@ -185,7 +185,7 @@ _QUANTITY = re.compile(r"(?<![\w.])(?!(?:b?float|u?int|fp|bf|f|tf|gfx)\d)[a-z]*(
 
 
 def _size(failure: Failure) -> tuple[float, float, int, str]:
-    """Sorts the case first that is quickest to look at: fewest elements, then the smallest numbers in its id."""
+    """Sort key: the case that is quickest to look at comes first (fewest elements, smallest numbers in its id)."""
     elements = 1.0
     shape = failure.check.labels.get("shape", "") if failure.check else ""
     for extent in shape.split("x") if _SHAPE.fullmatch(shape) else ():

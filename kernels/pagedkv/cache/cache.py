@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quantisation:
-    """FP8 cache: stored is `q = cast(clamp(v / scale))`, meant is `float(q) * scale`; NaN stays NaN.
+    """FP8 cache: it stores `q = cast(clamp(v / scale))`, which stands for `float(q) * scale`; NaN stays NaN.
 
     A scale is fp32: of shape `[]` or `[1]` for the whole tensor, `[num_kv_heads]` for each head, or `[num_blocks,
     block_size, num_kv_heads]` (any strides) for each token and head. The last kind is computed by the write.

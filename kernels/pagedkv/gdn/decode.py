@@ -87,10 +87,11 @@ def gdn_decode(
     call never waits for the device, and the grid follows from shapes, so it can be captured in a graph.
 
     Args:
-        q: Of key heads, each shared by heads / key heads neighbouring heads. 64 or 128 keys; fp32, fp16 or bf16, last
-            dimension dense, any other strides: a view of the convolution's output. So are k, v and out, in one dtype.
-        k: Likewise.
-        v: Of 64 or 128 values.
+        q: Queries of the key heads, each shared by heads / key heads neighbouring heads; 64 or 128 channels; fp32,
+            fp16 or bf16. Its last dimension is dense, its other strides are free: a view of the convolution's output.
+            k, v and out are the same, in one dtype.
+        k: Keys, as q.
+        v: Values; 64 or 128 channels.
         a: Gate of the decay.
         b: Gate of what is written.
         out: Result; 0 of sequences that are padding.

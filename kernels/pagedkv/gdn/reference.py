@@ -52,7 +52,7 @@ def gated_delta_rule(
 
     Args:
         q: Of a key head, which heads / key heads neighbouring heads share.
-        k: Likewise.
+        k: Keys, as q.
         v: Values.
         g: At most 0.
         beta: Write strength.

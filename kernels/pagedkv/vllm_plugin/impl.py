@@ -227,8 +227,8 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         Args:
             layer: The vLLM layer; holds the scales of a quantised cache.
             query: [T, num_heads, head_size]; T may include padding rows.
-            key: In the cache already, in cross attention since an earlier step; only its strides are looked at.
-            value: Likewise.
+            key: New keys. They are in the cache already; only their strides are read here.
+            value: New values, as key.
             kv_cache: [B, H, N, C], see `pages`.
             attn_metadata: The batch; None while vLLM measures memory, when the output is filled with zeros.
             output: [T, num_heads, head_size], written in place; padding rows are left alone.
