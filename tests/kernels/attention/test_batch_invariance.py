@@ -95,7 +95,9 @@ def test_batch_invariant_attention(phase, options, pool, device, record_property
 
 @pytest.mark.usefixtures("products_of_any_place")
 @pytest.mark.parametrize(
-    ("context", "window", "starts"), [(0, None, (0, 37, 101, 150)), (640, 600, (0, 37, 60, 61))], ids=["plain", "window"]
+    ("context", "window", "starts"),
+    [(0, None, (0, 37, 101, 150)), (640, 600, (0, 37, 60, 61))],
+    ids=["plain", "window"],
 )
 def test_batch_invariant_prefill_in_chunks(context, window, starts, device, record_property):
     """A prompt in one step or in several: the step that a token came in does not show in its bits."""
