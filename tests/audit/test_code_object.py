@@ -101,14 +101,19 @@ def test_loads_are_found_by_the_pointer_they_go_through(tmp_path):
         "v = tl.load(value_cache_2 + key_cache)",
         "    key_cache + row,",
         "key_cache = 1",
+        "tile = tl.load(pointers, mask=mask)",
+        "k = tl.trans(load_tile(key_cache + row, mask))",
     ]
     (tmp_path / "attend.py").write_text("\n".join(lines))
     text = read_assembly(
         f'\t.file\t1 "{tmp_path}" "attend.py"\n\t.loc\t1 1 0\n\tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen\n'
         "\t.loc\t1 2 0\n\tglobal_load_ushort v0, v[4:5], off\n\t.loc\t1 3 0\n\tglobal_load_ubyte v0, v[4:5], off\n"
-        "\t.loc\t1 4 0\n\tglobal_load_dword v0, v[4:5], off\n; Occupancy: 8\n"
+        "\t.loc\t1 4 0\n\tglobal_load_dword v0, v[4:5], off\n"
+        "\t.loc\t1 5 0  ; attend.py:5:9 @[ attend.py:6:14 @[ attend.py:2:0 ] ]\n"
+        "\tglobal_load_dwordx2 v[0:1], v[4:5], off\n"
+        "; Occupancy: 8\n"
     )
-    assert [site.source for site in text.loads_through("key_cache")] == ["attend.py:1", "attend.py:3"]
+    assert [site.source for site in text.loads_through("key_cache")] == ["attend.py:1", "attend.py:6", "attend.py:3"]
     assert text.loads_through("value_cache") == ()
 
 

@@ -26,10 +26,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from pagedkv.attention.attend import attend_tile
 from pagedkv.attention.launch import FIXED_SPLITS
 from pagedkv.attention.merge import pdl_wait
-from pagedkv.attention.softmax import LN2, LOG2E, log_sum, narrow, online_softmax, reciprocal
-from pagedkv.fp8.scales import half_of, operand, row_unit
+from pagedkv.attention.softmax import LN2, LOG2E, log_sum
+from pagedkv.attention.tiles import column_tokens, key_places, load_key_tile, value_runs
+from pagedkv.fp8.scales import row_unit
 from pagedkv.strides import (
     in_groups,
     locate,
@@ -37,7 +39,6 @@ from pagedkv.strides import (
     sequence_of_tile,
     side_of,
     tile_base,
-    value_channels,
     value_tokens,
     wide,
 )
@@ -88,7 +89,7 @@ class AttentionOptions(NamedTuple):
     SPLIT_KV: bool
     """Whether several programs share the KV of a sequence."""
     TILES_PER_SPLIT: int
-    """Tiles of one of those programs, where bits may not depend on the batch; 0 shares those of a sequence equally."""
+    """Tiles of one of those programs; 0 shares the tiles of each sequence equally."""
     DECODE: bool
     """Whether every sequence has one query token."""
     IS_CAUSAL: bool
@@ -115,13 +116,13 @@ class AttentionOptions(NamedTuple):
     USE_PDL: bool
     """Whether the reduce is launched before this kernel has ended (programmatic dependent launch, `merge.pdl_wait`)."""
     FP8_PAIRS: bool
-    """Whether FP8 codes are loaded two at a time, as int16; see `attend_pairs`."""
+    """Whether FP8 codes are loaded two at a time, as int16; see `attend.attend_pairs`."""
     X_DIVIDES_BLOCK_SIZE: bool
     """Packed cache: whether each group of X tokens of V is contiguous and lies in one block."""
     K_MFMA_LAYOUT: bool
-    """Whether lanes load of K what MFMA takes from them; see `load_key_tile`."""
+    """Whether lanes load of K what MFMA takes from them; see `tiles.load_keys_for_mfma`."""
     V_MFMA_LAYOUT: bool
-    """Whether lanes load of V what MFMA takes from them; see `load_value_tile`."""
+    """Whether lanes load of V what MFMA takes from them; see `tiles.load_values_for_mfma`."""
     CONTIGUOUS_TOKENS: int
     """Tokens of V in a full tile that are contiguous in memory and loaded as one run."""
     WEIGHT_EXPONENT: float
@@ -131,7 +132,7 @@ class AttentionOptions(NamedTuple):
     PRE_LOAD_V: bool
     """Whether V is loaded and decoded before the scores are computed."""
     LOAD_K_BY_TOKEN: bool
-    """Whether lanes load K along the channels of a token, as in PACKING `rows`; see `load_key_tile`."""
+    """Whether lanes load K along the channels of a token, as in PACKING `rows`; see `tiles.load_keys_by_token`."""
 
 
 class Rows(NamedTuple):
@@ -252,125 +253,6 @@ def full_tiles(bounds, begin, end, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def mfma_token(position, X: tl.constexpr):
-    """Return the token of a tile at each `position` of its columns, in the operand layout of MFMA.
-
-    In a product over tokens a lane holds four neighbours of every 16 (CDNA3 ISA, "MFMA": K in the fourths of a wave).
-    A packed V gives a lane X neighbours: its fours, in the order of the sixteens.
-    """
-    return position // (4 * X) * (4 * X) + position % 16 // 4 * X + position % (4 * X) // 16 * 4 + position % 4
-
-
-@triton.jit
-def load_key_tile(key_cache, stride_group, loaded, OPTIONS: tl.constexpr, FULL: tl.constexpr):
-    """Return K of a tile, [channels, columns]; `key_cache` [columns] points at the first channel of each token.
-
-    Unless the tile is FULL, K is 0 where a token is not `loaded`, which is of the shape of `key_cache`. That is
-    [16, columns // 16] with K_MFMA_LAYOUT. Channels are then in the order in which a lane holds its X of every 4 * X:
-    eight neighbours of every 32 (CDNA3 ISA, "MFMA", two at a time), the first eights first.
-    """
-    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE
-    PADDED: tl.constexpr = OPTIONS.HEAD_SIZE_PADDED // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE_PADDED
-    PACKING: tl.constexpr = OPTIONS.PACKING
-    X: tl.constexpr = OPTIONS.X
-    if OPTIONS.LOAD_K_BY_TOKEN:
-        # Lanes along the channels of a token: X of them are a load, which goes straight to LDS where there is cp.async.
-        channel = tl.arange(0, PADDED)
-        mask = (channel < HEAD_SIZE)[None, :]
-        seen = loaded[:, None]
-        offset = channel if PACKING == "rows" else channel // X * stride_group + channel % X
-        key_cache = key_cache[:, None] + offset[None, :]
-    elif OPTIONS.K_MFMA_LAYOUT:
-        # Lanes along 16 tokens and four groups, as the product has them, so that nothing moves between lanes.
-        group = tl.arange(0, PADDED // X)
-        mask = (group * X < HEAD_SIZE)[None, :, None, None]
-        seen = loaded[:, None, :, None]
-        key_cache = key_cache[:, None, :, None] + (group * stride_group)[None, :, None, None]
-        key_cache += tl.arange(0, X)[None, None, None, :]
-    else:
-        # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
-        group = tl.arange(0, PADDED // X)
-        mask = (group * X < HEAD_SIZE)[:, None, None]
-        seen = loaded[None, :, None]
-        key_cache = key_cache[None, :, None] + (group * stride_group)[:, None, None] + tl.arange(0, X)[None, None, :]
-    if not FULL:
-        k = tl.load(key_cache, mask=mask & seen, other=0)
-    elif HEAD_SIZE < PADDED:
-        k = tl.load(key_cache, mask=mask, other=0)
-    else:
-        k = tl.load(key_cache)
-    if OPTIONS.LOAD_K_BY_TOKEN:
-        k = tl.trans(k)
-    elif OPTIONS.K_MFMA_LAYOUT:
-        SIXTEENS: tl.constexpr = k.shape[2]
-        k = tl.permute(tl.reshape(k, [16, PADDED // (4 * X), 4, SIXTEENS, X // 8, 8]), (1, 4, 2, 5, 3, 0))
-        k = tl.reshape(k, [PADDED, SIXTEENS * 16])
-    else:
-        k = tl.reshape(tl.permute(k, (0, 2, 1)), [PADDED, loaded.shape[0]])
-    return k
-
-
-@triton.jit
-def load_value_tile(value_cache, stride_channel, near, loaded, OPTIONS: tl.constexpr, FULL: tl.constexpr):
-    """Return V of a tile, [columns, channels]; `value_cache` [columns] points at the first channel of each token.
-
-    In a FULL tile, or with V_MFMA_LAYOUT, `value_cache` has an element for each run of CONTIGUOUS_TOKENS tokens and
-    points at the first of them. In other tiles V is 0 where a token is not `loaded`, and not whatever the block holds:
-    0 * NaN would be NaN. Tokens that are `near`, of the shape of `value_cache`, may be loaded to load whole groups.
-    """
-    HEAD_SIZE: tl.constexpr = OPTIONS.HEAD_SIZE // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE
-    PADDED: tl.constexpr = OPTIONS.HEAD_SIZE_PADDED // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE_PADDED
-    PACKING: tl.constexpr = OPTIONS.PACKING
-    RUN: tl.constexpr = OPTIONS.CONTIGUOUS_TOKENS
-    channel = tl.arange(0, PADDED)
-    mask = (channel < HEAD_SIZE)[None, :]
-    if OPTIONS.V_MFMA_LAYOUT:
-        # Lanes along 16 channels and four runs, as the product has them; columns are in the order of `mfma_token`.
-        RUNS: tl.constexpr = value_cache.shape[0]
-        channel = tl.arange(0, 16)[:, None] + 16 * tl.arange(0, PADDED // 16)[None, :]
-        mask = (channel < HEAD_SIZE)[:, None, :, None]
-        value_cache = value_cache[None, :, None, None] + (channel * stride_channel)[:, None, :, None]
-        value_cache += tl.arange(0, RUN)[None, None, None, :]
-        if not FULL:
-            v = tl.load(value_cache, mask=mask & near[None, :, None, None], other=0)
-        elif HEAD_SIZE < PADDED:
-            v = tl.load(value_cache, mask=mask, other=0)
-        else:
-            v = tl.load(value_cache)
-        v = tl.permute(tl.reshape(v, [16, RUNS // 4, 4, PADDED // 16, RUN // 4, 4]), (1, 4, 2, 5, 3, 0))
-        v = tl.reshape(v, [RUNS * RUN, PADDED])
-    elif not FULL:
-        value_cache = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
-        v = tl.load(value_cache, mask=mask & near[:, None], other=0)
-    elif RUN > 1:
-        # A lane reads a run of tokens, and neighbouring lanes its neighbours in the run before the next channel.
-        value_cache = (
-            value_cache[:, None, None] + (channel * stride_channel)[None, :, None] + tl.arange(0, RUN)[None, None, :]
-        )
-        v = tl.load(value_cache, mask=mask[:, :, None], other=0) if HEAD_SIZE < PADDED else tl.load(value_cache)
-        v = tl.reshape(tl.permute(v, (0, 2, 1)), [value_cache.shape[0] * RUN, PADDED])
-    else:
-        value_cache = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
-        v = tl.load(value_cache, mask=mask, other=0) if HEAD_SIZE < PADDED else tl.load(value_cache)
-    if OPTIONS.X_DIVIDES_BLOCK_SIZE and not FULL:
-        v = tl.where(loaded[:, None], v, 0)
-    return v
-
-
-@triton.jit
-def softcap_and_alibi(scores, queries, token, OPTIONS: tl.constexpr):
-    """Return the scores after soft cap and ALiBi. In decode all rows have the same position."""
-    if OPTIONS.USE_SOFTCAP:
-        # cap * tanh(x), as 1 - 2 / (e^2x + 1): neither end overflows to NaN.
-        scores = queries.cap_log2e - 2 * queries.cap_log2e * reciprocal(tl.exp2(scores) + 1)
-    if OPTIONS.USE_ALIBI_SLOPES:
-        position = queries.position
-        distance = (token - position)[None, :] if OPTIONS.DECODE else token[None, :] - position[:, None]
-        scores += queries.slope[:, None] * distance.to(tl.float32)
-    return scores
-
-
-@triton.jit
 def visible(seen, token, queries, OPTIONS: tl.constexpr):
     """Return which of the `seen` [BLOCK_M, columns] the causal mask and the window leave."""
     if OPTIONS.IS_CAUSAL and not OPTIONS.DECODE:
@@ -378,95 +260,6 @@ def visible(seen, token, queries, OPTIONS: tl.constexpr):
     if OPTIONS.USE_SLIDING_WINDOW and not OPTIONS.DECODE:
         seen = seen & (token[None, :] > queries.position[:, None] - queries.window)
     return seen
-
-
-@triton.jit
-def scaled_weights(weights, decay, largest, value_scale_at, loaded):
-    """Return weights * scales of the values, decay and the largest scale so far, to which both are relative."""
-    value_scales = tl.load(value_scale_at, mask=loaded, other=0.0)
-    larger = tl.maximum(largest, tl.max(tl.abs(value_scales), axis=0))
-    unit = 1.0 / larger
-    return weights * (value_scales * unit)[None, :], decay * (largest * unit), larger
-
-
-@triton.jit
-def attend_tile(state, queries, tile, stride_channel, OPTIONS: tl.constexpr, FULL: tl.constexpr):
-    """Take a tile into the state of the rows: sum of values, maximum, total, and the largest scale of a value so far.
-
-    The sum of values is relative to that scale, which is 1 unless there is a scale for each token. In a FULL tile every
-    row sees every token. With FP8_PAIRS see `attend_pairs`.
-    """
-    KV_SCALES: tl.constexpr = OPTIONS.KV_SCALES
-    FP8_FORMAT: tl.constexpr = OPTIONS.FP8_FORMAT
-    NATIVE_FP8: tl.constexpr = OPTIONS.NATIVE_FP8
-    if OPTIONS.FP8_PAIRS:
-        state = attend_pairs(state, queries, tile, OPTIONS, FULL)
-    else:
-        acc, maximum, total, largest = state
-        q, scale = queries.q, queries.scale
-        if OPTIONS.PRE_LOAD_V:
-            # Codes are decoded while the product of the scores runs, not between the two products (H100: 8 % faster).
-            v = load_value_tile(tile.value_at, stride_channel, tile.near, tile.loaded, OPTIONS, FULL)
-            v = operand(v, KV_SCALES, FP8_FORMAT, NATIVE_FP8, q.dtype)
-        scores = tl.dot(q, operand(tile.k, KV_SCALES, FP8_FORMAT, NATIVE_FP8, q.dtype), input_precision="ieee")
-        factor = scale
-        if KV_SCALES == "per_token":
-            scores *= (tl.load(tile.key_scale_at, mask=tile.loaded, other=0.0) * scale)[None, :]
-            factor = 1.0
-        elif OPTIONS.USE_SOFTCAP or OPTIONS.USE_ALIBI_SLOPES:
-            scores *= scale[:, None] if KV_SCALES == "per_head" else scale
-            factor = 1.0
-        scores = softcap_and_alibi(scores, queries, tile.token, OPTIONS)
-        if not FULL:
-            scores = tl.where(tile.seen, scores, float("-inf"))
-        weights, decay, maximum, total = online_softmax(scores, maximum, total, factor, OPTIONS.WEIGHT_EXPONENT)
-        if not OPTIONS.PRE_LOAD_V:
-            v = load_value_tile(tile.value_at, stride_channel, tile.near, tile.loaded, OPTIONS, FULL)
-        if KV_SCALES == "per_token":
-            weights, decay, largest = scaled_weights(weights, decay, largest, tile.value_scale_at, tile.loaded)
-        if not OPTIONS.PRE_LOAD_V:
-            v = operand(v, KV_SCALES, FP8_FORMAT, NATIVE_FP8, q.dtype)
-        # A scale may be any NaN, which the sum of weights does not see.
-        weights = weights.to(v.dtype) if KV_SCALES == "per_token" else narrow(weights, v.dtype)
-        acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
-        state = (acc, maximum, total, largest)
-    return state
-
-
-@triton.jit
-def attend_pairs(state, queries, tile, OPTIONS: tl.constexpr, FULL: tl.constexpr):
-    """Like `attend_tile`, where K and V hold int16 pairs of codes, half as many as channels.
-
-    Codes of one byte would change their register layout on the way to the product, pairs need not; even and odd
-    channels are products of their own, with q those of the queries in fp16. The state: sums of values of even and of
-    odd channels, maximum, total (in each of 16 columns: a sum by a product needs no exchange between lanes), and the
-    largest scale of a value so far, which the sums are relative to.
-    """
-    FP8_FORMAT: tl.constexpr = OPTIONS.FP8_FORMAT
-    NATIVE_FP8: tl.constexpr = OPTIONS.NATIVE_FP8
-    even, odd, maximum, total, largest = state
-    q_even, q_odd = queries.q
-    scores = tl.dot(q_even, half_of(tile.k, False, FP8_FORMAT, NATIVE_FP8))
-    scores = tl.dot(q_odd, half_of(tile.k, True, FP8_FORMAT, NATIVE_FP8), scores)
-    factor = queries.scale
-    if OPTIONS.KV_SCALES == "per_token":
-        scores *= tl.load(tile.key_scale_at, mask=tile.loaded, other=0.0)[None, :]
-    if OPTIONS.USE_SOFTCAP or OPTIONS.USE_ALIBI_SLOPES:
-        scores *= queries.scale[:, None]
-        factor = 1.0
-    scores = softcap_and_alibi(scores, queries, tile.token, OPTIONS)
-    if not FULL:
-        scores = tl.where(tile.seen, scores, float("-inf"))
-    weights, decay, maximum, _ = online_softmax(scores, maximum, maximum, factor, OPTIONS.WEIGHT_EXPONENT)
-    ones = tl.full([scores.shape[1], 16], 1.0, tl.float16)
-    total = tl.dot(weights.to(tl.float16), ones, total * decay[:, None])
-    if OPTIONS.KV_SCALES == "per_token":
-        weights, decay, largest = scaled_weights(weights, decay, largest, tile.value_scale_at, tile.loaded)
-    weights = weights.to(tl.float16)
-    v = load_value_tile(tile.value_at, 1, tile.loaded, tile.loaded, OPTIONS, FULL)
-    even = tl.dot(weights, half_of(v, False, FP8_FORMAT, NATIVE_FP8), even * decay[:, None])
-    odd = tl.dot(weights, half_of(v, True, FP8_FORMAT, NATIVE_FP8), odd * decay[:, None])
-    return even, odd, maximum, total, largest
 
 
 @triton.jit
@@ -524,7 +317,7 @@ def queries_of(q, rows, position, scale, key, slopes, cap_log2e, window, OPTIONS
 
 @triton.jit
 def initial_state(rows, sinks, split, OPTIONS: tl.constexpr):
-    """Return the state of rows before the first tile, sinks included; see `attend_tile` and `attend_pairs`."""
+    """Return the state of rows before the first tile, sinks included; see `attend_channels` and `attend_pairs`."""
     BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
     CHANNELS: tl.constexpr = OPTIONS.HEAD_SIZE_PADDED // 2 if OPTIONS.FP8_PAIRS else OPTIONS.HEAD_SIZE_PADDED
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -541,14 +334,6 @@ def initial_state(rows, sinks, split, OPTIONS: tl.constexpr):
     else:
         state = (acc, maximum, total, largest)
     return state
-
-
-@triton.jit
-def column_tokens(OPTIONS: tl.constexpr):
-    """Return the token of each column of a tile, [BLOCK_N]."""
-    column = tl.arange(0, OPTIONS.BLOCK_N)
-    # The remainder changes no token. Without it the compiler orders the instructions of the loop otherwise.
-    return mfma_token(column, OPTIONS.X) if OPTIONS.V_MFMA_LAYOUT else column % OPTIONS.BLOCK_N
 
 
 @triton.jit
@@ -576,27 +361,18 @@ def full_range(bounds, context_len, first_token, window, OPTIONS: tl.constexpr):
     if OPTIONS.USE_SLIDING_WINDOW and not OPTIONS.DECODE:
         begin = tl.maximum(begin, context_len + first_token + OPTIONS.BLOCK_Q - window)
     full_begin, full_end = full_tiles(bounds, begin, end, OPTIONS)
-    if OPTIONS.USE_SLIDING_WINDOW and OPTIONS.TILES_PER_SPLIT > 0 and not OPTIONS.DECODE:
-        full_end = full_begin  # a token's tiles come in one order, whichever of them its neighbours see whole
     if not OPTIONS.X_DIVIDES_VALUE_STRIDE:
         full_end = full_begin  # full tiles use a stride of one token, which would be a fraction
     return full_begin, full_end
 
 
 @triton.jit
-def key_places(column_token, OPTIONS: tl.constexpr):
-    """Return the tokens of a tile in the order in which K is loaded; see `load_key_tile`."""
-    place = column_token
-    if OPTIONS.K_MFMA_LAYOUT:
-        place = tl.arange(0, 16)[:, None] + 16 * tl.arange(0, OPTIONS.BLOCK_N // 16)[None, :]
-        place = mfma_token(place, OPTIONS.X) if OPTIONS.V_MFMA_LAYOUT else place
-    return place
-
-
-@triton.jit
-def value_runs(OPTIONS: tl.constexpr):
-    """Return the first tokens of the runs of a tile (CONTIGUOUS_TOKENS)."""
-    return tl.arange(0, OPTIONS.BLOCK_N // OPTIONS.CONTIGUOUS_TOKENS) * OPTIONS.CONTIGUOUS_TOKENS
+def token_scales(side, table, first, column_token, last, first_head, OPTIONS: tl.constexpr):
+    """Return where the scale of each token of a full tile lies, of K or of V."""
+    pointers = side.scale + (column_token * side.scale_token + first_head * side.scale_head)
+    return pointers + tile_base(
+        table, first, column_token, last, side.scale_block, side.scale_token, OPTIONS.BLOCK_SIZE, OPTIONS.BLOCK_N
+    )
 
 
 @triton.jit
@@ -637,14 +413,8 @@ def walk_full_tiles(state, queries, key, value, table, first_head, column_token,
             )
         key_scale_at, value_scale_at = key.scale, value.scale
         if OPTIONS.KV_SCALES == "per_token":
-            key_scale_at += column_token * key.scale_token + first_head * key.scale_head
-            key_scale_at += tile_base(
-                table, first, column_token, last, key.scale_block, key.scale_token, BLOCK_SIZE, BLOCK_N
-            )
-            value_scale_at += column_token * value.scale_token + first_head * value.scale_head
-            value_scale_at += tile_base(
-                table, first, column_token, last, value.scale_block, value.scale_token, BLOCK_SIZE, BLOCK_N
-            )
+            key_scale_at = token_scales(key, table, first, column_token, last, first_head, OPTIONS)
+            value_scale_at = token_scales(value, table, first, column_token, last, first_head, OPTIONS)
         if not OPTIONS.DECODE:
             base = tile_base(table, first + BLOCK_N, place, last, key.block, key.token, BLOCK_SIZE, BLOCK_N, BASE_ALIGN)
         token = first + column_token

@@ -152,8 +152,12 @@ def metadata(code: bytes) -> dict[str, Any]:
     raise UnreadableCodeObjectError("the code object has no AMDGPU metadata note")
 
 
-_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]+)"')
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]+)"', re.MULTILINE)
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
+_CALLER = re.compile(r"@\[ ([^:\s]+):(\d+)")
+"""Line that calls an inlined function, in LLVM's comment on a `.loc`; the innermost call stands first."""
+_HELPER = re.compile(r"\btl\.load\(\s*pointers\b")
+"""Load of a helper that loads through what its caller names: such a load counts as one of the caller's line."""
 _INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)\b")
 _LABEL = re.compile(r"^(\.LBB\w+):")
 _BRANCH = re.compile(r"^\s+s_c?branch\w*\s+(\.LBB\w+)")
@@ -242,9 +246,10 @@ class Assembly:
     def loads_through(self, pointer: str) -> tuple[Site, ...]:
         """Loads through the kernel argument `pointer`, by their line of Python.
 
-        The line is that of `tl.load(pointer ...`, or of `pointer ...` alone where the call goes over several lines.
+        The line is that of `tl.load(pointer ...` or of a helper's `load_...(pointer ...` (`_HELPER`), or of
+        `pointer ...` alone where the call goes over several lines.
         """
-        pattern = re.compile(rf"(?:\btl\.load\(\s*|^){re.escape(pointer)}\b(?!\s*=)")
+        pattern = re.compile(rf"(?:\bload\w*\(\s*|^){re.escape(pointer)}\b(?!\s*=)")
         return tuple(site for site in self.loads if pattern.search(site.code))
 
 
@@ -271,7 +276,8 @@ def read_assembly(text: str) -> Assembly:
     spans: list[tuple[int, int]] = []
     broadcast_high = 0
     loads: Counter[tuple[str, int, str]] = Counter()
-    files: dict[str, Path] = {}
+    files = {number: Path(folder or "", name) for number, folder, name in _FILE.findall(text)}
+    paths = {path.name: path for path in files.values()}
     source, code = "unknown", ""
     for line in text.splitlines():
         if found := _INSTRUCTION.match(line):
@@ -290,11 +296,10 @@ def read_assembly(text: str) -> Assembly:
         elif found := _LABEL.match(line):
             labels[found[1]] = len(lines)
         elif found := _LOC.match(line):
-            path, number = files.get(found[1], Path("unknown")), int(found[2])
-            source = f"{path.name}:{number}" if number else path.name
-            code = linecache.getline(str(path), number).strip() if number else ""
-        elif found := _FILE.match(line):
-            files[found[1]] = Path(found[2] or "", found[3])
+            source, code = _place(files.get(found[1], Path("unknown")), int(found[2]))
+            callers = iter(_CALLER.findall(line))
+            while _HELPER.search(code) and (caller := next(callers, None)):
+                source, code = _place(paths.get(caller[0], Path(caller[0])), int(caller[1]))
     occupancy = _OCCUPANCY.search(text)
 
     def count(*prefixes: str) -> int:
@@ -315,6 +320,13 @@ def read_assembly(text: str) -> Assembly:
         ),
         occupancy=int(occupancy[1]),
     )
+
+
+def _place(path: Path, number: int) -> tuple[str, str]:
+    """Name of a line of Python, and the line itself; both of the file alone for line 0."""
+    if not number:
+        return path.name, ""
+    return f"{path.name}:{number}", linecache.getline(str(path), number).strip()
 
 
 def _loops(spans: list[tuple[int, int]], lines: list[tuple[str, str]]) -> tuple[Loop, ...]:

@@ -72,7 +72,7 @@ class MlaOptions(NamedTuple):
     PREFETCH_BLOCK_TABLE: bool
     """Whether blocks are looked up a tile ahead, which takes registers and saves a wait."""
     FP8_PAIRS: bool
-    """Whether FP8 codes are loaded two at a time, as int16; see `attention.kernel.attend_pairs`."""
+    """Whether FP8 codes are loaded two at a time, as int16; see `attention.attend.attend_pairs`."""
     QUERY_IN_LDS: bool
     """Whether the query stays in LDS as it was loaded, which requires that no scale is negative."""
     SPLIT_K_WARPS: int
