@@ -13,6 +13,8 @@ from pagedkv.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pagedkv.errors import Kind
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 FARTHEST_TOKEN = 1 << 24
@@ -315,13 +317,11 @@ def near(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def segments(num_segments: int | None) -> None:
-    """Check into how many segments a sequence is cut.
+def at_least_one(kind: Kind, name: str, count: int | None, remedy: str = "Pass None to let tuning decide.") -> None:
+    """Check a bound or a number of parts; None is fine.
 
     Raises:
         ArgumentError: if it is less than one.
     """
-    if num_segments is not None and num_segments < 1:
-        raise ArgumentError(
-            "split", "num_segments", got=num_segments, expected="None or >= 1", remedy="Pass None to let tuning decide."
-        )
+    if count is not None and count < 1:
+        raise ArgumentError(kind, name, got=count, expected=">= 1", remedy=remedy)

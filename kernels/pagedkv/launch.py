@@ -111,30 +111,6 @@ class Where:
     load_k_by_token: int = 0
     """1 loads a packed K along the channels of a token, 0 along the tokens."""
 
-    def holds(
-        self,
-        *,
-        cache_bytes: int,
-        packing: str,
-        head_size: int,
-        block_size: int,
-        group: int,
-        longest: int,
-        query_rows: int,
-        programs: int,
-    ) -> bool:
-        """Whether the conditions hold."""
-        return (
-            cache_bytes == self.cache_bytes
-            and packing == self.packing
-            and next_power_of_two(head_size) == self.head_size_padded
-            and block_size >= self.block_at_least
-            and group <= self.block_m
-            and longest <= self.length_at_most
-            and self.query_rows_at_least <= query_rows <= self.query_rows_at_most
-            and self.programs_at_least <= programs <= self.programs_at_most
-        )
-
 
 @dataclass(frozen=True)
 class Attention:

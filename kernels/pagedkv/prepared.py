@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from triton import knobs
@@ -22,14 +22,6 @@ from pagedkv.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    class Call(Protocol):
-        """Launches of the calls with one signature. It holds no tensor."""
-
-        @property
-        def launches(self) -> tuple[Launch, ...]:
-            """The kernels that the call launches."""
-
-
 MOST = 1024
 """Calls that are kept, each a few kilobytes; the oldest is dropped first. A service in graphs has as many as batch
 sizes and bounds of lengths, times kinds of layers; prefill without graphs has one for each number of tokens."""
@@ -39,7 +31,8 @@ TWO_GIB = 1 << 31
 _SETTINGS = (b"TRITON_", b"AMDGCN_", b"LLVM_", b"MLIR_")
 """Beginnings of environment variables that change what Triton makes of a kernel."""
 
-_calls: dict[Hashable, Call] = {}
+_calls: dict[Hashable, Any] = {}
+"""Launches of the calls with one signature, by that; none holds a tensor."""
 _warmed: set[Hashable] = set()
 """Signatures of layers that a warm-up of this process has seen."""
 
@@ -131,9 +124,9 @@ def find(key: Hashable) -> Any:
     return _calls.get(key)
 
 
-def keep(key: Hashable, call: Call) -> None:
-    """Keep a call once all of its kernels are compiled; under the key None it is not kept."""
-    if key is not None and all(launch.compiled for launch in call.launches):
+def keep(key: Hashable, call: Any) -> None:
+    """Keep a call once each `Launch` among its attributes is compiled; under the key None it is not kept."""
+    if key is not None and all(each.compiled for each in vars(call).values() if isinstance(each, Launch)):
         if len(_calls) >= MOST:
             del _calls[next(iter(_calls))]
         _calls[key] = call

@@ -71,8 +71,7 @@ def options(
         ArgumentError: one is wrong.
     """
     for name, value in (("max_query_len", max_query_len), ("max_seq_len", max_seq_len)):
-        if value < 1:
-            raise ArgumentError("length", name, got=value, expected=">= 1", remedy="Pass the upper bound of the step.")
+        checks.at_least_one("length", name, value, "Pass the upper bound of the step.")
     if sliding_window is not None and (sliding_window < 1 or not causal):
         raise ArgumentError(
             "window",
@@ -103,10 +102,7 @@ def options(
             checks.dtype(name, tensor, (torch.float32,), "Cast with .float().")
             checks.dense(name, tensor)
             checks.device(("query", query), {name: tensor})
-    if num_splits is not None and num_splits < 1:
-        raise ArgumentError(
-            "split", "num_splits", got=num_splits, expected="None or >= 1", remedy="Pass None to let tuning decide."
-        )
+    checks.at_least_one("split", "num_splits", num_splits)
     if num_splits is not None and batch_invariant:
         raise ArgumentError(
             "split",

@@ -271,20 +271,23 @@ class _Layer:
         return self.cache_bytes < self.element_bytes
 
     def measured(self, data: Attention, longest: int, query_rows: int, programs: int) -> Where | None:
-        """Return the measured launch of this layer in a step, where the tuning data have one."""
+        """Return the measured launch of this layer in a step: the first whose conditions hold, None where none does."""
         if self.element_bytes != MEASURED_BYTES:
             return None
         for where in data.where:
-            if where.holds(
-                cache_bytes=self.cache_bytes,
-                packing=self.packing,
-                head_size=self.head_size,
-                block_size=self.block_size,
-                group=self.group,
-                longest=longest,
-                query_rows=query_rows,
-                programs=programs,
-            ):
+            of_layer = (
+                where.cache_bytes == self.cache_bytes
+                and where.packing == self.packing
+                and where.head_size_padded == next_power_of_two(self.head_size)
+                and where.block_at_least <= self.block_size
+                and where.block_m >= self.group
+            )
+            of_step = (
+                longest <= where.length_at_most
+                and where.query_rows_at_least <= query_rows <= where.query_rows_at_most
+                and where.programs_at_least <= programs <= where.programs_at_most
+            )
+            if of_layer and of_step:
                 return where
         return None
 

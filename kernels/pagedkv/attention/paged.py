@@ -64,11 +64,6 @@ class AttentionCall:
     merge_numbers: tuple[Any, ...]
     """Last arguments of `merge`."""
 
-    @property
-    def launches(self) -> tuple[Launch, ...]:
-        """The kernels that `run` launches."""
-        return (self.attend,) if self.merge is None else (self.attend, self.merge)
-
     def run(
         self,
         cache: PagedCache,
@@ -357,7 +352,7 @@ def _options(
         side.data_ptr() % 2 == 0 and not any(stride % 2 for stride in strides[:3])
         for side, strides in ((cache.key, cache.key_strides), (cache.value, cache.value_strides))
     )
-    # Decode on CDNA: lanes load what MFMA takes from them (`attention.kernel.matched_token`).
+    # Decode on CDNA: lanes load what MFMA takes from them (`attention.tiles.mfma_token`).
     mfma = step.decode and arch.matrix == "mfma"
     keys_matched = mfma and cache.packing != "rows" and cache.x >= 8 and padded % (4 * cache.x) == 0
     grouped = cache.packing != "rows" and cache.block_size % cache.x == 0
@@ -379,7 +374,7 @@ def _options(
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
         SPLIT_KV=split,
-        TILES_PER_SPLIT=launch.tiles_per_split if split or (step.sliding_window and not step.decode) else 0,
+        TILES_PER_SPLIT=launch.tiles_per_split if split else 0,
         DECODE=step.decode,
         IS_CAUSAL=step.causal,
         USE_SLIDING_WINDOW=step.sliding_window is not None,

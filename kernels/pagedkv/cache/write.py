@@ -170,11 +170,6 @@ class WriteCall:
     numbers: tuple[int, WriteStrides]
     """Last arguments of `write`."""
 
-    @property
-    def launches(self) -> tuple[Launch, ...]:
-        """The kernel that `run` launches."""
-        return (self.write,)
-
     def run(self, cache: PagedCache, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         """Launch for the tensors of one call; those of `write_kv_cache`."""
         with on(key):

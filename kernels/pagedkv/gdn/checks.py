@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks of the gated delta rule's prefill; `blocks` and `decays` read device memory."""
+"""Argument checks of the gated delta rule, prefill's and shared ones; `blocks` and `decays` read device memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST_LOG = 88.0
 """Largest A_log whose exponential is finite in fp32 (e^88.7 is not)."""
 
 
-def tensors(
+def layer(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -29,72 +29,76 @@ def tensors(
     states: Tensor,
     A_log: Tensor,
     dt_bias: Tensor,
+) -> dict[str, Tensor]:
+    """Check the tensors that prefill and decode share, but for their device; return them by name."""
+    checks.shape("k", k, (None, None, None), "[tokens, key heads, keys]")
+    tokens, key_heads, keys = k.shape
+    checks.shape("v", v, (tokens, None, None), "[tokens, heads, values]")
+    heads, values = v.shape[1:]
+    if not key_heads or not heads or heads % key_heads:
+        raise ArgumentError(
+            "head ratio",
+            "k",
+            got=f"{key_heads} key heads for {heads} heads",
+            expected="key heads that divide the heads",
+            remedy="Pass the heads and key heads of one rank.",
+        )
+    for name, size, what in (("k", keys, "keys"), ("v", values, "values")):
+        if size not in GDN_HEAD_SIZES:
+            raise ArgumentError(
+                "head size",
+                name,
+                got=f"{size} {what} a head",
+                expected=" or ".join(map(str, GDN_HEAD_SIZES)),
+                remedy="Leave this model to vLLM's kernels.",
+            )
+    checks.shape("q", q, (tokens, key_heads, keys), "[tokens, key heads, keys]")
+    checks.shape("out", out, (tokens, heads, values), "[tokens, heads, values]")
+    checks.shape("states", states, (None, heads, values, keys), "[slots, heads, values, keys]")
+    by_key = (keys,) if a.dim() == 3 else ()
+    checks.shape("a", a, (tokens, heads, *by_key), "[tokens, heads] or [tokens, heads, keys]")
+    checks.shape("dt_bias", dt_bias, (heads, *by_key), "[heads] or [heads, keys], as a has")
+    checks.shape("b", b, (tokens, heads), "[tokens, heads]")
+    checks.shape("A_log", A_log, (heads,), "[heads]")
+    given = {"k": k, "q": q, "v": v, "out": out, "a": a, "b": b, "states": states, "A_log": A_log, "dt_bias": dt_bias}
+    for name, tensor in given.items():
+        checks.dtype(name, tensor, checks.DTYPES, "Cast it.")
+        checks.computable(name, tensor)
+        checks.dense(name, tensor)
+    for name in ("q", "v", "out"):
+        checks.dtype(name, given[name], (k.dtype,), "Cast it to the dtype of k.")
+    contiguous("dt_bias", dt_bias)
+    return given
+
+
+def prefill(
+    layer_tensors: dict[str, Tensor],
     starts: Tensor,
     sources: Tensor,
     targets: Tensor,
     known: Tensor | None,
     last_pieces: Tensor | None,
 ) -> None:
-    """Check the tensors without reading them."""
-    checks.shape("q", q, (None, None, None), "[tokens, key heads, key size]")
-    tokens, key_heads, key_size = q.shape
-    checks.shape("k", k, (tokens, key_heads, key_size), "[tokens, key heads, key size]")
-    checks.shape("v", v, (tokens, None, None), "[tokens, heads, value size]")
-    heads, value_size = v.shape[1:]
-    if not key_heads or not heads or heads % key_heads:
-        raise ArgumentError(
-            "head ratio",
-            "v",
-            got=f"{heads} heads for {key_heads} key heads",
-            expected="a multiple of the key heads",
-            remedy="Pass the heads and key heads of one rank.",
-        )
-    for name, size in {"q": key_size, "v": value_size}.items():
-        if size not in GDN_HEAD_SIZES:
-            raise ArgumentError(
-                "head size",
-                name,
-                got=f"head_size {size}",
-                expected=" or ".join(map(str, GDN_HEAD_SIZES)),
-                remedy="Use another kernel for this model.",
-            )
-    checks.shape("out", out, (tokens, heads, value_size), "[tokens, heads, value size]")
-    checks.shape("states", states, (None, heads, value_size, key_size), "[blocks, heads, value size, key size]")
-    by_key = (key_size,) if a.dim() == 3 else ()
-    checks.shape("a", a, (tokens, heads, *by_key), "[tokens, heads] or [tokens, heads, key size]")
-    checks.shape("b", b, (tokens, heads), "[tokens, heads]")
-    checks.shape("A_log", A_log, (heads,), "[heads]")
-    checks.shape("dt_bias", dt_bias, (heads, *by_key), "[heads] or [heads, key size], as a has")
-    gates, rates = {"a": a, "b": b}, {"A_log": A_log, "dt_bias": dt_bias}
+    """Check what prefill asks of its tensors beside `layer`, and what says which tokens and states are whose."""
+    near = ("q", "k", "v", "out", "a") if layer_tensors["a"].dim() == 3 else ("q", "k", "v", "out")
+    for name in near:
+        checks.near(name, layer_tensors[name])
     checks.shape("targets", targets, (None,), "[pieces]")
     checks.shape("starts", starts, (len(targets) + 1,), "[pieces + 1]")
-    sequences = len(targets)
-    indices = {"starts": starts, "targets": targets, "sources": sources}
+    count = len(targets)
+    given = {"starts": starts, "targets": targets, "sources": sources}
     if last_pieces is not None:
         checks.shape("last_pieces", last_pieces, (None,), "[sequences]")
-        indices["last_pieces"] = last_pieces
-        sequences = len(last_pieces)
-    checks.shape("sources", sources, (sequences,), "[sequences]")
-    contiguous("dt_bias", dt_bias)
-    if by_key:
-        checks.near("a", a)
-    others = {**gates, **rates, **indices, "states": states}
+        given["last_pieces"] = last_pieces
+        count = len(last_pieces)
+    checks.shape("sources", sources, (count,), "[sequences]")
+    checks.indices(given)
     if known is not None:
-        checks.shape("known", known, (sequences,), "[sequences]")
+        checks.shape("known", known, (count,), "[sequences]")
         checks.dtype("known", known, (torch.bool,), "Cast with .bool().")
-        others["known"] = known
-    checks.dtype("q", q, checks.DTYPES, "Cast it.")
-    rows = {"q": q, "k": k, "v": v, "out": out}
-    for name, tensor in rows.items():
-        checks.dtype(name, tensor, (q.dtype,), "Cast it to the dtype of q.")
-        checks.near(name, tensor)
-    for name, tensor in {"q": q, **gates, **rates, "states": states}.items():
-        checks.dtype(name, tensor, checks.DTYPES, "Cast it.")
-        checks.computable(name, tensor)
-    checks.indices(indices)
-    for name, tensor in {**rows, **others}.items():
-        checks.dense(name, tensor)
-    checks.device(("q", q), {**rows, **others})
+        checks.dense("known", known)
+        given["known"] = known
+    checks.device(("k", layer_tensors["k"]), layer_tensors | given)
 
 
 def contiguous(name: str, tensor: Tensor) -> None:

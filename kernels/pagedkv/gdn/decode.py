@@ -125,7 +125,7 @@ def gdn_decode(
     if call is not None:
         call.run(*tensors)
         return
-    decode_checks.tensors(q, k, v, a, b, out, states, A_log, dt_bias, state_indices)
+    decode_checks.tensors(checks.layer(q, k, v, a, b, out, states, A_log, dt_bias), state_indices)
     decode_checks.options(scale, lower_bound)
     decode_checks.drafts(k, a, states, state_indices, drafts, draft_indices, at, max_query_len)
     if debug:
@@ -147,11 +147,6 @@ class DecodeCall:
     walk: Launch
     numbers: tuple[Any, ...]
     """Last arguments of the kernel."""
-
-    @property
-    def launches(self) -> tuple[Launch, ...]:
-        """The kernels that `run` launches."""
-        return (self.walk,)
 
     def run(self, q: Tensor, *others: Tensor | None) -> None:
         """Launch for the tensors of one call."""

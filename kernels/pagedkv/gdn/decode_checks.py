@@ -10,8 +10,7 @@ import torch
 
 from pagedkv import checks
 from pagedkv.errors import ArgumentError
-from pagedkv.gdn.checks import bound, contiguous
-from pagedkv.launch import GDN_HEAD_SIZES
+from pagedkv.gdn.checks import bound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,63 +18,14 @@ if TYPE_CHECKING:
     from pagedkv.gdn.decode import Drafts
 
 
-def tensors(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    states: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    state_indices: Tensor,
-) -> None:
-    """Check the tensors of every step without reading them."""
-    checks.shape("k", k, (None, None, None), "[tokens, key heads, keys]")
-    tokens, key_heads, keys = k.shape
-    checks.shape("v", v, (tokens, None, None), "[tokens, heads, values]")
-    heads, values = v.shape[1:]
-    if not key_heads or not heads or heads % key_heads:
-        raise ArgumentError(
-            "head ratio",
-            "k",
-            got=f"{key_heads} key heads for {heads} heads",
-            expected="key heads that divide the heads",
-            remedy="Pass the heads of one rank.",
-        )
-    for name, size, what in (("k", keys, "keys"), ("v", values, "values")):
-        if size not in GDN_HEAD_SIZES:
-            raise ArgumentError(
-                "head size",
-                name,
-                got=f"{size} {what} a head",
-                expected=" or ".join(map(str, GDN_HEAD_SIZES)),
-                remedy="Leave this model to vLLM's kernels.",
-            )
-    checks.shape("q", q, (tokens, key_heads, keys), "[tokens, key heads, keys]")
-    checks.shape("out", out, (tokens, heads, values), "[tokens, heads, values]")
-    checks.shape("states", states, (None, heads, values, keys), "[slots, heads, values, keys]")
-    by_key = (keys,) if a.dim() == 3 else ()
-    checks.shape("a", a, (tokens, heads, *by_key), "[tokens, heads] or [tokens, heads, keys]")
-    checks.shape("dt_bias", dt_bias, (heads, *by_key), "[heads] or [heads, keys], as a has")
-    checks.shape("b", b, (tokens, heads), "[tokens, heads]")
-    checks.shape("A_log", A_log, (heads,), "[heads]")
+def tensors(layer_tensors: dict[str, Tensor], state_indices: Tensor) -> None:
+    """Check the slots of the states, and the device of all tensors, without reading them."""
     each = (None,) if state_indices.dim() == 2 else ()
     checks.shape("state_indices", state_indices, (None, *each), "[sequences] or [sequences, 1 + drafts]")
     if each:
         checks.dense("state_indices", state_indices)
     checks.dtype("state_indices", state_indices, (torch.int32,), "Cast with .to(torch.int32).")
-    checks.dtype("k", k, checks.DTYPES, "Cast it.")
-    for name, tensor in {"q": q, "v": v, "out": out}.items():
-        checks.dtype(name, tensor, (k.dtype,), "Cast it to the dtype of k.")
-    given = {"q": q, "v": v, "a": a, "b": b, "out": out, "states": states, "A_log": A_log, "dt_bias": dt_bias}
-    for name, tensor in {"k": k, **given}.items():
-        checks.dtype(name, tensor, checks.DTYPES, "Cast it.")
-        checks.computable(name, tensor)
-        checks.dense(name, tensor)
-    contiguous("dt_bias", dt_bias)
-    checks.device(("k", k), given | {"state_indices": state_indices})
+    checks.device(("k", layer_tensors["k"]), layer_tensors | {"state_indices": state_indices})
 
 
 def options(scale: float | None, lower_bound: float | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.checks import segments as check_segments
+from pagedkv.checks import at_least_one
 from pagedkv.device import current, on
 from pagedkv.gdn import checks
 from pagedkv.gdn.kda_kernel import kda_chunks_kernel
@@ -99,9 +99,10 @@ def gdn_prefill(
     if call is not None:
         call.run(*tensors)
         return
-    checks.tensors(q, k, v, a, b, out, states, A_log, dt_bias, starts, sources, targets, known, last_pieces)
+    layer_tensors = checks.layer(q, k, v, a, b, out, states, A_log, dt_bias)
+    checks.prefill(layer_tensors, starts, sources, targets, known, last_pieces)
     checks.bound(lower_bound, by_key=a.dim() == 3)
-    check_segments(num_segments)
+    at_least_one("split", "num_segments", num_segments)
     if debug:
         check_pieces(starts, last_pieces, q.shape[0])
         checks.blocks(sources, targets, known, last_pieces, len(states))
@@ -118,10 +119,10 @@ class DeltaCall:
     """Launches of the calls with one signature."""
 
     chunks: Launch
-    carry: Launch
-    """Makes what each segment does to the state."""
-    join: Launch
-    """Makes the states between segments of that."""
+    carry: Launch | None
+    """Makes what each segment does to the state; None where there is one segment."""
+    join: Launch | None
+    """Makes the states between segments of that; None where the walk needs none."""
     walk: Launch
     strides: DeltaStrides
     by_key: bool
@@ -135,16 +136,6 @@ class DeltaCall:
     """Numbers of chunks, a bound that follows from shapes."""
     room: tuple[int, int, int, int, int]
     """Extents of what is carried: sequences, segments, heads, value size + key size, key size."""
-
-    @property
-    def launches(self) -> tuple[Launch, ...]:
-        """The kernels that `run` launches."""
-        return (
-            self.chunks,
-            self.walk,
-            *[self.carry] * (self.segments > 1),
-            *[self.join] * (self.segments > 2),
-        )
 
     def run(self, *tensors: Tensor | None) -> None:
         """Launch for the tensors of one call."""
@@ -166,10 +157,10 @@ class DeltaCall:
             else:
                 self.chunks(q, k, a, b, A_log, dt_bias, inverses, scores, factors, starts, strides, self.pieces)
             cut = (strides, self.segments)
-            if self.segments > 1:
+            if self.carry is not None:
                 carried = q.new_empty(self.room, dtype=torch.float32)
                 self.carry(k, ends, v, states, inverses, factors, carried, *where, *cut)
-            if self.segments > 2:
+            if self.join is not None:
                 self.join(carried, self.segments)
             self.walk(q, k, ends, v, out, states, inverses, scores, factors, carried, *where, targets, *cut)
 
@@ -223,13 +214,18 @@ def _prepare(
     )
     if by_key:  # what the walk reads is scaled for each head
         constants = constants._replace(HEADS_PER_KEY_HEAD=1)
-    # Few rows for each program that joins, because products of fp32 take three times the registers.
-    few = constants._replace(BLOCK_V=JOINED_ROWS)
-    of_carry = heads * (values + keys) // data.block_v, max(1, segments - 1), sequences
+    carry = join = None
+    if segments > 1:
+        of_carry = heads * (values + keys) // data.block_v, segments - 1, sequences
+        carry = Launch(gdn_carry_kernel, of_carry, OPTIONS=constants, **launch)
+    if segments > 2:
+        # Few rows for each program that joins, because products of fp32 take three times the registers.
+        few = constants._replace(BLOCK_V=JOINED_ROWS)
+        join = Launch(gdn_join_kernel, (heads * values // JOINED_ROWS, sequences), OPTIONS=few, **launch)
     return DeltaCall(
         chunks=chunks,
-        carry=Launch(gdn_carry_kernel, of_carry, OPTIONS=constants, **launch),
-        join=Launch(gdn_join_kernel, (heads * values // JOINED_ROWS, sequences), OPTIONS=few, **launch),
+        carry=carry,
+        join=join,
         walk=Launch(gdn_prefill_kernel, (programs, segments, sequences), OPTIONS=constants, **launch),
         strides=DeltaStrides(
             q=q.stride()[:2],

@@ -59,22 +59,6 @@ def tensors(
     return num_seqs
 
 
-def options(max_query_len: int, programs: int | None) -> None:
-    """Check the bound of the query lengths and the number of programs.
-
-    Raises:
-        ArgumentError: one is wrong.
-    """
-    if max_query_len < 1:
-        raise ArgumentError(
-            "length", "max_query_len", got=max_query_len, expected=">= 1", remedy="Pass the bound of the step."
-        )
-    if programs is not None and programs < 1:
-        raise ArgumentError(
-            "split", "programs", got=programs, expected="None or >= 1", remedy="Pass None to let tuning decide."
-        )
-
-
 def codes(query: Tensor, cache: Tensor, cache_format: str | None, cache_scale: Tensor | None) -> None:
     """Check that the cache holds what the call says."""
     if cache_format is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagedkv.arch import next_power_of_two
-from pagedkv.checks import lengths, positive
+from pagedkv.checks import at_least_one, lengths, positive
 from pagedkv.device import INTERPRETED, current, on
 from pagedkv.mla import checks
 from pagedkv.mla.kernel import MlaOptions, MlaStrides, mla_decode_kernel, mla_reduce_kernel
@@ -84,7 +84,8 @@ def mla_decode(
         return
     num_seqs = checks.tensors(query, cache, out, block_table, seq_lens, query_start_loc, lse)
     checks.codes(query, cache, cache_format, cache_scale)
-    checks.options(max_query_len, programs)
+    at_least_one("length", "max_query_len", max_query_len, "Pass the bound of the step.")
+    at_least_one("split", "programs", programs)
     if query.shape[0] == 0 or num_seqs == 0:
         return
     latent_size = out.shape[-1]
@@ -136,11 +137,6 @@ class MlaCall:
     """Last arguments of `attend`."""
     merge_numbers: tuple[tuple[int, ...], tuple[int, ...]]
     """Last arguments of `merge`."""
-
-    @property
-    def launches(self) -> tuple[Launch, ...]:
-        """The kernels that `run` launches."""
-        return self.attend, self.merge
 
     def run(
         self,

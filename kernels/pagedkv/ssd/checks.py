@@ -94,7 +94,7 @@ def options(dt_limit: tuple[float, float], num_segments: int | None) -> None:
             expected="0 <= lower <= upper",
             remedy="Pass (0, inf) for no bounds.",
         )
-    checks.segments(num_segments)
+    checks.at_least_one("split", "num_segments", num_segments)
 
 
 def pieces(starts: Tensor, last_pieces: Tensor | None, tokens: int) -> None:

@@ -107,11 +107,6 @@ class ScanCall:
     numbers: tuple[Any, ...]
     """Last arguments of both kernels."""
 
-    @property
-    def launches(self) -> tuple[Launch, ...]:
-        """The kernels that `run` launches."""
-        return self.walk, self.carry
-
     def run(self, *tensors: Tensor | None) -> None:
         """Launch for the tensors of one call."""
         x, dt, A, bias, B, C, D, z, out, initial, states, starts, last = tensors
