@@ -9,7 +9,8 @@ import re
 import numpy as np
 import pytest
 from support import pseudocode
-from support.wave import data, run
+from support.samples import data
+from support.wave import run
 
 from amdgcn import translate
 from amdgcn.meaning import ATOMICS, MNEMONICS, VECTOR

@@ -61,9 +61,3 @@ if INTERPRETED:  # elsewhere nobody has the numbers
                 attend(data, num_splits=1)
         if layout == "shuffle":
             assert claims.count > 0
-
-    def test_a_false_claim_is_seen(claims):
-        wrong = interpreter.TensorHandle(np.array([3, 3, 4, 4], np.int32), interpreter.tl.int32)
-        with pytest.raises(AssertionError, match="constancy"):
-            claims.look(wrong, "tt.constancy", [4])
-        claims.look(wrong, "tt.constancy", [2])

@@ -189,18 +189,18 @@ def test_the_second_call_launches_the_same_on_its_tensors(kernels, name):
                 assert one == other
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_prepared_call_keeps_no_tensor(kernels, name):
-    operation, make, _ = CALLS[name]
-    given = make()
-    operation(**given)
-    held = [weakref.ref(value) for value in given.values() if isinstance(value, torch.Tensor)]
+def test_prepared_calls_keep_no_tensor(kernels):
+    held = []
+    for name, (operation, make, _) in CALLS.items():
+        given = make()
+        operation(**given)
+        held += [(name, weakref.ref(value)) for value in given.values() if isinstance(value, torch.Tensor)]
     for kernel in kernels.values():
         kernel.launches.clear()
     del given
     gc.collect()
-    assert prepared._calls
-    assert not any(tensor() is not None for tensor in held)
+    assert len(prepared._calls) == len(CALLS)
+    assert {name for name, tensor in held if tensor() is not None} == set()
 
 
 def _shifted(tensor: torch.Tensor) -> torch.Tensor:

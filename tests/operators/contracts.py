@@ -508,23 +508,6 @@ def paged_attention_common(call: Judge) -> None:
 
 
 @contract(
-    "aiter.flash_attn_with_kvcache",
-    "aiter.ops.triton.attention.mha_v3:flash_attn_with_kvcache",
-    takes="q k_cache v_cache cache_seqlens softmax_scale causal window_size softcap q_descale k_descale v_descale "
-    "page_table",
-    source=f"{AITER} aiter/ops/triton/attention/mha_v3.py",
-    answer=lambda args: torch.zeros_like(args["q"]),
-)
-def flash_attn_with_kvcache(call: Judge) -> None:
-    """Queries `[sequences, tokens, heads, channels]` over a paged cache, with or without a causal mask."""
-    query, key = call.tensor("q", 4), _rows_cache(call, "k_cache", "v_cache")
-    number = _sequences(call, "page_table", "cache_seqlens", block_size=key.shape[1], blocks=key.shape[0])
-    call.promise("one-row-each", query.shape[0] == number, f"{query} for {number} sequences")
-    shared = {"scale": call["softmax_scale"], "sinks": None, "softcap": call["softcap"]}
-    _layer_constants(call, window=_window(call["window_size"]), **shared)
-
-
-@contract(
     "aiter.fused_qk_rope_reshape_and_cache",
     "aiter.ops.triton.fused_kv_cache:fused_qk_rope_reshape_and_cache",
     takes="q k v key_cache value_cache slot_mapping pos cos sin k_scale v_scale is_neox flash_layout apply_scale offs "
@@ -549,25 +532,6 @@ def fused_qk_rope_reshape_and_cache(call: Judge) -> None:
     call.promise("rows", query.shape[0] == rows.shape[0] <= slots.shape[0], f"{query}, {rows} and {slots}")
     width = call.tensor("cos").shape[-1]
     call.promise("rotary", width in (query.shape[2], query.shape[2] // 2), f"rotary width {width} for {query}")
-
-
-@contract(
-    "aiter.fused_qk_norm_rope_cache_pts_quant_shuffle",
-    "aiter.ops.fused_qk_norm_rope_cache_quant:fused_qk_norm_rope_cache_pts_quant_shuffle",
-    takes="qkv qw kw cos_sin positions num_tokens num_heads_q num_heads_k num_heads_v head_size is_neox_style eps "
-    "q_out k_cache v_cache slot_mapping per_tensor_k_scale per_tensor_v_scale k_out v_out return_kv "
-    "use_shuffle_layout block_size x rotary_dim",
-    source=f"{AITER} csrc/include/fused_qk_norm_rope_cache_quant.h",
-)
-def fused_qk_norm_rope(call: Judge) -> None:
-    """Norm, rope and write in one; at most 32 KV heads."""
-    qkv = call.tensor("qkv", 2)
-    heads = call["num_heads_q"] + call["num_heads_k"] + call["num_heads_v"]
-    call.promise("width", qkv.shape[1] == heads * call["head_size"], f"{qkv} for {heads} heads")
-    call.promise("kv-heads", call["num_heads_k"] <= 32, f"{call['num_heads_k']} KV heads, at most 32")
-    key = _rows_cache(call, "k_cache", "v_cache", writes=True)
-    call.promise("block-size", call["block_size"] == key.shape[1], f"block_size {call['block_size']} for {key}")
-    call.promise("x", call["x"] * key.size == 16, f"x {call['x']} for {key}")
 
 
 def _metadata_sizes(args: Mapping[str, Any]) -> Any:
@@ -937,20 +901,6 @@ def triton_unified_attention(call: Judge) -> None:
         call.promise("descales", scale.shape == (number, key.shape[2]), f"{name} {scale} for {number} sequences")
     shared = {"scale": call["softmax_scale"], "sinks": call["sinks"], "softcap": call["softcap"]}
     _layer_constants(call, window=_window(call["window_size"]), **shared)
-
-
-@contract(
-    "encoder_attention",
-    f"{_OPS}.triton_prefill_attention:context_attention_fwd",
-    takes="q k v o b_start_loc b_seq_len max_input_len is_causal softmax_scale sliding_window_q sliding_window_k sinks",
-    source=f"{VLLM} vllm/v1/attention/ops/triton_prefill_attention.py",
-)
-def encoder_attention(call: Judge) -> None:
-    """An encoder's rows over themselves, without a cache."""
-    query = _query(call, "q")
-    call.promise("not-causal", not call["is_causal"], "an encoder attends to both sides")
-    call.promise("rows", call.tensor("k", 3).shape[0] == query.shape[0], f"{call['k']} for {query}")
-    _longest(call, "b_start_loc", "max_input_len")
 
 
 def _expand(args: Mapping[str, Any]) -> None:

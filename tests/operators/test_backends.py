@@ -13,13 +13,8 @@ from operators.faults import declared, problems
 
 FAULTS = declared()
 NAMES = [case.id for case in CASES]
-REACHED_ELSEWHERE = {
-    "aiter.pa_fwd_asm": "vLLM 0.32 calls paged_attention_common; the bug vllm-shuffle-head-size calls it",
-    "aiter.flash_attn_with_kvcache": "decodes of several drafted tokens without a causal mask",
-    "aiter.fused_qk_norm_rope_cache_pts_quant_shuffle": "models that fuse the norm of Q and K too",
-    "encoder_attention": "encoders without a cache",
-}
-"""Contracts that no case reaches, and who does."""
+REACHED_BY_A_BUG = {"aiter.pa_fwd_asm"}
+"""vLLM 0.32 calls paged_attention_common; the bug vllm-shuffle-head-size calls this one."""
 ON_GFX950 = {name for name in CONTRACTS if "prefill_ps" in name or "ps_metadata" in name or name.endswith("_gluon")}
 ON_GFX950 |= {"aiter.mla_reduce_v1"}
 """Operators that vLLM calls on that arch alone; a GPU is one arch, a CPU stands for each."""
@@ -43,4 +38,4 @@ def test_declared_fault_has_cases_and_an_address(fault):
 def test_every_contract_is_reached(results):
     reached = {operator for record in results.values() for operator in record.get("calls", ())}
     missing = set(CONTRACTS) - reached - (ON_GFX950 if torch.version.hip else set())
-    assert missing == set(REACHED_ELSEWHERE)
+    assert missing == REACHED_BY_A_BUG

@@ -59,17 +59,3 @@ def test_a_window_with_a_cap_is_right_however_a_tile_is_loaded(option, forced, d
     forced(**{option: True})
     options = {"sliding_window": 20, "softcap": 3.0}
     check(attend(data, **options), expected(data, **options), record_property)
-
-
-def test_k_that_is_loaded_at_the_wrong_channels_is_seen(forced, device, monkeypatch):
-    """The comparison compares: loaded token by token as if it were not packed, K is another one."""
-    data = small(device, [40], [40], dtype=HALF, layout_name="native")
-    forced(load_k_by_token=True)
-    real = paged.AttentionOptions
-
-    def unpacked(**options):
-        return real(**options | {"X": 1})
-
-    monkeypatch.setattr(paged, "AttentionOptions", unpacked)
-    with pytest.raises(Exception, match=r"rows are off|not its own bytes"):  # the latter on machine code
-        check(attend(data), expected(data), lambda *_: None)

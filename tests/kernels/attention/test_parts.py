@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from support.attending import DTYPES, attend, check, expected, expected_with_lse, lse_error, small
+from support.attending import DTYPES, attend, check, expected_with_lse, lse_error, small
 from support.mistakes import refused
 from support.tolerances import LSE_ABSOLUTE, LSE_MERGED_ABSOLUTE
 
@@ -115,10 +115,10 @@ def part(data: Batch, first: list[int], end: list[int], **options) -> tuple[torc
     return attend(data, dtype=torch.float32, lse=lse, **where, **options), lse
 
 
-def in_chunks(data: Batch, chunks: int, sinks: torch.Tensor | None, *, everywhere: bool = False, **options):
+def in_chunks(data: Batch, chunks: int, sinks: torch.Tensor | None, **options):
     """The context of each sequence, in whole blocks, in `chunks` parts without a mask; then the rest with one.
 
-    The sink belongs to the rest; `everywhere` is the mistake of counting it with each chunk too.
+    The sink belongs to the rest.
     """
     block_size = data.pool.cache.block_size
     lens, query_lens = data.seq_lens.tolist(), data.query_start_loc.diff().tolist()
@@ -127,7 +127,7 @@ def in_chunks(data: Batch, chunks: int, sinks: torch.Tensor | None, *, everywher
     out, lse = part(data, own, lens, sinks=sinks, **options)
     for first in range(0, max(own), chunk):
         bounds = ([min(first, n) for n in own], [min(first + chunk, n) for n in own])
-        seen, seen_lse = part(data, *bounds, causal=False, sinks=sinks if everywhere else None, **options)
+        seen, seen_lse = part(data, *bounds, causal=False, **options)
         merged, merged_lse = torch.full_like(out, float("nan")), torch.full_like(lse, float("nan"))
         merge_attention(merged, merged_lse, out, lse, seen, seen_lse)
         out, lse = merged, merged_lse
@@ -148,13 +148,3 @@ def test_context_in_chunks(chunks, sinks, softcap, dtype, device, record_propert
     golden, golden_lse = expected_with_lse(data, **options)
     check(out, golden, record_property, "attention in six parts")
     assert lse_error(lse, golden_lse) <= chunks * LSE_MERGED_ABSOLUTE
-
-
-@pytest.mark.parametrize("chunks", [1, 2, 5])
-def test_a_sink_in_every_chunk_is_noticed(chunks, device, record_property):
-    """Its weight would count once more for each chunk."""
-    data = small(device, *CHUNKED)
-    sinks = (torch.arange(4, device=device) - 1.0) * 2
-    wrong, _ = in_chunks(data, chunks, sinks, everywhere=True)
-    with pytest.raises(AssertionError, match=r"are off by more than"):
-        check(wrong, expected(data, sinks=sinks), record_property, "attention in six parts")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.arch import ARCHES, limits
-from pagedkv.errors import MisuseError
+from pagedkv.errors import InvalidFileError, MisuseError
 from pagedkv.routing import NoKernelError
 from pagedkv.routing.explain import Deployment, explain, kv_format
 from pagedkv.routing.model_config import hybrid_block_size, read_config, recurrent_state
@@ -260,3 +260,17 @@ def test_fp8_means_what_the_arch_means():
 def test_a_deployment_that_contradicts_the_model(model, more, message):
     with pytest.raises(MisuseError, match=message):
         explained(model, **more)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "message"),
+    [
+        ("torch_dtype", "int4", InvalidFileError, "dtype: got 'int4'"),
+        ("torch_dtype", None, MisuseError, "--dtype"),
+        ("max_position_embeddings", None, MisuseError, "--max-model-len"),
+    ],
+)
+def test_what_a_deployment_needs_and_a_config_lacks(key, value, error, message):
+    llama = read_config(CONFIGS / "llama-3.1-8b.json")
+    with pytest.raises(error, match=message):
+        explained_config(dataclasses.replace(llama, keys=llama.keys | {key: value}), "gfx942")

@@ -143,9 +143,8 @@ def test_prefill(dtype, shape, starts, initial, device, record_property):
     Case(shape, starts, dtype, device, initial=initial).run(record_property)
 
 
-@pytest.mark.parametrize("segments", [2, 3, 7])
-@pytest.mark.parametrize("starts", ["edges", "longer", "empty"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("segments", [2, 7])
+@pytest.mark.parametrize(("dtype", "starts"), [("float32", "edges"), ("float32", "empty"), (DTYPES[-1], "longer")])
 def test_segments_of_a_sequence(dtype, starts, segments, device, record_property):
     """Walked at the same time; some sequences have fewer tiles than segments."""
     Case("zamba2", starts, dtype, device).run(record_property, num_segments=segments)
