@@ -5,7 +5,7 @@ Each mutant is one edit of cosmic-ray's operators at one place of `CORE`, in a c
 edit at each, so that an operator with eleven replacements counts no more than an operator with one. Then the test files
 that import the mutated module run, those named after it first, until one of them fails. A mutant whose tests do not end
 in three times their unmutated time has survived: a slow machine kills none. Edits that change no behaviour are never
-drawn: those in annotations that mypy alone reads, `==` for `is` of an enum's member, and edits that do not compile.
+drawn: those in annotations that mypy alone reads, `==` for `is`, and edits that do not compile.
 
 A mutant that nothing can kill is argued at its line, or in a comment above it: `# mutant OPERATOR, OPERATOR: why`.
 OPERATOR is the beginning of a name of `cosmic-ray operators` without `core/`. Argued mutants are not drawn.
@@ -18,7 +18,6 @@ import ast
 import contextlib
 import difflib
 import importlib.util
-import itertools
 import os
 import random
 import re
@@ -58,10 +57,8 @@ LEAST_KILLED = 0.9
 MINUTES = 85.0
 """Minutes to run mutants in, of the step's 90: what has not run by then is missing, and the command fails for it."""
 
-_SAME = re.compile(
-    "ReplaceComparisonOperator_((Is_Eq|IsNot_NotEq) [A-Z_]+|(Is_GtE|IsNot_Lt) PASS|(Is_LtE|IsNot_Gt) DID_NOT_RUN)"
-)
-"""Edits of `is` before a member of an enum: `==`, and the order of the first and the last outcome by their texts."""
+SAME = ("ReplaceComparisonOperator_Is_Eq", "ReplaceComparisonOperator_IsNot_NotEq")
+"""Operators that write `==` for `is`, which the core uses for members of enums and None alone."""
 _ARGUED = re.compile(r"#\s*mutant ([\w, ]+): \S")
 
 
@@ -89,13 +86,14 @@ def mutants_of(path: str, code: str) -> dict[tuple[int, int], list[Mutant]]:
     argued, used = _argued(code), set[tuple[int, str]]()
     found: dict[tuple[int, int], list[Mutant]] = defaultdict(list)
     for name in operator_names():
-        if get_operator(name).arguments() or name == "core/NoOp":
+        short = name.removeprefix("core/")
+        if get_operator(name).arguments() or short in ("NoOp", *SAME):
             continue
-        operator, short, occurrence = get_operator(name)(), name.removeprefix("core/"), -1
+        operator, occurrence = get_operator(name)(), -1
         for node in nodes:
             for (line, column), _ in operator.mutation_positions(node):
                 occurrence += 1
-                if _types_only(node) or _is_same(short, node, (line, column)):
+                if _types_only(node):
                     continue
                 reasons = {one for one in argued.get(line, ()) if short.startswith(one)}
                 used |= {(line, one) for one in reasons}
@@ -134,14 +132,6 @@ def _types_only(node: Any) -> bool:
             return True
         node = parent
     return False
-
-
-def _is_same(operator: str, node: Any, place: tuple[int, int]) -> bool:
-    """Whether an edit of the comparison at a place is in `_SAME`; cosmic-ray itself leaves out those of None."""
-    if node.type != "comparison":
-        return False
-    after = next(right for word, right in itertools.pairwise(node.children) if word.start_pos == place)
-    return bool(_SAME.fullmatch(f"{operator} {after.get_code().rpartition('.')[2].strip()}"))
 
 
 def _argued(code: str) -> dict[int, tuple[str, ...]]:

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulate a day of a fleet: GPU-hours, waiting and gate agents, with and without shared jobs and records of kernels.
+"""Simulate a day of a fleet: its jobs and GPU-hours, how long jobs wait, and how many gate agents it needs.
 
-    python ci/simulate.py [--builds 1000] [--agents 100] [--seed 0] [--records RESULTS ...]
+    python ci/simulate.py [--builds 1000] [--agents 100] [--commits 300] [--seed 0]
 
 Each build has the change of a random commit of this repository, planned by the planner as it is now. Builds arrive at
 random, half of them in a quarter of the day. A step takes as long as it last took on this machine where it runs here,
-else its declared minutes; a job takes `JOB_MINUTES` more. Agents are given to queues by their share of the work in the
-first way, at least one to each. Images count as built. The first day fills the queues, the second one is reported.
-
-RESULTS are folders with the `kernels.txt` of steps, as for `ci/selection_figures.py`; GPUs are taken to launch what the
-CPU did. With them, a second table has builds that each edit the body of one kernel.
+else its declared minutes; a job takes `JOB_MINUTES` more. Agents are given to queues by their share of the work, at
+least one to each. Images count as built, and no records of launched kernels are asked, which select fewer steps
+(`ci/selection_figures.py`). The first day fills the queues, the second one is reported.
 """
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import heapq
 import itertools
 import math
@@ -23,30 +21,23 @@ import statistics
 import sys
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mutants import positive
-from selection_figures import git_says, read_records
+from selection_figures import git_says
 
-from hilgate import git
 from hilgate.declare.imports import build
 from hilgate.declare.load import find_root, load
 from hilgate.errors import MisuseError, NothingSelectedError, Parser, ending
 from hilgate.git import Changes
-from hilgate.model.declaration import CPU
 from hilgate.plan.estimate import last_minutes
-from hilgate.plan.launched import Launched, Launches, edited_bodies, jitted
 from hilgate.plan.make import ChangeFacts, assemble
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hilgate.declare.imports import Imports
-    from hilgate.declare.load import Declarations
-    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.plan import Plan
 
 DAY = 24 * 60.0
 BUSY_SHARE, BUSY_MINUTES = 0.5, DAY / 4
@@ -83,114 +74,35 @@ class Day:
     jobs: int = 0
 
 
-@dataclass(frozen=True)
-class Commit:
-    """A commit of the past, or one that edits a kernel."""
-
-    sha: str
-    parent: str
-    files: tuple[str, ...]
-    """What it changes."""
-    edited: Mapping[str, frozenset[str]] = field(hash=False)
-    """File -> the jitted functions whose bodies are all that it changes there."""
-
-
-def commits(root: Path, number: int) -> list[Commit]:
-    """The last commits with one parent that changed any file."""
+def commits(root: Path, number: int) -> list[Changes]:
+    """The changes of the last commits with one parent that changed any file."""
     words = ("log", "--no-merges", "--no-renames", "--name-only", "--format=%x00%H %P", "-n", str(number))
-    text = git_says(root, *words)
     found = []
-    for one in text.split("\0")[1:]:
-        line, *files = one.split("\n")
+    for entry in git_says(root, *words).split("\0")[1:]:
+        line, *names = entry.split("\n")
         sha, _, parent = line.partition(" ")
-        names = tuple(filter(None, files))
-        if parent and names:
-            found.append(Commit(sha, parent, names, edited_between(root, parent, sha, names)))
+        files = tuple(filter(None, names))
+        if parent and files:
+            found.append(Changes(commit=sha, dirty=False, base="main", files=files, merge_base=parent))
     return found
 
 
-def edited_between(root: Path, parent: str, sha: str, files: Iterable[str]) -> dict[str, frozenset[str]]:
-    """File -> the jitted functions whose bodies are all that differs in it between two commits."""
-    sources = [name for name in files if name.endswith(".py")]
-    before, after = (git.files_at(root, which, sources) for which in (parent, sha))
-    edited = {name: edited_bodies(before.get(name), after.get(name)) for name in sources}
-    return {name: bodies for name, bodies in edited.items() if bodies}
+def plans_of(root: Path, changes: Iterable[Changes]) -> list[Plan]:
+    """Plans for the agents of those changes that select a step, by the declarations and imports of now."""
+    declarations = load(root)
+    graph = build(root, declarations.project.python_path)
+    images = dict.fromkeys(declarations.project.images, "0" * 64)
+    facts = ChangeFacts(images=images, digests=dict.fromkeys(images, f"sha256:{'0' * 64}"))
+    plans = []
+    for change in changes:
+        with contextlib.suppress(NothingSelectedError):
+            plans.append(assemble(declarations, change, None, profile="pr", graph=graph, facts=facts))
+    return plans
 
 
-def kernel_edits(root: Path) -> list[Commit]:
-    """An edit of each kernel's body, as often as commits touched its file."""
-    head = git.inspect(root, None).commit
-    found = []
-    for name in git.tracked_files(root):
-        if name.startswith("kernels/") and name.endswith(".py"):
-            functions = [one.name for one in jitted(ast.parse((root / name).read_text(encoding="utf-8")))]
-            touched = len(git_says(root, "log", "--format=%h", "--", name).split())
-            edits = [Commit(head, head, (name,), {name: frozenset({function})}) for function in functions]
-            found += edits * max(1, round(touched / max(1, len(edits))))
-    return found
-
-
-@dataclass
-class _Recorded(Launched):
-    """Records that hold for a commit of the past, whose edited bodies are given."""
-
-    edited: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-    @cached_property
-    def bodies(self) -> Mapping[str, frozenset[str]]:
-        return self.edited
-
-    def _outdated(self, key: str, record: Launches) -> str:
-        del key, record
-        return ""
-
-
-@dataclass(frozen=True)
-class Planner:
-    """Plans changes of the past with the declarations and the import graph of now, and with built images."""
-
-    root: Path
-    declarations: Declarations
-    graph: Imports
-    facts: ChangeFacts
-
-    @classmethod
-    def of(cls, root: Path) -> Planner:
-        """The planner of a checkout."""
-        declarations = load(root)
-        images = dict.fromkeys(declarations.project.images, "0" * 64)
-        facts = ChangeFacts(images=images, digests=dict.fromkeys(images, f"sha256:{'0' * 64}"))
-        return cls(root, declarations, build(root, declarations.project.python_path), facts)
-
-    def plan(self, commit: Commit, records: Mapping[str, frozenset[str]]) -> Plan | None:
-        """The plan of a commit's change for the agents; None where it selects nothing."""
-        change = Changes(commit=commit.sha, dirty=False, base="main", files=commit.files, merge_base=commit.parent)
-        launched = None
-        if records:
-
-            def recorded(step: str, _device: str) -> list[Launches]:
-                names = records.get(f"{step}-{CPU}")
-                return [] if names is None else [Launches(commit.parent, names)]
-
-            launched = _Recorded(self.root, change, self.declarations.areas, self.graph, recorded, edited=commit.edited)
-        try:
-            return assemble(
-                self.declarations,
-                change,
-                None,
-                profile="pr",
-                graph=self.graph,
-                launched=launched,
-                facts=self.facts,
-            )
-        except NothingSelectedError:
-            return None
-
-
-def jobs_of(plan: Plan, minutes: Mapping[str, float], *, shared: bool) -> list[Job]:
-    """The jobs of a plan, one for each step or as the pipeline shares them."""
-    groups: Iterable[Sequence[PlannedStep]] = plan.jobs().values() if shared else ([step] for step in plan.steps)
-    members = {tuple(step.key for step in steps): steps for steps in groups}
+def jobs_of(plan: Plan, minutes: Mapping[str, float]) -> list[Job]:
+    """The jobs of a plan, as the pipeline shares them."""
+    members = {tuple(step.key for step in steps): steps for steps in plan.jobs().values()}
     job_of = {key: keys[0] for keys in members for key in keys}
     return [
         Job(
@@ -302,74 +214,43 @@ def gate_agents(builds: Sequence[tuple[float, Sequence[Job]]]) -> int:
     raise AssertionError
 
 
-def _row(name: str, day: Day) -> str:
-    waits = [wait for queue, each in day.waited.items() if queue != GATE for wait in each]
-    late = statistics.quantiles(waits, n=20)[-1]
-    took = statistics.quantiles(day.took, n=20)
-    return (
-        f"{name:<26}{day.jobs:>8,}{day.gpu_minutes / 60:>11,.0f}{statistics.median(waits):>9.1f}{late:>9.1f}"
-        f"{statistics.median(day.took):>9.0f}{took[-1]:>9.0f}"
-    )
-
-
-def _table(
-    name: str,
-    planner: Planner,
-    changes: Sequence[Commit],
-    records: Mapping[str, frozenset[str]],
-    given: argparse.Namespace,
-) -> None:
-    """Simulate builds with changes out of these, in each way, and print a row for each.
+@ending
+def main() -> int:
+    """Simulate, and print the agents, the work, and how long jobs and builds took.
 
     Raises:
         MisuseError: No change selects a step.
     """
-    planned: dict[Commit, tuple[Plan | None, Plan | None]] = {}
-    for one in dict.fromkeys(changes):
-        planned[one] = planner.plan(one, {}), planner.plan(one, records)
-    made = [(without, recorded or without) for without, recorded in map(planned.__getitem__, changes) if without]
-    if not made:
-        raise MisuseError("no change selects a step", where=str(planner.root), remedy="take a clone with its history")
-    minutes, chance = last_minutes(planner.root), random.Random(given.seed)
-    drawn = [(at, *chance.choice(made)) for at in arrivals(given.builds, 2, chance)]
-    ways = {
-        "one job for each step": [(at, jobs_of(plan, minutes, shared=False)) for at, plan, _ in drawn],
-        "small steps share a job": [(at, jobs_of(plan, minutes, shared=True)) for at, plan, _ in drawn],
-    }
-    if records:
-        ways["and records of kernels"] = [(at, jobs_of(plan, minutes, shared=True)) for at, _, plan in drawn]
-    first = next(iter(ways.values()))
-    gate = gate_agents(first)
-    agents = fleet([jobs for _, jobs in first], given.agents) | {GATE: gate}
-    named = ", ".join(f"{number} {queue}" for queue, number in sorted(agents.items()) if queue != GATE)
-    sys.stdout.write(f"{name}: {given.builds:,} builds a day, {len(minutes)} steps measured here\n")
-    sys.stdout.write(f"agents: {named}; gate agents needed: {gate}\n")
-    sys.stdout.write(f"{'':<26}{'jobs':>8}{'GPU-hours':>11}{'wait':>9}{'95 %':>9}{'verdict':>9}{'95 %':>9}\n")
-    for way, builds in ways.items():
-        sys.stdout.write(_row(way, Fleet(builds, agents, DAY).run()) + "\n")
-    sys.stdout.flush()
-
-
-@ending
-def main() -> int:
-    """Simulate, and print one row for each way to run the same builds."""
     parser = Parser(description="Simulate a day of a fleet.")
     parser.add_argument("--builds", type=positive, default=1000, help="builds a day (1000)")
     parser.add_argument("--agents", type=positive, default=100, help="agents beside those of the gate (100)")
     parser.add_argument("--commits", type=positive, default=300, help="last commits that changes are drawn from (300)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--records", type=Path, nargs="*", help="folders with the kernels.txt of steps")
     given = parser.parse_args()
     root = find_root(Path.cwd())
-    planner = Planner.of(root)
-    records = read_records(given.records) if given.records else {}
-    mixes = {f"changes of the last {given.commits} commits": commits(root, given.commits)}
-    if records:
-        mixes["edits of one kernel's body"] = kernel_edits(root)
-    for name, changes in mixes.items():
-        _table(name, planner, changes, records, given)
-    sys.stdout.write("minutes; waiting of a job for its agent, time of a build to its verdict: median and 95 %\n")
+    minutes, chance = last_minutes(root), random.Random(given.seed)
+    plans = plans_of(root, commits(root, given.commits))
+    if not plans:
+        raise MisuseError("no change selects a step", where=str(root), remedy="take a clone with its history")
+    jobs = [jobs_of(plan, minutes) for plan in plans]
+    builds = [(at, chance.choice(jobs)) for at in arrivals(given.builds, 2, chance)]
+    gate = gate_agents(builds)
+    agents = fleet([each for _, each in builds], given.agents)
+    day = Fleet(builds, agents | {GATE: gate}, DAY).run()
+    waits = [wait for queue, each in day.waited.items() if queue != GATE for wait in each]
+    for line in (
+        f"{given.builds:,} builds with changes of the last {given.commits} commits, {len(minutes)} steps measured here",
+        f"agents: {', '.join(f'{number} {queue}' for queue, number in sorted(agents.items()))}; gate agents: {gate}",
+        f"{day.jobs:,} jobs, {day.gpu_minutes / 60:,.0f} GPU-hours",
+        f"a job waits {_usually(waits)} minutes, the verdict comes after {_usually(day.took)}",
+    ):
+        sys.stdout.write(f"{line}\n")
     return 0
+
+
+def _usually(minutes: Sequence[float]) -> str:
+    """`12 (95 %: 40)`: a median, and what nineteen of twenty stay below."""
+    return f"{statistics.median(minutes):.0f} (95 %: {statistics.quantiles(minutes, n=20)[-1]:.0f})"
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 import torch
 from support.pseudocode import described
-from support.samples import EDGES, WAVES, data
-from support.wave import machine, program, run
+from support.wave import EDGES, WAVES, data, machine, program, run
 
 from amdgcn import arithmetic, translate
 from amdgcn.errors import LaunchError, UnknownInstructionError, UnreadableTextError

@@ -9,8 +9,7 @@ import re
 import numpy as np
 import pytest
 from support import pseudocode
-from support.samples import data
-from support.wave import run
+from support.wave import data, run
 
 from amdgcn import translate
 from amdgcn.meaning import ATOMICS, MNEMONICS, VECTOR

@@ -167,86 +167,28 @@ ORIGIN = ("refs/remotes/origin/main", "")
 UNKNOWN = ("", "no default branch to compare with is known (--base HEAD: with the last commit)")
 
 
-def without_remote_head(clone):
-    git(clone, "remote", "set-head", "origin", "--delete")
+NO_REMOTE = "remote remove origin"
+CLONES = {
+    "as it was cloned": ([], ORIGIN),
+    "detached": (["checkout -q --detach HEAD~1"], ORIGIN),
+    "without the remote's HEAD": (["remote set-head origin --delete"], ORIGIN),
+    "with an upstream": (["remote add upstream ..", "fetch -q upstream"], ("refs/remotes/upstream/main", "")),
+    "another name of the remote": (["remote rename origin theirs"], ("refs/remotes/theirs/main", "")),
+    "the remote's HEAD was pruned": (["symbolic-ref refs/remotes/origin/HEAD refs/remotes/origin/trunk"], ORIGIN),
+    "no remote": ([NO_REMOTE], UNKNOWN),
+    "no remote, on a branch": ([NO_REMOTE, "checkout -q -b work"], ("refs/heads/main", "")),
+    "no remote, detached": ([NO_REMOTE, "checkout -q --detach"], UNKNOWN),
+    "never fetched": ([NO_REMOTE, "remote add origin .."], UNKNOWN),
+    "unborn": (["checkout -q --orphan fresh"], ("", "nothing is committed yet")),
+    "unrelated": (["checkout -q --orphan fresh", "commit -qm c"], ("", "origin/main and HEAD share no history")),
+}
 
 
-def upstream(clone):
-    git(clone, "remote", "add", "upstream", "..")
-    git(clone, "fetch", "-q", "upstream")
-
-
-def of_another_name(clone):
-    git(clone, "remote", "rename", "origin", "theirs")
-
-
-def pruned(clone):
-    git(clone, "symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/trunk")
-
-
-def no_remote(clone):
-    git(clone, "remote", "remove", "origin")
-
-
-def no_remote_and_a_branch(clone):
-    no_remote(clone)
-    git(clone, "checkout", "-q", "-b", "work")
-
-
-def no_remote_and_detached(clone):
-    no_remote(clone)
-    git(clone, "checkout", "-q", "--detach")
-
-
-def never_fetched(clone):
-    no_remote(clone)
-    git(clone, "remote", "add", "origin", "..")
-
-
-def unborn(clone):
-    git(clone, "checkout", "-q", "--orphan", "fresh")
-
-
-def unrelated(clone):
-    unborn(clone)
-    commit(clone)
-
-
-@pytest.mark.parametrize(
-    ("arrange", "found"),
-    [
-        (lambda _: None, ORIGIN),
-        (lambda clone: git(clone, "checkout", "-q", "--detach", "HEAD~1"), ORIGIN),
-        (without_remote_head, ORIGIN),
-        (upstream, ("refs/remotes/upstream/main", "")),
-        (of_another_name, ("refs/remotes/theirs/main", "")),
-        (pruned, ORIGIN),
-        (no_remote, UNKNOWN),
-        (no_remote_and_a_branch, ("refs/heads/main", "")),
-        (no_remote_and_detached, UNKNOWN),
-        (never_fetched, UNKNOWN),
-        (unborn, ("", "nothing is committed yet")),
-        (unrelated, ("", "origin/main and HEAD share no history")),
-        (lambda clone: (clone / ".git").rename(clone / "git"), ("", "this is no git checkout")),
-    ],
-    ids=[
-        "clone",
-        "detached",
-        "no-remote-head",
-        "upstream",
-        "another-remote",
-        "pruned",
-        "no-remote",
-        "local-main",
-        "no-remote-detached",
-        "never-fetched",
-        "unborn",
-        "unrelated",
-        "no-git",
-    ],
-)
-def test_the_default_branch_is_found_or_nothing_is_compared(clone, arrange, found):
-    arrange(clone)
+@pytest.mark.parametrize("name", CLONES)
+def test_the_default_branch_is_found_or_nothing_is_compared(clone, name):
+    commands, found = CLONES[name]
+    for command in commands:
+        git(clone, *command.split())
     assert default_base(clone) == found
 
 
@@ -274,7 +216,8 @@ def test_the_base_is_shown_as_people_write_it(clone):
     assert inspect(clone, ORIGIN[0]).files == ("more",)
 
 
-def test_without_git_nothing_is_compared(checkout, monkeypatch):
+def test_without_git_nothing_is_compared(checkout, monkeypatch, tmp_path_factory):
+    assert default_base(tmp_path_factory.mktemp("unpacked")) == ("", "this is no git checkout")
     monkeypatch.setenv("PATH", "")
     assert default_base(checkout) == ("", "git is not installed")
 

@@ -149,7 +149,6 @@ def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:
         return "the plan has no steps: a gate over nothing is not a pass"
     if outcome is Outcome.PASS:
         return f"all {len(steps)} steps passed"
-    # mutant ReplaceComparisonOperator_Is_Eq: members of an enum
     first, *others = [step for step in steps if step.outcome is outcome]
     more = f" (and {count(len(others), 'more step')})" if others else ""
     return f"{first.key}: {first.why}{more}"

@@ -553,6 +553,6 @@ def _as_recorded(step: StepFacts, rule: Rule, why: str) -> str:
     """The reason that the step's record gives where it has the same outcome; else ours, and what it says instead."""
     if step.recorded is None:
         return why
-    if step.recorded is rule.outcome:  # mutant ReplaceComparisonOperator_Is_Eq: members of an enum
+    if step.recorded is rule.outcome:
         return step.stopped or why
     return f"{why} (recorded as {step.recorded.value})"

@@ -89,7 +89,7 @@ class AttentionOptions(NamedTuple):
     SPLIT_KV: bool
     """Whether several programs share the KV of a sequence."""
     TILES_PER_SPLIT: int
-    """Tiles of one of those programs; 0 shares the tiles of each sequence equally."""
+    """Tiles of one of those programs, where bits may not depend on the batch; 0 shares those of a sequence equally."""
     DECODE: bool
     """Whether every sequence has one query token."""
     IS_CAUSAL: bool
@@ -361,6 +361,8 @@ def full_range(bounds, context_len, first_token, window, OPTIONS: tl.constexpr):
     if OPTIONS.USE_SLIDING_WINDOW and not OPTIONS.DECODE:
         begin = tl.maximum(begin, context_len + first_token + OPTIONS.BLOCK_Q - window)
     full_begin, full_end = full_tiles(bounds, begin, end, OPTIONS)
+    if OPTIONS.USE_SLIDING_WINDOW and OPTIONS.TILES_PER_SPLIT > 0 and not OPTIONS.DECODE:
+        full_end = full_begin  # a token's tiles come in one order, whichever of them its neighbours see whole
     if not OPTIONS.X_DIVIDES_VALUE_STRIDE:
         full_end = full_begin  # full tiles use a stride of one token, which would be a fraction
     return full_begin, full_end

@@ -374,7 +374,7 @@ def _options(
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
         SPLIT_KV=split,
-        TILES_PER_SPLIT=launch.tiles_per_split if split else 0,
+        TILES_PER_SPLIT=launch.tiles_per_split if split or (step.sliding_window and not step.decode) else 0,
         DECODE=step.decode,
         IS_CAUSAL=step.causal,
         USE_SLIDING_WINDOW=step.sliding_window is not None,

@@ -183,25 +183,6 @@ def test_27_of_38_jobs_behind_one_hung_tool_are_one_entry(capsys):
     assert annotation.render(ReportView(*build)).count("hipInfo: device 0") == 1
 
 
-def test_27_jobs_that_each_hang_in_one_tool_are_one_entry():
-    """The same day without declared needs: each job says it in its own numbers."""
-    plan, recorded, verdict = built(*((gpu_step(f"job-{n}"), []) for n in range(38)))
-    steps = tuple(
-        one.model_copy(
-            update={
-                "outcome": Outcome.DID_NOT_RUN,
-                "ruling": Ruling.UNFINISHED,
-                "why": f"timed out after {600 + n} s; its last line: hipInfo: device {n % 8}",
-            }
-        )
-        if n < 27
-        else one.model_copy(update={"outcome": Outcome.PASS, "ruling": Ruling.PASS})
-        for n, one in enumerate(verdict.steps)
-    )
-    (found,) = causes(plan, recorded, verdict.model_copy(update={"steps": steps}))
-    assert len(found.steps) == 27
-
-
 def test_123_failures_of_one_bug_are_a_few_lines_at_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     types = ("fp16", "bf16", "fp32")

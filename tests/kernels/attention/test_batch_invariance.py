@@ -94,17 +94,23 @@ def test_batch_invariant_attention(phase, options, pool, device, record_property
 
 
 @pytest.mark.usefixtures("products_of_any_place")
-def test_batch_invariant_prefill_in_chunks(device, record_property):
+@pytest.mark.parametrize(
+    ("context", "window", "starts"),
+    [(0, None, (0, 37, 101, 150)), (640, 600, (0, 37, 60, 61))],
+    ids=["plain", "window"],
+)
+def test_batch_invariant_prefill_in_chunks(context, window, starts, device, record_property):
     """A prompt in one step or in several: the step that a token came in does not show in its bits."""
-    data = small(device, [150], [150])
-    whole = attend(data, batch_invariant=True)
-    check(whole, expected(data), record_property)
-    starts = (0, 37, 101, 150)
+    data = small(device, [starts[-1]], [context + starts[-1]], window=window)
+    options = {"sliding_window": window, "batch_invariant": True}
+    whole = attend(data, **options)
+    check(whole, expected(data, sliding_window=window), record_property)
     for first, end in itertools.pairwise(starts):
-        part = dataclasses.replace(data, query=data.query[first:end], max_query_len=end - first, max_seq_len=end)
-        part.seq_lens = torch.full_like(data.seq_lens, end)
+        bounds = {"max_query_len": max(end - first, 2), "max_seq_len": context + end}
+        part = dataclasses.replace(data, query=data.query[first:end], **bounds)
+        part.seq_lens = torch.full_like(data.seq_lens, context + end)
         part.query_start_loc = torch.tensor([0, end - first], dtype=torch.int32, device=device)
-        assert_same_bits(attend(part, batch_invariant=True), whole[first:end], f"tokens {first} .. {end - 1}")
+        assert_same_bits(attend(part, **options), whole[first:end], f"tokens {first} .. {end - 1}")
 
 
 batches = st.fixed_dictionaries(
