@@ -7,12 +7,9 @@ What must happen: only somebody with no part in the build or the change approves
 
 from __future__ import annotations
 
-import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from support.nodes import ROOT
 from support.plans import git
 
 from agent_host import approver
@@ -49,25 +46,14 @@ def test_nobody_approves_their_own_and_nobody_unknown_does(env: dict[str, str]) 
         approver.approver(env, [])
 
 
-def approves(change: Project, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return subprocess.run(
-        [ROOT / "ci/bin/hilgate", "approver"],
-        cwd=change.theirs,
-        env={**kept, "TMPDIR": str(change.ours.parent), **change.env(fork=False), **HONEST, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_whoever_wrote_a_commit_of_the_change_is_asked_of_git(change: Project) -> None:
     change.write("src/limits.toml", "floor = 0.9\n")
     git(change.theirs, "-c", "user.email=ADA@example.org", "-c", "user.name=somebody", "commit", "-qam", "hers")
     change.write("src/limits.toml", "floor = 0.8\n")
     change.commit()
-    refused = approves(change)
+    refused = change.hilgate("approver", **HONEST)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "somebody else must approve" in refused.stderr
-    done = approves(change, BUILDKITE_UNBLOCKER="Cy", BUILDKITE_UNBLOCKER_EMAIL="cy@example.org")
+    cy = {"BUILDKITE_UNBLOCKER": "Cy", "BUILDKITE_UNBLOCKER_EMAIL": "cy@example.org"}
+    done = change.hilgate("approver", **HONEST | cy)
     assert (done.returncode, done.stdout) == (0, "Cy <cy@example.org>\n"), done.stderr

@@ -9,8 +9,6 @@ branch, whichever branch they name.
 
 from __future__ import annotations
 
-import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -103,14 +101,6 @@ def merged(change: Project, *, rebase: bool = False) -> str:
     return low
 
 
-def decides(change: Project, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """`hilgate flow` of an agent: prints the pipeline file of the merge base, or refuses."""
-    words = [ROOT / "ci/bin/hilgate", "flow"]
-    return subprocess.run(
-        words, cwd=change.theirs, env={**os.environ, **env}, capture_output=True, text=True, check=False
-    )
-
-
 @pytest.mark.parametrize("kind", ["fork", "branch", "no pull request"])
 def test_a_change_based_on_a_merged_branch_is_refused(change: Project, kind: str) -> None:
     low = merged(change)
@@ -121,7 +111,7 @@ def test_a_change_based_on_a_merged_branch_is_refused(change: Project, kind: str
     if kind == "fork":
         with pytest.raises(CannotRunHereError, match="never was the head of main"):
             trust.refuse_changed_hosts(str(change.theirs), env)
-    done = decides(change, env)
+    done = change.hilgate("flow", **env)
     assert (done.returncode, "evil" in done.stdout) == (5, False)
     assert "rebase the change onto main, or merge main into it" in " ".join(done.stderr.split())
 

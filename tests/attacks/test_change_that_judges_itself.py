@@ -13,28 +13,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 from support.forks import AREA, Project, project
-from support.nodes import ROOT
 
-HILGATE = ROOT / "ci/bin/hilgate"
 NAMES = ("sitecustomize", "usercustomize", "yaml", "json", "hilgate", "pydantic", "conftest")
 MINE = "import sys; sys.stdout.write('merge base: ' + ' '.join(sys.argv[1:]) + chr(10))\n"
-
-
-def run(change: Project, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return subprocess.run(
-        [HILGATE, *words],
-        cwd=change.theirs,
-        env={**kept, "TMPDIR": str(change.ours.parent), **change.env(fork=False), **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def trap(change: Project) -> Path:
@@ -59,7 +44,7 @@ def test_nothing_of_the_change_runs_and_looser_limits_are_shown(change: Project)
     change.commit()
     everywhere = os.pathsep.join(str(change.theirs / folder) for folder in ("ci", "src", "."))
     variables = {"PYTHONPATH": everywhere, "PYTHONSTARTUP": "sitecustomize.py", "HILGATE_BASE": "HEAD"}
-    done = run(change, "plan", "--profile", "pr", "--write", "results/plan.json", **variables)
+    done = change.hilgate("plan", "--profile", "pr", "--write", "results/plan.json", **variables)
     assert done.returncode == 0, done.stderr
     plan = json.loads((change.theirs / "results/plan.json").read_text())
     reported = {one["path"] for one in plan["protected_changes"]}
@@ -71,7 +56,7 @@ def test_nothing_of_the_change_runs_and_looser_limits_are_shown(change: Project)
         "ci/evil.pth",
         "usercustomize.py",
     } <= reported
-    judged = run(change, "judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
+    judged = change.hilgate("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
     assert judged.returncode == 4, "nothing ran, which is no pass"
     assert not mark.exists()
 
@@ -83,7 +68,7 @@ def test_the_code_is_that_of_the_merge_base(tmp_path: Path, words: list[str]) ->
     mark = trap(change)
     change.write("ci/project.yaml", "python_path: [src]\n")
     change.commit()
-    done = run(change, *words)
+    done = change.hilgate(*words)
     assert done.returncode == 0, done.stderr
     root, *asked = re.fullmatch(r"merge base: (?:--root (\S+) )?(.*)\n", done.stdout).groups()
     assert asked[0].startswith(" ".join(words))
@@ -102,9 +87,9 @@ def test_pipeline_and_approvers_are_those_of_the_merge_base(tmp_path: Path) -> N
         ((), {"HILGATE_MODELS": "a"}, "rerun"),
         (("approve",), {}, "approve"),
     ):
-        assert run(change, "flow", *words, **env).stdout == f"ours: {name}\n"
-    assert run(change, "flow", HILGATE_FLOW="../../etc/passwd").returncode == 2
-    assert run(change, "flow", HILGATE_FLOW="release").returncode == 5, "the merge base has none"
+        assert change.hilgate("flow", *words, **env).stdout == f"ours: {name}\n"
+    assert change.hilgate("flow", HILGATE_FLOW="../../etc/passwd").returncode == 2
+    assert change.hilgate("flow", HILGATE_FLOW="release").returncode == 5, "the merge base has none"
 
 
 QUEUES = """\
@@ -118,7 +103,7 @@ STEADY = AREA.replace("minutes: 5", "minutes: 5, report_only: true")
 
 def planned(change: Project, profile: str = "pr") -> dict[str, object]:
     change.commit()
-    done = run(change, "plan", "--profile", profile, "--write", "results/plan.json")
+    done = change.hilgate("plan", "--profile", profile, "--write", "results/plan.json")
     assert done.returncode == 0, done.stderr
     return json.loads((change.theirs / "results/plan.json").read_text())
 
@@ -138,7 +123,7 @@ def test_a_step_that_counts_on_the_base_is_not_report_only(tmp_path: Path, name:
     plan = planned(change)
     assert name in {one["path"] for one in plan["protected_changes"]}, "a person sees it"
     assert [one["report_only"] for one in plan["steps"]] == [False]
-    judged = run(change, "judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
+    judged = change.hilgate("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
     assert judged.returncode == 4, "it did not run, and that counts"
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from pathlib import Path
 from support.plans import git
 
 from agent_host import base
+
+ROOT = Path(__file__).parents[2]
 
 AREA = """\
 area: a
@@ -64,6 +67,18 @@ class Project:
             "HILGATE_REPOSITORY": str(self.ours),
             **more,
         }
+
+    def hilgate(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run `hilgate` in the clone as a job of an agent does; by default of a branch of this repository."""
+        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        return subprocess.run(
+            [ROOT / "ci/bin/hilgate", *words],
+            cwd=self.theirs,
+            env={**kept, "TMPDIR": str(self.ours.parent), **self.env(fork=False), **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
 
 def merge_base(checkout: Path, env: dict[str, str]) -> str:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +17,7 @@ from agent_host import host, trusted
 from hilgate.errors import CannotRunHereError
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 
@@ -46,10 +45,7 @@ def test_a_shallow_clone_without_history_is_refused_in_words(tmp_path: Path) -> 
     change = project(tmp_path)
     git(change.theirs, "checkout", "-q", "--orphan", "alone")
     git(change.theirs, "commit", "-qm", "alone")
-    env = {**os.environ, **change.env(fork=False)}
-    done = subprocess.run(
-        [ROOT / "ci/bin/hilgate", "plan"], cwd=change.theirs, env=env, capture_output=True, text=True, check=False
-    )
+    done = change.hilgate("plan")
     assert (done.returncode, "git merge-base failed" in done.stderr) == (5, True)
 
 
@@ -62,9 +58,7 @@ def release_branch(tmp_path: Path, **env: str) -> tuple[subprocess.CompletedProc
     git(change.theirs, "push", "-q", "origin", "HEAD:release/0.1")
     git(change.ours, "commit", "-q", "--allow-empty", "-m", "main goes on")
     build = {"BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_PULL_REQUEST_REPO": "", "BUILDKITE_BRANCH": "release/0.1"}
-    named = {**os.environ, **change.env(fork=False), **build, **env, "TMPDIR": str(tmp_path)}
-    words = [ROOT / "ci/bin/hilgate", "plan", "--profile", "release", "--write", "plan.json"]
-    done = subprocess.run(words, cwd=change.theirs, env=named, capture_output=True, text=True, check=False)
+    done = change.hilgate("plan", "--profile", "release", "--write", "plan.json", **build | env)
     return done, change.theirs / "plan.json"
 
 
@@ -104,7 +98,5 @@ def test_a_stale_lock_of_git_in_a_checkout_stops_nothing(tmp_path: Path, lock: s
     left = change.theirs / ".git" / lock
     left.parent.mkdir(parents=True, exist_ok=True)
     left.touch()
-    env = {**os.environ, **change.env(fork=False)}
-    words = [ROOT / "ci/bin/hilgate", "plan", "--profile", "pr"]
-    done = subprocess.run(words, cwd=change.theirs, env=env, capture_output=True, text=True, check=False)
+    done = change.hilgate("plan", "--profile", "pr")
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
