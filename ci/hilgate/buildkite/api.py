@@ -206,9 +206,9 @@ class Client:
 def _pages(ask: Callable[[int], list[_T]], url: str) -> Iterator[_T]:
     """What the pages of a list hold, up to one that is not full; each is asked for when it is read."""
     for page in range(1, MOST_PAGES + 1):
-        found = ask(page)
-        yield from found
-        if len(found) < PER_PAGE:
+        entries = ask(page)
+        yield from entries
+        if len(entries) < PER_PAGE:
             return
     raise RemoteError(
         f"the list has more than {MOST_PAGES} pages",
@@ -358,9 +358,9 @@ def earlier(client: Client, number: int, branch: str) -> Earlier:
     ]
     newest = itertools.islice(client.builds(branch=branch), PER_PAGE)
     builds = [
-        EarlierBuild(number=one.number, commit=one.commit, state=one.state, **_left(one).model_dump())
-        for one in newest
-        if one.number < number
+        EarlierBuild(number=build.number, commit=build.commit, state=build.state, **_left(build).model_dump())
+        for build in newest
+        if build.number < number
     ]
     return Earlier(tries=tuple(tries), waited=tuple(waited), builds=tuple(builds))
 
@@ -434,23 +434,23 @@ def shortfall(required: Plan, plan: Plan) -> tuple[str, ...]:
 
     `required` is the `pr` plan of the change, made in the same build; `plan` is what the rerun ran.
     """
-    found = [
+    reasons = [
         f"the {name} is another"
         for name in ("profile", "commit", "dirty", "base", "merge_base", "fork", "images", "digests", "changed_files")
         if getattr(required, name) != getattr(plan, name)
     ]
     if required.profile != "pr":
-        found.append(f"a plan of profile {required.profile} is not what a merge needs")
+        reasons.append(f"a plan of profile {required.profile} is not what a merge needs")
     if (
         plan.protected_changes
         or required.protected_changes
         or any(path.startswith(GATE) for path in required.changed_files)
     ):
-        found.append("the change edits its own gate, which needs an approval")
+        reasons.append("the change edits its own gate, which needs an approval")
     want, have = ({step.key: step.model_copy(update={"reason": ""}) for step in one.steps} for one in (required, plan))
-    found += [f"{key} is missing" for key in want if key not in have]
-    found += [f"{key} differs" for key, step in want.items() if have.get(key, step) != step]
-    return tuple(found)
+    reasons += [f"{key} is missing" for key in want if key not in have]
+    reasons += [f"{key} differs" for key, step in want.items() if have.get(key, step) != step]
+    return tuple(reasons)
 
 
 UNFINISHED = ("scheduled", "running", "failing")
@@ -459,7 +459,7 @@ UNFINISHED = ("scheduled", "running", "failing")
 
 def overdue(unfinished: Iterable[RemoteBuild], queues: Mapping[str, Queue], now: dt.datetime) -> list[tuple[str, str]]:
     """(GraphQL id, sentence) of each job of our queues that no agent took within the queue's `wait_minutes`."""
-    found = []
+    late_jobs = []
     for build in unfinished:
         for job in build.jobs:
             queue = _queue(job.agent_query_rules)
@@ -468,8 +468,8 @@ def overdue(unfinished: Iterable[RemoteBuild], queues: Mapping[str, Queue], now:
             minutes, allowed = (now - job.runnable_at).total_seconds() / 60, queues[queue].wait_minutes
             if minutes > allowed:
                 late = f"no agent took a job of {build.web_url} in {minutes:.0f} minutes ({allowed} allowed)"
-                found.append((job.graphql_id, f"{queue}: {late}"))
-    return found
+                late_jobs.append((job.graphql_id, f"{queue}: {late}"))
+    return late_jobs
 
 
 def _queue(rules: Iterable[str] | None) -> str:

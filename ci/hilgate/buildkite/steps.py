@@ -229,9 +229,9 @@ def _job(
             remedy=f"make the plan with --profile pr, or give {step.device} a queue",
         )
     key, label = step.key, _label(steps)
-    folders = [f"results/{JOBS_FOLDER}/{one.key}" for one in steps]
+    folders = [f"results/{JOBS_FOLDER}/{member.key}" for member in steps]
     command = [f"buildkite-agent artifact download results/{PLAN_FILE} . --step plan"]
-    job_of = {one.key: one.job_key for one in plan.steps}
+    job_of = {member.key: member.job_key for member in plan.steps}
     lock, flag, needs = None, "", list(dict.fromkeys(job_of.get(need, need) for need in step.depends_on))
     if failed:
         key, folders, flag = recheck_key(key), [folders[0] + RECHECK_SUFFIX], " --recheck"
@@ -243,11 +243,11 @@ def _job(
         # Of two builds of the same contents the second waits, and then finds what the first has built.
         lock = f"hilgate/image/{step.step.provides}/{plan.images[step.step.provides][:16]}"
     options = f"{flag} --plan results/{PLAN_FILE} --results {folders[0]}"
-    minutes = sum(one.step.timeout_minutes for one in steps) + BETWEEN_MINUTES * (len(steps) - 1)
+    minutes = sum(member.step.timeout_minutes for member in steps) + BETWEEN_MINUTES * (len(steps) - 1)
     return CommandStep(
         key=key,
         label=label,
-        command=[*command, f"hilgate job {' '.join(one.key for one in steps)}{options}"],
+        command=[*command, f"hilgate job {' '.join(member.key for member in steps)}{options}"],
         agents={"queue": step.queue},
         depends_on=None if failed else needs or None,
         priority=MERGE_QUEUE_PRIORITY if branch.startswith(MERGE_QUEUE_BRANCH) else PRIORITIES[plan.profile],
@@ -266,7 +266,7 @@ def _label(steps: Sequence[PlannedStep]) -> str:
     """What a person reads of a job; of a shared one its declared steps, as far as there is room."""
     if len(steps) == 1:
         return steps[0].label
-    named = ", ".join(one.step.key for one in steps)
+    named = ", ".join(member.step.key for member in steps)
     return f"{len(steps)} steps ({steps[0].device}): {shorten(named, LONGEST_NAMES)}"
 
 

@@ -62,8 +62,8 @@ def _keys(root: Path, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(keys, indent=1) + "\n")
         return
-    for kind, found in keys.items():
-        for name, key in found.items():
+    for kind, by_name in keys.items():
+        for name, key in by_name.items():
             sys.stdout.write(f"{kind.removesuffix('s'):<6} {name:<14} {key[:56]}\n")
 
 
@@ -94,17 +94,17 @@ def _check(image: str, root: Path) -> int:
     if image not in images:
         raise MisuseError(f"there is no image {image!r}", where="ci/project.yaml images", remedy=suggest(image, images))
     key, pins = contents(root)[image], read(root) if images[image].pins else None
-    found = fetched(image, images[image], pins, root)
-    for one in found:
-        sys.stdout.write(f"{one.kind:<10} {one.address:<47} {one.value or 'MISSING'}\n")
+    inputs = fetched(image, images[image], pins, root)
+    for fetched_input in inputs:
+        sys.stdout.write(f"{fetched_input.kind:<10} {fetched_input.address:<47} {fetched_input.value or 'MISSING'}\n")
     require_filled(image, pins)
-    if unhashed := [one.address for one in found if not one.value]:
+    if unhashed := [fetched_input.address for fetched_input in inputs if not fetched_input.value]:
         raise DeclarationError(
             "a file of requirements has a line without a hash",
             where=", ".join(unhashed),
             remedy="lock it again: docker/lock.sh for docker/, make lock for requirements/",
         )
-    sys.stdout.write(f"complete: image {image!r} fetches these {len(found)} inputs; its key is {key}\n")
+    sys.stdout.write(f"complete: image {image!r} fetches these {len(inputs)} inputs; its key is {key}\n")
     return Exit.PASS
 
 

@@ -80,19 +80,19 @@ def build(wanted: ImageBuild, choose: Callable[[Pins | None], Engine]) -> tuple[
                 failure = str(error)
         how = "found by its content" if reused else "built"
         message = f"{how}: {digest[:19]}" if digest else failure
-        found = [check("built", bool(digest), message, began, {"content": content, "digest": digest or ""})]
+        checks = [check("built", bool(digest), message, began, {"content": content, "digest": digest or ""})]
         if digest:
-            found.append(_labelled(engine.with_base(expected), engine.labels(image, content)))
-            found.append(sized(*engine.size(image, content), declared.gigabytes))
+            checks.append(_labelled(engine.with_base(expected), engine.labels(image, content)))
+            checks.append(sized(*engine.size(image, content), declared.gigabytes))
             if pins:
-                found.append(proven(*engine.run(image, content, ["cat", "/opt/image/proof.json"], {})))
+                checks.append(proven(*engine.run(image, content, ["cat", "/opt/image/proof.json"], {})))
             if declared.check and not reused:
-                found.append(_checked(wanted, declared.check, project.python_path, engine, content))
-    if all(check.outcome is Outcome.PASS for check in found):
+                checks.append(_checked(wanted, declared.check, project.python_path, engine, content))
+    if all(check.outcome is Outcome.PASS for check in checks):
         record = {"image": image, "content": content, "digest": digest, "reused": reused}
         (out / "image.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    Check.write_all(out, found)
-    return tuple(found)
+    Check.write_all(out, checks)
+    return tuple(checks)
 
 
 def require_filled(image: str, pins: Pins | None) -> None:
@@ -142,13 +142,13 @@ def sized(gigabytes: float, layers: int, budget: float) -> Check:
     return check("size", not budget or gigabytes <= budget, message)
 
 
-def _labelled(expected: dict[str, str], found: dict[str, str]) -> Check:
+def _labelled(expected: dict[str, str], actual: dict[str, str]) -> Check:
     # These say who built an image first; one that is found by its content may differ in them.
     first = {"org.opencontainers.image.revision", "org.opencontainers.image.version"}
     wrong = [
-        f"{name} is {found.get(name)!r}, the pins say {value!r}"
+        f"{name} is {actual.get(name)!r}, the pins say {value!r}"
         for name, value in sorted(expected.items())
-        if name not in first and found.get(name) != value
+        if name not in first and actual.get(name) != value
     ]
     return check("labels match the pins", not wrong, "; ".join(wrong) or f"{len(expected)} labels")
 
@@ -159,7 +159,7 @@ def proven(status: int, printed: str) -> Check:
     try:
         proof: Any = json.loads(printed) if status == 0 else None
         problems, versions = proof["problems"], proof["versions"]
-        patched = {one["name"]: f" (pinned {one['pinned']})" for one in proof.get("base", []) if one["differs"]}
+        patched = {part["name"]: f" (pinned {part['pinned']})" for part in proof.get("base", []) if part["differs"]}
     except (ValueError, TypeError, KeyError):
         return check(name, False, f"/opt/image/proof.json cannot be read: {printed[-300:]}")
     named = ", ".join(

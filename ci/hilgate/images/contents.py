@@ -116,14 +116,14 @@ def unfilled(image: str, pins: Pins) -> list[tuple[str, str]]:
     """Pins of `image` that are still empty, each with the command that fills it."""
     if image == "cpu":
         return _unfilled_base("cpu.base", pins.cpu.base)
-    found = _unfilled_base("rocm.base", pins.rocm.base)
+    empty = _unfilled_base("rocm.base", pins.rocm.base)
     for name, source in pins.sources.items():
-        for place, one in source.commits(f"sources.{name}").items():
-            if not one.commit:
-                found.append((f"{place}.commit", f"git ls-remote {one.repository} '{one.tag}^{{}}' {one.tag}"))
-            found += [
-                (f"{place}.submodules.{folder}.commit", _in_commit(one, f"ls-tree FETCH_HEAD {folder}"))
-                for folder, submodule in one.submodules.items()
+        for place, pin in source.commits(f"sources.{name}").items():
+            if not pin.commit:
+                empty.append((f"{place}.commit", f"git ls-remote {pin.repository} '{pin.tag}^{{}}' {pin.tag}"))
+            empty += [
+                (f"{place}.submodules.{folder}.commit", _in_commit(pin, f"ls-tree FETCH_HEAD {folder}"))
+                for folder, submodule in pin.submodules.items()
                 if not submodule.commit
             ]
         for package, asked in source.requires.items():
@@ -131,8 +131,8 @@ def unfilled(image: str, pins: Pins) -> list[tuple[str, str]]:
                 search = (
                     f"grep -hoE '{package} *== *[0-9][0-9A-Za-z.]*' FETCH_HEAD -- {' '.join(asked.files)} | sort -u"
                 )
-                found.append((f"sources.{name}.requires.{package}.version", _in_commit(source.git, search)))
-    return found
+                empty.append((f"sources.{name}.requires.{package}.version", _in_commit(source.git, search)))
+    return empty
 
 
 def _unfilled_base(place: str, base: BaseImage) -> list[tuple[str, str]]:
@@ -154,7 +154,7 @@ def fill(image: str, root: Path) -> list[str]:
     Commands need network, git, and docker or skopeo. An answer that is not exactly one value is none.
     """
     failed: dict[str, str] = {}
-    while missing := [one for one in unfilled(image, read(root)) if one[0] not in failed]:
+    while missing := [pin for pin in unfilled(image, read(root)) if pin[0] not in failed]:
         place, command = missing[0]
         with tempfile.TemporaryDirectory() as folder:
             words = ["bash", "-o", "pipefail", "-c", command]
@@ -162,10 +162,10 @@ def fill(image: str, root: Path) -> list[str]:
         lines = done.stdout.splitlines() if done.returncode == 0 else []
         peeled = [line for line in lines if line.endswith("^{}")]  # of an annotated tag, its commit
         matches = map(ANSWERS[place.rpartition(".")[2]].search, peeled or lines)
-        found = {match[1] for match in matches if match}
+        values = {match[1] for match in matches if match}
         path, before = root / PINS_FILE, (root / PINS_FILE).read_text(encoding="utf-8")
         try:
-            (value,) = found
+            (value,) = values
             text = before.splitlines(keepends=True)
             number = key_lines(before)[tuple(place.split("."))] - 1
             text[number] = text[number].replace('""', f'"{value}"', 1)
@@ -174,7 +174,9 @@ def fill(image: str, root: Path) -> list[str]:
         except (ValueError, DeclarationError) as error:
             path.write_text(before, encoding="utf-8")
             printed = (done.stdout + done.stderr).strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-            failed[place] = str(error) if isinstance(error, DeclarationError) else f"{len(found)} answers: {printed[0]}"
+            failed[place] = (
+                str(error) if isinstance(error, DeclarationError) else f"{len(values)} answers: {printed[0]}"
+            )
     return [f"{place}: {reason}" for place, reason in failed.items()]
 
 

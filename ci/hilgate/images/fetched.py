@@ -32,29 +32,29 @@ class Fetched:
 
 def fetched(name: str, image: Image, pins: Pins | None, root: Path) -> list[Fetched]:
     """Every input of an image that its build fetches, in the order of the pins."""
-    found: list[Fetched] = []
+    listed: list[Fetched] = []
     if pins is not None:
         base = pins.cpu.base if name == "cpu" else pins.rocm.base
-        found.append(Fetched("base", base.reference, base.digest))
+        listed.append(Fetched("base", base.reference, base.digest))
     if pins is not None and name == "cpu":
         packages = f"{pins.cpu.suite}: {' '.join(pins.cpu.packages)}"
-        found.append(Fetched("debian", packages, "signed by the suite"))
+        listed.append(Fetched("debian", packages, "signed by the suite"))
     elif pins is not None:
-        found += _sources(pins)
-    return found + [_locked(file, root) for file in inputs(image, tracked_files(root)) if file.endswith(".txt")]
+        listed += _sources(pins)
+    return listed + [_locked(file, root) for file in inputs(image, tracked_files(root)) if file.endswith(".txt")]
 
 
 def _sources(pins: Pins) -> list[Fetched]:
-    found = []
+    sources = []
     for name, source in pins.sources.items():
         if source.sdist is not None:
-            found.append(Fetched("sdist", f"{name} {source.version}", source.sdist and f"sha256:{source.sdist}"))
-        for one in source.commits(name).values():
-            found.append(Fetched("git", one.repository, one.commit))
-            found += [
-                Fetched("submodule", submodule.repository, submodule.commit) for submodule in one.submodules.values()
+            sources.append(Fetched("sdist", f"{name} {source.version}", source.sdist and f"sha256:{source.sdist}"))
+        for commit in source.commits(name).values():
+            sources.append(Fetched("git", commit.repository, commit.commit))
+            sources += [
+                Fetched("submodule", submodule.repository, submodule.commit) for submodule in commit.submodules.values()
             ]
-    return found
+    return sources
 
 
 def _locked(file: str, root: Path) -> Fetched:

@@ -84,7 +84,7 @@ class GitSource(GitCommit):
     @property
     def pinned_submodules(self) -> str:
         """The list that docker/scripts/commit.sh compares."""
-        return " ".join(f"{folder}={one.commit}" for folder, one in sorted(self.submodules.items()))
+        return " ".join(f"{folder}={submodule.commit}" for folder, submodule in sorted(self.submodules.items()))
 
 
 class Requirement(StrictModel):
@@ -131,8 +131,8 @@ class Source(StrictModel):
 
     def commits(self, place: str) -> dict[str, GitSource]:
         """What is fetched from git, by its place in the file, below that of this source."""
-        found = {f"{place}.git": self.git} if self.git else {}
-        return found | {f"{place}.parts.{folder}": part for folder, part in self.parts.items()}
+        commits = {f"{place}.git": self.git} if self.git else {}
+        return commits | {f"{place}.parts.{folder}": part for folder, part in self.parts.items()}
 
 
 class CpuPins(StrictModel):
@@ -203,10 +203,10 @@ def _check_sources(document: Document[Pins], pins: Pins, root: Path) -> None:
                 document.blame(("sources", name, "requires", package, "version"), f"{what} and run docker/lock.sh")
         for index, patch in enumerate(source.patches):
             path = root / patch.file
-            found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
-            if found != patch.sha256:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+            if digest != patch.sha256:
                 at: Loc = ("sources", name, "patches", index, "sha256")
-                document.blame(at, f"{patch.file} is {found}, pinned is {patch.sha256!r}")
+                document.blame(at, f"{patch.file} is {digest}, pinned is {patch.sha256!r}")
 
 
 def key_lines(text: str) -> dict[Loc, int]:
@@ -240,31 +240,31 @@ PARTS: Final = {"triton_kernels": "TRITON"}
 
 def labels(image: str, pins: Pins | None, content: str, revision: str) -> dict[str, str]:
     """Labels of an image. `revision` is the commit that built it first; equal contents of a later commit are reused."""
-    found = {
+    labelled = {
         "org.opencontainers.image.title": f"hilgate {image}",
         "org.opencontainers.image.version": __version__,
         "org.opencontainers.image.revision": revision,
         "hilgate.content": content,
     }
     if pins is None:
-        return found
+        return labelled
     base = pins.cpu.base if image == "cpu" else pins.rocm.base
-    found |= {
+    labelled |= {
         "org.opencontainers.image.base.name": base.reference,
         "org.opencontainers.image.base.digest": base.digest,
     }
     if image == "cpu":
-        return found | {"hilgate.pins.suite": pins.cpu.suite, "hilgate.pins.packages": " ".join(pins.cpu.packages)}
+        return labelled | {"hilgate.pins.suite": pins.cpu.suite, "hilgate.pins.packages": " ".join(pins.cpu.packages)}
     rocm = {"rocm": pins.rocm.rocm, "torch": pins.rocm.torch, "triton": pins.rocm.triton, "archs": " ".join(pins.archs)}
     sources = {name: source.version for name, source in pins.sources.items()}
-    return found | {f"hilgate.pins.{name}": value for name, value in (rocm | sources).items()}
+    return labelled | {f"hilgate.pins.{name}": value for name, value in (rocm | sources).items()}
 
 
 def bake_variables(
     pins: Pins, contents: Mapping[str, str], keys: Mapping[str, str], store: str, revision: str
 ) -> dict[str, str]:
     """Every variable of docker-bake.hcl. `store` is the prefix of image names: a registry, or `hilgate` without one."""
-    found = {
+    variables = {
         "REVISION": revision,
         "HILGATE_VERSION": __version__,
         "STORE": store,
@@ -277,24 +277,24 @@ def bake_variables(
     }
     for image, base in (("cpu", pins.cpu.base), ("rocm", pins.rocm.base)):
         prefix = image.upper()
-        found[f"{prefix}_CONTENT"] = contents[image]
-        found[f"{prefix}_BASE"] = f"{base.reference}@{base.digest}"
-        found |= {f"{prefix}_BASE_NAME": base.reference, f"{prefix}_BASE_DIGEST": base.digest}
+        variables[f"{prefix}_CONTENT"] = contents[image]
+        variables[f"{prefix}_BASE"] = f"{base.reference}@{base.digest}"
+        variables |= {f"{prefix}_BASE_NAME": base.reference, f"{prefix}_BASE_DIGEST": base.digest}
     for name, prefix in WHEELS.items():
-        found[f"{prefix}_KEY"] = keys[name]
-        found |= source_variables(prefix, pins.sources[name])
-    return found
+        variables[f"{prefix}_KEY"] = keys[name]
+        variables |= source_variables(prefix, pins.sources[name])
+    return variables
 
 
 def source_variables(prefix: str, source: Source) -> dict[str, str]:
     """The variables of docker-bake.hcl about one source."""
     patches = " ".join(patch.file for patch in source.patches)
-    found = {"VERSION": source.version, "ARCHS": " ".join(source.archs), "PATCHES": patches}
+    variables = {"VERSION": source.version, "ARCHS": " ".join(source.archs), "PATCHES": patches}
     if source.sdist is not None:
-        found["SDIST"] = source.sdist
+        variables["SDIST"] = source.sdist
     commits = {"": source.git} if source.git else {}
     commits |= {f"{PARTS[folder]}_": part for folder, part in source.parts.items()}
-    for infix, one in commits.items():
-        found |= {f"{infix}GIT": one.address, f"{infix}COMMIT": one.commit}
-        found[f"{infix}SUBMODULES"] = one.pinned_submodules
-    return {f"{prefix}_{key}": value for key, value in found.items()}
+    for infix, commit in commits.items():
+        variables |= {f"{infix}GIT": commit.address, f"{infix}COMMIT": commit.commit}
+        variables[f"{infix}SUBMODULES"] = commit.pinned_submodules
+    return {f"{prefix}_{key}": value for key, value in variables.items()}

@@ -82,8 +82,8 @@ def build(
             timeout=SECONDS,
         )
         if done.returncode:
-            said = (done.stdout + done.stderr).strip()[-1500:]
-            raise RecordsError(f"no wheel could be built: {said}", where=folder, remedy="see its pyproject.toml")
+            printed = (done.stdout + done.stderr).strip()[-1500:]
+            raise RecordsError(f"no wheel could be built: {printed}", where=folder, remedy="see its pyproject.toml")
 
 
 def plain(more: dict[str, str]) -> dict[str, str]:
@@ -97,21 +97,21 @@ def compared(first: Path, second: Path) -> list[Check]:
     """A check for each wheel that either build made: both made it, of the same bytes."""
     checks = []
     for name in sorted({path.name for folder in (first, second) for path in folder.glob("*.whl")}):
-        one, other = first / name, second / name
-        if not (one.is_file() and other.is_file()):
-            why = f"only the {'first' if one.is_file() else 'second'} of two builds made it"
+        made, again = first / name, second / name
+        if not (made.is_file() and again.is_file()):
+            why = f"only the {'first' if made.is_file() else 'second'} of two builds made it"
             checks.append(Check(id=f"{name} is built twice", outcome=Outcome.FAIL, message=why))
             continue
-        same = sha256(one) == sha256(other)
-        message = f"{one.stat().st_size} bytes" if same else f"differs in {', '.join(differing(one, other)[:5])}"
+        same = sha256(made) == sha256(again)
+        message = f"{made.stat().st_size} bytes" if same else f"differs in {', '.join(differing(made, again)[:5])}"
         outcome = Outcome.PASS if same else Outcome.FAIL
-        checks.append(Check(id=f"{name} is built twice", outcome=outcome, message=message, labels=labels_of(one)))
+        checks.append(Check(id=f"{name} is built twice", outcome=outcome, message=message, labels=labels_of(made)))
     return checks
 
 
-def differing(one: Path, other: Path) -> list[str]:
+def differing(made: Path, again: Path) -> list[str]:
     """Members of two wheels that are not the same, or what else is not."""
-    with zipfile.ZipFile(one) as first, zipfile.ZipFile(other) as second:
+    with zipfile.ZipFile(made) as first, zipfile.ZipFile(again) as second:
         members = [
             {entry.filename: (entry.CRC, entry.date_time, entry.external_attr) for entry in file.infolist()}
             for file in (first, second)
@@ -142,28 +142,28 @@ def tried(wheel: Path, folder: Path) -> Check:
 
 def _problem(wheel: Path, folder: Path) -> str:
     """What is wrong with a wheel; empty for a sound one."""
-    with zipfile.ZipFile(wheel) as file:
-        names = file.namelist()
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
         about = next(name for name in names if name.endswith(".dist-info/METADATA"))
-        metadata = message_from_bytes(file.read(about))
+        metadata = message_from_bytes(archive.read(about))
     name, version = metadata["Name"], metadata["Version"]
     if metadata["License-Expression"] != LICENSE:
         return f"its license is {metadata['License-Expression']}, not {LICENSE}"
-    if not any(one.endswith(".dist-info/licenses/LICENSE") for one in names):
+    if not any(file.endswith(".dist-info/licenses/LICENSE") for file in names):
         return "it holds no LICENSE"
     promised = HELD.findall(str(metadata.get_payload()))
-    if gone := [one for one in promised if one not in names]:
+    if gone := [file for file in promised if file not in names]:
         return f"it holds no {gone[0]}, which its description names"
     if problem := _unshown(metadata):
         return problem
     if not wheel.name.startswith(f"{name}-{version}-"):
         return f"it says that it is {name} {version}"
-    packages = sorted(one.partition("/")[0] for one in names if one.count("/") == 1 and one.endswith("/__init__.py"))
-    needed = [one for one in metadata.get_all("Requires-Dist") or () if "extra ==" not in one]
-    required = [REQUIRED.split(one, maxsplit=1)[0] for one in needed]
-    others = [one.name.partition("-")[0] for one in wheel.parent.glob("*.whl")]
-    wanted = [f"{name}=={version}", *(one for one in others if one in required)]
-    _link(folder, [one for one in required if one not in others])
+    packages = sorted(file.partition("/")[0] for file in names if re.fullmatch(r"[^/]+/__init__\.py", file))
+    needed = [line for line in metadata.get_all("Requires-Dist") or () if "extra ==" not in line]
+    required = [REQUIRED.split(line, maxsplit=1)[0] for line in needed]
+    others = [path.name.partition("-")[0] for path in wheel.parent.glob("*.whl")]
+    wanted = [f"{name}=={version}", *(other for other in others if other in required)]
+    _link(folder, [package for package in required if package not in others])
     return _unusable(wheel.parent, wanted, folder, name, version, packages)
 
 
@@ -192,8 +192,8 @@ def _unshown(metadata: Message) -> str:
     kind, text = metadata["Description-Content-Type"] or "", str(metadata.get_payload())
     if not kind.startswith("text/markdown") or not text.strip():
         return f"its description is {len(text.strip())} characters of {kind or 'no declared type'}, not Markdown"
-    if found := RELATIVE.search(text):
-        return f"its description links to {found[1]}, which a package index does not have"
+    if link := RELATIVE.search(text):
+        return f"its description links to {link[1]}, which a package index does not have"
     missing = [key for key in ("Summary", "Requires-Python", "Classifier") if not metadata[key]]
     return f"its metadata has no {missing[0]}" if missing else ""
 
@@ -210,9 +210,10 @@ def _unusable(index: Path, wanted: list[str], folder: Path, name: str, version: 
         [
             "import importlib, importlib.metadata as metadata",
             f"assert metadata.version({name!r}) == {version!r}, metadata.version({name!r})",
-            f"found = [importlib.import_module(one) for one in {packages!r}]",
-            f"assert all(one.__file__.startswith({str(site)!r}) for one in found), [one.__file__ for one in found]",
-            f"assert [one.__version__ for one in found if one.__name__ == {name!r}] == [{version!r}]",
+            f"modules = [importlib.import_module(package) for package in {packages!r}]",
+            "files = [module.__file__ for module in modules]",
+            f"assert all(file.startswith({str(site)!r}) for file in files), files",
+            f"assert [module.__version__ for module in modules if module.__name__ == {name!r}] == [{version!r}]",
         ]
     )
     pip = [sys.executable, "-m", "pip", "--quiet", "--quiet", "--python", str(python), "install"]
