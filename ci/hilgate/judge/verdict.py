@@ -27,10 +27,10 @@ from hilgate.text import count
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from hilgate.model.plan import Plan, PlannedStep
+    from hilgate.model.plan import Plan, PlannedStep, ProtectedChange
     from hilgate.model.record import Check, Health, RerunRecord
     from hilgate.run.results import Attempt, Recorded
 
@@ -64,24 +64,13 @@ def judge(
     """
     entries, images = Entries(quarantine.tests, decided.date()), image_digests(plan, recorded)
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
-    counted = tuple(step for step in steps if not step.report_only)
-    outcome = worst(step.outcome for step in counted)
-    why = _why(outcome, counted) if counted or not steps else "no step of the plan counts: each is only reported"
-    if approvals and plan.held_up and (outcome is Outcome.PASS or not counted):
-        outcome, why = Outcome.INCONCLUSIVE, _words_of_held_up(plan)
-    if plan.profile == "quick" and outcome is Outcome.PASS:
-        why = _words_of_quick_run(sum((step.counts for step in steps), Counts()), plan)
-    if (expired := entries.expired()) and outcome is not Outcome.FAIL:
-        outcome, why = Outcome.FAIL, expired[0]
+    held_up = _words_of_held_up(plan) if approvals and plan.held_up else ""
+    quick = _words_of_quick_run(steps, plan) if plan.profile == "quick" else ""
     believed = [step for step in plan.steps if StepResult(step, plan, recorded, entries).believed]
     protected_changes = (*plan.protected_changes, *vanished(believed, plan, recorded.listings)) if approvals else ()
-    if protected_changes and not approved_by and outcome is Outcome.PASS:
-        outcome = Outcome.INCONCLUSIVE
-        first, *others = protected_changes
-        more = f" (and {len(others)} more)" if others else ""
-        why = f"needs a named approval: {first.path}: {first.what}{more}"
-    if doubts and outcome is Outcome.PASS:
-        outcome, why = Outcome.INCONCLUSIVE, doubts[0]
+    approval = _needs_approval(protected_changes) if protected_changes and not approved_by else ""
+    against = tuple(filter(None, (approval, *doubts)))
+    outcome, why = _decide(steps, expired=entries.expired(), held_up=held_up, against=against, quick=quick)
     trees = {build.tree for build in recorded.builds}
     uncompared = (UNCOMPARED,) if plan.local and plan.commit and plan.base is None else ()
     return Verdict(
@@ -94,7 +83,7 @@ def judge(
         images=images,
         protected_changes=protected_changes,
         approved_by=approved_by if protected_changes else "",
-        notes=(*uncompared, *((BACK,) if approvals and plan.held_up else ()), *_only_reported(steps)),
+        notes=(*uncompared, *((BACK,) if held_up else ()), *_only_reported(steps)),
         before=before,
         tree=trees.pop() if len(trees) == 1 else "",
         doubts=doubts,
@@ -102,6 +91,49 @@ def judge(
         steps=steps,
         omissions=plan.omissions,
     )
+
+
+def _decide(
+    steps: Sequence[StepVerdict], *, expired: Sequence[str], held_up: str, against: Sequence[str], quick: str
+) -> tuple[Outcome, str]:
+    """What a build is, and the first reason for it.
+
+    Args:
+        steps: What was decided about each step.
+        expired: Entries of the quarantine whose day has come, each as a sentence.
+        held_up: Which steps were not started, because their queue takes none; empty for none.
+        against: What stands against a pass of the whole, though its steps passed.
+        quick: What is said of a pass of a quick run; empty for any other.
+    """
+    counted = [step for step in steps if not step.report_only]
+    outcome = worst(step.outcome for step in counted)
+    if expired and outcome is not Outcome.FAIL:
+        return Outcome.FAIL, expired[0]
+    if held_up and (outcome is Outcome.PASS or not counted):
+        return Outcome.INCONCLUSIVE, held_up
+    if against and outcome is Outcome.PASS:
+        return Outcome.INCONCLUSIVE, against[0]
+    if quick and outcome is Outcome.PASS:
+        return outcome, quick
+    return outcome, _words_of_steps(outcome, counted, len(steps))
+
+
+def _words_of_steps(outcome: Outcome, counted: Sequence[StepVerdict], planned: int) -> str:
+    """`all 9 steps passed`, or `units-cpu: timed out after 600 s (and 2 more steps)`: the first with the outcome."""
+    if not counted:
+        nothing = "the plan has no steps: a gate over nothing is not a pass"
+        return "no step of the plan counts: each is only reported" if planned else nothing
+    if outcome is Outcome.PASS:
+        return f"all {len(counted)} steps passed"
+    first, *others = [step for step in counted if step.outcome is outcome]
+    more = f" (and {count(len(others), 'more step')})" if others else ""
+    return f"{first.key}: {first.why}{more}"
+
+
+def _needs_approval(changes: Sequence[ProtectedChange]) -> str:
+    """`needs a named approval: ci/areas/a.yaml: changed (and 2 more)`."""
+    first, *others = changes
+    return f"needs a named approval: {first.path}: {first.what}{f' (and {len(others)} more)' if others else ''}"
 
 
 def image_digests(plan: Plan, recorded: Recorded) -> dict[str, str]:
@@ -123,11 +155,12 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
     return EXIT_STATUS[verdict.outcome]
 
 
-def _words_of_quick_run(counts: Counts, plan: Plan) -> str:
+def _words_of_quick_run(steps: Iterable[StepVerdict], plan: Plan) -> str:
     """`quick run: 412 checks of 9 of 38 steps; it decides no merge`: how much of the gate passed on this machine."""
     others = sum(one.cause == "not quick" for one in plan.omissions)
     of = f"{len(plan.steps)} of {count(len(plan.steps) + others, 'step')}"
-    return f"quick run: {count(counts.passed, 'check')} of {of}; it decides no merge"
+    passed = sum(step.counts.passed for step in steps)
+    return f"quick run: {count(passed, 'check')} of {of}; it decides no merge"
 
 
 def totals(verdict: Verdict) -> Counts:
@@ -142,16 +175,6 @@ def read_verdict(path: Path) -> Verdict:
         RecordsError: It is missing or not a verdict.
     """
     return Verdict.load(path, "run `hilgate judge` first")
-
-
-def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:
-    if not steps:
-        return "the plan has no steps: a gate over nothing is not a pass"
-    if outcome is Outcome.PASS:
-        return f"all {len(steps)} steps passed"
-    first, *others = [step for step in steps if step.outcome is outcome]
-    more = f" (and {count(len(others), 'more step')})" if others else ""
-    return f"{first.key}: {first.why}{more}"
 
 
 def _words_of_held_up(plan: Plan) -> str:

@@ -130,24 +130,22 @@ class _Machine:
 
 @dataclass
 class _Processes:
-    """What runs for the steps now, by the key of the step."""
+    """What runs for the steps now: the steps themselves by key, their failing tests once more, lists of their tests."""
 
     steps: dict[str, process.Child] = field(default_factory=dict)
-    reruns: dict[str, recheck.Rerun] = field(default_factory=dict)
-    reruns_on_base: dict[str, recheck.Rerun] = field(default_factory=dict)
-    listings: dict[str, listing.BaseListing] = field(default_factory=dict)
+    reruns: list[recheck.Rerun] = field(default_factory=list)
+    listings: list[listing.BaseListing] = field(default_factory=list)
 
     def after_their_step(self) -> list[PlannedStep]:
         """The ended steps for which something still runs."""
-        groups = (self.reruns, self.reruns_on_base, self.listings)
-        return [one.step for group in groups for one in group.values()]
+        return [*(rerun.step for rerun in self.reruns), *(listed.step for listed in self.listings)]
 
     def end_all(self) -> None:
         """End what still runs; it leaves no record, so it counts as not finished."""
         children = [
             *self.steps.values(),
-            *(rerun.child for rerun in (*self.reruns.values(), *self.reruns_on_base.values())),
-            *(listed.child for listed in self.listings.values() if listed.child),
+            *(rerun.child for rerun in self.reruns),
+            *(listed.child for listed in self.listings if listed.child),
         ]
         for child in children:
             child.stop("interrupted")
@@ -247,8 +245,7 @@ class Runner:
         why = self._obstacle(step)
         if why:
             raise CannotRunHereError(why, where=step.key, remedy="run it on another node")
-        self._run_again(step, self.options.only_ids)
-        if not self._processes.reruns:
+        if not self._run_again(step, self.options.only_ids):
             raise NothingSelectedError(
                 f"the command of {step.key} cannot be narrowed to single tests",
                 where=step.step.command,
@@ -345,8 +342,7 @@ class Runner:
             self._list_tests(step, end.seconds)
             if self.reruns and self._seen.outcomes[key] is Outcome.FAIL:
                 self._seen.failed[key] = checks, end.seconds
-                self._run_again(step, kind_of(step).failing_ids(checks), used=end.seconds)
-                if key not in self._processes.reruns:
+                if not self._run_again(step, kind_of(step).failing_ids(checks), used=end.seconds):
                     self._run_on_base(step)
         return [key for key, *_ in ended]
 
@@ -357,7 +353,7 @@ class Runner:
         if not (listed or step.shard) or not (folder / process.LISTING_FILE).exists():
             return  # without a list of its own a step has not come to its end, and is red
         if not listed:
-            self._processes.listings[step.key] = listing.BaseListing(step, folder, None)
+            self._processes.listings.append(listing.BaseListing(step, folder, None))
             return
         try:
             base = replace(self._context, root=self._tree_of_base(self.plan.merge_base))
@@ -366,7 +362,7 @@ class Runner:
             return
         left = max(self._timeout(step) - used, listing.SECONDS)
         seconds = inner_timeout(left, os.environ, time.time())
-        self._processes.listings[step.key] = listing.start(step, folder, self.root, base, seconds)
+        self._processes.listings.append(listing.start(step, folder, self.root, base, seconds))
 
     def _tree_of_base(self, commit: str) -> Path:
         """A clone of the merge base, for all of this run.
@@ -380,25 +376,23 @@ class Runner:
             self._base_tree = folder
         return Path(self._base_tree.name) / "tree"
 
-    def _run_again(self, step: PlannedStep, ids: tuple[str, ...], used: float = 0.0) -> None:
+    def _run_again(self, step: PlannedStep, ids: tuple[str, ...], used: float = 0.0) -> bool:
+        """Start failing tests of a step once more; returns whether there is a way to run them."""
         folder = step_folder(self.results_folder, step.key) / recheck.FOLDER
         rerun = recheck.start(step, ids, folder, self._context, self._seconds_left(step, used))
-        if rerun:
-            self._processes.reruns[step.key] = rerun
+        self._processes.reruns += [rerun] if rerun else []
+        return rerun is not None
 
     def _reap_reruns(self) -> None:
-        for key, rerun in list(self._processes.reruns.items()):
+        for rerun in list(self._processes.reruns):
             records = rerun.poll(self.build.environment.host, elsewhere=bool(self.options.only_ids))
-            if records is not None:
-                del self._processes.reruns[key]
-                self._files.add(key, *records)
-                if any(one.outcome is not Outcome.PASS for one in records) and key in self._seen.failed:
-                    self._run_on_base(rerun.step, rerun.child.seconds)
-        for key, rerun in list(self._processes.reruns_on_base.items()):
-            records = rerun.poll(self.build.environment.host, elsewhere=False)
-            if records is not None:
-                del self._processes.reruns_on_base[key]
-                self._files.add(key, *records)
+            if records is None:
+                continue
+            self._processes.reruns.remove(rerun)
+            self._files.add(rerun.step.key, *records)
+            failed = any(one.outcome is not Outcome.PASS for one in records) and rerun.step.key in self._seen.failed
+            if failed and not rerun.on_base:
+                self._run_on_base(rerun.step, rerun.child.seconds)
 
     def _asks_base(self, key: str) -> bool:
         """Whether the failing tests of a step run over the merge base's files."""
@@ -408,20 +402,20 @@ class Runner:
 
     def _meanwhile(self) -> str:
         """What is done after all steps have ended."""
-        if self._processes.reruns_on_base or any(self._asks_base(key) for key in self._processes.reruns):
+        if any(rerun.on_base or self._asks_base(rerun.step.key) for rerun in self._processes.reruns):
             return "asking the merge base"
         return "running the failing tests once more"
 
     def _reap_listings(self) -> None:
-        for key, listed in list(self._processes.listings.items()):
+        for listed in list(self._processes.listings):
             try:
                 record = listed.poll()
             except ValueError:  # then there is no record, and the judge misses it
-                del self._processes.listings[key]
+                self._processes.listings.remove(listed)
                 continue
             if record is not None:
-                del self._processes.listings[key]
-                self._files.add(key, record)
+                self._processes.listings.remove(listed)
+                self._files.add(listed.step.key, record)
 
     def _run_on_base(self, step: PlannedStep, rerun_seconds: float = 0.0) -> None:
         """Start the failing tests of a short step over the merge base's files, if nothing says how they end there."""
@@ -436,8 +430,7 @@ class Runner:
             return
         folder = step_folder(self.results_folder, step.key) / recheck.BASE_FOLDER
         rerun = recheck.start_on_base(step, checks, folder, context, left)
-        if rerun:
-            self._processes.reruns_on_base[step.key] = rerun
+        self._processes.reruns += [rerun] if rerun else []
 
     def _record(self, step: PlannedStep, end: process.Ended, child: process.Child | None = None) -> tuple[Check, ...]:
         """Write what a step left, or that it was not started; returns its checks."""
