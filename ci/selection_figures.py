@@ -4,14 +4,12 @@
 RESULTS are folders with `steps/<key>/kernels.txt` below them, which `hilgate gate` leaves; they stand for a build of
 HEAD. Of each file of kernels every body is edited in turn, in a clone, and planned for a pull request: by imports, by
 these records, and as if each GPU had launched what the CPU did, which hilgate itself never assumes. A file's line is
-its worst body; the last line weighs files by the commits that touched them. Each planted bug of a kernel is planned
-too.
+its worst body; the last line weighs files by the commits that touched them.
 """
 
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 import tempfile
@@ -19,19 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate import git
-from hilgate.cli.planted_bugs import PLANTED, load_bugs
 from hilgate.declare.imports import build
 from hilgate.declare.load import find_root, load
 from hilgate.errors import MisuseError, Parser, ending
 from hilgate.images.contents import contents
 from hilgate.model.declaration import CPU
-from hilgate.plan.launched import Launched, Launches, edited_bodies, jitted
+from hilgate.plan.launched import Launched, Launches, jitted
 from hilgate.plan.make import ChangeFacts, assemble
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from hilgate.cli.planted_bugs import Bug
     from hilgate.declare.imports import Imports
     from hilgate.model.plan import Plan
 
@@ -91,19 +87,6 @@ class Figures:
         self.restore()
         return found
 
-    def plant(self, bug: Bug) -> dict[str, frozenset[str]]:
-        """Make a planted bug in the clone; returns file -> functions of which it edits bodies, if it does nothing else.
-
-        Raises:
-            CalledProcessError: Its patch does not apply.
-        """
-        patch = self.root / PLANTED / bug.id / "bug.patch"
-        git_says(self.clone, "apply", str(patch.resolve()))
-        files = re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(encoding="utf-8"), re.MULTILINE)
-        before = git.files_at(self.clone, self.head, files)
-        edited = {name: edited_bodies(before[name], (self.clone / name).read_bytes()) for name in files}
-        return edited if all(edited.values()) else {}
-
     def restore(self) -> None:
         """Take back every edit."""
         git_says(self.clone, "checkout", "--quiet", "--", ".")
@@ -159,29 +142,6 @@ def print_files(figures: Figures) -> None:
     _say(f"GPU-minutes saved, files weighed by their commits: {saved}")
 
 
-def print_bugs(figures: Figures) -> bool:
-    """A line for each planted bug of a kernel; whether each selects the step that it turns red."""
-    good = True
-    for bug in load_bugs(figures.root):
-        if bug.package:
-            continue
-        try:
-            edited = figures.plant(bug)
-        except subprocess.CalledProcessError as error:
-            _say(f"{bug.id:32} does not apply: {error.stderr.splitlines()[0]}")
-            good = False
-            continue
-        graph = figures.graph()
-        plans = [figures.plan(way, graph) for way in WAYS]
-        figures.restore()
-        caught = all(any(one.step.key == bug.turns_red for one in plan.steps) for plan in plans)
-        good &= caught
-        numbers = "  ".join(f"{len(plan.steps):3}" for plan in plans)
-        what = "bodies alone" if edited else "more than bodies"
-        _say(f"{bug.id:32} {numbers}   {what}, {'selects' if caught else 'MISSES'} {bug.turns_red}")
-    return good
-
-
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -194,7 +154,7 @@ def git_says(root: Path, *arguments: str) -> str:
 
 @ending
 def main(arguments: list[str] | None = None) -> int:
-    """Print the figures; 1 where a planted bug is missed."""
+    """Print the figures."""
     parser = Parser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("results", nargs="+", type=Path)
     given = parser.parse_args(arguments)
@@ -202,9 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="selection-") as folder:
         clone = Path(folder) / "tree"
         git.clone_at(root, git.inspect(root, None).commit, clone)
-        figures = Figures(root, clone, read_records(given.results))
-        print_files(figures)
-        return 0 if print_bugs(figures) else 1
+        print_files(Figures(root, clone, read_records(given.results)))
+    return 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.evidence import kind_of
 from hilgate.judge.verdict import judge
+from hilgate.model.declaration import Quarantined
 from hilgate.model.plan import plan_digest
 from hilgate.model.record import (
     BuildRecord,
@@ -135,6 +136,20 @@ def again(outcome: str = "pass", *, host: str = NODE, check: str = TEST, key: st
     return RerunRecord(
         step=key, check=check, host=host, elsewhere=host != NODE, outcome=outcome, seconds=1.0, message=message
     )
+
+
+def entry(test: str = TEST, step: str = "gather", days: int = 7, **changes: Any) -> Quarantined:
+    """A test in quarantine for two weeks, of which so many days are left."""
+    expires = NOW.date() + dt.timedelta(days=days)
+    values: dict[str, Any] = {
+        "test": test,
+        "step": step,
+        "reason": "wrong lane",
+        "owner": "kernels",
+        "added": expires - dt.timedelta(days=14),
+        "expires": expires,
+    }
+    return Quarantined.model_validate(values | changes)
 
 
 def health(moment: str, key: str = GATHER.key, **changes: Any) -> Health:

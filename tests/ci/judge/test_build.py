@@ -8,7 +8,7 @@ import json
 import shutil
 
 import pytest
-from support.jobs import GATHER, TEST, Jobs, agents_plan, failed, finished, gpu_step, opening, passed
+from support.jobs import GATHER, TEST, Jobs, agents_plan, entry, failed, finished, gpu_step, opening, passed
 from support.plans import git, plan, step, write_repository
 
 from hilgate import git as hilgate_git
@@ -25,14 +25,7 @@ from hilgate.run import results
 A, B = step("a", "true"), step("b", "true")
 FAILING = (failed(), passed())
 TODAY = dt.datetime.now(dt.UTC).date()
-ENTRY = {
-    "test": TEST,
-    "step": "a",
-    "reason": "wrong lane",
-    "owner": "kernels",
-    "added": str(TODAY),
-    "expires": str(TODAY + dt.timedelta(days=7)),
-}
+ENTRY = entry(step="a", added=TODAY, expires=TODAY + dt.timedelta(days=7)).model_dump(mode="json")
 """Excuses the failing check of step a."""
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import shutil
 
 import pytest
@@ -18,6 +17,7 @@ from support.jobs import (
     Jobs,
     again,
     agents_plan,
+    entry,
     environment,
     failed,
     finished,
@@ -32,7 +32,7 @@ from support.plans import plan
 
 from hilgate.evidence import EVIDENCE_CHECK
 from hilgate.judge import health as nodes
-from hilgate.model.declaration import Excuse, Quarantine, Quarantined
+from hilgate.model.declaration import Excuse, Quarantine
 from hilgate.model.record import ListingRecord, Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.plan.jobs import lay_out
@@ -72,19 +72,6 @@ def after(**changes):
 
 def without(*names):
     return lambda jobs: [jobs.path(name=name).unlink() for name in names]
-
-
-def entry(test=TEST, days=7, **changes):
-    added = dt.date(2026, 11, 21) - dt.timedelta(days=14 - days)
-    values = {
-        "test": test,
-        "step": "gather",
-        "reason": "wrong lane",
-        "owner": "kernels",
-        "added": added,
-        "expires": added + dt.timedelta(days=14),
-    }
-    return Quarantined.model_validate(values | changes)
 
 
 FAILS, SICK = fails(), after(**ECC)

@@ -7,23 +7,21 @@ import datetime as dt
 
 import pytest
 import yaml
-from support.jobs import GATHER, TEST, Jobs, agents_plan, failed, finished
+from support.jobs import GATHER, TEST, Jobs, agents_plan, entry, failed, finished, passed, undecided
 from support.plans import ENVIRONMENT, plan, step
 from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
 from hilgate.evidence import KINDS
 from hilgate.judge.verdict import BACK, UNCOMPARED, exit_status, judge, read_verdict, totals
-from hilgate.model.declaration import Quarantine, Quarantined
+from hilgate.model.declaration import Quarantine
 from hilgate.model.plan import Omission, ProtectedChange, plan_digest
 from hilgate.model.record import BuildRecord, Check, Outcome
 from hilgate.run import results
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
-PASS = Check(id="p", outcome=Outcome.PASS)
-FAIL = Check(id="f", outcome=Outcome.FAIL, message="max_abs_err 0.5 > 0.001\nmore")
+PASS, FAIL, OPEN = passed("p"), failed("f"), undecided("o")
 SKIP = Check(id="s", outcome=Outcome.DID_NOT_RUN, message="needs gfx950")
-OPEN = Check(id="o", outcome=Outcome.INCONCLUSIVE, message="n=50")
 
 
 def record(a_step, checks=(PASS,), exit_status=0):
@@ -197,22 +195,15 @@ def test_the_verdict_is_written_and_read_back(tmp_path):
 
 def test_an_expired_entry_is_red_without_its_step(tmp_path):
     jobs = Jobs(tmp_path)
-    entry = Quarantined(
-        test=TEST,
-        step="elsewhere",
-        reason="wrong lane",
-        owner="kernels",
-        added=NOW.date() - dt.timedelta(days=14),
-        expires=NOW.date(),
-    )
-    verdict = jobs.verdict(quarantine=Quarantine(tests=(entry, entry.model_copy(update={"test": "t::other"}))))
+    expired = entry(step="elsewhere", days=0)
+    verdict = jobs.verdict(quarantine=Quarantine(tests=(expired, entry("t::other", step="elsewhere", days=0))))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.why == f"quarantine of {TEST} expired on 2026-11-21: mend it or take it out"
     assert exit_status(verdict, jobs.plan) == Exit.FAIL
     jobs.path().unlink()
-    assert jobs.verdict(quarantine=Quarantine(tests=(entry,))).why == verdict.why  # whatever did not run beside it
+    assert jobs.verdict(quarantine=Quarantine(tests=(expired,))).why == verdict.why  # whatever did not run beside it
     jobs.job(GATHER.key, *finished(GATHER, failed(), status=1))
-    assert jobs.verdict(quarantine=Quarantine(tests=(entry,))).why.startswith(f"{GATHER.key}: {TEST}: ")
+    assert jobs.verdict(quarantine=Quarantine(tests=(expired,))).why.startswith(f"{GATHER.key}: {TEST}: ")
 
 
 @pytest.mark.parametrize(("trees", "tree"), [(["t"], "t"), (["t", "t"], "t"), (["t", "u"], ""), ([], "")])
