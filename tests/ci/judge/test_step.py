@@ -418,75 +418,46 @@ def gpu(**changes):
     return GPU.model_copy(update=changes)
 
 
-def pair(before=None, after=None):
-    return health("before", **(before or {})), health("after", **(after or {}))
+def errors(number):
+    """What a hook sees of a GPU that has counted so many memory errors."""
+    return {"gpus": (gpu(ecc_uncorrectable=number),)}
 
 
+OTHER_GPU = gpu(bdf="0000:06:00.0")
 TROUBLE = {
-    "fit": (pair(), ()),
-    "nothing-known": ((), ()),
-    "problems-though-healthy": (
-        pair(before={"problems": ("3 zombies hold the GPU",)}),
-        ("unfit before: 3 zombies hold the GPU",),
-    ),
-    "unhealthy-without-a-word": (pair(after={"healthy": False}), ("unfit after: the hook does not say why",)),
-    "other-node": (
-        pair(after={"host": ELSEWHERE}),
-        (f"the health after is of {ELSEWHERE}, the results are of {NODE}",),
-    ),
-    "more-gpus-than-the-step-has": (
-        pair(before={"gpus": (GPU, gpu(bdf="0000:06:00.0"))}, after={"gpus": (GPU, gpu(bdf="0000:06:00.0"))}),
-        (),
-    ),
-    "too-few-from-the-start": (
-        pair(before={"gpus": ()}, after={"gpus": ()}),
-        ("0 of 1 GPUs before", "0 of 1 GPUs after"),
-    ),
-    "another-gpu-in-its-place": (
-        pair(after={"gpus": (gpu(bdf="0000:06:00.0"),)}),
-        ("GPU 0000:05:00.0 was gone afterwards",),
-    ),
-    "new-memory-errors": (
-        pair(before={"gpus": (gpu(ecc_uncorrectable=1),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}),
-        ("GPU 0000:05:00.0: 3 new uncorrectable memory errors",),
-    ),
-    "old-memory-errors": (
-        pair(before={"gpus": (gpu(ecc_uncorrectable=4),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}),
-        (),
-    ),
-    "one-new-memory-error": (
-        pair(before={"gpus": (gpu(ecc_uncorrectable=3),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}),
-        ("GPU 0000:05:00.0: 1 new uncorrectable memory errors",),
-    ),
-    "a-counter-that-began-again": (
-        pair(before={"gpus": (gpu(ecc_uncorrectable=4),)}, after={"gpus": (gpu(ecc_uncorrectable=1),)}),
-        (),
-    ),
-    "only-before": (pair()[:1], ()),
-    "kernel-log-from-before": (pair(before={"dmesg": ("old",)}), ()),
-    "unhealthy-for-its-kernel-log": (
-        pair(before={"healthy": False, "dmesg": ("GPU reset",)}),
-        ("kernel log: GPU reset",),
-    ),
-    "kernel-log-is-cut": (
-        pair(after={"dmesg": tuple("abcdefg")}),
-        tuple(f"kernel log: {letter}" for letter in "abcde"),
-    ),
+    "fit": ({}, {}),
+    "problems, though healthy": ({"problems": ("3 zombies",)}, {}, "unfit before: 3 zombies"),
+    "unhealthy without a word": ({}, {"healthy": False}, "unfit after: the hook does not say why"),
+    "another node": ({}, {"host": ELSEWHERE}, f"the health after is of {ELSEWHERE}, the results are of {NODE}"),
+    "more GPUs than the step has": ({"gpus": (GPU, OTHER_GPU)}, {"gpus": (GPU, OTHER_GPU)}),
+    "too few from the start": ({"gpus": ()}, {"gpus": ()}, "0 of 1 GPUs before", "0 of 1 GPUs after"),
+    "another GPU in its place": ({}, {"gpus": (OTHER_GPU,)}, "GPU 0000:05:00.0 was gone afterwards"),
+    "new memory errors": (errors(1), errors(4), "GPU 0000:05:00.0: 3 new uncorrectable memory errors"),
+    "one new memory error": (errors(3), errors(4), "GPU 0000:05:00.0: 1 new uncorrectable memory errors"),
+    "old memory errors": (errors(4), errors(4)),
+    "a counter that began again": (errors(4), errors(1)),
+    "a kernel log from before": ({"dmesg": ("old",)}, {}),
+    "unhealthy for its kernel log": ({"healthy": False, "dmesg": ("GPU reset",)}, {}, "kernel log: GPU reset"),
+    "a long kernel log": ({}, {"dmesg": tuple("abcdefg")}, *(f"kernel log: {letter}" for letter in "abcde")),
 }
 
 
 @pytest.mark.parametrize("name", TROUBLE)
 def test_trouble(name):
-    records, found = TROUBLE[name]
-    assert nodes.trouble(records, NODE, 1) == found
-    without_results = tuple(words for words in found if "the results are of" not in words)
-    assert nodes.trouble(records, "", 1) == without_results
+    before, after, *found = TROUBLE[name]
+    records = health("before", **before), health("after", **after)
+    assert nodes.trouble(records, NODE, 1) == tuple(found)
+    assert nodes.trouble(records, "", 1) == tuple(words for words in found if "the results are of" not in words)
+
+
+def test_one_record_or_none_is_no_trouble():
+    assert nodes.trouble((), NODE, 1) == nodes.trouble((health("before"),), NODE, 1) == ()
 
 
 def test_the_lines_show_memory_and_what_was_left_running():
     other = gpu(bdf="0000:06:00.0", name="")
     after = {"gpus": (gpu(vram_used_mib=9000),), "ended": ("python 4711",)}
-    records = pair(before={"gpus": (GPU, other)}, after=after)
+    records = health("before", gpus=(GPU, other)), health("after", **after)
     assert nodes.lines(records) == (
         "GPU 0000:05:00.0 MI300X: 285 MiB before, 9,000 MiB after, of 196,592 MiB",
         "GPU 0000:06:00.0: 285 MiB before, not there after, of 196,592 MiB",
