@@ -462,8 +462,8 @@ class GdnLayer:
         """Return q, k, v, a and b of all steps, sequence by sequence, and the states before them."""
         sequences = len(self.initial)
         steps = zip(*((*step.rows, step.a, step.b) for step in self.steps), strict=True)
-        whole = [torch.cat([each.unflatten(0, (sequences, -1)) for each in parts], dim=1) for parts in steps]
-        return [*(each.flatten(0, 1) for each in whole), self.initial]
+        by_sequence = [torch.cat([each.unflatten(0, (sequences, -1)) for each in parts], dim=1) for parts in steps]
+        return [*(each.flatten(0, 1) for each in by_sequence), self.initial]
 
 
 def _gdn_steps(case: BenchmarkCase, device: str, dtype: torch.dtype) -> list[GdnStep]:

@@ -51,8 +51,8 @@ def left_out(rows: Sequence[BenchmarkRow]) -> str:
     """Return which cases have no record in this run, as one sentence; of operations without any, their names alone."""
     recorded = {row.case.name for row in rows}
     missing = [case for case in CASES if case.name not in recorded]
-    whole = {case.op for case in missing} - {row.case.op for row in rows}
-    names = [f"`{case.name}`" for case in missing if case.op not in whole] + [f"every {op}" for op in sorted(whole)]
+    absent = {case.op for case in missing} - {row.case.op for row in rows}
+    names = [f"`{case.name}`" for case in missing if case.op not in absent] + [f"every {op}" for op in sorted(absent)]
     return f"Not in this run: {', '.join(names)}." if names else "Every case is in this run."
 
 

@@ -322,12 +322,12 @@ class Progress:
         self.thread.join()
 
     def _watch(self) -> None:
-        said = 0
+        printed = 0
         while not self.done.wait(2):
             lines = self.events.read_text(encoding="utf-8").splitlines() if self.events.exists() else []
-            for number, line in enumerate(lines[said:], said + 1):
+            for number, line in enumerate(lines[printed:], printed + 1):
                 sys.stderr.write(f"{number}: {progress(json.loads(line))}\n")
-            said = len(lines)
+            printed = len(lines)
 
 
 def progress(last: dict[str, Any]) -> str:

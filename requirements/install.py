@@ -197,22 +197,22 @@ class Installation:
     def _state(self) -> dict[str, str]:
         """Part -> digest of what was installed; empty where there is no environment that can be believed."""
         try:
-            found = json.loads((self.venv / STATE).read_bytes())
+            state = json.loads((self.venv / STATE).read_bytes())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return state if isinstance(state, dict) else {}
 
     def _wanted(self) -> dict[str, str]:
         """Part -> digest of its pins, of this Python, and of the parts before it, whose files it may replace."""
-        found, before = dict[str, str](), f"{sys.version} {sys.base_prefix}"
+        wanted, before = dict[str, str](), f"{sys.version} {sys.base_prefix}"
         for part in self.parts:
             texts = [before]
             for name in self.inputs[part]:
                 text = (HERE / name).read_text(encoding="utf-8")
                 # Settings of linters and tests change often, and install nothing.
                 texts.append(_packaging(text) if name.endswith(".toml") else text)
-            before = found[part] = hashlib.sha256("\n".join(texts).encode()).hexdigest()
-        return found
+            before = wanted[part] = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+        return wanted
 
     def _ask_the_folder(self) -> None:
         """Raise InstallError where this user cannot write the environment, or somebody else made it."""

@@ -163,24 +163,24 @@ def _entries(text: str) -> dict[int, dict[str, Any]]:
         data = data["gpu_data"]
     if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
         raise ValueError("no list of GPUs")
-    found = {host.expect_number(entry.get("gpu"), "the index of a GPU"): entry for entry in data}
-    if len(found) != len(data):
+    entries = {host.expect_number(entry.get("gpu"), "the index of a GPU"): entry for entry in data}
+    if len(entries) != len(data):
         raise ValueError("two GPUs of the same index")
-    return found
+    return entries
 
 
 def _lend_sensors(entries: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
     """Give each partition what amd-smi says of heat and ECC for the first partition of its GPU alone (function 0)."""
-    whole = {_known_bdf(entry): entries["metric"].get(index, {}) for index, entry in entries["list"].items()}
+    metric_of = {_known_bdf(entry): entries["metric"].get(index, {}) for index, entry in entries["list"].items()}
     for index, entry in entries["list"].items():
         address, _, function = _known_bdf(entry).rpartition(".")
         if function in {"", "0"}:
             continue
         for section in ("ecc", "temperature"):
-            said = entries["metric"].get(index, {})
-            of_first = whole.get(f"{address}.0", {}).get(section)
-            if said.get(section) == "N/A" and isinstance(of_first, dict):
-                said[section] = of_first
+            lent = entries["metric"].get(index, {})
+            of_first = metric_of.get(f"{address}.0", {}).get(section)
+            if lent.get(section) == "N/A" and isinstance(of_first, dict):
+                lent[section] = of_first
 
 
 def _section(entry: dict[str, Any], name: str) -> dict[str, Any]:
@@ -221,8 +221,8 @@ def _compute_units(entry: dict[str, Any]) -> int:
 
 def _number_or_0(section: dict[str, Any], name: str, what: str) -> int:
     """A number of a section; 0 where amd-smi does not count it."""
-    said = section.get(name, "N/A")
-    return 0 if said == "N/A" else host.expect_number(said, what)
+    value = section.get(name, "N/A")
+    return 0 if value == "N/A" else host.expect_number(value, what)
 
 
 def _arch(entry: dict[str, Any]) -> str:
@@ -251,18 +251,18 @@ def _used_vram(entry: dict[str, Any]) -> int:
 
 def _temperature(entry: dict[str, Any]) -> float:
     sensors = _section(entry, "temperature")
-    found = []
+    temperatures = []
     for name in SENSORS:
         quantity = sensors.get(name, "N/A")
         if isinstance(quantity, dict) and _is_number(quantity.get("value")) and quantity.get("unit") == "C":
             if quantity["value"] <= 0:  # what a sensor gives that cannot be read
                 raise ValueError(f"its {name} temperature is {quantity['value']:g} C")
-            found.append(float(quantity["value"]))
+            temperatures.append(float(quantity["value"]))
         elif quantity != "N/A":
             raise ValueError(f"its {name} temperature is {quantity!r}")
-    if not found:
+    if not temperatures:
         raise ValueError(f"no sensor of {', '.join(SENSORS)} gives a temperature")
-    return max(found)
+    return max(temperatures)
 
 
 def _is_number(value: Any) -> bool:
@@ -350,13 +350,13 @@ def _names(text: str) -> list[str]:
 
 def shared_problems(env: Mapping[str, str], proc: Path = host.PROC) -> list[str]:
     """A sentence for each other agent of this machine that has a GPU of this one: both would find it in use."""
-    mine, found = set(_names(env.get(RENDER_NODES, ""))), []
+    mine, problems = set(_names(env.get(RENDER_NODES, ""))), []
     for process, text in host.of_other_agents(RENDER_NODES, env.get("BUILDKITE_AGENT_NAME", ""), proc).items():
         theirs = set(_names(text))
         if both := sorted(mine & theirs if mine else theirs):
             names = host.printable(", ".join(both))
-            found.append(f"{names} is another agent's too, by its {RENDER_NODES}: process {process}")
-    return found
+            problems.append(f"{names} is another agent's too, by its {RENDER_NODES}: process {process}")
+    return problems
 
 
 def find_holders(
@@ -370,8 +370,8 @@ def find_holders(
         proc: /proc.
         kfd: The driver's own list has processes of other users, and zombies that it cannot let go of.
     """
-    known = host.processes(proc)
-    opened = {pid: _open_devices(proc, pid) for pid in known}
+    running = host.processes(proc)
+    opened = {pid: _open_devices(proc, pid) for pid in running}
     hidden = sum(devices is None for devices in opened.values())
     # Every program of ROCm has /dev/kfd open, so on a shared machine only the render nodes tell.
     ours = {f"/dev/dri/{node.name}" for node in own}
@@ -385,25 +385,25 @@ def find_holders(
             problems.append(
                 f"{hidden} processes of other users may hold a GPU: the driver does not list its own in {kfd}/proc"
             )
-    names, spared = set(allowed.split()), host.untouchable(known)
-    found = []
+    names, spared = set(allowed.split()), host.untouchable(running)
+    holders = []
     for pid, devices in sorted(held.items()):
-        process = known.get(pid) or host.Process(pid, 0, 0, host.ZOMBIE, 0, "gone")
+        process = running.get(pid) or host.Process(pid, 0, 0, host.ZOMBIE, 0, "gone")
         if not devices or pid in spared or process.name in names:
             continue
         job, what = host.job_of(proc, pid), " and ".join(sorted(devices))
         of_job = f" of job {job}" if job else ""
         if process.state == host.ZOMBIE:
-            parent = known.get(process.parent) or process.parent
-            found.append(f"zombie {pid} ({process.name}){of_job} keeps {what}; its parent is {parent}")
+            parent = running.get(process.parent) or process.parent
+            holders.append(f"zombie {pid} ({process.name}){of_job} keeps {what}; its parent is {parent}")
         else:
-            found.append(f"process {process}{of_job} holds {what}")
-    return found, problems
+            holders.append(f"process {process}{of_job} holds {what}")
+    return holders, problems
 
 
 def _open_devices(proc: Path, pid: int) -> set[str] | None:
     """GPU device nodes that a process has open; None when this user may not look."""
-    found: set[str] = set()
+    opened: set[str] = set()
     # A zombie whose other threads still run shows its files only below these.
     for folder in (proc / str(pid) / "fd", *(proc / str(pid) / "task").glob("*/fd")):
         try:
@@ -418,8 +418,8 @@ def _open_devices(proc: Path, pid: int) -> set[str] | None:
             except OSError:
                 continue
             if match := _DEVICE.fullmatch(target):
-                found.add(f"/dev/{match[1]}")
-    return found
+                opened.add(f"/dev/{match[1]}")
+    return opened
 
 
 def _driver_processes(kfd: Path, own: tuple[RenderNode, ...]) -> list[int]:
@@ -473,13 +473,13 @@ def selfcheck_problems(env: Mapping[str, str], gpus: int, *, elements: int = ELE
     except (IndexError, KeyError, TypeError, ValueError):
         return [f"the tiny kernel printed nothing that is understood: {ran.last_line[:80]!r}"]
     expected = expected_checksums(seed, elements)
-    found = [] if len(devices) == gpus else [f"the tiny kernel ran on {len(devices)} GPUs of {gpus}"]
+    problems = [] if len(devices) == gpus else [f"the tiny kernel ran on {len(devices)} GPUs of {gpus}"]
     for index, name, *sums in devices:
         for what, got, right in zip(("integers", "matrix product"), sums, expected, strict=True):
             if got != right:
                 wrong = f"computed {got:016x} of its {what}, not {right:016x}"
-                found.append(f"the tiny kernel: GPU {index} ({host.printable(name)}) {wrong}")
-    return found
+                problems.append(f"the tiny kernel: GPU {index} ({host.printable(name)}) {wrong}")
+    return problems
 
 
 def expected_checksums(seed: int, elements: int) -> tuple[int, int]:

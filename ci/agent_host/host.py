@@ -256,8 +256,8 @@ def read_process(proc: Path, pid: int) -> Process | None:
 def processes(proc: Path) -> dict[int, Process]:
     """Every process, by pid."""
     pids = [int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()]
-    found = {pid: read_process(proc, pid) for pid in pids}
-    return {pid: process for pid, process in found.items() if process is not None}
+    read = {pid: read_process(proc, pid) for pid in pids}
+    return {pid: process for pid, process in read.items() if process is not None}
 
 
 def job_of(proc: Path, pid: int) -> str:
@@ -282,9 +282,9 @@ def live_jobs(proc: Path) -> dict[str, str]:
     Raises:
         SickNodeError: An executor belongs to another user, so its job is not known.
     """
-    known, found = processes(proc), {}
-    for process in known.values():
-        parent = known.get(process.parent)
+    running, found = processes(proc), {}
+    for process in running.values():
+        parent = running.get(process.parent)
         if process.name != EXECUTOR or parent is None or parent.name != EXECUTOR or process.state == ZOMBIE:
             continue
         try:
@@ -309,9 +309,9 @@ def of_other_agents(variable: str, own: str, proc: Path) -> dict[Process, str]:
 
     `own` is this agent's name. Processes of containers do not count, whatever they call themselves.
     """
-    known, found = processes(proc), {}
-    mine = untouchable(known)
-    for process in known.values():
+    running, others = processes(proc), {}
+    mine = untouchable(running)
+    for process in running.values():
         if process.name != EXECUTOR or process.pid in mine or process.state == ZOMBIE:
             continue
         with contextlib.suppress(OSError):
@@ -319,8 +319,8 @@ def of_other_agents(variable: str, own: str, proc: Path) -> dict[Process, str]:
                 continue
             values = _environment(proc, process.pid)
             if values.get("BUILDKITE_AGENT_NAME", "") != own and values.get(variable):
-                found[process] = values[variable]
-    return found
+                others[process] = values[variable]
+    return others
 
 
 def _environment(proc: Path, pid: int) -> dict[str, str]:
@@ -329,13 +329,13 @@ def _environment(proc: Path, pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def untouchable(known: Mapping[int, Process]) -> set[int]:
+def untouchable(running: Mapping[int, Process]) -> set[int]:
     """What a hook must never signal: itself, all it descends from (these are the agent's), and the first process."""
     line: set[int] = set()
     pid = os.getpid()
-    while pid in known and pid not in line:
+    while pid in running and pid not in line:
         line.add(pid)
-        pid = known[pid].parent
+        pid = running[pid].parent
     return {0, 1, pid, *line}
 
 
@@ -359,27 +359,27 @@ def end_job(job: str, *, grace_seconds: float = GRACE_SECONDS) -> Cleanup:
         return result
     _end_containers(job, grace_seconds, result)
     for _ in range(ROUNDS):
-        found = left_by(job)
-        if not found:
+        left = left_by(job)
+        if not left:
             break
-        _end(found, grace_seconds)
-        result.ended += [str(process) for process in found if not _lives(process)]
+        _end(left, grace_seconds)
+        result.ended += [str(process) for process in left if not _lives(process)]
     result.problems += [f"process {process} of job {job} does not end" for process in left_by(job)]
     return result
 
 
 def left_by(job: str) -> list[Process]:
     """The live processes that a job left, oldest first."""
-    known = processes(PROC)
-    spared = untouchable(known)
-    jobs = {pid: job_of(PROC, pid) for pid in known if pid not in spared}
+    running = processes(PROC)
+    spared = untouchable(running)
+    jobs = {pid: job_of(PROC, pid) for pid in running if pid not in spared}
     of_job = {pid for pid, name in jobs.items() if name == job}
     unnamed = {pid for pid, name in jobs.items() if not name}
     size = -1
     while size != len(of_job):
         size = len(of_job)
-        of_job |= {pid for pid in unnamed if known[pid].parent in of_job or known[pid].session in of_job}
-    found = [known[pid] for pid in of_job if known[pid].state != ZOMBIE]
+        of_job |= {pid for pid in unnamed if running[pid].parent in of_job or running[pid].session in of_job}
+    found = [running[pid] for pid in of_job if running[pid].state != ZOMBIE]
     return sorted(found, key=operator.attrgetter("started", "pid"))
 
 
@@ -402,9 +402,9 @@ def job_of_folder(name: str) -> str:
     return (match["job"] or match["uuid"]) if match else ""
 
 
-def _end(found: list[Process], grace_seconds: float) -> None:
+def _end(ending: list[Process], grace_seconds: float) -> None:
     for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, REAP_SECONDS)):
-        alive = [process for process in found if _lives(process)]
+        alive = [process for process in ending if _lives(process)]
         for process in alive:
             _send(process, number)
         until = time.monotonic() + seconds

@@ -96,8 +96,8 @@ def command(words: Sequence[str], checkout: Path, env: Mapping[str, str]) -> lis
         asked = ["--repository", str(place), "--base", commit] if words[0] == "approver" else []
         return [*isolated, str(code / "agent_host/__main__.py"), *words, *asked]
     base.fill(place)
-    whole = base.compared(env).kind in {"default branch", "release branch"}
-    options = ["--base", commit] if words[:1] == ["plan"] and not whole else []
+    protected_branch = base.compared(env).kind in {"default branch", "release branch"}
+    options = ["--base", commit] if words[:1] == ["plan"] and not protected_branch else []
     return [*isolated, str(code / "hilgate/__main__.py"), "--root", str(place), *words, *options]
 
 

@@ -410,8 +410,8 @@ def _loads_the_plugin(command: str) -> bool:
 def _numbers(document: Element, name: str) -> list[int]:
     """Numbers of tests that pytest says of its suites (`hilgate.pytest_plugin`); empty where it does not say."""
     suites = _elements(document, "testsuite")
-    said = [_count(value) for suite in suites for own, value in _properties(suite) if own == name]
-    return [number for number in said if number is not None]
+    numbers = [_count(value) for suite in suites for own, value in _properties(suite) if own == name]
+    return [number for number in numbers if number is not None]
 
 
 def _count(text: str) -> int | None:
@@ -536,16 +536,16 @@ def _subtests(case: Element) -> int:
 
     Said of each case, so the subtests of a lost test excuse nothing. Said twice, the test itself has written it too.
     """
-    said = [value for name, value in _properties(case) if name == SUBTESTS]
-    return (_count(said[0]) or 0) if len(said) == 1 else 0
+    counts = [value for name, value in _properties(case) if name == SUBTESTS]
+    return (_count(counts[0]) or 0) if len(counts) == 1 else 0
 
 
 def _ended_early(log: Path) -> str:
     """How a test ended the whole session, so that those after it never ran; empty where none did."""
-    found = _EXIT.search(log.read_bytes()) if log.is_file() else None
-    if not found:
+    exit_line = _EXIT.search(log.read_bytes()) if log.is_file() else None
+    if not exit_line:
         return ""
-    reason = (found[1] or b"no reason given").decode(errors="replace")
+    reason = (exit_line[1] or b"no reason given").decode(errors="replace")
     return f"is of a session that a test ended (pytest.exit: {reason})"
 
 
@@ -553,9 +553,9 @@ def _repeated_key(line: bytes) -> str:
     """A key that stands twice in an object of a line of JSON, where the last one would win; empty for none."""
     twice: list[str] = []
 
-    def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
+    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
         kept: dict[str, object] = {}
-        for name, value in found:
+        for name, value in items:
             if name in kept:
                 twice.append(name)
             kept[name] = value

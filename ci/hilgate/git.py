@@ -111,8 +111,8 @@ def no_checkout(root: Path) -> str:
     refused = subprocess.run(
         ("git", "status"), cwd=root, env=_environment(), capture_output=True, check=False, stdin=subprocess.DEVNULL
     )
-    said = refused.stderr.decode(errors="replace").splitlines()  # that it belongs to another user, say
-    return f"git does not take this for a checkout ({said[0] if said else 'its top folder is another one'})"
+    lines = refused.stderr.decode(errors="replace").splitlines()  # that it belongs to another user, say
+    return f"git does not take this for a checkout ({lines[0] if lines else 'its top folder is another one'})"
 
 
 def _for_record(name: str) -> str:
@@ -271,20 +271,20 @@ def _in_working_tree(root: Path) -> dict[str, str]:
     index, untracked = _in_index(root), _untracked(root)
     folders = {name.partition("/")[0] for name in index if "/" in name}
     # Another repository at the top counts as one file, as an environment there counts as none.
-    whole = {name for name in untracked if name.endswith("/") and name.partition("/")[0] not in folders}
+    nested = {name for name in untracked if name.endswith("/") and name.partition("/")[0] not in folders}
     kind = _kind(index.values())
-    found = {name: entry for name, entry in index.items() if entry.startswith(SUBMODULE)}
-    found |= dict.fromkeys(whole, SUBMODULE)
-    for name in _with_nested(root, {*index, *untracked} - whole):
+    entries = {name: entry for name, entry in index.items() if entry.startswith(SUBMODULE)}
+    entries |= dict.fromkeys(nested, SUBMODULE)
+    for name in _with_nested(root, {*index, *untracked} - nested):
         path = _path(root, name)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # tracked, and deleted
             facts = os.lstat(path)
             if stat.S_ISLNK(facts.st_mode):
-                found[name] = f"120000 {_name_of(os.readlink(path), kind)}"  # noqa: PTH115 - bytes
+                entries[name] = f"120000 {_name_of(os.readlink(path), kind)}"  # noqa: PTH115 - bytes
             elif stat.S_ISREG(facts.st_mode):
                 mode = "100755" if facts.st_mode & stat.S_IXUSR else "100644"
-                found[name] = f"{mode} {_name_of(bytes_to_compare(path), kind)}"
-    return found
+                entries[name] = f"{mode} {_name_of(bytes_to_compare(path), kind)}"
+    return entries
 
 
 def _path(root: Path, name: str) -> bytes:
@@ -312,7 +312,7 @@ def _as_checked_out(root: Path, commit: str, names: Collection[str]) -> set[str]
     """
     if not names:
         return set()
-    found = set()
+    unchanged = set()
     with tempfile.TemporaryDirectory(prefix="hilgate-files-") as folder:
         tree = Path(folder, "tree")
         _new_repository(root, tree)
@@ -329,8 +329,8 @@ def _as_checked_out(root: Path, commit: str, names: Collection[str]) -> set[str]
             here, there = bytes_to_compare(_path(root, name)), bytes_to_compare(_path(tree, name))
             stored = _LFS.match(there)
             if here == there or (stored and stored[1].decode() == hashlib.sha256(here).hexdigest()):
-                found.add(name)
-    return found
+                unchanged.add(name)
+    return unchanged
 
 
 _LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:([0-9a-f]{64})\n")
@@ -463,7 +463,7 @@ def hunks(root: Path, before: str, after: str, paths: Sequence[str]) -> dict[str
     """
     plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
     sides = [known(root, before), *([known(root, after)] if after else [])]
-    found: dict[str, str] = {}
+    hunks_of: dict[str, str] = {}
     for start in range(0, len(paths), PATHS_AT_ONCE):
         some = [f":(literal){path}" for path in paths[start : start + PATHS_AT_ONCE]]
         names = _required(root, "diff", *plain, "--name-only", "-z", "--end-of-options", *sides, "--", *some)
@@ -474,8 +474,10 @@ def hunks(root: Path, before: str, after: str, paths: Sequence[str]) -> dict[str
         if len(listed) != len(of_each):
             what = f"git lists {len(listed)} changed files and shows {len(of_each)}"
             raise CannotRunHereError(what, where=str(root), remedy="run the same again; the checkout changed meanwhile")
-        found |= {path: one[one.find("@@") :] if "@@" in one else "" for path, one in zip(listed, of_each, strict=True)}
-    return found
+        hunks_of |= {
+            path: one[one.find("@@") :] if "@@" in one else "" for path, one in zip(listed, of_each, strict=True)
+        }
+    return hunks_of
 
 
 SUBMODULE = "160000"

@@ -228,8 +228,8 @@ def _row(name: str, behaviour: Sequence[str]) -> PublishedRow:
         every = [one for one in BEHAVIOURS if one not in TINY_ALONE and (not behaviour or one in behaviour)]
         return PublishedRow(name, "", tuple(every))
     # Weights are fetched from the hub later, once a cell needs them.
-    whole = Path(name).is_dir()
-    family = read_checkpoint(name, folder).family if whole else family_of(name, _config(name, folder)).name
+    is_folder = Path(name).is_dir()
+    family = read_checkpoint(name, folder).family if is_folder else family_of(name, _config(name, folder)).name
     return PublishedRow(name, family, tuple(one for one in columns(family, behaviour) if one not in TINY_ALONE))
 
 

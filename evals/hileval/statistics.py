@@ -138,8 +138,8 @@ def _repeated(pmf: Pmf, times: int) -> Pmf:
     if times == 1:
         return pmf
     half = _repeated(pmf, times // 2)
-    whole = np.convolve(half, half)
-    return np.convolve(whole, pmf) if times % 2 else whole
+    doubled = np.convolve(half, half)
+    return np.convolve(doubled, pmf) if times % 2 else doubled
 
 
 def dropped_at_a_look(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: float) -> bool:

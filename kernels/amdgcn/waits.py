@@ -39,8 +39,8 @@ class Hazard:
 def waited(wait: Instruction) -> dict[str, int]:
     """Counter -> how many of its operations may be outstanding after a wait; what has no order is waited for whole."""
     limits = {counter: wait.number(name) for name, counter in _ORDERED.items() if wait.flag(name)}
-    whole = any(wait.number(name, 1) == 0 for name in _UNORDERED)
-    return limits | ({"sm": 0} if whole else {})
+    waits_for_all = any(wait.number(name, 1) == 0 for name in _UNORDERED)
+    return limits | ({"sm": 0} if waits_for_all else {})
 
 
 def check_waits(program: Program) -> list[Hazard]:

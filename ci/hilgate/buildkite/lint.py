@@ -212,8 +212,8 @@ def _step_problems(step: Step, *, answers: bool = True, manual: bool = False) ->
             ("concurrency" in step) is not ("concurrency_group" in step)
         ),
     }
-    found = [problem for problem, wrong in rules.items() if wrong]
-    return _greening(step) + found + _retry_problems(step.get("retry") or {}, answers=answers, manual=manual)
+    problems = [problem for problem, wrong in rules.items() if wrong]
+    return _greening(step) + problems + _retry_problems(step.get("retry") or {}, answers=answers, manual=manual)
 
 
 def _retry_problems(retry: Step, *, answers: bool, manual: bool) -> list[str]:

@@ -133,8 +133,8 @@ def _check_queue(document: Document[Agents], name: str, queue: Queue) -> None:
             document.blame(("queues", name, key), "is of hosts, and this queue's jobs are pods", "remove it, or `pods`")
     if queue.image is None:
         document.blame(("queues", name, "pods"), "a pod runs in an image, and the queue has none", "name its image")
-    said = RESOURCE.fullmatch(pods.resource)
-    if said and said["partition"] and said["partition"] != (partition or "spx"):
+    named = RESOURCE.fullmatch(pods.resource)
+    if named and named["partition"] and named["partition"] != (partition or "spx"):
         what = f"{pods.resource} is no {queue.device}"
         document.blame(("queues", name, "pods", "resource"), what, "name the resource of the queue's device")
 

@@ -107,14 +107,14 @@ def load(root: Path, merge_base: str) -> tuple[Protected, ...]:
 
 def entry_for(entries: Sequence[Protected], path: str) -> Protected | None:
     """How a file is protected; None for a file that decides nothing."""
-    found = next((entry for entry in reversed(entries) if _matches(entry, path)), None)
-    return None if found is None or found.flag == "nothing" else found
+    entry_matched = next((entry for entry in reversed(entries) if _matches(entry, path)), None)
+    return None if entry_matched is None or entry_matched.flag == "nothing" else entry_matched
 
 
 def _entries_of(entries: Sequence[Protected], paths: Iterable[str]) -> dict[str, Protected]:
     """How those of these files are protected that are."""
-    found = ((path, entry_for(entries, path)) for path in paths)
-    return {path: entry for path, entry in found if entry}
+    pairs = ((path, entry_for(entries, path)) for path in paths)
+    return {path: entry for path, entry in pairs if entry}
 
 
 def _matches(entry: Protected, path: str) -> bool:
@@ -145,12 +145,12 @@ def unprotected_imports(listed: ProtectedList, imports: Imports, files: Iterable
         return entry is not None and entry.flag != "deletion"
 
     free = {module: path for module, path in path_of.items() if not protects(path) and not globs.matches(tested, path)}
-    found = {}
+    unprotected = {}
     for module, path in sorted(free.items()):
         importers = imports.graph.find_modules_that_directly_import(module) & path_of.keys() - free.keys()
         if deciding := sorted(path_of[one] for one in importers if protects(path_of[one])):
-            found[path] = deciding[0]
-    return found
+            unprotected[path] = deciding[0]
+    return unprotected
 
 
 def is_unreadable_code(path: str) -> bool:
@@ -166,12 +166,12 @@ def namesakes(paths: Iterable[str]) -> dict[str, str]:
     """
     code = [path for path in paths if path.endswith(SOURCES) or is_unreadable_code(path)]
     modules = {str(PurePosixPath(path).with_suffix("")).casefold(): path for path in code if path.endswith(SOURCES)}
-    found: dict[str, str] = {}
+    shadowing: dict[str, str] = {}
     for path in code:
         for folder in PurePosixPath(path).parents:
             if module := modules.get(str(folder).casefold()):
-                found |= {path: module, module: f"{folder}/"}
-    return found
+                shadowing |= {path: module, module: f"{folder}/"}
+    return shadowing
 
 
 def unread_code(changed_files: Iterable[str], tree: Iterable[str]) -> dict[str, str]:
@@ -181,13 +181,13 @@ def unread_code(changed_files: Iterable[str], tree: Iterable[str]) -> dict[str, 
     """
     paths = set(tree)
     beside = namesakes(paths)
-    found = {}
+    unread = {}
     for path in sorted(paths.intersection(changed_files)):
         if is_unreadable_code(path):
-            found[path] = "Python loads it, and nobody can read it"
+            unread[path] = "Python loads it, and nobody can read it"
         elif path in beside:
-            found[path] = f"beside {beside[path]}: Python loads only one of a module and a folder of the same name"
-    return found
+            unread[path] = f"beside {beside[path]}: Python loads only one of a module and a folder of the same name"
+    return unread
 
 
 def protected_changes(
@@ -223,13 +223,13 @@ UNREADABLE = "a link, or a name that is not UTF-8: nobody can be shown what it i
 
 def _working_tree(root: Path, paths: Iterable[str], before: Mapping[str, str]) -> dict[str, str]:
     """Files of the working tree in the words of `git.tree`; none through a link, which leads to this machine's own."""
-    found = {}
+    blobs = {}
     for path in paths:
         place = root / path
         if place.is_file() and place.resolve() == root.resolve() / path:
             same_mode = before.get(path, "").partition(" ")[0] or "100644"
-            found[path] = f"{same_mode} {git.blob_name(place.read_bytes(), before.values())}"
-    return found
+            blobs[path] = f"{same_mode} {git.blob_name(place.read_bytes(), before.values())}"
+    return blobs
 
 
 def _what(entry: Protected, before: str | None, after: str | None) -> str:

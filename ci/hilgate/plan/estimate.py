@@ -48,8 +48,8 @@ def last_minutes(root: Path) -> dict[Key, float]:
 
 def keep_minutes(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
     """Store the minutes of the steps that passed whole; trouble with the file stops no gate."""
-    whole = {step.key for step in plan.steps if plan.local and not step.arguments}
-    passed = [one for one in records if one.key in whole and one.outcome is Outcome.PASS and one.seconds > 0]
+    unnarrowed = {step.key for step in plan.steps if plan.local and not step.arguments}
+    passed = [one for one in records if one.key in unnarrowed and one.outcome is Outcome.PASS and one.seconds > 0]
     minutes = last_minutes(root) | {one.key: one.seconds / 60 for one in passed}
     if passed and (root / MINUTES_FILE).parent.is_dir():
         with contextlib.suppress(OSError):

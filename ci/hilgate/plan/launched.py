@@ -121,9 +121,9 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def _is_jitted(function: ast.FunctionDef, places: Mapping[str, str]) -> bool:
     """Whether Triton, or a module that hands it on, makes a kernel of it, and nothing else decorates it."""
     decorators = [one.func if isinstance(one, ast.Call) else one for one in function.decorator_list]
-    whole = [_dotted(one, places).split(".") for one in decorators]
-    ends = {parts[-1] for parts in whole if "triton" in parts}
-    return "jit" in ends <= {"jit", "autotune", "heuristics"} and all("triton" in parts for parts in whole)
+    paths = [_dotted(one, places).split(".") for one in decorators]
+    ends = {parts[-1] for parts in paths if "triton" in parts}
+    return "jit" in ends <= {"jit", "autotune", "heuristics"} and all("triton" in parts for parts in paths)
 
 
 def _dotted(node: ast.AST, places: Mapping[str, str]) -> str:

@@ -133,11 +133,11 @@ def wheels_in(members: Mapping[str, Path], recorded: Recorded) -> dict[str, str]
         if wheel in built:
             raise RecordsError(f"two wheels are called {wheel}", where=name, remedy="build each in one step")
         built[wheel] = f"sha256:{sha256(path)}"
-    said = _tried(recorded)
+    proven = _tried(recorded)
     for wheel, digest in built.items():
-        if (wheel, digest) not in said:
+        if (wheel, digest) not in proven:
             raise RecordsError(f"of the wheel {wheel} no check says that it is {digest[:19]}", where="results")
-    for (wheel, digest), key in sorted(said.items()) if built else ():
+    for (wheel, digest), key in sorted(proven.items()) if built else ():
         if built.get(wheel) != digest:
             is_built = built.get(wheel, "none of this name")
             raise RecordsError(f"{key} tried {wheel} of {digest[:19]}, and what was built is {is_built[:19]}")

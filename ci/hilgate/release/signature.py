@@ -52,6 +52,8 @@ def require_signed(file: Path, signature: Path, signers: Path) -> str:
     except subprocess.TimeoutExpired as error:
         raise CannotRunHereError(f"ssh-keygen did not answer in {SECONDS} s", remedy="try it by hand") from error
     if done.returncode:
-        said = " ".join((done.stdout + done.stderr).split())[:200]
-        raise RecordsError(f"not signed by a key that may: {said}", where=str(signature), remedy=f"see {signers.name}")
+        output = " ".join((done.stdout + done.stderr).split())[:200]
+        raise RecordsError(
+            f"not signed by a key that may: {output}", where=str(signature), remedy=f"see {signers.name}"
+        )
     return " ".join(done.stdout.split())[:200]

@@ -220,8 +220,8 @@ def shape_of(message: str, name: str = "") -> str:
     """
     message, name = message[:SHAPED], name[:SHAPED]
     words = {name, *name.rpartition("[")[2].removesuffix("]").split("-")}
-    told = [word for word in words if len(word) > 2 and any(map(str.isdigit, word)) and not word.isdecimal()]
-    for word in sorted(told, key=len, reverse=True)[:MOST_WORDS]:
+    case_words = [word for word in words if len(word) > 2 and any(map(str.isdigit, word)) and not word.isdecimal()]
+    for word in sorted(case_words, key=len, reverse=True)[:MOST_WORDS]:
         # Compiling an expression costs more than all else here, and most messages hold no word of their test's name.
         if word in message:
             message = re.sub(rf"(?<![\w]){re.escape(word)}(?![\w])", "@", message)

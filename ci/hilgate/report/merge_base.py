@@ -104,16 +104,16 @@ def _words(error: HilgateError) -> str:
 
 def steps_of(recorded: Recorded) -> dict[str, StepThen]:
     """What each step did by its own records: the attempt that counts, of shards those of all together."""
-    found: dict[str, StepThen] = {}
+    steps: dict[str, StepThen] = {}
     for key, attempts in recorded.attempts.items():
         record, checks = attempts[-1].record, attempts[-1].checks
         there = {check.id: (check.outcome, check.message) for check in reversed(checks)}  # the first of an id counts
         then = StepThen(record.outcome, record.message, there)
-        if other := found.get(whole_key(key)):
+        if other := steps.get(whole_key(key)):
             worse = max(other, then, key=severity)
             then = StepThen(worse.outcome, worse.message, {**other.checks, **there})
-        found[whole_key(key)] = then
-    return found
+        steps[whole_key(key)] = then
+    return steps
 
 
 def known_on_base(plan: Plan, root: Path) -> frozenset[str]:
@@ -224,12 +224,12 @@ def whose(found: Iterable[Cause], facts: MergeBase, recorded: Recorded, *, local
 
     Empty where nothing failed that the change could have broken, and in a `local` run where nothing was asked.
     """
-    known = origins(found, facts, recorded)
-    number, total = Counter(one.standing for one in known), len(known)
+    all_origins = origins(found, facts, recorded)
+    number, total = Counter(one.standing for one in all_origins), len(all_origins)
     new, red, flaky, unknown = (
         number[one] for one in (Ownership.NEW, Ownership.RED, Ownership.FLAKY, Ownership.UNKNOWN)
     )
-    why = Counter(one.why for one in known if one.standing is Ownership.UNKNOWN).most_common(1)
+    why = Counter(one.why for one in all_origins if one.standing is Ownership.UNKNOWN).most_common(1)
     if not total or (local and unknown == total and why[0][0] in NOT_ASKED):
         return ""
     if total == 1:
@@ -238,7 +238,7 @@ def whose(found: Iterable[Cause], facts: MergeBase, recorded: Recorded, *, local
             Ownership.RED: "this failure is not yours, and red here all the same",
             Ownership.FLAKY: "this failure may be a flake",
             Ownership.UNKNOWN: "whether this failure is yours is not known",
-        }[known[0].standing] + f": {known[0].why}"
+        }[all_origins[0].standing] + f": {all_origins[0].why}"
     rest = [f"{red} {_are(red)} red on the merge base too, and red here all the same"] if red else []
     rest += [f"{flaky} {_are(flaky)} flaky"] if flaky else []
     rest += [f"of {unknown} it is not known ({why[0][0]})"] if unknown else []
@@ -257,15 +257,15 @@ def _are(number: int) -> str:
 def of_cause(cause: Cause, facts: MergeBase, recorded: Recorded, *, local: bool = False) -> str:
     """Whose the failures of one entry are, and how often its smallest case failed lately; empty as `whose` is."""
     key, check = cause.failures[0].step.key, cause.failures[0].check
-    known = [origin(facts, one, recorded.first_on_base) for one in cause.failures]
+    all_origins = [origin(facts, one, recorded.first_on_base) for one in cause.failures]
     lately = _lately(facts, key, check.id) if check else ""
-    if local and not lately and {one.why for one in known} <= NOT_ASKED:
+    if local and not lately and {one.why for one in all_origins} <= NOT_ASKED:
         return ""
-    number = Counter(one.standing for one in known)
+    number = Counter(one.standing for one in all_origins)
     if len(number) == 1:
-        return f"{known[0]}{lately}"
+        return f"{all_origins[0]}{lately}"
     each = ", ".join(f"{times} {standing.value}" for standing, times in number.items())
-    return f"{each}; the smallest: {known[0]}{lately}"
+    return f"{each}; the smallest: {all_origins[0]}{lately}"
 
 
 def _lately(facts: MergeBase, step: str, check: str) -> str:

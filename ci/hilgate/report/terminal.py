@@ -199,8 +199,8 @@ def print_verdict(
         _print_origins(console, view)
     _print_reservations(console, view)
     mark = mark_of(verdict.outcome)
-    said = text.log(text.line(f"{mark.plain}: {view.headline}"))
-    for number, part in enumerate(_wrapped(said, max(NARROWEST, console.width), "", "  ")):
+    headline = text.log(text.line(f"{mark.plain}: {view.headline}"))
+    for number, part in enumerate(_wrapped(headline, max(NARROWEST, console.width), "", "  ")):
         line = Text(part)
         line.stylize(mark.style, 0, len(mark.plain) if number == 0 else 0)
         console.print(line, soft_wrap=True)
@@ -242,8 +242,8 @@ FEW = 6
 def _print_steps(console: Console, verdict: Verdict) -> None:
     """The table of steps; beside what is red, many that passed are counted, and the report lists them."""
     green = [step for step in verdict.steps if step.outcome is Outcome.PASS]
-    whole = len(green) <= FEW or len(green) == len(verdict.steps)
-    listed = [step for step in verdict.steps if whole or step.outcome is not Outcome.PASS]
+    list_all = len(green) <= FEW or len(green) == len(verdict.steps)
+    listed = [step for step in verdict.steps if list_all or step.outcome is not Outcome.PASS]
     rows = [
         (
             mark_of(step.outcome),

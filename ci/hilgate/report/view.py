@@ -233,34 +233,32 @@ class ReportView:
             return [], []
         began = records[0].started
         starts = [(record.started - began).total_seconds() for record in records]
-        whole = max(start + record.seconds for start, record in zip(starts, records, strict=True))
+        span = max(start + record.seconds for start, record in zip(starts, records, strict=True))
         bars = [
             StepBar(
                 record.key,
                 outcomes[record.key],
-                100 * start / whole,
-                max(0.3, 100 * record.seconds / whole),  # a bar one can see
+                100 * start / span,
+                max(0.3, 100 * record.seconds / span),  # a bar one can see
                 duration(record.seconds),
             )
             for start, record in zip(starts, records, strict=True)
         ]
-        step = next((seconds for seconds in TICK_SECONDS if whole / seconds <= MOST_TICKS), whole)
-        times = [n * step for n in range(int(whole / step) + 1)]
-        return bars, [
-            (100 * at / whole, f"{at:g} s" if at < 60 else duration(at).removesuffix(" 00 s")) for at in times
-        ]
+        step = next((seconds for seconds in TICK_SECONDS if span / seconds <= MOST_TICKS), span)
+        times = [n * step for n in range(int(span / step) + 1)]
+        return bars, [(100 * at / span, f"{at:g} s" if at < 60 else duration(at).removesuffix(" 00 s")) for at in times]
 
     @property
     def environments(self) -> tuple[tuple[str, str], ...]:
         """(where, what) of every distinct environment that a build record names."""
         distinct = {build.environment.model_dump_json(): build.environment for build in self.recorded.builds}
-        found = []
+        rows = []
         for where in distinct.values():
             versions = ", ".join(f"{name} {version}" for name, version in sorted(where.versions.items()))
             image = f", image {where.image}" if where.image else ""
             machine = f"{where.device}, {where.cores} cores, {where.memory_gib:g} GiB"
-            found.append((where.host, f"{machine}; Python {where.python}, {versions}{image}"))
-        return tuple(found)
+            rows.append((where.host, f"{machine}; Python {where.python}, {versions}{image}"))
+        return tuple(rows)
 
     @cached_property
     def value_tables(self) -> tuple[Table, ...]:
@@ -405,13 +403,13 @@ def error(check: Check) -> str:
 def case(check: Check, device: str) -> str:
     """What the check was about, in the order in which a kernel engineer asks for it."""
     parameters = check.id[check.id.index("[") :] if "[" in check.id else ""
-    known = {name: check.labels[name] for name in _CASE if check.labels.get(name)}
-    if "dtype" not in known and (found := _DTYPE.search(parameters)):
-        known["dtype"] = found[0]
-    if "arch" not in known:
+    labels = {name: check.labels[name] for name in _CASE if check.labels.get(name)}
+    if "dtype" not in labels and (found := _DTYPE.search(parameters)):
+        labels["dtype"] = found[0]
+    if "arch" not in labels:
         found = _ARCH.search(parameters)
-        known["arch"] = found[0] if found else "" if device == CPU else device  # the interpreter is no arch
-    return ", ".join(f"{name} {known[name]}" for name in _CASE if known.get(name))
+        labels["arch"] = found[0] if found else "" if device == CPU else device  # the interpreter is no arch
+    return ", ".join(f"{name} {labels[name]}" for name in _CASE if labels.get(name))
 
 
 def shortest(number: float) -> str:

@@ -202,10 +202,10 @@ def _gone(file: str, tests: Mapping[str, Iterable[str]]) -> ProtectedChange:
     names = [shorten(name.partition("::")[2] or name, LONGEST_NAME) for name in tests]
     cases = Counter(name.partition("[")[0] for name in names)
     few = [f"{name} ({count(number, 'case')})" if number > 1 else name for name, number in cases.items()]
-    said = names if len(names) <= NAMED else few
-    more = f" and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    shown = names if len(names) <= NAMED else few
+    more = f" and {len(shown) - NAMED} more" if len(shown) > NAMED else ""
     steps = list(dict.fromkeys(key for keys in tests.values() for key in keys))
     others = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
     verb = "is" if len(names) == 1 else "are"
-    what = f"{count(len(names), 'test')} {verb} gone: {', '.join(said[:NAMED])}{more} ({steps[0]}{others})"
+    what = f"{count(len(names), 'test')} {verb} gone: {', '.join(shown[:NAMED])}{more} ({steps[0]}{others})"
     return ProtectedChange(path=file, what=what, tests=tuple(tests)[:MOST_RECORDED])

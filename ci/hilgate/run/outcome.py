@@ -43,9 +43,9 @@ def place(check: Check) -> str:
 
 def leading(checks: Iterable[Check], outcome: Outcome) -> Check | None:
     """The first check with this outcome at the place where most of them have it: what a reader sees first."""
-    found = [check for check in checks if check.outcome is outcome]
-    places = [place(check) for check in found]
-    return found[places.index(Counter(places).most_common(1)[0][0])] if found else None
+    worst_checks = [check for check in checks if check.outcome is outcome]
+    places = [place(check) for check in worst_checks]
+    return worst_checks[places.index(Counter(places).most_common(1)[0][0])] if worst_checks else None
 
 
 def first_line(text: str) -> str:

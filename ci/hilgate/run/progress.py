@@ -70,8 +70,8 @@ class Lines:
             about = f", about {text.rounded(left)} left by the forecast" if left > 0 else ""
             self._print(text.duration(passed) + about)
             for key, child in self._children.items():
-                said = text.line(child.last_line())
-                self._print(f"{key}: running for {text.duration(child.seconds)}{f': {said}' if said else ''}")
+                last_line = text.line(child.last_line())
+                self._print(f"{key}: running for {text.duration(child.seconds)}{f': {last_line}' if last_line else ''}")
 
     def _print(self, line: str) -> None:
         self._printed_at = time.monotonic()

@@ -87,17 +87,17 @@ def collect(folder: Path, tracked: Collection[str] = ()) -> Notes:
     place = folder / FOLDER
     try:
         notes = [note for path in (place / "lists").iterdir() for note in path.read_bytes().split(b"\0")]
-        whole = (place / WHOLE).exists()
+        complete = (place / WHOLE).exists()
         shutil.rmtree(place)
     except OSError:
-        notes, whole = [], False
+        notes, complete = [], False
     names = {os.fsdecode(note) for note in notes}
     launched, as_text, unseen = (_after(mark, names) for mark in pytest_recorder.MARKS)
     files = frozenset(one for one in names if one and not one.startswith("/"))
     ends = {name_elsewhere(name) for name in tracked}
     as_text = {name for name in as_text if not ends or name.endswith("/") or name_elsewhere(name) in ends}
     kernels = tuple(sorted(launched | as_text))
-    lost = "" if whole else "not all that it read could be noted: free disk space, and leave $HILGATE_OUT alone"
+    lost = "" if complete else "not all that it read could be noted: free disk space, and leave $HILGATE_OUT alone"
     unknown = lost
     if not names:
         unknown = unknown or "no process of it is a Python"

@@ -454,7 +454,7 @@ def read_health(folder: Path, key: str) -> tuple[tuple[Health, ...], str]:
 
     `key` is the planned step they must be of; empty for a rerun, whose job is called otherwise.
     """
-    found, problems = [], []
+    nodes, problems = [], []
     for moment in MOMENTS:
         path = folder / health_file(moment)
         if not path.exists() and not path.is_symlink():
@@ -466,7 +466,7 @@ def read_health(folder: Path, key: str) -> tuple[tuple[Health, ...], str]:
             problems.append(f"{path.name}: not a health record: {why}")
             continue
         if health.moment == moment and key in {"", health.step}:
-            found.append(health)
+            nodes.append(health)
         else:
             problems.append(f"{path.name}: it is of {health.step}, {health.moment} it ran")
-    return tuple(found), problems[0] if problems else ""
+    return tuple(nodes), problems[0] if problems else ""

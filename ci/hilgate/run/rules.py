@@ -447,10 +447,10 @@ def passed(step: StepFacts) -> str:
 
 def _cannot_run(step: StepFacts) -> str:
     """`2 cannot run here: the prefix cache of MLA needs AMX`; how many of each, where there are several sentences."""
-    said = Counter(step.may_lack[step.lacking(check)].why for check in step.cannot_run)
-    (why, _), *others = said.most_common()
-    each = "; ".join(f"{number}: {what}" for what, number in said.most_common()) if others else why
-    return f"{said.total()} cannot run here: {each}"
+    reasons = Counter(step.may_lack[step.lacking(check)].why for check in step.cannot_run)
+    (why, _), *others = reasons.most_common()
+    each = "; ".join(f"{number}: {what}" for what, number in reasons.most_common()) if others else why
+    return f"{reasons.total()} cannot run here: {each}"
 
 
 def _against_a_pass(step: StepFacts, why: str) -> str:

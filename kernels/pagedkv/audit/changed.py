@@ -448,8 +448,8 @@ class Checkout:
         if not line:
             self._process.wait()
             self._log.seek(0)
-            said = self._log.read().strip().splitlines()[-1:] or ["it said nothing"]
-            raise BaseUnreadableError(f"its kernels cannot be asked: {said[0]}")
+            last_line = self._log.read().strip().splitlines()[-1:] or ["it said nothing"]
+            raise BaseUnreadableError(f"its kernels cannot be asked: {last_line[0]}")
         return json.loads(line)
 
     def listing(self, arch: str) -> KernelListing:

@@ -79,8 +79,8 @@ def judge(rows: Sequence[Row], budgets: Budgets, declared: Declared, *, triton: 
     findings += compare(findings, budgets.comparisons)
     findings += _stale(findings, budgets, triton)
     # Some of a kernel's configurations say nothing of it: the others might be the ones that compile.
-    whole = (group for group in kernels.values() if len(group) == group[0][1].count)
-    return findings + [_judge_kernel(group, declared, triton) for group in whole]
+    complete = (group for group in kernels.values() if len(group) == group[0][1].count)
+    return findings + [_judge_kernel(group, declared, triton) for group in complete]
 
 
 def _stale(findings: Sequence[Finding], budgets: Budgets, triton: str) -> list[Finding]:

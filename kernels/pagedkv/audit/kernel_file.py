@@ -212,10 +212,10 @@ def _judged(wanted: Specialisation, budget: dict[str, int], timeout: float) -> A
         return ArchResult(wanted.arch, {"lds": result.lds_bytes}, f"LDS: {limit} at most")
     if isinstance(result, (Exception, Crash)):
         timed_out = isinstance(result, Crash) and result.timed_out
-        said = [line.strip() for line in str(result).splitlines() if line.strip()] or [type(result).__name__]
+        lines = [line.strip() for line in str(result).splitlines() if line.strip()] or [type(result).__name__]
         # Triton's first line of an error in a kernel is its place, "at 3:11:", from the kernel's `def` on.
-        place = f" {said[0].rstrip(':')}" if said[0].startswith("at ") else ""
-        why = said[0] if isinstance(result, Crash) else f"{type(result).__name__}{place}: {said[-1]}"
+        place = f" {lines[0].rstrip(':')}" if lines[0].startswith("at ") else ""
+        why = lines[0] if isinstance(result, Crash) else f"{type(result).__name__}{place}: {lines[-1]}"
         return ArchResult(wanted.arch, {}, why if timed_out else f"does not compile: {why}", timed_out)
     figures = _figures(wanted.arch, result)
     limits = {"lds": limit, "spills": 0, "scratch": 0} | budget
