@@ -10,6 +10,7 @@ loader wants at once, for functions it looks up when they are called. Nothing ru
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -34,6 +35,8 @@ IN_PLACE = ("torch/csrc/inductor/aoti_torch/c", "torch/csrc/stable/c")
 
 def main(rocm: str) -> None:
     """Edit the installed torch; a second call changes nothing."""
+    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", rocm):
+        sys.exit(f"torch_for_hip: {rocm!r} is no version of ROCm, such as 7.2.0: nothing was changed")
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         sys.exit("torch_for_hip: torch is not installed")
@@ -76,4 +79,4 @@ def replace(path: Path, old: str, new: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(" ".join(sys.argv[1:]))

@@ -6,8 +6,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from pagedkv.device import current
+
 if TYPE_CHECKING:
     import torch
+
+
+def computes(e4m3: str) -> bool:
+    """Whether kernels run where this kind of e4m3 is served: under the interpreter both are, on a GPU its own."""
+    return current().native_fp8 in {"", e4m3}
 
 
 def common_metadata(
@@ -19,7 +26,7 @@ def common_metadata(
         "max_query_len": int(query_start_loc.diff().max()),
         "max_seq_len": int(seq_lens.max()),
         "query_start_loc": query_start_loc,
-        "query_start_loc_cpu": query_start_loc.clone(),
+        "query_start_loc_cpu": query_start_loc.cpu().clone(),
         "seq_lens": seq_lens,
         "block_table_tensor": block_table,
         "causal": True,

@@ -31,7 +31,14 @@ def deployment(monkeypatch):
 
 
 @pytest.fixture
-def builder_of(deployment):
+def on_device(device):
+    """Tensors that a test makes lie where kernels run, as the model runner's do."""
+    with torch.device(device):
+        yield
+
+
+@pytest.fixture
+def builder_of(deployment, device):
     """builder_of(block_size, layers, scales): our metadata builder of a group of these layers, by name."""
 
     def build(block_size, layers=(), scales=None):
@@ -40,7 +47,7 @@ def builder_of(deployment):
         names = {name: SimpleNamespace(impl=layer, **(scales or {})) for name, layer in dict(layers).items()}
         deployment.compilation_config.static_forward_context.update(names)
         return PagedKVMetadataBuilder(
-            SimpleNamespace(block_size=block_size), list(names), deployment, torch.device("cpu")
+            SimpleNamespace(block_size=block_size), list(names), deployment, torch.device(device)
         )
 
     return build

@@ -370,6 +370,7 @@ def test_write_leaves_padding_rows_out(calls):
     assert (layer.writes, layer.attentions) == (1, 0)
 
 
+@pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("neox", [True, False])
 def test_rotation_and_write_are_one_call(neox):
     """Against vLLM's rotation of the whole step, padding rows too, and our write; half of a head turns."""

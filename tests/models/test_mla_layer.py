@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("vllm", reason="needs package:vllm")
 
+from models.batches import computes
 from support.mla_steps import step
 from support.tolerances import LSE_ABSOLUTE, ROW_RELATIVE
 from vllm.model_executor.layers.attention import mla_attention
@@ -45,7 +46,16 @@ CONSTANTS = {
     "v_head_dim": 32,
     "kv_b_proj": None,
 }
+pytestmark = pytest.mark.usefixtures("on_device")
+
 IMPLS = {"cpu": mla_backend.PagedKVMLAImpl, "gpu": mla_backend.PagedKVGPUMLAImpl}
+
+
+def sequences(seq_lens, query_lens=None):
+    """Sequences of these lengths, where kernels run."""
+    device = torch.get_default_device()
+    with torch.device("cpu"):  # which draws the numbers
+        return step(device, HEADS, seq_lens, query_lens, latent=LATENT, rope=ROPE)
 
 
 class Layer(AttentionLayerBase):
@@ -97,13 +107,13 @@ def build(layer, parallel, *, drafted=0, dtype=torch.float32, most_seqs=8, large
         ),
     )
     spec = SimpleNamespace(block_size=16)
-    return mla_backend.PagedKVGPUMLABackend.get_builder_cls()(spec, ["layer"], config, torch.device("cpu"))
+    return mla_backend.PagedKVGPUMLABackend.get_builder_cls()(spec, ["layer"], config, torch.get_default_device())
 
 
 def common(data, max_query_len=1):
     return CommonAttentionMetadata(
         query_start_loc=data.query_start_loc,
-        query_start_loc_cpu=data.query_start_loc.clone(),
+        query_start_loc_cpu=data.query_start_loc.cpu().clone(),
         seq_lens=data.seq_lens,
         num_reqs=len(data.seq_lens),
         num_actual_tokens=int(data.query_start_loc[-1]),
@@ -116,7 +126,7 @@ def common(data, max_query_len=1):
 
 def check(got, data, cache=None, dtype="float32"):
     tokens = int(data.query_start_loc[-1])
-    out, lse = (rows[:tokens].double() for rows in got)
+    out, lse = (rows[:tokens].double().cpu() for rows in got)
     keys = (data.cache if cache is None else cache)[:, :, None]
     want, want_lse = reference.attention(data.query[:tokens], keys, keys[..., :LATENT], **data.metadata, scale=SCALE)
     error, norm = (out - want).norm(dim=-1), want.norm(dim=-1)
@@ -130,7 +140,7 @@ def check(got, data, cache=None, dtype="float32"):
 @pytest.mark.parametrize(("drafted", "query_lens"), [(0, (1, 1, 1)), (2, (3, 3, 3)), (2, (1, 3, 2))])
 def test_decode_of_a_step(make, parallel, where, as_tuple, drafted, query_lens):
     layer = make(where)
-    data = step("cpu", HEADS, (33, 1 + drafted, 70), query_lens, latent=LATENT, rope=ROPE)
+    data = sequences((33, 1 + drafted, 70), query_lens)
     metadata = build(layer, parallel, drafted=drafted).build(0, common(data, max(query_lens)))
     assert (metadata.num_decodes, metadata.num_prefills) == (3, 0)
     query = data.query.split([LATENT, ROPE], dim=-1) if as_tuple else data.query
@@ -145,7 +155,7 @@ def test_a_layer_compiles_every_bound_at_its_first_decode(monkeypatch, make, par
     monkeypatch.setattr(mla_backend, "INTERPRETED", False)
     monkeypatch.setattr(mla_backend, "warm_up", lambda *args, **named: seen.append((args, named)))
     layer = make()
-    data = step("cpu", HEADS, (33, 40), (1, 1), latent=LATENT, rope=ROPE)
+    data = sequences((33, 40), (1, 1))
     metadata = build(layer, parallel, drafted=drafted).build(0, common(data))
     layer.forward_mqa(data.query[:0], data.cache, metadata, None)  # nothing decodes: no query to take strides from
     assert seen == []
@@ -161,7 +171,7 @@ def test_a_layer_compiles_every_bound_at_its_first_decode(monkeypatch, make, par
 def test_a_warm_up_touches_nothing(make, parallel):
     """On sequences without tokens: no row of the cache, of the query or of the output changes."""
     layer = make()
-    data = step("cpu", HEADS, (33, 40), (1, 1), latent=LATENT, rope=ROPE)
+    data = sequences((33, 40), (1, 1))
     build(layer, parallel)
     out, lse = torch.full((2, HEADS, LATENT), 7.0), torch.full((2, HEADS), 7.0)
     before = data.cache.clone(), data.query.clone()
@@ -179,9 +189,13 @@ def test_codes_of_a_quantised_cache(monkeypatch, make, parallel, fnuz, name):
     platform = SimpleNamespace(is_fp8_fnuz=lambda: fnuz)
     monkeypatch.setattr("pagedkv.vllm_plugin.routes.current_platform", platform)
     monkeypatch.setattr(mla_attention, "backend_supports_prefill_query_quantization", lambda: False)
+    if not computes(name):
+        with pytest.raises(errors.UnsupportedFeatureError, match=f"in the format {name} on "):
+            make(kv_cache_dtype="fp8")
+        return
     layer = make(kv_cache_dtype="fp8")
     assert (layer.cache_format, layer.supports_quant_query_input) == (name, False)
-    data = step("cpu", HEADS, (33, 1, 70), latent=LATENT, rope=ROPE)
+    data = sequences((33, 1, 70))
     kind, scale = getattr(torch, f"float8_{name}"), torch.tensor(0.03)
     codes = (data.cache / scale).clamp(-torch.finfo(kind).max, torch.finfo(kind).max).to(kind)
     metadata = build(layer, parallel).build(0, common(data))
@@ -196,11 +210,11 @@ def test_a_captured_step_serves_later_ones(make, parallel):
     layer, seqs = make(), 8
     builder = build(layer, parallel, most_seqs=4, largest_capture=seqs)
     assert builder.get_cudagraph_support(None, None) is AttentionCGSupport.UNIFORM_BATCH
-    data = step("cpu", HEADS, (1,) * seqs, latent=LATENT, rope=ROPE)
+    data = sequences((1,) * seqs)
     buffers = common(data)
     frozen = builder.build_for_cudagraph_capture(buffers)
     for lens in ((33, 200, 64), (250, 16, 17, 100, 5)):
-        later = step("cpu", HEADS, lens, latent=LATENT, rope=ROPE)
+        later = sequences(lens)
         padding = seqs - len(lens)
         data.seq_lens[:] = torch.tensor([*lens, *(0,) * padding])
         data.query_start_loc[:] = torch.tensor([*range(len(lens) + 1), *(len(lens),) * padding])
@@ -208,7 +222,7 @@ def test_a_captured_step_serves_later_ones(make, parallel):
         table[: len(lens), : later.block_table.shape[1]] = later.block_table
         frozen.decode.block_table = table
         # Other steps in between must not matter.
-        builder.build(0, common(step("cpu", HEADS, (90, 3), latent=LATENT, rope=ROPE)))
+        builder.build(0, common(sequences((90, 3))))
         builder.build(0, buffers)
         query = torch.cat([later.query, torch.full((padding, *later.query.shape[1:]), torch.nan)])
         check(layer.forward_mqa(query, later.cache, frozen, None), later)
@@ -217,7 +231,7 @@ def test_a_captured_step_serves_later_ones(make, parallel):
 def test_a_draft_on_the_device_fills_the_tables_anew(make, parallel):
     layer = make()
     builder = build(layer, parallel, drafted=2)
-    data = step("cpu", HEADS, (250, 33, 170), latent=LATENT, rope=ROPE)
+    data = sequences((250, 33, 170))
     lens = data.seq_lens.clone()
     data.seq_lens[:] = torch.tensor([1, 1, 1])
     metadata = builder.build(0, common(data))
@@ -251,7 +265,7 @@ def test_bfloat16_under_the_interpreter_is_refused_early(make, where, lacks):
 
 def test_tables_of_every_step_are_the_same_memory(make, parallel):
     builder = build(make(), parallel, drafted=1)
-    data = {n: step("cpu", HEADS, (40,) * n, latent=LATENT, rope=ROPE) for n in (2, 5)}
+    data = {n: sequences((40,) * n) for n in (2, 5)}
     tables = [builder.build(0, common(data[n])).decode.tables for n in (2, 5)]
     for name in ("works", "work_indptr", "reduce_indptr"):
         assert len({getattr(t, name).data_ptr() for t in tables}) == 1

@@ -185,11 +185,12 @@ class Rank:
                 ours.copy_(theirs) if load else theirs.copy_(ours)
 
 
+@pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("packing", ["rows", "native", "shuffle"])
-def test_a_block_that_one_rank_has_offloaded_serves_two(packing, set_packing):
+def test_a_block_that_one_rank_has_offloaded_serves_two(packing, set_packing, device):
     """vLLM takes head slots for KV heads and divides them among ranks: true of rows alone, so others are refused."""
     set_packing(packing)
-    rows = torch.randn(2, 32, 4, 64, generator=torch.Generator().manual_seed(3)).half()
+    rows = torch.randn(2, 32, 4, 64, generator=torch.Generator(device).manual_seed(3)).half()
     one, two, wanted = Rank(packing, 0, 1), [Rank(packing, i, 2) for i in (0, 1)], [Rank(packing, i, 2) for i in (0, 1)]
     one.write(1, rows)
     outside = torch.zeros(one.mapping.canonical_page_size_bytes, dtype=torch.int8)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models.batches import common_metadata
+from models.batches import common_metadata, computes
 
 pytest.importorskip("vllm", reason="needs package:vllm")
 
@@ -29,7 +29,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv.attention import reference
 from pagedkv.vllm_plugin import impl, pages, routes
-from pagedkv.vllm_plugin.errors import ScaleError
+from pagedkv.vllm_plugin.errors import ScaleError, UnsupportedFeatureError
 
 LAYERS, BLOCKS, BLOCK_SIZE, KV_HEADS, HEADS, HEAD_SIZE = 2, 5, 48, 3, 6, 32
 SEQ_LENS = [70, 20]
@@ -50,6 +50,11 @@ class Case:
         if self.kv_cache_dtype == "fp8_e5m2":
             return torch.float8_e5m2
         return torch.float8_e4m3fnuz if self.fnuz else torch.float8_e4m3fn
+
+    @property
+    def e4m3(self):
+        """The format that vLLM calls e4m3 on the case's platform; "" where the case has no such codes."""
+        return "" if self.kv_cache_dtype in {"auto", "fp8_e5m2"} else str(self.kind).removeprefix("torch.float8_")
 
     @property
     def id(self):
@@ -160,7 +165,7 @@ def quantised(rows: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> tor
 @pytest.mark.parametrize("number", [0.0, -1.0, float("inf"), float("nan")])
 @pytest.mark.parametrize("side", ["_k_scale", "_v_scale"])
 def test_bad_scales_are_refused_once_the_model_is_loaded(side, number, monkeypatch, builder_of):
-    monkeypatch.setattr(routes, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: False))
+    monkeypatch.setattr(routes, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: not computes("e4m3fn")))
     layers = {
         name: impl.PagedKVImpl(HEADS, HEAD_SIZE, 0.3, KV_HEADS, kv_cache_dtype=kind)
         for name, kind in (("model.layers.3", "fp8"), ("model.layers.4", "auto"))
@@ -172,17 +177,22 @@ def test_bad_scales_are_refused_once_the_model_is_loaded(side, number, monkeypat
     builder_of(16, {"model.layers.4": layers["model.layers.4"]}, scales | {side: torch.tensor(number)})
 
 
+@pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_page(case, monkeypatch, deployment, builder_of):
+def test_page(case, monkeypatch, deployment, builder_of, device):
     monkeypatch.setattr(impl, "packing", lambda: case.packing)
     monkeypatch.setattr(routes, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: case.fnuz))
+    if case.e4m3 and not computes(case.e4m3):
+        with pytest.raises(UnsupportedFeatureError, match=f"in the format {case.e4m3} on "):
+            impl.PagedKVImpl(HEADS, HEAD_SIZE, 0.3, KV_HEADS, kv_cache_dtype=case.kv_cache_dtype)
+        return
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -2.0])
     layer = impl.PagedKVImpl(
         HEADS, HEAD_SIZE, 0.3, KV_HEADS, kv_cache_dtype=case.kv_cache_dtype, logits_soft_cap=5.0, sinks=sinks
     )
     layer.process_weights_after_loading(torch.float32)
     module = SimpleNamespace(_k_scale=scales_of(case)[0], _v_scale=scales_of(case)[1])
-    pool, generator = Pool(case), torch.Generator().manual_seed(5)
+    pool, generator = Pool(case), torch.Generator(device).manual_seed(5)
     deployment.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout[case.layout]
     builder = builder_of(pool.tokens, {"layer": layer})
 
@@ -236,5 +246,5 @@ def test_page(case, monkeypatch, deployment, builder_of):
         softcap=5.0,
         sinks=sinks,
     )
-    error = (output.double() - golden).norm(dim=-1) / golden.norm(dim=-1)
+    error = (output.double().cpu() - golden).norm(dim=-1) / golden.norm(dim=-1)
     assert error.max() <= ROW_RELATIVE["attention of capped scores", "float32"]
