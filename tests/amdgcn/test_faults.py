@@ -5,13 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from support.machine_code import declared
 from support.planted import complaint, instead, must_be_noticed, planted
 from support.wave import machine, program
 
 from amdgcn.errors import LaunchError, ProgramFault, UnknownInstructionError
 from amdgcn.launch import amdgcn
-from amdgcn.lds import Lds
 from amdgcn.memory import Memory, own_steps
 from amdgcn.translate import translate
 
@@ -114,12 +112,6 @@ def test_tensors_that_share_bytes_see_each_other_s_writes():
     assert overlapping() == list(range(64))
 
 
-def test_separate_copies_of_tensors_that_overlap_would_be_seen(monkeypatch):
-    real = Memory.add
-    monkeypatch.setattr(Memory, "add", lambda self, name, data, **more: real(self, name, data.copy(), **more))
-    assert overlapping() != list(range(64))
-
-
 @pytest.mark.parametrize(
     ("shape", "strides", "itemsize"),
     [
@@ -170,16 +162,6 @@ def test_two_waves_exchange_words():
 def test_an_equal_value_written_twice_is_no_race():
     equal = "v_mov_b32_e32 v4, 7\n    v_and_b32_e32 v5, 0xfc, v1\n    ds_write_b32 v5, v4\n    ds_write_b32 v5, v4"
     launch(changed(EXCHANGE, "ds_write_b32 v1, v0", equal), waves=2, twins=1)
-
-
-def test_calling_an_equal_value_a_race_would_be_seen(monkeypatch):
-    real = Lds.race
-    strict = lambda self, at, size, mine, index, values: real(  # noqa: E731
-        self, at, size, mine, index, values and (np.ones_like(values[0]), values[1])
-    )
-    monkeypatch.setattr(Lds, "race", strict)
-    with pytest.raises(ProgramFault, match="LDS race"):
-        test_an_equal_value_written_twice_is_no_race()
 
 
 def test_lanes_that_diverge_meet_again():
@@ -542,16 +524,6 @@ def test_a_mode_that_the_machine_does_not_have_is_refused():
 
     with pytest.raises(LaunchError, match="float_denorm_mode_32"):
         Machine(translate(one), Memory(), 0)
-
-
-def test_a_declaration_holds_for_one_arch_and_one_triton(monkeypatch):
-    why = "Triton 3.6.0 halves an accumulator"
-    monkeypatch.setattr("support.machine_code.DECLARED", {("gfx942", "3.6.0", r"scale\[(-0\.3|1\.0)\]"): why})
-    test = "tests/kernels/mla/test_decode.py::test_mla_decode_scale[1.0]"
-    assert declared("gfx942", "3.6.0", test) == why
-    assert not declared("gfx942", "3.8.0", test)
-    assert not declared("gfx950", "3.6.0", test)
-    assert not declared("gfx942", "3.6.0", test.replace("1.0", "None"))
 
 
 def test_an_arch_that_is_not_executed_is_refused():

@@ -57,9 +57,3 @@ def test_vllm_takes_every_command(words):
     backend = getattr(read, "attention_backend", None)
     # `bench serve` asks a server that runs; every other command names the attention that it times.
     assert backend is None if words[1] == "serve" else backend in AttentionBackendEnum.__members__
-
-
-@pytest.mark.parametrize("option", ["--max-num-sequences=8", "--max-num-seq"], ids=["unknown", "abbreviated"])
-def test_an_option_that_vllm_lacks_is_red(option):
-    with pytest.raises(AssertionError, match=option):
-        parsed([*COMMANDS[0], option, "8"])

@@ -204,9 +204,3 @@ def test_tokens_are_drafted(family, runs, lacks):
     if condition := lacking(family, "spec"):
         lacks(condition, "drafts beside states")
     assert [run["drafted"] > 0 for name, run in runs.items() if name != "cache"] == [True]
-
-
-@pytest.mark.parametrize("value", ["", "0", "1", "3", "16", "two"])
-def test_another_number_of_ranks_is_refused(value):
-    with pytest.raises(pytest.Collector.CollectError, match=rf"MODELS_RANKS: got '{value}'; expected 2, 4 or 8 ranks"):
-        ranks_of(value)

@@ -119,13 +119,11 @@ class Request:
         for field in ("alibi", "sinks", "causal"):
             if not isinstance(getattr(self, field), bool):
                 raise RequestError(field, got=getattr(self, field), expected="True or False")
-        run = vector_elements(self.layout.element_bytes)
+        vector = vector_elements(self.layout.element_bytes)
+        whole_vectors, take_rows = f"a multiple of {vector}", "Take packing 'rows', which has no such bound."
         quantised, packed = self.kv_cache_dtype != "auto", self.packing != "rows"
-        scales, dtype = (
-            "unit, tensor, head or token" if quantised else "none",
-            f"Name the scales that a KV cache of {self.kv_cache_dtype} has.",
-        )
-        runs, why = f"a multiple of {run}", "Take packing 'rows', which has no such bound."
+        scales = "unit, tensor, head or token" if quantised else "none"
+        name_scales = f"Name the scales that a KV cache of {self.kv_cache_dtype} has."
         contradictions = (
             (
                 self.num_q_heads % self.num_kv_heads,
@@ -133,9 +131,9 @@ class Request:
                 f"a multiple of num_kv_heads {self.num_kv_heads}",
                 "",
             ),
-            ((self.kv_scales == "none") == quantised, "kv_scales", scales, dtype),
-            (packed and self.head_size % run, "head_size", runs, why),
-            (self.packing == "shuffle" and self.block_size % run, "block_size", runs, why),
+            ((self.kv_scales == "none") == quantised, "kv_scales", scales, name_scales),
+            (packed and self.head_size % vector, "head_size", whole_vectors, take_rows),
+            (self.packing == "shuffle" and self.block_size % vector, "block_size", whole_vectors, take_rows),
             (self.window is not None and not self.causal, "window", "None where causal is False", ""),
             (self.attn_type != "decoder" and self.causal, "causal", f"False for attention type {self.attn_type}", ""),
         )
