@@ -8,7 +8,7 @@ import pytest
 from support.planted import complaint, instead, must_be_noticed, planted
 from support.wave import machine, program
 
-from amdgcn.errors import LaunchError, ProgramFault, UnknownInstructionError
+from amdgcn.errors import LaunchError, ProgramFault
 from amdgcn.launch import amdgcn
 from amdgcn.memory import Memory, own_steps
 from amdgcn.translate import translate
@@ -495,26 +495,6 @@ def test_a_descriptor_hides_what_is_beyond_its_range():
         buffer_store_dword v0, v1, s[8:11], 0 offen offset:8
         """
     assert launch(lines).view(np.uint32)[:20].tolist() == [0, 0, *range(14), 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("v_mfma_f32_16x16x16_f16 v[0:3], v[4:5], v[6:7], v[0:3] cbsz:1", "modifier"),
-        ("v_mfma_f32_32x32x64_f8f6f4 v[0:15], v[4:11], v[6:13], 0", "no meaning is known"),
-        ("v_mfma_f32_16x16x16_f16 v[0:3], v[4:7], v[6:7], v[0:3]", "K = 16"),
-        ("s_load_dword s2, s[0:1], s3", "register offset"),
-        ("v_readlane_b32 s2, v1, s3", "lane in a register"),
-        ("v_add_u32_e64 v1, v2, v3 clamp", "clamp"),
-        ("buffer_load_dword v1, v2, s[4:7], 0 idxen", "modifier"),
-        ("buffer_load_ushort v5, s[24:27], 0 offen lds", "its place in LDS is not known"),
-        ("v_mov_b32_dpp v1, v2 row_newbcast:3 row_mask:0xf bank_mask:0xf", "row_newbcast"),
-    ],
-)
-def test_an_unknown_form_is_refused_by_name(line, why):
-    with pytest.raises((UnknownInstructionError, ValueError), match=why) as error:
-        translate(program(line))
-    assert line.split()[0] in str(error.value)
 
 
 def test_a_mode_that_the_machine_does_not_have_is_refused():
