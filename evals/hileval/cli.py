@@ -59,10 +59,6 @@ def run_gate(
     when: When = None,
     limit: Limit = None,
     of: Of = 1,
-    engine: Annotated[
-        EngineName | None,
-        typer.Option(help="Use another engine than the declared one. The result is then never a pass."),
-    ] = None,
     judge_only: Annotated[
         bool,
         typer.Option("--judge-only", help="Judge the answers in the folder again. Starts no engine, writes nothing."),
@@ -70,9 +66,7 @@ def run_gate(
     out: Out = Path("results/evals"),
 ) -> None:
     """Run a gate and judge it against its baseline."""
-    if judge_only and engine is not None:
-        raise MisuseError("--judge-only starts no engine", where=name, remedy="leave --engine out")
-    gate = resolve(name, load_gates(), when=when, of=of, engine=engine, limit=limit)
+    gate = resolve(name, load_gates(), when=when, of=of, limit=limit)
     try:
         if not judge_only:
             ask(gate, out)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+BATCH = 64
+"""Prompts that are answered at once."""
 FP8_CODES = ("fp8", "fp8_e4m3")
 """Words of vLLM for a cache of float8_e4m3fn."""
 CODED = "fp8_codes"
@@ -50,12 +52,11 @@ class TransformersEngine:
 
     auto_class = "AutoModelForCausalLM"
 
-    def __init__(self, model: Path, *, batch: int = 64, kv_cache_dtype: str = "auto") -> None:
+    def __init__(self, model: Path, *, kv_cache_dtype: str = "auto") -> None:
         """Load the model in fp32.
 
         Args:
             model: Its folder.
-            batch: Prompts answered at once.
             kv_cache_dtype: vLLM's word for what keys and values are rounded to: `auto` is not at all, `fp8` and
                 `fp8_e4m3` are e4m3fn without a scale.
 
@@ -71,7 +72,7 @@ class TransformersEngine:
 
             torch.set_num_threads(1)
             self.name = f"transformers {transformers.__version__}"
-            self._where, self._batch = str(model), batch
+            self._where = str(model)
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
             loader = getattr(transformers, self.auto_class)
             self.model = loader.from_pretrained(model, dtype=torch.float32).eval()
@@ -101,8 +102,8 @@ class TransformersEngine:
             answers: dict[int, Answer] = {}
             for length in sorted({len(row) for row in ids}):
                 same = [i for i, row in enumerate(ids) if len(row) == length]
-                for start in range(0, len(same), self._batch):
-                    some = same[start : start + self._batch]
+                for start in range(0, len(same), BATCH):
+                    some = same[start : start + BATCH]
                     answers |= zip(some, self._generate([ids[i] for i in some], max_tokens, stop), strict=True)
             return [answers[i] for i in range(len(prompts))]
 
@@ -176,9 +177,9 @@ class SpeechEngine(TransformersEngine):
 
     auto_class = "AutoModelForSpeechSeq2Seq"
 
-    def __init__(self, model: Path, *, batch: int = 64) -> None:
+    def __init__(self, model: Path) -> None:
         """Load the model and its extractor of features; see the base class."""
-        super().__init__(model, batch=batch)
+        super().__init__(model)
         with as_engine_error("loading the feature extractor", self._where):
             import transformers
 
@@ -206,8 +207,8 @@ class SpeechEngine(TransformersEngine):
         with as_engine_error("generating", self._where):
             start = self.tokenizer(sounds[0].text, add_special_tokens=False)["input_ids"]
             answers: list[Answer] = []
-            for first in range(0, len(sounds), self._batch):
-                media = [sound.media for sound in sounds[first : first + self._batch]]
+            for first in range(0, len(sounds), BATCH):
+                media = [sound.media for sound in sounds[first : first + BATCH]]
                 answers += self._transcribe(media, start, max_tokens)
             return answers
 

@@ -194,7 +194,6 @@ def resolve(
     *,
     when: Occasion | None = None,
     of: int = 1,
-    engine: EngineName | None = None,
     limit: int | None = None,
 ) -> ResolvedGate:
     """The gate of a name, as it is to be asked now.
@@ -204,7 +203,6 @@ def resolve(
         declared: What gates.yaml declares.
         when: The occasion; None finds out what the plan that runs it is for.
         of: How many gates decide together and share alpha.
-        engine: Another engine than the declared one.
         limit: How many of the rule's questions are asked; None asks all of them.
 
     Raises:
@@ -213,8 +211,8 @@ def resolve(
         BaselineError: It has no baseline, or a damaged one; only a gate of a hub's model may have none yet.
     """
     if name in declared.drifts:
-        if any(option is not None for option in (when, engine, limit)):
-            what, remedy = "a drift gate has one rule and its own sequences", "leave --when, --limit, --engine out"
+        if when is not None or limit is not None:
+            what, remedy = "a drift gate has one rule and its own sequences", "leave --when and --limit out"
             raise MisuseError(what, where=name, remedy=remedy)
         drift = declared.drifts[name]
         return dataclasses.replace(without_baseline(drift.of, declared), name=name, drift=drift)
@@ -233,11 +231,7 @@ def resolve(
             where=f"{name}: {path}",
             remedy="leave `revision` out of gates.yaml, or record a baseline with it: python -m hileval record",
         )
-    resolved = ResolvedGate(name, gate, rule, engine or gate.engine, baseline, when=asked, limit=limit)
-    if engine is not None and resolved.wants_pair:
-        what = f"asked beside {gate.paired_with}, an attention of its own engine"
-        raise MisuseError(what, where=name, remedy="leave --engine out")
-    return resolved
+    return ResolvedGate(name, gate, rule, gate.engine, baseline, when=asked, limit=limit)
 
 
 def without_baseline(name: str, declared: Gates, engine: EngineName | None = None) -> ResolvedGate:
