@@ -196,15 +196,15 @@ def difference_levels(plan: tuple[int, ...], alpha: float) -> tuple[float, ...]:
         return (alpha,)
     times = np.array(plan) / plan[-1]
 
-    def crossing(height: float) -> float:
+    def crossing_beyond_alpha(height: float) -> float:
         grid, step = np.linspace(-8.0, height, 1601, retstep=True)
         density: Pmf = norm.pdf(grid, scale=math.sqrt(times[0]))
         for passed in np.diff(times):
             kernel = norm.pdf(np.arange(-1600, 1601) * step, scale=math.sqrt(passed)) * step
             density = np.convolve(density, kernel)[1600:3201]
-        return 1.0 - float(density.sum() - density[-1] / 2) * step
+        return 1.0 - float(density.sum() - density[-1] / 2) * step - alpha
 
-    height = brentq(lambda c: crossing(c) - alpha, 0.0, 8.0, xtol=1e-4)
+    height = brentq(crossing_beyond_alpha, 0.0, 8.0, xtol=1e-4)
     return tuple(float(level) for level in norm.sf(height / np.sqrt(times)))
 
 
@@ -250,14 +250,14 @@ def drop_interval(base: Outcomes, new: Outcomes, alpha: float) -> tuple[float, f
     observed, unit = _observed(base, new)
     values, weights = noise(base, new)
 
-    def at_most(delta: float) -> float:
-        return _at_most(delta, observed - values, weights, unit, questions)
+    def at_most_beyond_alpha(delta: float) -> float:
+        return _at_most(delta, observed - values, weights, unit, questions) - alpha
 
-    def at_least(delta: float) -> float:
-        return 1.0 - _at_most(delta, observed - 1 - values, weights, unit, questions)
+    def at_least_beyond_alpha(delta: float) -> float:
+        return 1.0 - _at_most(delta, observed - 1 - values, weights, unit, questions) - alpha
 
-    upper = 1.0 if at_most(1.0) > alpha else brentq(lambda delta: at_most(delta) - alpha, -1.0, 1.0, xtol=EDGE)
-    lower = -1.0 if at_least(-1.0) > alpha else brentq(lambda delta: at_least(delta) - alpha, -1.0, 1.0, xtol=EDGE)
+    upper = 1.0 if at_most_beyond_alpha(1.0) > 0 else brentq(at_most_beyond_alpha, -1.0, 1.0, xtol=EDGE)
+    lower = -1.0 if at_least_beyond_alpha(-1.0) > 0 else brentq(at_least_beyond_alpha, -1.0, 1.0, xtol=EDGE)
     return float(lower), float(upper)
 
 

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from hileval import statistics
 from hileval.gates.rule import RuleState
-from hilgate.errors import MisuseError
 from hilgate.model import StrictModel
 
 if TYPE_CHECKING:
@@ -73,9 +72,6 @@ def simulate(
         replays: How many merges.
         seed: Of the simulation.
         only_failures: Count failures alone, many times faster: what the t test calls at no look cannot fail.
-
-    Raises:
-        MisuseError: d or the churn leave no room for the accuracy, or the drop is larger than it.
     """
     rng, looks = np.random.default_rng(seed), rule.plan(n)
     most = rule.noisy_runs + rule.extensions
@@ -105,12 +101,8 @@ def _draw(
     tossed, right = round(2 * noise.d * n), round((noise.accuracy - noise.d) * n)
     wrong = n - tossed - right
     kept = noise.churn * n
-    if wrong < kept or right < kept or not 0 <= drop <= noise.accuracy:
-        raise MisuseError(
-            f"accuracy {noise.accuracy:.1%}, d {noise.d:.1%}, churn {noise.churn:.1%}, drop {drop:.1%} do not go "
-            "together",
-            remedy="d and churn together are at most the accuracy, and at most 1 - accuracy",
-        )
+    assert kept <= min(wrong, right), "d and churn leave no room for this accuracy"
+    assert 0 <= drop <= noise.accuracy
     chances = np.concatenate([np.full(tossed, 0.5), np.ones(right), np.zeros(wrong)])
     p = rng.permuted(np.tile(chances, (replays, 1)), axis=1)[:, None]
     common = rng.random((replays, 1, n)) < noise.rho

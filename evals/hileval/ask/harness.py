@@ -6,7 +6,6 @@ Imported when questions are asked: lm-eval takes seconds.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -22,7 +21,7 @@ from hileval.records.answers import INVALID, Sample, ScoreError, flags_of
 from hilgate.errors import HilgateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hileval.engines import Answer, Engine
     from hileval.gates.declare import Gate
@@ -35,15 +34,19 @@ STRICT, FLEXIBLE = "strict-match", "flexible-extract"
 Messages = list[dict[str, str]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Chat:
     """A model's chat template and its tokenizer."""
 
-    text: Callable[[Messages], str]
-    """The prompt of a conversation."""
-    tokens: Callable[[str], list[int]]
-    """Tokens of the chat. The template wrote the special ones; an engine given the text would begin with a second
-    BOS."""
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def text(self, messages: Messages) -> str:
+        """The prompt of a conversation."""
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def tokens(self, text: str) -> list[int]:
+        """Tokens of a prompt. The template wrote the special ones; an engine given the text would add a second BOS."""
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 PASSED_ON = {"until", "do_sample", "temperature", "max_gen_toks"}
@@ -186,7 +189,7 @@ class TaskQuestions:
 
 
 def chat_of(gate: ResolvedGate) -> Chat:
-    """Turns a conversation into the prompt that the model was trained on.
+    """The chat template and tokenizer of a gate's model.
 
     Raises:
         CannotRunHereError: The model's tokenizer is not here.
@@ -199,10 +202,7 @@ def chat_of(gate: ResolvedGate) -> Chat:
     tokenizer = transformers.AutoTokenizer.from_pretrained(gate.folder, trust_remote_code=trusted)
     if not tokenizer.chat_template:
         raise TaskError("the model has no chat template", where=declared.model, remedy="use protocol: completions")
-    return Chat(
-        lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)),
-        lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"]),
-    )
+    return Chat(tokenizer)
 
 
 def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], gate: Gate) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from hileval.records.answers import Side
 from hilgate.errors import RecordsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from hileval.distances import Rows
     from hileval.gates.declare import DriftGate, EngineName
@@ -32,9 +32,8 @@ def sequences_of(gate: ResolvedGate, drift: DriftGate) -> list[list[int]]:
     """
     from hileval.ask.harness import documents_of
 
-    encode = _encoder(gate)
     texts = (f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in documents_of(gate))
-    tokens = map(encode, texts)
+    tokens = _encoded(texts, gate)
     sequences: list[list[int]] = []
     for length, times in drift.lengths.items():
         for _ in range(times):
@@ -49,8 +48,8 @@ def sequences_of(gate: ResolvedGate, drift: DriftGate) -> list[list[int]]:
     return sequences
 
 
-def _encoder(gate: ResolvedGate) -> Callable[[str], list[int]]:
-    """The model's tokenizer.
+def _encoded(texts: Iterable[str], gate: ResolvedGate) -> Iterator[list[int]]:
+    """Token ids of each text, by the model's tokenizer.
 
     transformers is asked only where there is no plain file: it imports Triton, which must not happen before an engine
     has said whether kernels are interpreted.
@@ -61,7 +60,9 @@ def _encoder(gate: ResolvedGate) -> Callable[[str], list[int]]:
 
         plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
         plain.no_truncation()
-        return lambda text: list(plain.encode(text, add_special_tokens=False).ids)
+        for text in texts:
+            yield list(plain.encode(text, add_special_tokens=False).ids)
+        return
     from transformers import AutoTokenizer
 
     try:
@@ -71,7 +72,8 @@ def _encoder(gate: ResolvedGate) -> Callable[[str], list[int]]:
         raise RecordsError(
             f"no tokenizer: {str(error).splitlines()[0]}", where=gate.declared.model, remedy="fetch the whole model"
         ) from error
-    return lambda text: list(slow.encode(text, add_special_tokens=False))
+    for text in texts:
+        yield list(slow.encode(text, add_special_tokens=False))
 
 
 def ask_side(which: SideName, gate: ResolvedGate, given: Mapping[SideName, Side]) -> Side:

@@ -191,8 +191,9 @@ def test_a_conversation_is_asked_with_the_template_of_the_model(gate, monkeypatc
             asked.extend(prompts)
             return [Answer(" 1", "stop", 2, 0)] * len(prompts)
 
-    talk = Chat(lambda messages: f"<s>{messages[-1]['content']}<bot>", lambda text: [ord(letter) for letter in text])
-    monkeypatch.setattr(harness, "chat_of", lambda _: talk)
+    tokenizer = mock.Mock(side_effect=lambda text, **_: {"input_ids": [ord(letter) for letter in text]})
+    tokenizer.apply_chat_template = lambda messages, **_: f"<s>{messages[-1]['content']}<bot>"
+    monkeypatch.setattr(harness, "chat_of", lambda _: Chat(tokenizer))
     chat = gate.model_copy(update={"protocol": "chat"})
     samples = TaskQuestions(resolved(chat, Chatty)).ask([0, 1], 0)
     texts = ["".join(map(chr, prompt)) for prompt in asked]
@@ -202,21 +203,22 @@ def test_a_conversation_is_asked_with_the_template_of_the_model(gate, monkeypatc
 
 def test_examples_and_question_are_one_message(monkeypatch):
     """lm-eval would make five examples eleven turns; a configuration of vLLM that says `false` asks for one."""
-    said = []
+    conversations = []
 
     class Plain(Canned):
         def answer(self, prompts, **_):
             return [Answer(" 1", "stop", 2, 0)] * len(prompts)
 
-    talk = Chat(lambda messages: said.append(messages) or "<s>", lambda _: [1])
-    monkeypatch.setattr(harness, "chat_of", lambda _: talk)
+    tokenizer = mock.Mock(return_value={"input_ids": [1]})
+    tokenizer.apply_chat_template = lambda messages, **_: conversations.append(messages) or "<s>"
+    monkeypatch.setattr(harness, "chat_of", lambda _: Chat(tokenizer))
     pocket = {"weights": "repository", "model": "pocket/hybrid"}
     hub = declared().gates["granite-4.0-h-small"].model_copy(update=pocket)
     monkeypatch.setattr(ResolvedGate, "questions", property(lambda gate: resolve_task(gate.task_file, 5)))
     chat = TaskQuestions(resolved(hub.model_copy(update={"protocol": "chat"}), Plain))
     chat.ask([0], 0)
-    assert [len(messages) for messages in said] == [1]
-    assert said[0][0]["content"].count("Question: ") == 6
+    assert [len(messages) for messages in conversations] == [1]
+    assert conversations[0][0]["content"].count("Question: ") == 6
     assert chat.identity.task != TaskQuestions(resolved(hub, Plain)).identity.task
 
 

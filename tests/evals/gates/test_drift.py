@@ -269,9 +269,9 @@ def test_the_sides_are_fixed_sequences_and_a_replaced_block():
     lengths = Counter(map(len, found))
     assert lengths[140] == DRIFT.lengths[140]
     assert found == sides.sequences_of(resolved(GATE), DRIFT)
-    tokens, behind = sides.changed(found[0], found[1])
+    tokens, after = sides.changed(found[0], found[1])
     differ = [i for i, (a, b) in enumerate(zip(tokens, found[0], strict=True)) if a != b]
-    assert 0 < len(differ) <= 16 > behind - 1 - differ[-1] >= 0
+    assert 0 < len(differ) <= 16 > after - 1 - differ[-1] >= 0
 
 
 def test_another_backend_on_either_side_did_not_run():
