@@ -370,15 +370,6 @@ def test_right_lines_are_a_longest_common_subsequence(wanted, written):
     assert all(line in rest for line, right in zip(wanted, found, strict=True) if right), "in the written order"
 
 
-@given(LINES.filter(bool), LINES, st.integers(0, 2**64 - 1))
-def test_a_document_that_is_right_has_right_lines_only(wanted, written, number):
-    result = score_lines("\n".join(wanted), "\n".join(written), f"{number:064x}"[::-1])
-    assert result.whole == (wanted == written)
-    if result.whole:
-        assert result.drawn
-        assert result.right == result.lines
-
-
 def test_every_line_is_drawn_about_as_often():
     rng = np.random.default_rng(1)
     counts = np.bincount([drawn_line(rng.bytes(32).hex(), 5) for _ in range(5_000)], minlength=5)

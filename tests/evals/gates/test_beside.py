@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 from support.gates import declared
 
-from hileval import cli
 from hileval.ask import loop, recording
 from hileval.ask.recording import record_beside
 from hileval.engines import EngineError
@@ -17,7 +16,6 @@ from hileval.gates.judge import judge_answers
 from hileval.gates.resolve import ResolvedGate, resolve, resolve_pair
 from hileval.records.answers import BESIDE_FILE
 from hileval.records.baseline import IdentityMismatchError, read_pair
-from hileval.statistics import smallest_drop
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
 from hilgate.model.record import Check, Outcome
 
@@ -159,12 +157,3 @@ def test_the_peer_decides_a_merge_alone_and_a_release_with_all():
     alone, released = (resolve(NAME, DECLARED, when=when, of=together).rule for when in ("pre-merge", "release"))
     assert alone.alpha == DECLARED.rules["paired"].alpha == 0.01
     assert released.alpha == pytest.approx(0.01 / together)
-
-
-def test_the_list_says_what_one_run_each_sees(capsys):
-    cli.list_steps(write=False)
-    listed = capsys.readouterr().out
-    sees = f"{100 * smallest_drop(N, 1, 1, 0.02, 0.01, 0.9):.1f} points of 1,319 questions (pre-merge)"
-    shown = listed.split(f"{NAME}: ")[1].splitlines()
-    assert shown[2] == "  beside TRITON_ATTN in the same job until a baseline is recorded, revision not pinned"
-    assert sees in shown[3]

@@ -48,12 +48,6 @@ def test_an_unchanged_exact_model_passes_after_75_questions():
     assert PRE_MERGE.stand(base, [late]) == standings[-1], "answers beyond the deciding look do not change it"
 
 
-def test_a_wreck_fails_at_the_first_look():
-    found = PRE_MERGE.stand(np.ones((5, 250), dtype=bool), [sure(50, wrong=30)])
-    assert (found.state, found.n) == (RuleState.FAIL, 50)
-    assert found.drop == pytest.approx(0.6)
-
-
 def test_undecided_asks_for_another_run_then_is_unresolved():
     rng = np.random.default_rng(2)
     chance = np.concatenate([np.full(60, 0.5), np.ones(190)])

@@ -32,26 +32,6 @@ def test_one_run_each_is_scipys_exact_mcnemar(seed, n):
     assert statistics.drop_p(before, after) == pytest.approx(expected, abs=1e-12)
 
 
-@given(two_sides(), st.randoms(use_true_random=False))
-def test_order_of_questions_and_of_runs_does_not_matter(sides, random):
-    base, new = sides
-    order = random.sample(range(base.shape[1]), base.shape[1])
-    assert statistics.drop_p(base[::-1, order], new[::-1, order]) == pytest.approx(
-        statistics.drop_p(base, new), abs=1e-12
-    )
-
-
-@given(two_sides(), st.data())
-def test_one_more_wrong_answer_never_raises_p(sides, data):
-    base, new = sides
-    right = np.argwhere(new)
-    if not len(right):
-        return
-    worse = new.copy()
-    worse[tuple(right[data.draw(st.integers(0, len(right) - 1))])] = False
-    assert statistics.drop_p(base, worse) <= statistics.drop_p(base, new) + 1e-12
-
-
 def test_three_questions_by_enumeration():
     # The reference walks every way to choose which of the K + M runs are the new ones, question by question.
     base = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=bool)
@@ -166,12 +146,12 @@ def test_excludes_agrees_with_the_bound():
 
 
 def test_more_noise_in_the_baseline_excludes_less():
-    rng = np.random.default_rng(9)
-    new = np.ones((1, 250), dtype=bool)
-    quiet = np.ones((5, 250), dtype=bool)
-    noisy = toss(rng, 5, np.concatenate([np.full(30, 0.5), np.ones(220)]))
-    noisy[:, :30][0] = True  # the means stay close, the spread does not
-    assert drop_interval(noisy, new, 0.01)[1] - noisy.mean() + 1 > drop_interval(quiet, new, 0.01)[1]
+    """Ten questions that one stored run of five gets wrong: the new run, all right, shows none of that noise."""
+    quiet, new = np.ones((5, 250), dtype=bool), np.ones((1, 250), dtype=bool)
+    noisy = quiet.copy()
+    noisy[np.arange(10) % 5, np.arange(10)] = False
+    above = [drop_interval(base, new, 0.01)[1] - statistics.drop(base, new) for base in (noisy, quiet)]
+    assert above[0] > above[1]
 
 
 def test_the_difference_test_is_scipys_with_a_variance_floor():

@@ -188,3 +188,7 @@ def test_the_list_says_which_drop_each_gate_can_see(capsys):
     assert seen["pocket-hybrid"].endswith("; d 0.0%")
     hub = smallest_drop(1319, 5, 1, 0.02, 0.01 / DECLARED.deciding_together(DECLARED.gates[OURS]), 0.9)
     assert f"{100 * hub:.1f} points of 1,319 questions (release); d 2.0% assumed" in seen["granite-4.0-h-small"]
+    paired = lines.index(f"{OURS}: {DECLARED.gates[OURS].title}")
+    assert lines[paired + 2] == "  beside TRITON_ATTN in the same job until a baseline is recorded, revision not pinned"
+    one_run_each = smallest_drop(1319, 1, 1, 0.02, 0.01, 0.9)
+    assert f"{100 * one_run_each:.1f} points of 1,319 questions (pre-merge)" in lines[paired + 3]

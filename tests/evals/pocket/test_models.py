@@ -9,14 +9,13 @@ import torch
 from support import cache_faults
 
 from hileval.ask.documents import sound
-from hileval.engines import EngineError, ModelFilesError, Prompt
+from hileval.engines import EngineError, Prompt
 from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
 from hileval.pocket import models
 from hileval.pocket.cli import MODELS, TEST_FILE, TEST_SEED
 from hileval.pocket.data import documents, read_jsonl, speak
 from hileval.pocket.models import START, build_tokenizer
 from hileval.pocket.train import RECIPES, prompt_of
-from hilgate.errors import Exit
 
 NAMES = (*models.ARCHITECTURES, "speech")
 ROWS = [row for row in read_jsonl(TEST_FILE) if len(row.question.split()) in {25, 37, 45}][:40]
@@ -115,12 +114,6 @@ def test_the_first_layer_looks_one_and_two_tokens_back(name):
         first, second = query[head, :16], query[head, 16:]
         score = ((first * cos - second * sin) * key[:16] + (second * cos + first * sin) * key[16:]).sum(-1)
         assert int(score.argmax()) == 1 + head % 2
-
-
-def test_missing_weights_cannot_run_here(tmp_path):
-    with pytest.raises(ModelFilesError, match=r"config\.json is missing") as caught:
-        TransformersEngine(tmp_path)
-    assert caught.value.exit_status is Exit.CANNOT_RUN_HERE
 
 
 def test_silence_is_no_document_and_endless_answers_are_cut(engines):

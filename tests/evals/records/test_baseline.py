@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from hileval.records.answers import DuplicateQuestionError, Run, Setting
+from hileval.records.answers import DuplicateQuestionError, Setting
 from hileval.records.baseline import (
     Baseline,
     BaselineError,
@@ -50,12 +50,6 @@ def test_a_damaged_file_is_refused(plant, tmp_path, damage, error, why):
     path.write_text(path.read_text()[:-200])
     with pytest.raises(BaselineError, match="not valid: Invalid JSON"):
         Baseline.read(path)
-
-
-def test_a_run_holds_each_question_once(plant):
-    run = plant.run([True, True])
-    with pytest.raises(DuplicateQuestionError, match="more than once"):
-        Run(identity=run.identity, samples=(run.samples[0], run.samples[0]), seconds=1)
 
 
 @pytest.fixture
