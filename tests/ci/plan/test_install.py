@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -249,20 +248,15 @@ def test_a_folder_that_is_not_ours_is_left_alone(clone):
     assert (clone.venv / "precious").exists()
 
 
-def test_an_environment_of_another_python_is_made_anew(clone):
+@pytest.mark.parametrize("gone", [False, True], ids=["another Python", "none"])
+def test_an_environment_of_another_python_is_made_anew(clone, gone):
     clone.make()
     python = clone.venv / "bin/python"
-    python.write_text("#!/bin/sh\necho 3.10.1 /usr\n")
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    (clone.venv / "hilgate.json").write_text('{"pip": "as another Python has it"}')
-    done = clone.make()
-    assert "was made with another Python: making it anew" in done.stderr
-    assert clone.installed == EVERYTHING
-
-
-def test_an_environment_whose_python_is_gone_is_made_anew(clone):
-    clone.make()
-    (clone.venv / "bin/python").unlink()
+    if gone:
+        python.unlink()
+    else:
+        python.write_text("#!/bin/sh\necho 3.10.1 /usr\n")
+        (clone.venv / "hilgate.json").write_text('{"pip": "as another Python has it"}')
     assert "was made with another Python: making it anew" in clone.make().stderr
     assert clone.installed == EVERYTHING
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
+import dataclasses
 import io
 import re
 import shlex
@@ -15,23 +15,21 @@ import pytest
 from hypothesis import given
 from markupsafe import Markup
 from rich.console import Console
-from support.plans import ENVIRONMENT, changed, plan, step
+from support.builds import built
+from support.plans import changed, step
 from support.tampering import ATTACKS, HOSTILE, MARKDOWN, SEEN
 
 from hilgate.cli import app
 from hilgate.errors import MisuseError
-from hilgate.judge.verdict import judge, reproduce_line
-from hilgate.model.plan import Omission, plan_digest
-from hilgate.model.record import LONGEST_TEXT, Check, Outcome, StepRecord
+from hilgate.judge.verdict import reproduce_line
+from hilgate.model.plan import Omission
+from hilgate.model.record import LONGEST_TEXT, Check, Outcome
 from hilgate.plan.estimate import estimate
 from hilgate.report import annotation, terminal
 from hilgate.report.view import LIMIT_BYTES, ReportView
 from hilgate.report.write import Report, report_page
-from hilgate.run import results
 from hilgate.run.progress import Lines
 from hilgate.text import finalize
-
-NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 
 
 def failure(text):
@@ -40,29 +38,12 @@ def failure(text):
     )
 
 
-def attempt_at(one, check, message=""):
-    record = StepRecord(
-        key=one.key,
-        started=NOW,
-        seconds=1.0,
-        exit_status=1,
-        outcome=Outcome.FAIL,
-        message=message,
-        checks=1,
-        command=one.step.command,
-        environment=ENVIRONMENT,
-    )
-    return results.Attempt(record, (check,))
-
-
 def evil_build(text, **changes):
     """(plan, recorded, verdict) of one step that failed, with this text wherever a change can put text."""
     table = {"rows": "arch", "columns": "way", "file": "cells.json"}
     one = step("bad", "x", label=sound(text), columns=("arch", "check"), matrix=table, reason=sound(text)[:200])
     far = Omission(key="far", area="samples", label="far", cause="not affected", reason=sound(text)[:200])
-    a_plan = plan(one, omissions=(far,), **changes)
-    recorded = results.Recorded((), {one.key: (attempt_at(one, failure(sound(text))),)})
-    return a_plan, recorded, judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
+    return built((one, [failure(sound(text))]), omissions=(far,), **changes)
 
 
 def sound(text):
@@ -133,7 +114,7 @@ def test_no_terminal_and_no_log_obeys_it(text, capsys, monkeypatch, tmp_path):
     _, recorded, _ = build
     one = changed(step("bad", "x"), command=f"x {text}")
     attempt = recorded.last("bad-cpu")
-    attempt = attempt_at(step("bad", "x"), attempt.checks[0], sound(text))
+    attempt = dataclasses.replace(attempt, record=attempt.record.model_copy(update={"message": sound(text)}))
     lines = Lines(Console(file=out, width=80, color_system=None), buildkite=True)
     lines.started(one, child=None)
     lines.finished(one, attempt, log)
