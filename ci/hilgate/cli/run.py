@@ -43,10 +43,6 @@ FailFast = Annotated[
 ]
 
 
-Against = Annotated[
-    Path | None,
-    typer.Option("--against", metavar="DIR", help="Results of the merge base to compare with (default: the history)."),
-]
 ApprovedBy = Annotated[
     str, typer.Option("--approved-by", metavar="NAME", help="Person who approves the protected changes.")
 ]
@@ -282,7 +278,6 @@ def judge(
     jobs: JobsFolder = None,
     results: Results = None,
     approved_by: ApprovedBy = "",
-    against: Against = None,
     as_json: Json = False,
 ) -> None:
     """Judge recorded results and write the reports.
@@ -299,13 +294,10 @@ def judge(
 
     root = repository(ctx)
     folder = results or root / "results"
-    if against and not (against / PLAN_FILE).is_file():
-        what = f"there is no {PLAN_FILE} in it"
-        raise MisuseError(what, where=f"--against {against}", remedy="name the results folder of a gate")
     plan = read_plan_or_report_none(plan_file or folder / PLAN_FILE, folder, whole=jobs is not None)
 
     def decide() -> str:
-        judged, report = judge_and_report(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
+        judged, report = judge_and_report(folder, plan, jobs=jobs, root=root, approved_by=approved_by)
         if as_json:
             sys.stdout.write(judged.verdict.model_dump_json(indent=1, ensure_ascii=True) + "\n")
         else:

@@ -24,23 +24,17 @@ def judge_and_report(
     job: str = "",
     root: Path | None = None,
     approved_by: str = "",
-    against: Path | None = None,
 ) -> tuple[Judged, Report]:
-    """Judge a results folder and write its reports.
-
-    Arguments are those of `judge_folder`; `against` has results of the merge base, to set failures beside (None looks
-    into the history).
-    """
+    """Judge a results folder and write its reports; arguments are those of `judge_folder`."""
     from hilgate.judge.build import judge_folder
     from hilgate.model.plan import plan_digest
     from hilgate.report.history import path_of
-    from hilgate.report.merge_base import find
+    from hilgate.report.merge_base import NOTHING, find
     from hilgate.report.write import write_reports
 
     digest = plan_digest(plan)
     judged = judge_folder(folder, plan, digest, jobs=jobs, only=only, job=job, root=root, approved_by=approved_by)
-    history = path_of(root) if root else None
-    facts = find(judged.plan, history=history if history and history.exists() else None, against=against)
+    facts = find(judged.plan, path_of(root)) if root else NOTHING
     return judged, write_reports(folder, judged.plan, digest, judged.recorded, judged.verdict, facts=facts, jobs=jobs)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same check on the merge base: passed, failed, or not known, and why not; and whose a failure is by that.
 
-What is known comes from the newest build of that commit in the history, from a results folder that somebody names, or
-from the failing tests themselves, which ran over the merge base's files on the same node. It is words beside a decision
-and never part of it: damage in it is said and stops nothing, and what is red there too is red here.
+What is known comes from the newest build of that commit in the history, or from the failing tests themselves, which ran
+over the merge base's files on the same node. It is words beside a decision and never part of it: damage in it is said
+and stops nothing, and what is red there too is red here.
 """
 
 from __future__ import annotations
@@ -14,16 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hilgate.errors import HilgateError, NothingSelectedError
-from hilgate.model import JOBS_FOLDER, PLAN_FILE
-from hilgate.model.plan import plan_digest
-from hilgate.model.record import Outcome, severity
+from hilgate.model.record import Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.names import whole_key
-from hilgate.plan.make import read_plan
 from hilgate.report import history as store
 from hilgate.report.causes import shape_of
 from hilgate.report.history import Lately, StepThen
-from hilgate.run import results
 from hilgate.run.outcome import summary
 from hilgate.run.recheck import NO_SUCH_TEST
 from hilgate.text import count
@@ -48,78 +44,42 @@ class MergeBase:
     Attributes:
         unknown: Why nothing is; empty when something is.
         commit: The commit that the facts are of.
-        is_base: Whether that is the merge base of the plan.
         steps: Planned key -> what it did there.
         lately: What the newest builds say of each check.
     """
 
     unknown: str = ""
     commit: str = ""
-    is_base: bool = True
     steps: Mapping[str, StepThen] = field(default_factory=dict)
     lately: Lately = field(default_factory=Lately)
 
 
-NOTHING = MergeBase(unknown="no history and no results of it were given")
+NOTHING = MergeBase(unknown="there is no history")
 NO_BUILD = "the history has no build yet"
 NO_BASE = "the plan names no merge base"
 NOT_ASKED = frozenset({NOTHING.unknown, NO_BUILD, NO_BASE})
 """Why nothing is known where no history is kept."""
 
 
-def find(plan: Plan, *, history: Path | None = None, against: Path | None = None) -> MergeBase:
-    """What is known from a results folder if one is named, else from the history.
-
-    `against` is a results folder of the merge base (`hilgate gate` there), or of agents with `jobs/` in it.
-    """
-    if against is not None:
-        try:
-            theirs, jobs = read_plan(against / PLAN_FILE), against / JOBS_FOLDER
-            recorded = results.read_all(against, jobs if jobs.is_dir() else None, theirs, plan_digest(theirs))
-        except HilgateError as error:
-            return MergeBase(unknown=_words(error))
-        return MergeBase("", theirs.commit, theirs.commit == plan.merge_base, steps_of(recorded))
-    return NOTHING if history is None else _remembered(plan.merge_base, history)
-
-
-def _remembered(merge_base: str, history: Path) -> MergeBase:
-    """What the history knows of a merge base; empty where the plan names none."""
-    recent = MergeBase()
+def find(plan: Plan, history: Path) -> MergeBase:
+    """What the history knows of a plan's merge base."""
+    recent, merge_base = MergeBase(), plan.merge_base
     try:
         recent = replace(recent, lately=store.lately(history, RECENT_BUILDS))
         steps = store.newest_build_of(history, merge_base) if merge_base else None
     except NothingSelectedError:
         return MergeBase(unknown=NO_BUILD)
     except HilgateError as error:
-        return replace(recent, unknown=_words(error))
+        return replace(recent, unknown=f"{error.what} ({error.where})" if error.where else error.what)
     if steps is None:
         unknown = f"no build of {merge_base[:12]} is in the history" if merge_base else NO_BASE
         return replace(recent, unknown=unknown)
     return replace(recent, steps=steps, commit=merge_base)
 
 
-def _words(error: HilgateError) -> str:
-    return f"{error.what} ({error.where})" if error.where else error.what
-
-
-def steps_of(recorded: Recorded) -> dict[str, StepThen]:
-    """What each step did by its own records: the attempt that counts, of shards those of all together."""
-    steps: dict[str, StepThen] = {}
-    for key, attempts in recorded.attempts.items():
-        record, checks = attempts[-1].record, attempts[-1].checks
-        there = {check.id: (check.outcome, check.message) for check in reversed(checks)}  # the first of an id counts
-        then = StepThen(record.outcome, record.message, there)
-        if other := steps.get(whole_key(key)):
-            worse = max(other, then, key=severity)
-            then = StepThen(worse.outcome, worse.message, {**other.checks, **there})
-        steps[whole_key(key)] = then
-    return steps
-
-
 def known_on_base(plan: Plan, root: Path) -> frozenset[str]:
     """Keys of the steps of a plan that ran in a build of its merge base in the history; none of a damaged one."""
-    history = store.path_of(root)
-    facts = find(plan, history=history) if history.exists() else NOTHING
+    facts = find(plan, store.path_of(root))
     return frozenset() if facts.unknown else frozenset(facts.steps)
 
 
@@ -174,15 +134,13 @@ def origin(facts: MergeBase, failure: Failure, on_base: Mapping[tuple[str, str],
 def _recorded(facts: MergeBase, failure: Failure) -> Origin:
     """By the build of the merge base that is known."""
     key, check = whole_key(failure.step.key), failure.check
-    place = f"at {facts.commit[:12] or 'a folder without a commit'}"
+    place = f"at {facts.commit[:12]}"
     step = facts.steps.get(key)
     there = (step.outcome, step.message) if step and not check else None
     if step and check:
         there = step.checks.get(check.id)
     if facts.unknown:
         why = facts.unknown
-    elif not facts.is_base:
-        why = f"the results {place} are not the merge base's"
     elif step is None:
         why = f"{key} was not run {place}"
     elif there is None:

@@ -22,7 +22,6 @@ READ = {
     "plan_file of run": "run a-cpu --plan @",
     "plan_file of judge": "judge --plan @",
     "results of judge": "judge --results @",
-    "against of judge": "judge --against @",
     "plan_file of recheck": "recheck a-cpu --plan @ --jobs results/steps --results new",
     "jobs of recheck": "recheck a-cpu --plan results/plan.json --jobs @ --results new",
     "plan_file of pipeline": "pipeline --plan @",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.builds import NOW, built, remember
 from support.jobs import failed, passed, skipped
-from support.plans import COMMIT, plan, step
+from support.plans import plan, step
 
 from hilgate.judge.verdict import judge
 from hilgate.model.plan import plan_digest
@@ -17,11 +17,10 @@ from hilgate.model.record import Outcome, RerunRecord
 from hilgate.model.verdict import Ruling
 from hilgate.report import merge_base, terminal
 from hilgate.report.causes import causes
-from hilgate.report.history import FILE
-from hilgate.report.merge_base import MergeBase, steps_of
+from hilgate.report.history import FILE, StepThen
+from hilgate.report.merge_base import MergeBase
 from hilgate.report.write import Report
 from hilgate.run.recheck import NO_SUCH_TEST
-from hilgate.run.results import step_folder, write
 
 BASE = "b" * 40
 PLAN = plan(step("a", "x"), merge_base=BASE)
@@ -45,7 +44,7 @@ def only(facts, check, **more):
 
 def test_a_failure_is_new_or_red_there_too_by_its_check(tmp_path):
     remember(tmp_path / FILE, [failed("f", "max_abs_err 0.5\nmore"), passed("p"), skipped("s", "no GPU")], commit=BASE)
-    facts = merge_base.find(PLAN, history=tmp_path / FILE)
+    facts = merge_base.find(PLAN, tmp_path / FILE)
     assert only(facts, failed("p", "x")) == "new here: it passed at bbbbbbbbbbbb"
     assert only(facts, failed("f", "max_abs_err 0.7")) == "red on the merge base too: it failed alike at bbbbbbbbbbbb"
     assert only(facts, failed("f", "KeyError")) == "not known: it failed in another way at bbbbbbbbbbbb"
@@ -56,7 +55,7 @@ def test_a_failure_is_new_or_red_there_too_by_its_check(tmp_path):
 def test_what_was_flaky_lately_or_is_here_is_flaky(tmp_path):
     for minute, flaky in enumerate([("f",), (), ("f",)]):
         remember(tmp_path / FILE, [passed("f"), passed("g")], commit=BASE, flaky=flaky, minute=minute)
-    facts = merge_base.find(PLAN, history=tmp_path / FILE)
+    facts = merge_base.find(PLAN, tmp_path / FILE)
     assert only(facts, failed("f")) == "flaky: so it was in 2 of the last 3 builds"
     assert only(facts, failed("g"), flaky=("g",)) == "flaky: it passed when it ran again over the same files"
 
@@ -137,7 +136,9 @@ def test_the_first_sentence_counts_whose_failures_they_are(new, red, flaky, gone
     numbers = {"new": new, "red": red, "flaky": flaky, "gone": gone}
     names = {kind: [f"{kind}{n}" for n in range(number)] for kind, number in numbers.items()}
     there = [*map(passed, names["new"] + names["flaky"]), *map(failed, names["red"])]
-    facts = MergeBase(commit=BASE, steps=steps_of(ran(*there)))
+    facts = MergeBase(
+        commit=BASE, steps={"a-cpu": StepThen(Outcome.FAIL, "", {one.id: (one.outcome, one.message) for one in there})}
+    )
     checks = [failed(name) for found in names.values() for name in found]
     assert whose_is(facts, *checks, passed("fine"), flaky=tuple(names["flaky"]))[1] == words
 
@@ -163,57 +164,28 @@ def test_of_a_long_history_recent_builds_and_the_base_count(tmp_path, monkeypatc
         remember(tmp_path / FILE, [failed("f")], minute=minute)
     remember(tmp_path / FILE, [passed("f")], commit=BASE, minute=3)
     remember(tmp_path / FILE, [failed("f")], minute=4)
-    facts = merge_base.find(PLAN, history=tmp_path / FILE)
+    facts = merge_base.find(PLAN, tmp_path / FILE)
     a_plan, recorded, verdict = built((step("a", "x"), [failed("f")]), merge_base=BASE)
     (cause,) = causes(a_plan, recorded, verdict)
     words = merge_base.of_cause(cause, facts, recorded)
     assert words == "new here: it passed at bbbbbbbbbbbb; failed in 1 of the last 2 builds"
 
 
-def ran(*checks):
-    return built((step("a", "x"), list(checks)))[1]
-
-
 def test_a_local_run_without_a_history_says_nothing():
     a_plan, recorded, verdict = built((step("a", "x"), [failed("f")]))
     found = causes(a_plan, recorded, verdict)
-    for local, words in ((True, ""), (False, "whether this failure is yours is not known: no history and no results")):
+    for local, words in ((True, ""), (False, "whether this failure is yours is not known: there is no history")):
         assert merge_base.whose(found, merge_base.NOTHING, recorded, local=local).startswith(words)
         assert bool(merge_base.of_cause(found[0], merge_base.NOTHING, recorded, local=local)) is not local
 
 
 def test_no_merge_base_and_no_build_are_said(tmp_path):
-    assert merge_base.find(PLAN, history=tmp_path / FILE).unknown == "the history has no build yet"
+    assert merge_base.find(PLAN, tmp_path / FILE).unknown == "the history has no build yet"
     remember(tmp_path / FILE, [passed("p")])
-    assert merge_base.find(plan(step("a", "x")), history=tmp_path / FILE).unknown == "the plan names no merge base"
+    assert merge_base.find(plan(step("a", "x")), tmp_path / FILE).unknown == "the plan names no merge base"
 
 
 def test_a_damaged_history_stops_no_report(tmp_path):
     (tmp_path / FILE).write_text("no database\n" * 99)
-    facts = merge_base.find(PLAN, history=tmp_path / FILE)
+    facts = merge_base.find(PLAN, tmp_path / FILE)
     assert f"the history is damaged: file is not a database ({tmp_path / FILE})" in only(facts, failed("p"))
-
-
-def results_folder(folder, checks, *, commit=BASE):
-    """A results folder as `hilgate gate` leaves it."""
-    a_plan, recorded, _ = built((step("a", "x"), checks), commit=commit)
-    folder.mkdir()
-    a_plan.save(folder / "plan.json")
-    write(step_folder(folder, "a-cpu"), recorded.builds[0], recorded.records("a-cpu"))
-    return folder
-
-
-def test_a_results_folder_knows_every_check(tmp_path):
-    folder = results_folder(tmp_path / "base", [passed("p"), failed("f", "worse")])
-    facts = merge_base.find(PLAN, against=folder)
-    assert only(facts, failed("p")) == "new here: it passed at bbbbbbbbbbbb"
-    assert only(facts, failed("f", "worse")).startswith("red on the merge base too")
-
-
-def test_results_of_another_commit_are_not_called_the_merge_base(tmp_path):
-    facts = merge_base.find(PLAN, against=results_folder(tmp_path / "base", [passed("p")], commit=COMMIT))
-    assert only(facts, failed("p")) == "not known: the results at cccccccccccc are not the merge base's"
-
-
-def test_a_folder_without_results_is_said(tmp_path):
-    assert str(tmp_path) in only(merge_base.find(PLAN, against=tmp_path), failed("p"))

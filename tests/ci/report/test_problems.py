@@ -17,7 +17,8 @@ from hilgate.model.plan import ProtectedChange
 from hilgate.model.record import Check, Outcome
 from hilgate.model.verdict import Ruling
 from hilgate.report import annotation, causes, terminal, view
-from hilgate.report.merge_base import MergeBase, steps_of
+from hilgate.report.history import StepThen
+from hilgate.report.merge_base import MergeBase
 from hilgate.report.view import ReportView
 from hilgate.report.write import Report, report_page
 from hilgate.text import MARKS, STYLES
@@ -25,7 +26,8 @@ from hilgate.text import MARKS, STYLES
 DIGEST = "sha256:" + "3f" * 32
 TEST = "tests/kernels/test_x.py::test_x[decode-float16-gfx942]"
 MESSAGE = "AssertionError: 2 of 80 rows are off\nassert not True\ntests/kernels/test_x.py:67: AssertionError"
-FACTS = MergeBase(commit="b" * 40, steps=steps_of(built((gpu_step("bad"), [passed(TEST)]))[1]))
+THERE = StepThen(Outcome.PASS, "", {TEST: (Outcome.PASS, "")})
+FACTS = MergeBase(commit="b" * 40, steps={"bad-gfx942": THERE})
 
 
 def red(facts=FACTS, **changes):
