@@ -12,7 +12,6 @@ import io
 import struct
 import subprocess
 import zlib
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elftools.common.exceptions import ELFError
@@ -33,35 +32,20 @@ class UnreadableError(Exception):
     """A file that is no ELF, or a bundle that is not what clang writes."""
 
 
-@dataclass
-class CodeObjects:
-    """What one library holds.
-
-    Attributes:
-        kernels: Architecture -> number of kernel descriptors in its code objects.
-        bundles: How many offload bundles the library holds; 0 for a library without device code.
-    """
-
-    kernels: dict[str, int] = field(default_factory=dict)
-    bundles: int = 0
-
-
-def read(path: Path) -> CodeObjects:
-    """Read every code object of a shared library.
+def kernels_of(path: Path) -> dict[str, int]:
+    """Architecture -> kernels in the code objects of a shared library; empty for one without device code.
 
     Raises:
         UnreadableError: It is no ELF, a bundle is cut off or unknown, or a code object is not what its entry says.
     """
-    code = CodeObjects()
-    for bundle in _bundles(_fatbin(path)):
-        code.bundles += 1
-        for arch, blob in _entries(bundle):
-            code.kernels[arch] = code.kernels.get(arch, 0) + _kernels(blob, arch)
-    return code
+    kernels: dict[str, int] = {}
+    for arch, blob in code_objects(path):
+        kernels[arch] = kernels.get(arch, 0) + _kernels(blob, arch)
+    return kernels
 
 
 def code_objects(path: Path) -> list[tuple[str, bytes]]:
-    """(architecture, code object) of a library or an object file, in its order; errors as of `read`."""
+    """(architecture, code object) of a library or an object file, in its order; errors as of `kernels_of`."""
     return [entry for bundle in _bundles(_fatbin(path)) for entry in _entries(bundle)]
 
 

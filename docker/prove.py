@@ -198,7 +198,7 @@ def code(pins: dict, folder: Path) -> tuple[list[str], list[str]]:
 
 def _libraries(name: str, folder: Path) -> dict[Path, dict[str, int] | str]:
     """Shared libraries of a distribution -> kernels per architecture, or why they cannot be read."""
-    from codeobjects import UnreadableError, read
+    from codeobjects import UnreadableError, kernels_of
 
     names = {"aiter": "amd-aiter"}
     found: dict[Path, dict[str, int] | str] = {}
@@ -206,7 +206,7 @@ def _libraries(name: str, folder: Path) -> dict[Path, dict[str, int] | str]:
         if file.suffix == ".so":
             path = folder / file
             try:
-                found[path] = read(path).kernels
+                found[path] = kernels_of(path)
             except UnreadableError as error:
                 found[path] = str(error)
     return found

@@ -102,36 +102,35 @@ def compressed(plain: bytes, version: int, method: int = 0) -> bytes:
 @pytest.mark.parametrize("version", [None, 2, 3], ids=["plain", "compressed 2", "compressed 3"])
 def test_every_architecture_with_its_kernels(codeobjects, compiled, tmp_path, version):
     section = of_archs(compiled, *ARCHS)
-    code = codeobjects.read(library(tmp_path / "a.so", compressed(section, version) if version else section))
-    assert (code.kernels, code.bundles) == (dict.fromkeys(ARCHS, 1), 1)
+    kernels = codeobjects.kernels_of(library(tmp_path / "a.so", compressed(section, version) if version else section))
+    assert kernels == dict.fromkeys(ARCHS, 1)
 
 
 def test_bundles_of_several_translation_units_follow_each_other(codeobjects, compiled, tmp_path):
     section = of_archs(compiled, *ARCHS) + bytes(100) + of_archs(compiled, "gfx942")
     section += compressed(of_archs(compiled, "gfx950"), 2)
-    code = codeobjects.read(library(tmp_path / "a.so", section))
-    assert code.kernels == {"gfx90a": 1, "gfx942": 2, "gfx950": 2}
-    assert code.bundles == 3
+    kernels = codeobjects.kernels_of(library(tmp_path / "a.so", section))
+    assert kernels == {"gfx90a": 1, "gfx942": 2, "gfx950": 2}
 
 
 @pytest.mark.parametrize("target", ["gfx942:sramecc+:xnack-", "gfx942"])
 @pytest.mark.parametrize("prefix", [PREFIX, "hipv4-amdgcn-amd-amdhsa--"])
 def test_target_features_are_not_part_of_the_architecture(codeobjects, compiled, tmp_path, target, prefix):
-    code = codeobjects.read(library(tmp_path / "a.so", of_archs(compiled, target, prefix=prefix)))
-    assert code.kernels == {"gfx942": 1}
+    kernels = codeobjects.kernels_of(library(tmp_path / "a.so", of_archs(compiled, target, prefix=prefix)))
+    assert kernels == {"gfx942": 1}
 
 
 def test_a_library_without_device_code_has_none_a_text_file_errs(codeobjects, tmp_path):
-    code = codeobjects.read(library(tmp_path / "a.so", b"x", name=b".text"))
-    assert (code.kernels, code.bundles) == ({}, 0)
+    kernels = codeobjects.kernels_of(library(tmp_path / "a.so", b"x", name=b".text"))
+    assert kernels == {}
     (tmp_path / "a.so").write_text("not an ELF file")
     with pytest.raises(codeobjects.UnreadableError, match="no readable ELF"):
-        codeobjects.read(tmp_path / "a.so")
+        codeobjects.kernels_of(tmp_path / "a.so")
 
 
 def test_an_entry_without_kernels_counts_none(codeobjects, compiled, tmp_path):
     section = of_archs(compiled | {"gfx950": compiled["gfx950"].replace(b"add.kd", b"add.xx")}, "gfx942", "gfx950")
-    assert codeobjects.read(library(tmp_path / "a.so", section)).kernels == {"gfx942": 1, "gfx950": 0}
+    assert codeobjects.kernels_of(library(tmp_path / "a.so", section)) == {"gfx942": 1, "gfx950": 0}
 
 
 @pytest.mark.parametrize(
@@ -152,4 +151,4 @@ def test_an_entry_without_kernels_counts_none(codeobjects, compiled, tmp_path):
 )
 def test_what_cannot_be_read_is_an_error_never_an_absence(codeobjects, compiled, tmp_path, spoil, message):
     with pytest.raises(codeobjects.UnreadableError, match=message):
-        codeobjects.read(library(tmp_path / "a.so", spoil(compiled)))
+        codeobjects.kernels_of(library(tmp_path / "a.so", spoil(compiled)))
