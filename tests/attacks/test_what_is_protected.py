@@ -53,24 +53,41 @@ def test_a_name_of_the_changed_files_that_is_nowhere_is_reported(change: Project
     assert found.what == protected.UNREADABLE
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "docker/LICENSE/apt.sh",
-        "evals/hileval.md/rule.py",
-        ".github/workflows/x.md/y.yml",
-        "ci/x.png/hook",
-        "tests/test_a.py/helper.py",
-        "kernels/pagedkv/reference.py/x",
-        "kernels/pagedkv/.gitattributes",
-        "benchmarks/.gitattributes",
-        ".gitmodules",
-    ],
-)
-def test_a_folder_named_like_a_page_or_test_is_protected(path: str) -> None:
+def flag(path: str) -> str:
+    """What of a path is protected; empty where it is free."""
     entry = protected.entry_for(ENTRIES, path)
-    assert entry is not None
-    assert entry.flag == "any change"
+    return entry.flag if entry else ""
+
+
+FOLDERS_LIKE_PAGES = [
+    *("docker/LICENSE/apt.sh", "evals/hileval.md/rule.py", ".github/workflows/x.md/y.yml", "ci/x.png/hook"),
+    *("tests/test_a.py/helper.py", "kernels/pagedkv/reference.py/x"),
+]
+ATTRIBUTES = ["kernels/pagedkv/.gitattributes", "benchmarks/.gitattributes", ".gitmodules"]
+MEASURE = [
+    *("toml", "arch", "device", "errors", "interpreter", "prepared", "vllm_plugin/inspect", "vllm_plugin/compiling"),
+    *("__init__", "attention/__init__", "cache/__init__", "fp8/__init__", "ssd/__init__"),
+]
+"""Modules of `pagedkv` that measure with a protected one."""
+
+
+@pytest.mark.parametrize(
+    "path", [*FOLDERS_LIKE_PAGES, *ATTRIBUTES, *(f"kernels/pagedkv/{name}.py" for name in MEASURE)]
+)
+def test_what_decides_is_protected(path: str) -> None:
+    assert flag(path) == "any change"
+
+
+LIKE_A_PROTECTED_NAME = ["references/x.py", "attention/my_reference/x.py", "attention/reference.md", "a.reference"]
+TESTED = [
+    *("attention/kernel.py", "attention/paged.py", "cache/write.py", "mla/decode.py", "ssd/prefill.py"),
+    *("routing/router.py", "launch.py"),
+]
+
+
+@pytest.mark.parametrize("path", [*LIKE_A_PROTECTED_NAME, *TESTED])
+def test_what_is_tested_is_free(path: str) -> None:
+    assert flag(f"kernels/pagedkv/{path}") == ""
 
 
 @pytest.mark.parametrize(
@@ -85,46 +102,7 @@ def test_a_folder_named_like_a_page_or_test_is_protected(path: str) -> None:
 )
 def test_whatever_python_finds_by_a_protected_name_is_protected(module: str, name: str) -> None:
     for path in (f"{module}{name}", f"{module.replace('reference', 'Reference')}{name}"):
-        entry = protected.entry_for(ENTRIES, path)
-        assert entry is not None, path
-        assert entry.flag == "any change"
-
-
-@pytest.mark.parametrize(
-    "path", ["references/x.py", "attention/my_reference/x.py", "attention/reference.md", "a.reference"]
-)
-def test_names_like_a_protected_one_are_free(path: str) -> None:
-    assert protected.entry_for(ENTRIES, f"kernels/pagedkv/{path}") is None
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *(
-            "toml",
-            "arch",
-            "device",
-            "errors",
-            "interpreter",
-            "prepared",
-            "vllm_plugin/inspect",
-            "vllm_plugin/compiling",
-        ),
-        *("__init__", "attention/__init__", "cache/__init__", "fp8/__init__", "ssd/__init__"),
-    ],
-)
-def test_what_measures_with_a_protected_module_is_protected(path: str) -> None:
-    entry = protected.entry_for(ENTRIES, f"kernels/pagedkv/{path}.py")
-    assert entry is not None
-    assert entry.flag == "any change"
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["attention/kernel", "attention/paged", "cache/write", "mla/decode", "ssd/prefill", "routing/router", "launch"],
-)
-def test_a_kernel_and_its_launch_are_free(path: str) -> None:
-    assert protected.entry_for(ENTRIES, f"kernels/pagedkv/{path}.py") is None
+        assert flag(path) == "any change", path
 
 
 IMPORTING = {
