@@ -47,23 +47,25 @@ def compared(env: Mapping[str, str]) -> BaseComparison:
     default, branch = env.get("BUILDKITE_PIPELINE_DEFAULT_BRANCH", ""), env.get("BUILDKITE_BRANCH", "")
     # Whatever a pull request wants to be merged into: its author can push such a branch, and post on the same commit.
     if env.get("BUILDKITE_PULL_REQUEST", "false") != "false":
-        found = BaseComparison("pull request", default)
+        comparison = BaseComparison("pull request", default)
     elif env.get("BUILDKITE_MERGE_QUEUE_BASE_BRANCH"):
-        found = BaseComparison("merge queue", env.get("BUILDKITE_MERGE_QUEUE_BASE_COMMIT", ""))
+        comparison = BaseComparison("merge queue", env.get("BUILDKITE_MERGE_QUEUE_BASE_COMMIT", ""))
     elif default and branch == default:
-        found = BaseComparison("default branch", default)
+        comparison = BaseComparison("default branch", default)
     elif RELEASE_BRANCH.fullmatch(branch) and env.get("HILGATE_FLOW") == "release":
-        found = BaseComparison("release branch", default)
+        comparison = BaseComparison("release branch", default)
     else:
-        found = BaseComparison("branch", default)
-    wrong = default.startswith("-") or (found.kind == "merge queue" and not host.FULL_SHA.fullmatch(found.ref))
-    if not found.ref or not default or wrong:
+        comparison = BaseComparison("branch", default)
+    wrong = default.startswith("-") or (
+        comparison.kind == "merge queue" and not host.FULL_SHA.fullmatch(comparison.ref)
+    )
+    if not comparison.ref or not default or wrong:
         raise CannotRunHereError(
-            f"this build of a {found.kind} does not say what it is compared with",
-            where=f"BUILDKITE_BRANCH={branch!r}, base {found.ref!r}",
+            f"this build of a {comparison.kind} does not say what it is compared with",
+            where=f"BUILDKITE_BRANCH={branch!r}, base {comparison.ref!r}",
             remedy="see the default branch of the pipeline; build a change as a pull request",
         )
-    return found
+    return comparison
 
 
 def own_repository(checkout: Path, folder: Path) -> Path:
@@ -119,8 +121,8 @@ def merge_base(place: Path, env: Mapping[str, str]) -> str:
             )
     else:
         host.git(place, "update-ref", REF, DEFAULT_REF)
-    found = host.git(place, "merge-base", REF, head).strip()
-    own, on_it = base.ref, base.kind != "default branch" or found == head
+    commit = host.git(place, "merge-base", REF, head).strip()
+    own, on_it = base.ref, base.kind != "default branch" or commit == head
     if base.kind == "release branch":
         own = env["BUILDKITE_BRANCH"]
         _fetch(place, env, f"+refs/heads/{own}:{OWN_REF}")
@@ -132,9 +134,9 @@ def merge_base(place: Path, env: Mapping[str, str]) -> str:
             remedy="build it as a pull request, or under the name of its own branch",
         )
     own_clone = clone.repository(env)
-    if base.kind != "merge queue" and not _was_head(place, DEFAULT_REF, found, rebased=clone.may_rebase(own_clone)):
+    if base.kind != "merge queue" and not _was_head(place, DEFAULT_REF, commit, rebased=clone.may_rebase(own_clone)):
         raise CannotRunHereError(
-            f"the change begins at {found[:12]}, which never was the head of {default}",
+            f"the change begins at {commit[:12]}, which never was the head of {default}",
             where=f"git rev-list --first-parent {default}",
             remedy=f"git fetch; rebase the change onto {default}, or merge {default} into it; push",
         )
@@ -145,13 +147,13 @@ def merge_base(place: Path, env: Mapping[str, str]) -> str:
             where=str(own_clone / clone.OLDEST_BASE_FILE),
             remedy=f"see {clone.REPOSITORY} of this agent, which names the clone of the repository that it serves",
         )
-    if oldest and not _contains(place, found, oldest):
+    if oldest and not _contains(place, commit, oldest):
         raise CannotRunHereError(
-            f"the change begins at {found[:12]}, which is older than {oldest[:12]}: what decided then is not safe now",
+            f"the change begins at {commit[:12]}, which is older than {oldest[:12]}: what decided then is not safe now",
             where=clone.OLDEST_BASE_FILE,
             remedy=f"rebase the change onto {default}",
         )
-    return found
+    return commit
 
 
 def _fetch(place: Path, env: Mapping[str, str], what: str) -> None:

@@ -115,7 +115,7 @@ def queues(text: str) -> dict[str, QueuePromise]:
     declared = _mapping(text, AGENTS_FILE).get("queues") or {}
     if not isinstance(declared, dict):
         raise _refused("has no mapping of queues", AGENTS_FILE)
-    found = {}
+    promises = {}
     for name, facts in declared.items():
         promise = _promise(name, facts)
         if promise is None:
@@ -124,8 +124,8 @@ def queues(text: str) -> dict[str, QueuePromise]:
                 where=f"{AGENTS_FILE} queues {name}",
                 remedy="write for each queue: name: {device: gfx942, gpus: 1, memory_gib: 192}",
             )
-        found[name] = promise
-    return found
+        promises[name] = promise
+    return promises
 
 
 def _promise(name: object, facts: object) -> QueuePromise | None:
@@ -183,14 +183,14 @@ def _mapping(text: str, where: str) -> dict[Any, Any]:
                 raise _refused(f"has an alias, *{event.anchor}", where)
             if depth > MOST_DEPTH:
                 raise _refused(f"has more than {MOST_DEPTH} levels", where)
-        found = yaml.safe_load(text)
+        mapping = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise _refused(f"is not YAML: {' '.join(str(error).split()):.200}", where) from error
-    if found is None:
+    if mapping is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(mapping, dict):
         raise _refused("is not a mapping", where)
-    return found
+    return mapping
 
 
 def _refused(what: str, where: str) -> DeclarationError:

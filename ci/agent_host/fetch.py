@@ -72,8 +72,8 @@ def fetch(plan: Path, checkout: Path, *, approved: bool = False) -> list[str]:
     """
     try:
         steps = json.loads(plan.read_bytes())["steps"]
-        keys = [host.expect_text(job.key_of(one), "a key", container.KEY) for one in steps]
-        jobs = [host.expect_text(job.job_of(one), "a job", container.KEY) for one in steps]
+        keys = [host.expect_text(job.key_of(step), "a key", container.KEY) for step in steps]
+        jobs = [host.expect_text(job.job_of(step), "a job", container.KEY) for step in steps]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordsError(f"not a plan: {error}", where=str(plan), remedy="see the step `plan`") from error
     wanted = [
@@ -83,8 +83,8 @@ def fetch(plan: Path, checkout: Path, *, approved: bool = False) -> list[str]:
     until = time.monotonic() + ALL_SECONDS
     with ThreadPoolExecutor(AT_ONCE) as pool:
         always = itertools.repeat(checkout), itertools.repeat(until)
-        found = pool.map(download, *zip(*wanted, strict=True), *always) if wanted else ()
-        return [*itertools.chain.from_iterable(found)]
+        problems = pool.map(download, *zip(*wanted, strict=True), *always) if wanted else ()
+        return [*itertools.chain.from_iterable(problems)]
 
 
 @ending

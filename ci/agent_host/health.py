@@ -69,14 +69,14 @@ def promised(env: Mapping[str, str]) -> QueuePromise:
         DeclarationError: There is no queue, or nothing is known of it.
     """
     queue, folder = env.get(QUEUE, ""), clone.repository(env)
-    known = clone.queues(clone.read(folder, AGENTS_FILE))
-    if queue not in known:
+    promises = clone.queues(clone.read(folder, AGENTS_FILE))
+    if queue not in promises:
         raise DeclarationError(
-            f"nothing is known of the queue {queue!r}; known are {', '.join(known) or 'none'}",
+            f"nothing is known of the queue {queue!r}; known are {', '.join(promises) or 'none'}",
             where=f"{QUEUE}, {folder / AGENTS_FILE}",
             remedy=f"correct the agent's queue tag, or bring the clone up to date ({clone.REPOSITORY} names it)",
         )
-    return known[queue]
+    return promises[queue]
 
 
 def whole_number(env: Mapping[str, str], name: str, default: int) -> int:
@@ -152,8 +152,8 @@ def own_problems(
     all of its own have been read.
     """
     unread = own - {gpu.bdf for gpu in gpus}
-    ours = [one for one in problems if not own or one.bdf in own or (not one.bdf and unread)]
-    return [one.text for one in ours], [one.text for one in problems if one not in ours]
+    ours = [problem for problem in problems if not own or problem.bdf in own or (not problem.bdf and unread)]
+    return [problem.text for problem in ours], [problem.text for problem in problems if problem not in ours]
 
 
 def job_folder(env: Mapping[str, str], checkout: Path) -> tuple[Path | None, str]:

@@ -94,9 +94,9 @@ def admit(env: Mapping[str, str], temporary: Path) -> int:
 def _variables_of_job(env: Mapping[str, str]) -> dict[str, str]:
     """Buildkite's variables of the job, as the agent wrote them for this hook; none where the file cannot be read."""
     try:
-        known = json.loads(Path(env.get("BUILDKITE_ENV_JSON_FILE", "")).read_bytes())
+        variables = json.loads(Path(env.get("BUILDKITE_ENV_JSON_FILE", "")).read_bytes())
         return {
-            name: value for name, value in known.items() if name.startswith("BUILDKITE_") and isinstance(value, str)
+            name: value for name, value in variables.items() if name.startswith("BUILDKITE_") and isinstance(value, str)
         }
     except (OSError, ValueError, AttributeError):
         return {}

@@ -106,7 +106,7 @@ def read_plan(path: Path, key: str) -> PlannedJob:
             raise MisuseError(f"the plan has no step {key!r}", where=str(path), remedy="take a key of its steps")
         planned, step = steps[key], steps[key]["step"]
         image = planned.get("image") or ""
-        known = plan.get("digests", {}).get(image, "")
+        digest = plan.get("digests", {}).get(image, "")
         providers = [name for name, other in steps.items() if image and other["step"].get("provides") == image]
         return PlannedJob(
             key=host.expect_text(key, "its key", container.KEY),
@@ -114,7 +114,7 @@ def read_plan(path: Path, key: str) -> PlannedJob:
             fork=_flag(plan.get("fork", False), "fork"),
             image=host.expect_text(image, "image", container.KEY) if image else "",
             content=host.expect_text(plan["images"][image], f"the content of {image}", _SHA256) if image else "",
-            digest=host.expect_text(known, "a digest", _DIGEST) if known else "",
+            digest=host.expect_text(digest, "a digest", _DIGEST) if digest else "",
             # mutant NumberReplacer: one step provides an image
             provider=host.expect_text(providers[0], "a key", container.KEY) if providers else "",
             job=host.expect_text(job_of(planned), "its job", container.KEY),
@@ -122,7 +122,9 @@ def read_plan(path: Path, key: str) -> PlannedJob:
             network=_flag(step.get("network", False), "network"),
             secrets=trust.check_secrets(step.get("secrets", ())),
             timeout_minutes=host.expect_number(step["timeout_minutes"], "timeout_minutes", 1, 180),
-            python_path=tuple(host.expect_text(one, "a folder", _FOLDER) for one in plan.get("python_path", (".",))),
+            python_path=tuple(
+                host.expect_text(folder, "a folder", _FOLDER) for folder in plan.get("python_path", (".",))
+            ),
         )
     except OSError as error:
         raise RecordsError(f"no plan: {error.strerror}", where=str(path), remedy="download plan.json first") from error
@@ -352,9 +354,9 @@ def status_of_job(statuses: Sequence[int]) -> int:
     """
     if Exit.INTERRUPTED in statuses:
         return int(Exit.INTERRUPTED)
-    found = [status for status in statuses if status not in {Exit.PASS, Exit.CANNOT_RUN_HERE, Exit.SICK_NODE}]
-    if found:
-        return int(Exit.FAIL) if Exit.FAIL in found else found[0]
+    answers = [status for status in statuses if status not in {Exit.PASS, Exit.CANNOT_RUN_HERE, Exit.SICK_NODE}]
+    if answers:
+        return int(Exit.FAIL) if Exit.FAIL in answers else answers[0]
     return max(statuses)
 
 
@@ -384,10 +386,12 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
     ignored = checkout / results.relative_to(checkout.resolve()).parts[0] / ".gitignore"
     ignored.parent.mkdir(exist_ok=True)
     ignored.write_text("*\n", encoding="utf-8")  # results are no change of the repository that is tested
-    found = [path.name for path in results.iterdir() if path.name not in collect.HOOKS_OWN] if results.is_dir() else []
-    if found:
+    leftovers = (
+        [path.name for path in results.iterdir() if path.name not in collect.HOOKS_OWN] if results.is_dir() else []
+    )
+    if leftovers:
         raise RecordsError(
-            f"there are results already: {', '.join(sorted(found)[:5])}",
+            f"there are results already: {', '.join(sorted(leftovers)[:5])}",
             where=str(results),
             remedy="remove them, or name another --results; results of two jobs are never mixed",
         )

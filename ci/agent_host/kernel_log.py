@@ -142,14 +142,14 @@ class Log:
             accepted: Up to when a person has accepted everything, after a repair that needed no restart.
             bdfs: The agent's GPUs; empty for all. A line that names only others does not count; a nameless one does.
         """
-        found = []
+        counting = []
         for line in self.trouble:
             named = set(_BDF.findall(line.text.lower()))
             if bdfs and named and not named & bdfs:
                 continue
             if line.stamp > accepted and (line.stamp > seen or line.severity is Severity.BROKEN):
-                found.append(line)
-        return found
+                counting.append(line)
+        return counting
 
 
 def severity_of(text: str) -> Severity | None:

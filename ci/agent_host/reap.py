@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """End and remove what jobs left on this machine, and keep room on its disks: at an agent's start and by a timer.
 
-    agent/__main__.py reap [--builds DIR]
+    agent_host/__main__.py reap [--builds DIR]
 
 A job whose agent was killed, or whose machine went down, ran no last hook. Its container runs on, and its folders stay.
 Whatever names a job that no agent of this machine runs any more is ended and removed. Then, oldest first, go checkouts
@@ -78,7 +78,7 @@ class Reaped:
 
 def end_dead_jobs(places: Places, done: Reaped, *, spare: str = "") -> None:
     """End the containers, processes and folders of every job that no agent of this machine runs, but for `spare`."""
-    known = {host.job_of_folder(path.name) for path in places.temporary.glob("*")} - {""}
+    named = {host.job_of_folder(path.name) for path in places.temporary.glob("*")} - {""}
     listing = (
         "docker",
         "ps",
@@ -89,9 +89,9 @@ def end_dead_jobs(places: Places, done: Reaped, *, spare: str = "") -> None:
     listed = host.run(listing, host.DOCKER_SECONDS)
     if listed.started and listed.failure:
         done.problems.append(f"the containers of this machine cannot be listed: {listed.failure}")
-    known |= {job for job in listed.out.split() if _JOB.fullmatch(job)}
+    named |= {job for job in listed.out.split() if _JOB.fullmatch(job)}
     try:
-        dead = sorted(known - {spare} - host.live_jobs(places.proc).keys())  # in this order: a new job is not known
+        dead = sorted(named - {spare} - host.live_jobs(places.proc).keys())  # in this order: a new job is not known
     except host.SickNodeError as error:
         done.problems.append(f"{error.what}, so nothing of other jobs is ended ({error.where})")
         return
@@ -121,9 +121,9 @@ def make_room(places: Places, env: Mapping[str, str], done: Reaped, now: float) 
         done.problems.append(f"{error.what}, so no checkout is removed ({error.where})")
         busy = {path.name for path in places.builds.glob("*")}
     idle = [path for path in places.builds.glob("*/*/*") if path.is_dir() and path.parts[-3] not in busy]
-    found: list[tuple[float, Path | str]] = [(_used(path), path) for path in idle]
-    found += [(used, image) for image, used in _images(env, now, done) if now - used > IN_USE_SECONDS]
-    for used, what in sorted(found, key=operator.itemgetter(0)):
+    removable: list[tuple[float, Path | str]] = [(_used(path), path) for path in idle]
+    removable += [(used, image) for image, used in _images(env, now, done) if now - used > IN_USE_SECONDS]
+    for used, what in sorted(removable, key=operator.itemgetter(0)):
         short = _short(places, env)
         on = "builds" if isinstance(what, Path) else "images" if "images" in disks(places) else "scratch"
         if now - used <= UNUSED_SECONDS and on not in short:
@@ -138,14 +138,14 @@ def make_room(places: Places, env: Mapping[str, str], done: Reaped, now: float) 
 def _short(places: Places, env: Mapping[str, str]) -> dict[str, str]:
     """What has less room on its disk than is kept, and a sentence about it."""
     wanted = health.whole_number(env, KEEP_FREE, KEEP_FREE_GIB)
-    found = {}
+    short = {}
     for what, path in disks(places).items():
         with contextlib.suppress(OSError):
             usage = shutil.disk_usage(path)
             least = wanted if KEEP_FREE in env else min(wanted, usage.total / 4 / 2**30)
             if usage.free / 2**30 < least:
-                found[what] = f"{usage.free / 2**30:.1f} GiB free for {what} in {path}; {least:.0f} are kept"
-    return found
+                short[what] = f"{usage.free / 2**30:.1f} GiB free for {what} in {path}; {least:.0f} are kept"
+    return short
 
 
 def disks(places: Places) -> dict[str, Path]:
