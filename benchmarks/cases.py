@@ -26,6 +26,8 @@ batch does both and is held against the reading, which the products of its prefi
 few heads; 128 heads multiply more than they read. A prefill of Mamba-2, or of a gated delta net, makes rows of the rows
 that it reads. Decode of the gated delta rule writes as much as it reads, and is held against the reading all the same.
 The host's time is held against the launch of a kernel without arguments."""
+RECURRENCES = ("scan", "gdn", "gdn decode")
+"""Operations with a state."""
 MATMUL_HEADS = 128
 """Heads at which MLA is bound by arithmetic: 2 * 128 * (576 + 512) operations on a row of 1152 bytes are 242 a byte,
 more than a GPU has for each."""
@@ -143,16 +145,11 @@ class BenchmarkCase:
         of the gated delta rule likewise: q, k, v, gates, states, and what was kept of drafts, which are all accepted.
         """
         tokens = sum(min(seq, (self.window or seq) + query - 1) for seq, query in self.lens)
-        if self.op == "gdn decode":
-            row = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + 2)
+        if self.op in RECURRENCES:
+            # dt of a scan; of a delta rule the decay and the strength of a write.
+            gates = 1 if self.op == "scan" else 1 + (self.state_size if self.by_key else 1)
+            row = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + gates)
             return self.states_bytes() + self.drafts_bytes() + tokens * row * ELEMENT_BYTES
-        if self.op == "scan":
-            rows = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + 1)
-            return self.states_bytes() + tokens * rows * ELEMENT_BYTES
-        if self.op == "gdn":
-            gates = self.state_size + 1 if self.by_key else 2
-            rows = 2 * self.num_kv_heads * self.state_size + self.num_q_heads * (self.head_size + gates)
-            return self.states_bytes() + tokens * rows * ELEMENT_BYTES
         if self.op == "mla":
             return tokens * self.head_size * (ELEMENT_BYTES if self.scales == "none" else 1)
         quantised = self.head_size + SCALE_BYTES * (self.scales == "token")
@@ -164,7 +161,9 @@ class BenchmarkCase:
         return self.num_seqs * self.num_q_heads * self.head_size * self.state_size * STATE_BYTES
 
     def drafts_bytes(self) -> int:
-        """Return the bytes of what a step of the gated delta rule keeps of its drafts."""
+        """Return the bytes of what a step of the gated delta rule keeps of its drafts; 0 for other operations."""
+        if self.op != "gdn decode":
+            return 0
         kept = (
             self.num_kv_heads * self.state_size * ELEMENT_BYTES + self.num_q_heads * (self.head_size + 1) * STATE_BYTES
         )
@@ -175,11 +174,9 @@ class BenchmarkCase:
         if self.op in {"gather", "write"}:
             return 2 * self.cache_bytes()
         rows = sum(query for _, query in self.lens) * self.num_q_heads
-        if self.op == "gdn decode":
+        if self.op in RECURRENCES:
             written = self.states_bytes() + self.drafts_bytes()
             return self.cache_bytes() + rows * ELEMENT_BYTES * self.head_size + written
-        if self.op in {"scan", "gdn"}:
-            return self.cache_bytes() + rows * ELEMENT_BYTES * self.head_size + self.states_bytes()
         return self.cache_bytes() + rows * ELEMENT_BYTES * (self.head_size + (self.latent_size or self.head_size))
 
     def flops(self) -> int:
@@ -190,10 +187,9 @@ class BenchmarkCase:
         """
         if self.op in {"gather", "write", "gdn decode"}:
             return 0
-        if self.op == "scan":
-            return 4 * self.num_seqs * self.seq_len * self.num_q_heads * self.head_size * self.state_size
-        if self.op == "gdn":
-            return 6 * self.num_seqs * self.seq_len * self.num_q_heads * self.head_size * self.state_size
+        if self.op in RECURRENCES:
+            each = 4 if self.op == "scan" else 6
+            return each * self.num_seqs * self.seq_len * self.num_q_heads * self.head_size * self.state_size
         pairs = sum(
             min(seen, self.window or seen) for seq, query in self.lens for seen in range(seq - query + 1, seq + 1)
         )

@@ -177,17 +177,14 @@ class Family:
 
     def has(self, behaviour: str) -> bool:
         """Whether a behaviour means anything for this family."""
-        if behaviour == "state":
-            return "ssm" in self.states or "delta" in self.states
-        if behaviour == "blocks":
-            return bool(self.blocks)
-        if behaviour == "verify":
-            if self.states:  # on CPUs the updates of others ignore which drafts were taken, as the column spec declares
-                return "delta" in self.states
-            return self.attention in {"paged", "latent"}
-        if behaviour == "mtp":
-            return bool(self.drafter)
-        return True
+        conditions = {
+            "state": "ssm" in self.states or "delta" in self.states,
+            "blocks": bool(self.blocks),
+            # On CPUs the updates of other states ignore which drafts were taken, as the column spec declares.
+            "verify": "delta" in self.states if self.states else self.attention in {"paged", "latent"},
+            "mtp": bool(self.drafter),
+        }
+        return conditions.get(behaviour, True)
 
 
 class _Loader(yaml.SafeLoader):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -85,11 +84,8 @@ class Drivers:
             seconds: When a family is given up.
         """
         self._folder, self._spec, self._seconds = folder, spec, seconds
-        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._cells: dict[str, Future[dict[str, FamilyCell]]] = {}
-        for name in families:
-            self._cells[name] = Future()
-            self._waiting.put(name)
+        self._cells: dict[str, Future[dict[str, FamilyCell]]] = {name: Future() for name in families}
+        self._waiting = iter(list(families))  # of a list: each name goes to one of the threads that ask
         pool = ThreadPoolExecutor(max_workers=processes)
         for number in range(processes):
             pool.submit(self._work, folder / f"driver{number}.log")
@@ -101,11 +97,7 @@ class Drivers:
     def _work(self, log: Path) -> None:
         """Drive one family after the other in one process, and go on in another where that one is lost."""
         driver: _Driver | None = None
-        while not self._waiting.empty():
-            try:
-                name = self._waiting.get_nowait()
-            except queue.Empty:  # another thread took the last one
-                break
+        for name in self._waiting:
             usable = False
             try:
                 driver = driver or _Driver(self._spec, self._folder, log)

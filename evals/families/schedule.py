@@ -206,16 +206,15 @@ def shrink(
         The simplest failing schedule found, and how it fails.
     """
     deadline = time.monotonic() + seconds
-    shrinking = True
-    while shrinking:
-        shrinking = False
+    while True:
         for candidate in smaller(schedule):
             if time.monotonic() > deadline:
-                break
+                return schedule, why
             if found := fails(candidate):
-                schedule, why, shrinking = candidate, found, True
+                schedule, why = candidate, found
                 break
-    return schedule, why
+        else:  # nothing simpler fails
+            return schedule, why
 
 
 def difference(schedule: Schedule, answers: list[FamilyAnswer], alone: list[FamilyAnswer], tie: float) -> str:
