@@ -307,13 +307,7 @@ class Oracle:
         return prompt(min(length, longest), seed=length)
 
     def without_keys(self, tokens: list[int], hidden: range) -> torch.Tensor:
-        """What `log_probs` would be if no later token saw the keys at the positions `hidden`: a lost block.
-
-        Raises:
-            ValueError: A speech model, whose encoder this would blind too.
-        """
-        if self.features is not None:
-            raise ValueError("without_keys is for decoders alone")
+        """What `log_probs` of a decoder would be if no later token saw the keys at `hidden`: a lost block."""
         kept = plain_attention.KEPT[self.attention]
         return self.log_probs(tokens, attention=plain_attention.without_keys(hidden, kept))
 
@@ -328,23 +322,35 @@ class Oracle:
         Returns:
             [len(tokens) - at, VOCABULARY] float64.
         """
-        lost = [_zero_states] if lose_state else []
-        return self._stepwise(tokens, at, lambda cache: lost.pop()(cache) if lost else None)
+        return self._stepwise(tokens, at, first=_zero_states if lose_state else None)
 
-    def _stepwise(self, tokens: list[int], at: int, touch: Callable[[Any], None]) -> torch.Tensor:
-        """Decode the tokens from `at` on, one by one; before each, `touch` may change the cache."""
+    def _stepwise(
+        self,
+        tokens: list[int],
+        at: int,
+        *,
+        first: Callable[[Any], None] | None = None,
+        each: Callable[[Any], None] | None = None,
+    ) -> torch.Tensor:
+        """Decode the tokens from `at` on, one by one.
+
+        `first` changes the cache before the first of them, `each` before each.
+        """
         rows = []
         with self.computing() as model:
             masks: dict[str, Any] = {}
             if model.config.model_type == "kimi_linear" and "full_attention" not in model.config.layer_types:
                 # transformers would ask the cache for its length, which attention layers alone know.
                 masks = {"attention_mask": dict.fromkeys(("full_attention", "linear_attention"))}
-            first = {"position_ids": self.ids(list(range(at)))} if masks else {}
-            out = model(self.ids(tokens[:at]), use_cache=True, **first, **masks)
+            places = {"position_ids": self.ids(list(range(at)))} if masks else {}
+            out = model(self.ids(tokens[:at]), use_cache=True, **places, **masks)
             name = "past_key_values" if "past_key_values" in out else "cache_params"  # the latter without attention
             cache = out[name]
+            if first is not None:
+                first(cache)
             for i, token in enumerate(tokens[at:], start=at):
-                touch(cache)
+                if each is not None:
+                    each(cache)
                 where = {"position_ids": self.ids([i])} if name == "past_key_values" else {}
                 rows.append(model(self.ids([token]), use_cache=True, **{name: cache}, **where, **masks).logits[0, 0])
         return torch.stack(rows).double().log_softmax(-1)
@@ -358,7 +364,7 @@ class Oracle:
             dtype: "bfloat16", say, of the recurrent states.
             cut: The engine cuts states towards zero instead of rounding them to the nearest.
         """
-        rows = self._stepwise(tokens, at, partial(_round_states, dtype=getattr(torch, dtype), cut=cut))
+        rows = self._stepwise(tokens, at, each=partial(_round_states, dtype=getattr(torch, dtype), cut=cut))
         return SLACK * (rows - self.log_probs(tokens)[at:]).abs().max().item()
 
 
