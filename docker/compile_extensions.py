@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -154,8 +153,7 @@ class Extensions:
         if not (reused := folder.exists()):
             if self.engine.find(name, key) is None:
                 self.events.unlink(missing_ok=True)
-            with Progress(self.events):
-                self._image(name, key, self.recipe, f"build-{prefix.lower()}", self._variables(name))
+            self._image(name, key, self.recipe, f"build-{prefix.lower()}", self._variables(name))
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -303,37 +301,6 @@ def cut(recipe: str, stage: str, absent: tuple[str, ...] = ()) -> str:
         if name in needed:
             needed |= set(re.findall(r"(?:^FROM |--from=)(\S+)", stages[name]))
     return head + "".join(part for name, part in stages.items() if name in needed)
-
-
-class Progress:
-    """Says on standard error which units are done."""
-
-    def __init__(self, events: Path) -> None:
-        self.events, self.done = events, threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> None:
-        """Begin to watch."""
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        """End the container."""
-        self.done.set()
-        self.thread.join()
-
-    def _watch(self) -> None:
-        printed = 0
-        while not self.done.wait(2):
-            lines = self.events.read_text(encoding="utf-8").splitlines() if self.events.exists() else []
-            for number, line in enumerate(lines[printed:], printed + 1):
-                sys.stderr.write(f"{number}: {progress(json.loads(line))}\n")
-            printed = len(lines)
-
-
-def progress(last: dict[str, Any]) -> str:
-    """One line about the unit that was finished last."""
-    how = "kept" if last["reused"] else f"compiled in {last['seconds']:,.0f} s ({last['cpu_seconds']:,.0f} s of a core)"
-    return f"{last['unit']}: {how}"
 
 
 @ending

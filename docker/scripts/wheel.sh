@@ -14,5 +14,6 @@ mkdir -p "$wheels"
 # One compilation for each core and each 4 GiB of memory: a unit of these wants 1 to 3.
 jobs=$(awk -v cores="$(nproc)" '/^MemAvailable/{n = int($2 / 4194304); print n < 1 ? 1 : n < cores ? n : cores}' /proc/meminfo)
 export MAX_JOBS=${MAX_JOBS:-$jobs}
-python3 -m pip wheel --no-cache-dir --disable-pip-version-check --no-index --no-deps --no-build-isolation \
+# --verbose: a wheel takes up to hours, and ninja says which unit it is at.
+python3 -m pip wheel --verbose --no-cache-dir --disable-pip-version-check --no-index --no-deps --no-build-isolation \
   --wheel-dir "$wheels" "$folder"

@@ -111,12 +111,6 @@ def test_anything_but_a_compilation_goes_to_the_compiler(launcher):
     assert (launcher.folder / "calls").read_text().splitlines() == ["--version", "-c unit.hip -o build/unit.o"]
 
 
-def test_progress_says_how_a_unit_was_made():
-    done = {"unit": "b", "reused": False, "seconds": 400, "cpu_seconds": 200}
-    assert compiling.progress(done) == "b: compiled in 400 s (200 s of a core)"
-    assert compiling.progress(done | {"reused": True}) == "b: kept"
-
-
 def test_a_stage_is_built_from_what_it_needs_and_nothing_else():
     recipe = (ROOT / "docker/rocm.Dockerfile").read_text()
     for name, stage in (("causal-conv1d", "build-conv1d"), ("mamba-ssm", "build-mamba")):
