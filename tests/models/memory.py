@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.worker_base import WorkerBase
 
-from families import stand_ins
+from families import mla_prefill, stand_ins
 from families.engine import end_with_parent, register
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def main(spec_file: Path, result_file: Path) -> None:
     """Do what the spec says: `planned` of each entry, or the words of the error that vLLM raised."""
     end_with_parent()
     stand_ins.supply()
+    mla_prefill.register()
     load_general_plugins()
     parallel_state.init_distributed_environment(1, 0, f"tcp://127.0.0.1:{get_open_port()}", 0, "gloo")
     specs = torch.load(spec_file, weights_only=False)

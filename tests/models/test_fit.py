@@ -24,6 +24,7 @@ from transformers.models.auto.modeling_auto import (
 
 from families.family import FAMILIES
 from families.processes import ENVIRONMENT
+from pagedkv.device import INTERPRETED
 from pagedkv.errors import InvalidFileError
 from pagedkv.routing import model_types
 from pagedkv.routing.explain import Deployment
@@ -115,16 +116,18 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def planned(folders, tmp_path_factory):
-    specs = {
-        case: {
+    specs = {}
+    for case, (name, architecture, tp, setting) in (CASES | STATELESS).items():
+        arguments = {"dtype": "float16", "block_size": 16, "max_model_len": LENGTH} | SETTINGS[setting]
+        if name in FAMILIES and not INTERPRETED:
+            arguments |= FAMILIES[name].engine_gpu  # a prefill of MLA for heads of any size
+        specs[case] = {
             "model": folders[name],
             "architecture": architecture,
             "tp": tp,
             "memory": MEMORY,
-            "arguments": {"dtype": "float16", "block_size": 16, "max_model_len": LENGTH} | SETTINGS[setting],
+            "arguments": arguments,
         }
-        for case, (name, architecture, tp, setting) in (CASES | STATELESS).items()
-    }
     folder = tmp_path_factory.mktemp("log")
     return engine.run(folder, specs, ENVIRONMENT, driver="models.memory")
 

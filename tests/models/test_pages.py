@@ -216,7 +216,8 @@ def test_page(case, monkeypatch, deployment, builder_of, device):
             kind = case.kind
             scale = scales_of(case)[side].expand(KV_HEADS)[:, None]
             if pool.per_token:
-                scale = (rows.abs().amax(-1, keepdim=True) / torch.finfo(kind).max).clamp(min=1e-6)
+                # On the CPU: a GPU's division by a number multiplies with its reciprocal.
+                scale = (rows.abs().amax(-1, keepdim=True).cpu() / torch.finfo(kind).max).clamp(min=1e-6).to(device)
                 expected.put(expected.scale_addresses(side)[block, token], scale.expand(-1, KV_HEADS, 1)[..., 0])
             stored = quantised(rows, scale, kind)
             meant = stored.double() * scale.double()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.attending import DTYPES, attend, check, small
 from support.pools import Batch, Pool, assert_same_bits, pool
+from support.tolerances import UNIT_ROUNDOFF
 
 from pagedkv.attention import reference
 from pagedkv.cache.cache import PagedCache, Quantisation
@@ -184,4 +185,9 @@ def test_attention_reads_every_code(name, scales, dtype, device):
     one, starts = (torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in ([1], [0, 1]))
     out = attend(Batch(pages, query, one[None], one, starts, 1, 1), scale=0.1, debug=True)
     want = meaning(pages, "value")[1, 0].float().to(out.dtype).expand(2, 256)
-    torch.testing.assert_close(out[0], want, rtol=0, atol=0, equal_nan=True)
+    rtol = 0.0
+    if scales == "token":
+        # The weight is scale * (1 / scale): a reciprocal right to a unit in the last place (`softmax.reciprocal`), and two
+        # roundings more. What that moves over a tie is rounded to the other side in a dtype of half the size.
+        rtol = 4 * UNIT_ROUNDOFF["float32"] + (2 * UNIT_ROUNDOFF[dtype] if dtype != "float32" else 0)
+    torch.testing.assert_close(out[0], want, rtol=rtol, atol=0, equal_nan=True)
