@@ -187,7 +187,7 @@ def test_attention_reads_every_code(name, scales, dtype, device):
     want = meaning(pages, "value")[1, 0].float().to(out.dtype).expand(2, 256)
     rtol = 0.0
     if scales == "token":
-        # The weight is scale * (1 / scale): a reciprocal right to a unit in the last place (`softmax.reciprocal`), and two
-        # roundings more. What that moves over a tie is rounded to the other side in a dtype of half the size.
+        # The weight is scale * (1 / scale): a reciprocal right to a unit in the last place (`softmax.reciprocal`), and
+        # two roundings more. What that moves over a tie is rounded to the other side in a dtype of half the size.
         rtol = 4 * UNIT_ROUNDOFF["float32"] + (2 * UNIT_ROUNDOFF[dtype] if dtype != "float32" else 0)
     torch.testing.assert_close(out[0], want, rtol=rtol, atol=0, equal_nan=True)
