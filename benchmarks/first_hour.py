@@ -277,7 +277,11 @@ class Hour:
     def look(self) -> None:
         """Note what the machine is: GPU, driver, versions, commit."""
         # What an interrupted installation leaves has no name.
-        packages = {one.name: one.version for one in importlib.metadata.distributions() if one.name}
+        packages = {
+            distribution.name: distribution.version
+            for distribution in importlib.metadata.distributions()
+            if distribution.name
+        }
         if "pagedkv" not in packages:  # vLLM finds its plugins by their entry points
             declared = tomllib.loads((ROOT / "kernels/pyproject.toml").read_text(encoding="utf-8"))["project"]
             name, target = next(iter(declared["entry-points"]["vllm.general_plugins"].items()))

@@ -64,7 +64,7 @@ def summary(rows: Sequence[BenchmarkRow]) -> str:
     for row in rows:
         groups.setdefault((row.record.case.split()[0], row.record.peer), []).append(row.record)
     for (operation, peer), records in groups.items():
-        ratios = _span([one.ratio for one in records])
+        ratios = _span([record.ratio for record in records])
         shares = _span([one.vendor_us / one.ours_us if one.vendor_us and one.ours_us else None for one in records])
         missed = sum(one.goal != "met" for one in records)
         lines.append(f"| {operation} | `{peer}` | {len(records)} | {ratios} | {shares} | {missed} |")
@@ -73,7 +73,7 @@ def summary(rows: Sequence[BenchmarkRow]) -> str:
 
 def _span(figures: Sequence[float | None]) -> str:
     """The least and the largest figure that there is."""
-    found = [one for one in figures if one is not None]
+    found = [figure for figure in figures if figure is not None]
     low, high = (f"{of(found):.2f}" for of in (min, max)) if found else ("-", "-")
     return low if low == high else f"{low} to {high}"
 

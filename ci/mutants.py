@@ -96,7 +96,7 @@ def mutants_of(path: str, code: str) -> dict[tuple[int, int], list[Mutant]]:
                 if _types_only(node):
                     continue
                 reasons = {one for one in argued.get(line, ()) if short.startswith(one)}
-                used |= {(line, one) for one in reasons}
+                used |= {(line, reason) for reason in reasons}
                 if not reasons:
                     found[line, column].append(Mutant(path, line, column, short, occurrence))
     if stale := sorted({(line, one) for line, names in argued.items() for one in names} - used):
@@ -197,7 +197,7 @@ def tests_of(root: Path, python_path: Sequence[str], paths: Sequence[str]) -> di
         modules, new = set[str](), {imports.packages.module_of(path)} & imports.graph.modules
         while new:
             importers = {one for module in new for one in imports.graph.find_modules_that_directly_import(module)}
-            new = {one for one in importers if one in files} - modules
+            new = {importer for importer in importers if importer in files} - modules
             modules |= new
         named = [files[one].relative_to(root).as_posix() for one in modules if files[one].name.startswith("test_")]
         if not named:

@@ -94,7 +94,7 @@ class Figures:
 
 def gpu_minutes(plan: Plan) -> float:
     """GPU time that its steps declare."""
-    return sum((one.step.minutes or 0.0) * one.gpus for one in plan.steps)
+    return sum((step.step.minutes or 0.0) * step.gpus for step in plan.steps)
 
 
 def read_records(folders: Iterable[Path]) -> dict[str, frozenset[str]]:

@@ -321,7 +321,7 @@ def main(arguments: list[str] | None = None) -> int:
         return Exit.INTERRUPTED
     for one in checks:
         sys.stdout.write(f"{one.outcome.value:<5} {one.id:<24} {one.seconds:6.1f} s  {one.message}\n")
-    return Exit.PASS if all(one.outcome is Outcome.PASS for one in checks) else Exit.FAIL
+    return Exit.PASS if all(check.outcome is Outcome.PASS for check in checks) else Exit.FAIL
 
 
 def _version(root: Path) -> str:

@@ -24,7 +24,7 @@ class Adder(LM):
 
     def generate_until(self, requests, **_):
         """Add."""
-        sums = [sum(int(word) for word in one.args[0].split() if word.isdigit()) for one in requests]
+        sums = [sum(int(word) for word in request.args[0].split() if word.isdigit()) for request in requests]
         return [f"{total + (number in self.wrong)}" for number, total in enumerate(sums)]
 
     def loglikelihood(self, _requests, **_):

@@ -141,7 +141,7 @@ def install_lines(missing: list[Requirement]) -> list[str]:
     if not packages:
         return []
     return [
-        f"Debian, Ubuntu: sudo apt-get install {' '.join(one.debian for one in packages)}",
+        f"Debian, Ubuntu: sudo apt-get install {' '.join(package.debian for package in packages)}",
         f"Fedora: sudo dnf install {' '.join(dict.fromkeys(one.fedora for one in packages))}",
     ]
 

@@ -148,7 +148,7 @@ def _below(source: Path, folder: PurePosixPath, budget: _Budget) -> Iterator[Pur
     try:
         with _opened(source, folder) as opened, os.scandir(opened) as entries:
             # Two more than may be taken: the results, which were taken first, and one to see that there are more.
-            names = sorted(itertools.islice((one.name for one in entries), budget.files + 2))
+            names = sorted(itertools.islice((entry.name for entry in entries), budget.files + 2))
     except FileNotFoundError:
         return
     except OSError as error:

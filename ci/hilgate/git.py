@@ -248,7 +248,7 @@ def _untracked(root: Path) -> set[str]:
 
     def listed(*options: str) -> set[str]:
         names = _required(root, "ls-files", "-z", *options, errors="surrogateescape").split("\0")
-        return {one for one in names if one and not _BYTECODE.search(one)}
+        return {name for name in names if name and not _BYTECODE.search(name)}
 
     new = listed("--others", "--exclude-standard")
     hidden = listed("--others", "--exclude-per-directory=.gitignore") - new

@@ -82,7 +82,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Record what a test needs, and skip it where that is missing."""
     if conditions := _needs(item):
         item.user_properties.append((NEEDS, " ".join(conditions)))
-        if missing := [one for one in conditions if not holds(one, Where())]:
+        if missing := [condition for condition in conditions if not holds(condition, Where())]:
             pytest.skip(f"needs {missing[0]}")
 
 
@@ -130,7 +130,7 @@ def _record(config: pytest.Config, name: str, number: int) -> None:
 
 
 def _needs(item: pytest.Item) -> list[str]:
-    return list(dict.fromkeys(str(one) for mark in item.iter_markers(NEEDS) for one in mark.args))
+    return list(dict.fromkeys(str(arg) for mark in item.iter_markers(NEEDS) for arg in mark.args))
 
 
 def _unknown_here(condition: str) -> str:

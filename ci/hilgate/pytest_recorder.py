@@ -81,7 +81,7 @@ def watch(folder: str, root: str) -> None:
 def recorders() -> list[str]:
     """The entries of this process's PYTHONPATH by which a Python notes what it does; a child needs no other."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [one for one in entries if os.path.basename(one) == FOLDER and os.path.isfile(f"{one}/{WHOLE}")]
+    return [entry for entry in entries if os.path.basename(entry) == FOLDER and os.path.isfile(f"{entry}/{WHOLE}")]
 
 
 def name_elsewhere(path: str) -> str:
@@ -213,7 +213,7 @@ def _note_functions(asked: object) -> None:
         places = value.__globals__ | {name: cell.cell_contents for name, cell in cells}
         found = [places[name] for name in names & places.keys()]
         modules = [vars(one) for one in found if isinstance(one, type(os))]
-        waiting += [*found, *(one[name] for one in modules for name in names & one.keys())]
+        waiting += [*found, *(module[name] for module in modules for name in names & module.keys())]
 
 
 def _with_inner(code: "CodeType") -> "list[CodeType]":

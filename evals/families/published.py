@@ -230,7 +230,9 @@ def _row(name: str, behaviour: Sequence[str]) -> PublishedRow:
     # Weights are fetched from the hub later, once a cell needs them.
     is_folder = Path(name).is_dir()
     family = read_checkpoint(name, folder).family if is_folder else family_of(name, _config(name, folder)).name
-    return PublishedRow(name, family, tuple(one for one in columns(family, behaviour) if one not in TINY_ALONE))
+    return PublishedRow(
+        name, family, tuple(column for column in columns(family, behaviour) if column not in TINY_ALONE)
+    )
 
 
 class PublishedCells:

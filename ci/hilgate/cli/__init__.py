@@ -97,7 +97,7 @@ History = Annotated[
 
 def no_file(jobs: Path | None) -> Path | None:
     """Refuse a file. A missing folder is of a build of which no job left anything, and its verdict says so."""
-    if jobs and not jobs.is_dir() and (jobs.exists() or any(one.is_file() for one in jobs.parents)):
+    if jobs and not jobs.is_dir() and (jobs.exists() or any(parent.is_file() for parent in jobs.parents)):
         raise MisuseError("this is no folder", where=f"--jobs {jobs}", remedy="name the folder of the jobs' results")
     return jobs
 

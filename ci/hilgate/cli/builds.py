@@ -413,7 +413,7 @@ def _print(answer: BundleAnswer, write: Callable[[str], object]) -> None:
     if answer.verdict is None or answer.plan is None:
         write("invalid bundle: nothing in it counts\n")
         return
-    asked_for = [one for one in answer.plan.omissions if one.cause == "not asked for"]
+    asked_for = [omission for omission in answer.plan.omissions if omission.cause == "not asked for"]
     what = f", of a part: {text.count(len(asked_for), 'step')} were not asked for" if asked_for else ""
     signed = answer.findings[-1].sound
     write(f"sound{' and signed' if signed else ''}; its verdict: {answer.verdict.outcome.value}{what}\n")

@@ -148,7 +148,7 @@ def unprotected_imports(listed: ProtectedList, imports: Imports, files: Iterable
     unprotected = {}
     for module, path in sorted(free.items()):
         importers = imports.graph.find_modules_that_directly_import(module) & path_of.keys() - free.keys()
-        if deciding := sorted(path_of[one] for one in importers if protects(path_of[one])):
+        if deciding := sorted(path_of[importer] for importer in importers if protects(path_of[importer])):
             unprotected[path] = deciding[0]
     return unprotected
 
@@ -263,7 +263,7 @@ def files_to_restore(root: Path, plan: Plan) -> tuple[str, ...]:
         CannotRunHereError: The plan names no merge base, or one that is not in this checkout.
         InvalidDeclarationsError: The protected list is invalid.
     """
-    paths = sorted({one.path for one in plan.protected_changes})
+    paths = sorted({change.path for change in plan.protected_changes})
     if not paths:
         return ()
     if not plan.merge_base:

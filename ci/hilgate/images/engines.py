@@ -237,7 +237,7 @@ class Docker:
         """Gigabytes, compressed in a registry, and number of layers of a built image."""
         name, _ = self._find(image, content)
         if self.registry and name.startswith(f"{self.registry}/"):
-            sizes = [one["size"] for one in json.loads(answer([*INSPECT[:4], "--raw", name]))["layers"]]
+            sizes = [load["size"] for load in json.loads(answer([*INSPECT[:4], "--raw", name]))["layers"]]
             return sum(sizes) / 1e9, len(sizes)
         words = ["docker", "image", "inspect", "--format", "{{.Size}} {{len .RootFS.Layers}}", name]
         total, layers = answer(words).split()

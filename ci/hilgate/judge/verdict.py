@@ -157,7 +157,7 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
 
 def _words_of_quick_run(steps: Iterable[StepVerdict], plan: Plan) -> str:
     """`quick run: 412 checks of 9 of 38 steps; it decides no merge`: how much of the gate passed on this machine."""
-    others = sum(one.cause == "not quick" for one in plan.omissions)
+    others = sum(omission.cause == "not quick" for omission in plan.omissions)
     of = f"{len(plan.steps)} of {count(len(plan.steps) + others, 'step')}"
     passed = sum(step.counts.passed for step in steps)
     return f"quick run: {count(passed, 'check')} of {of}; it decides no merge"
@@ -262,7 +262,7 @@ class StepResult:
         """What is wrong with all shards of its step together; empty for a whole step."""
         if not self.step.shard:
             return ""
-        shards = [one for one in self.plan.steps if one.whole == self.step.whole]
+        shards = [step for step in self.plan.steps if step.whole == self.step.whole]
         if problem := wrongly_sharded(shards, self.recorded.listings):
             return problem
         excused: Counter[str] = Counter()
@@ -345,7 +345,7 @@ class StepResult:
     @cached_property
     def failed(self) -> tuple[Check, ...]:
         """Failing checks that are not in quarantine."""
-        return tuple(one for one in self.checks if one.outcome is FAIL and one.id not in self.excusable)
+        return tuple(check for check in self.checks if check.outcome is FAIL and check.id not in self.excusable)
 
     @cached_property
     def excusable(self) -> frozenset[str]:
@@ -355,7 +355,7 @@ class StepResult:
     @cached_property
     def excused(self) -> tuple[str, ...]:
         """Ids that failed in quarantine."""
-        return tuple(one.id for one in self.checks if one.outcome is FAIL and one.id in self.excusable)
+        return tuple(check.id for check in self.checks if check.outcome is FAIL and check.id in self.excusable)
 
     @cached_property
     def reruns(self) -> tuple[RerunRecord, ...]:

@@ -41,7 +41,7 @@ def refused(what: str, remedy: str = "") -> PydanticCustomError:
 def first_problem(error: ValidationError) -> str:
     """The first mistake with its place, shortened; but another version before all others, as they follow from it."""
     mistakes = error.errors(include_url=False)
-    version = next((one for one in mistakes if one["loc"][-1:] == ("schema_version",)), None)
+    version = next((mistake for mistake in mistakes if mistake["loc"][-1:] == ("schema_version",)), None)
     if version and version["type"] == "literal_error":
         return f"schema {version['input']!r:.20}, this reads {version['ctx']['expected']}"
     place = ".".join(map(str, mistakes[0]["loc"]))

@@ -178,7 +178,7 @@ class Plan(StrictModel):
     @property
     def held_up(self) -> tuple[Omission, ...]:
         """The steps that count and were not started, because their queue takes none: the build cannot pass."""
-        return tuple(one for one in self.omissions if one.cause == "queue out")
+        return tuple(omission for omission in self.omissions if omission.cause == "queue out")
 
     @property
     def local(self) -> bool:

@@ -49,7 +49,11 @@ def last_minutes(root: Path) -> dict[Key, float]:
 def keep_minutes(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
     """Store the minutes of the steps that passed whole; trouble with the file stops no gate."""
     unnarrowed = {step.key for step in plan.steps if plan.local and not step.arguments}
-    passed = [one for one in records if one.key in unnarrowed and one.outcome is Outcome.PASS and one.seconds > 0]
+    passed = [
+        record
+        for record in records
+        if record.key in unnarrowed and record.outcome is Outcome.PASS and record.seconds > 0
+    ]
     minutes = last_minutes(root) | {one.key: one.seconds / 60 for one in passed}
     if passed and (root / MINUTES_FILE).parent.is_dir():
         with contextlib.suppress(OSError):

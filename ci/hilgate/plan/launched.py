@@ -87,7 +87,7 @@ def _split(source: bytes | None) -> tuple[object, dict[str, list[str]]] | None:
     except (ValueError, SyntaxError, RecursionError):
         return None
     functions = jitted(tree)
-    named = {one.name: one for one in functions}
+    named = {function.name: function for function in functions}
     # Of two definitions of a name the last one counts; for Python alone does a lone carriage return end a line.
     if len(named) < len(functions) or b"\r" in source.replace(b"\r\n", b"\n"):
         return None
@@ -121,7 +121,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def _is_jitted(function: ast.FunctionDef, places: Mapping[str, str]) -> bool:
     """Whether Triton, or a module that hands it on, makes a kernel of it, and nothing else decorates it."""
     decorators = [one.func if isinstance(one, ast.Call) else one for one in function.decorator_list]
-    paths = [_dotted(one, places).split(".") for one in decorators]
+    paths = [_dotted(decorator, places).split(".") for decorator in decorators]
     ends = {parts[-1] for parts in paths if "triton" in parts}
     return "jit" in ends <= {"jit", "autotune", "heuristics"} and all("triton" in parts for parts in paths)
 

@@ -449,9 +449,9 @@ def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...
         if any(name in (one.whole, one.step.key, one.area) or one.step.key in own for one in plan.steps):
             continue
         reasons = [
-            f"{one.key}: {one.reason}"
-            for one in plan.omissions
-            if name in (one.key, one.area) or one.key.rpartition("-")[0] in (name, *own)
+            f"{omission.key}: {omission.reason}"
+            for omission in plan.omissions
+            if name in (omission.key, omission.area) or omission.key.rpartition("-")[0] in (name, *own)
         ]
         what = f"nothing of {name} can be planned"
         raise CannotRunHereError(what, where="; ".join(reasons[:5]), remedy=ELSEWHERE)
@@ -462,7 +462,7 @@ def _require_some(plan: Plan) -> None:
     if plan.steps or plan.held_up:
         return
     placeless = {"no queue", "only reported", "not here", "need omitted"}
-    reasons = [f"{one.key}: {one.reason}" for one in plan.omissions if one.cause in placeless]
+    reasons = [f"{omission.key}: {omission.reason}" for omission in plan.omissions if omission.cause in placeless]
     where = "; ".join(reasons[:5]) or "no declared step is affected"
     remedy = ELSEWHERE if reasons else "run everything: `hilgate gate --all`"
     raise NothingSelectedError("no step can be planned", where=where, remedy=remedy)

@@ -181,7 +181,11 @@ def _link(folder: Path, required: list[str]) -> None:
             distribution = installed.distribution(name)
         except installed.PackageNotFoundError:  # of another system or Python
             continue
-        waiting += [REQUIRED.split(one, maxsplit=1)[0] for one in distribution.requires or () if "extra ==" not in one]
+        waiting += [
+            REQUIRED.split(require, maxsplit=1)[0]
+            for require in distribution.requires or ()
+            if "extra ==" not in require
+        ]
         for top in {Path(str(file)).parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():
                 (site / top).symlink_to(Path(str(distribution.locate_file(top))))

@@ -69,9 +69,9 @@ def _render(view: ReportView, detail: Detail) -> str:
         parts += _problem(problem, detail)
     parts += filter(None, map(_first_failing_cell, view.tables))
     parts += [f"### {TITLE}"] if view.reservations else []
-    for one in view.reservations:
-        title = f"**{markdown(one.title)}** ({markdown(one.what)})"
-        parts.append(f"{title}\n\n{_bullets(at_most(one.ids, NAMED_IDS), 300)}")
+    for reservation in view.reservations:
+        title = f"**{markdown(reservation.title)}** ({markdown(reservation.what)})"
+        parts.append(f"{title}\n\n{_bullets(at_most(reservation.ids, NAMED_IDS), 300)}")
     passed = [step for step in verdict.steps if step.outcome is Outcome.PASS]
     if passed:
         rows = [f"| {markdown(s.key)} | {s.counts.passed} | {duration(s.seconds)} |" for s in passed]
@@ -105,9 +105,9 @@ def _loosened(view: ReportView, detail: Detail) -> list[str]:
     if not approved:
         return []
     changes = [
-        f"{markdown(one.path)}: {markdown(one.what)}"
-        + (f"\n\n{fenced(shorten(one.hunk, detail.message_characters))}" if one.hunk else "")
-        for one in view.verdict.protected_changes
+        f"{markdown(change.path)}: {markdown(change.what)}"
+        + (f"\n\n{fenced(shorten(change.hunk, detail.message_characters))}" if change.hunk else "")
+        for change in view.verdict.protected_changes
     ]
     return [f"**Changes its own gate: {markdown(approved)}**", *at_most(changes, NAMED_IDS)]
 

@@ -78,7 +78,7 @@ class Cause:
     @property
     def steps(self) -> tuple[str, ...]:
         """Keys of the steps that it shows in, those not started left out."""
-        return tuple(dict.fromkeys(one.step.key for one in self.failures))
+        return tuple(dict.fromkeys(failure.step.key for failure in self.failures))
 
 
 def causes(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Cause, ...]:
@@ -115,7 +115,7 @@ _NEEDS = re.compile(r"not started: it needs ([a-z0-9][a-z0-9_.-]*), which ")
 
 def _rank(cause: Cause) -> tuple[bool, int, int]:
     first = cause.failures[0]
-    counts = any(not one.step.report_only for one in cause.failures)
+    counts = any(not failure.step.report_only for failure in cause.failures)
     return not counts, -SEVERITY[first.step.outcome] * 4 - SEVERITY[first.signature.outcome], -len(cause.failures)
 
 

@@ -317,7 +317,7 @@ def _add_contents(connection: sqlite3.Connection, build: int, plan: Plan, record
             ),
         )
         flaky = set(answer.flaky)
-        red = [one for one in checks if one.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE} or one.id in flaky]
+        red = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE} or check.id in flaky]
         rows = [(build, step.key, one.id, one.outcome.value, one.id in flaky, summary(one.message)) for one in red]
         rows += [(build, step.key, one, Outcome.FAIL.value, True, "") for one in sorted(flaky - {c.id for c in red})]
         # An id that stands twice in a step counts once, as everywhere.
@@ -350,9 +350,9 @@ def _whole_steps(
             yield steps[0], answers[0], attempts[0]
             continue
         worst = max(answers, key=severity)
-        flaky = tuple(name for one in answers for name in one.flaky)
+        flaky = tuple(name for answer in answers for name in answer.flaky)
         most = max(one.attempts for one in answers)
-        last = [one[-1] for one in attempts if one]
+        last = [attempt[-1] for attempt in attempts if attempt]
         together: tuple[Attempt, ...] = ()
         if last:
             seconds = math.fsum(one.record.seconds for each in attempts for one in each)
@@ -385,8 +385,8 @@ def _test_list(connection: sqlite3.Connection, checks: Iterable[Check]) -> int:
     """The number of a list of tests; steps that ran the same ones share it."""
     ran: list[str] = []
     skipped: list[str] = []
-    for one in checks:
-        (skipped if one.outcome is Outcome.DID_NOT_RUN else ran).append(one.id)
+    for check in checks:
+        (skipped if check.outcome is Outcome.DID_NOT_RUN else ran).append(check.id)
     return _kept_once(connection, "test_lists", "ids", [ran, skipped])
 
 
@@ -750,7 +750,7 @@ def _times(connection: sqlite3.Connection, asked: _Asked) -> list[Row]:
         found[row["key"]].append(row)
     of_steps = [
         {"key": key, "gpu_hours": math.fsum(one["seconds"] * one["gpus"] for one in runs) / 3600}
-        | _course([one["seconds"] / 60 for one in runs])
+        | _course([run["seconds"] / 60 for run in runs])
         for key, runs in found.items()
     ]
     return rows + sorted(of_steps, key=_newest_first)

@@ -177,7 +177,7 @@ def _print_causes(console: Console, report: Report, *, merge_base: bool) -> None
 
 def _causes_of(report: Report) -> Printed:
     outcomes = [(step.key, step.outcome) for step in report.verdict.steps]
-    return (*outcomes, *((one.extent, *(failure.id for failure in one.failures)) for one in report.view.causes))
+    return (*outcomes, *((cause.extent, *(failure.id for failure in cause.failures)) for cause in report.view.causes))
 
 
 def print_verdict(
@@ -221,8 +221,8 @@ def _print_reservations(console: Console, view: ReportView) -> None:
     """Passes that prove less than they seem to, and an empty line after them."""
     if view.reservations:
         console.print(f"{TITLE}:")
-    for one in view.reservations:
-        say(console, f"{one.title}: {', '.join(at_most(one.ids, RESERVED))}", indent="  ")
+    for reservation in view.reservations:
+        say(console, f"{reservation.title}: {', '.join(at_most(reservation.ids, RESERVED))}", indent="  ")
     if view.reservations:
         console.print()
 
@@ -437,7 +437,7 @@ def print_machine(diagnosis: Diagnosis, declarations: Declarations) -> None:
             for name, version in diagnosis.packages.items()
         ),
     ]
-    if present := [one.id for one in diagnosis.prerequisites if one.outcome is Outcome.PASS]:
+    if present := [prerequisite.id for prerequisite in diagnosis.prerequisites if prerequisite.outcome is Outcome.PASS]:
         rows.append(("present", ", ".join(present)))
     stdout().print(table_of(("", ""), rows, header=False), "")
 

@@ -89,7 +89,7 @@ class ReportView:
     @cached_property
     def whose(self) -> str:
         """Whether its failures are the change's own; empty where that is unknown."""
-        counted = [one for one in self.causes if not all(failure.step.report_only for failure in one.failures)]
+        counted = [cause for cause in self.causes if not all(failure.step.report_only for failure in cause.failures)]
         return whose(counted, self.facts, self.recorded, local=self.plan.local)
 
     @property
@@ -133,7 +133,7 @@ class ReportView:
         words = [f"{passed} of {count(len(steps), 'step')} passed"]
         rulings = Counter(step.ruling for step in self.not_green)
         words += [f"{count(number, 'step')} {COUNTED.get(one, one.value)}" for one, number in rulings.items()]
-        held_up = sum(one.cause == "queue out" for one in omissions)
+        held_up = sum(omission.cause == "queue out" for omission in omissions)
         words += [f"{held_up} not started"] if held_up else []
         others = len(omissions) - held_up
         words += [f"{others} not selected"] if others else []
@@ -182,7 +182,7 @@ class ReportView:
                     finding(check, planned.device, self._of_cause(cause)),
                     number=len(cause.failures),
                     extent=cause.extent,
-                    others=tuple(one.id for one in cause.failures[1:]),
+                    others=tuple(failure.id for failure in cause.failures[1:]),
                     steps=tuple(key for key in cause.steps if key != step.key),
                     waiting=cause.waiting,
                 )

@@ -120,7 +120,7 @@ def _field(distribution: importlib.metadata.Distribution, name: str) -> str:
 
 
 def _points(distribution: importlib.metadata.Distribution) -> Iterable[tuple[str, str, str]]:
-    return ((one.group, one.name, one.value) for one in distribution.entry_points if one.group not in SCRIPTS)
+    return ((point.group, point.name, point.value) for point in distribution.entry_points if point.group not in SCRIPTS)
 
 
 def _project(place: Path) -> tuple[str, set[tuple[str, str, str]]]:

@@ -103,7 +103,7 @@ def collect(folder: Path, tracked: Collection[str] = ()) -> Notes:
         unknown = unknown or "no process of it is a Python"
     if unseen:
         unknown = unknown or f"what {', '.join(sorted(unseen))} did is not noted: its environment or options differ"
-    if len(kernels) > MOST_KERNELS or any(len(one) > LONGEST_ID for one in kernels):
+    if len(kernels) > MOST_KERNELS or any(len(kernel) > LONGEST_ID for kernel in kernels):
         unknown = unknown or "there are too many, or names too long"
     _write(folder / READS_FILE, sorted(files))
     _write(folder / KERNELS_FILE, [*([f"not whole: {unknown}"] if unknown else []), *kernels])
@@ -111,7 +111,7 @@ def collect(folder: Path, tracked: Collection[str] = ()) -> Notes:
 
 
 def _after(mark: str, names: Iterable[str]) -> set[str]:
-    return {line(one.removeprefix(mark)) for one in names if one.startswith(mark)}
+    return {line(name.removeprefix(mark)) for name in names if name.startswith(mark)}
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

@@ -123,7 +123,7 @@ class Recorded:
     @functools.cached_property
     def first_on_base(self) -> dict[tuple[str, str], RerunRecord]:
         """(step, check) -> its first run over the files of the merge base."""
-        return {(key, one.check): one for key, runs in self.on_base.items() for one in reversed(runs)}
+        return {(key, run.check): run for key, runs in self.on_base.items() for run in reversed(runs)}
 
     def passed(self) -> frozenset[str]:
         """Keys of the steps whose last attempt passed."""
@@ -280,7 +280,11 @@ def _in_order(records: Sequence[Record], build: BuildRecord) -> StepFile:
 
 def _misplaced(found: StepFile, records: Sequence[Record], plan: Plan, key: str, *, elsewhere: bool) -> str:
     provides = {step.key: step.step.provides for step in plan.steps}
-    keys = {one.key if isinstance(one, StepRecord) else one.step for one in records if not isinstance(one, BuildRecord)}
+    keys = {
+        record.key if isinstance(record, StepRecord) else record.step
+        for record in records
+        if not isinstance(record, BuildRecord)
+    }
     if keys - {key}:
         return f"the results of {key!r} hold records of {min(keys - {key})!r}"
     if found.image and provides[key] != found.image.image:

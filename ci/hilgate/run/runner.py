@@ -390,7 +390,9 @@ class Runner:
                 continue
             self._processes.reruns.remove(rerun)
             self._files.add(rerun.step.key, *records)
-            failed = any(one.outcome is not Outcome.PASS for one in records) and rerun.step.key in self._seen.failed
+            failed = (
+                any(record.outcome is not Outcome.PASS for record in records) and rerun.step.key in self._seen.failed
+            )
             if failed and not rerun.on_base:
                 self._run_on_base(rerun.step, rerun.child.seconds)
 
