@@ -96,7 +96,7 @@ def test_a_captured_batch_serves_every_later_one(captured, bound, query_lens, se
     assert output[tokens:].isnan().all(), "padding rows are nobody's"
 
 
-def test_graphs_of_encoder_decoders_hold_batches_of_equal_query_lengths():
+def test_encoder_decoder_graphs_hold_equal_query_lengths():
     config = SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=True))
     support = PagedKVMetadataBuilder.get_cudagraph_support(config, SimpleNamespace())
     assert support is AttentionCGSupport.UNIFORM_BATCH

@@ -191,7 +191,7 @@ assert len(Capture.run_eagerly) == 2
 """
 
 
-def test_graphs_break_off_at_attention_although_we_import_it_first():
+def test_graphs_break_at_attention_that_we_import_first():
     """vLLM decides by the model (Kimi-Linear, DeepSeek-V4) that they do, after it has loaded plugins."""
     without = {name: value for name, value in os.environ.items() if name != "VLLM_USE_BREAKABLE_CUDAGRAPH"}
     subprocess.run([sys.executable, "-c", GRAPHS_BREAK_OFF], check=True, env=without)

@@ -386,9 +386,9 @@ def unpack(file: Path, folder: Path) -> dict[str, Path]:
                 few = len(members) < MOST_MEMBERS and total <= MOST_BYTES
                 require(few, f"more than {MOST_MEMBERS} members or {MOST_BYTES} bytes: no build leaves as much")
                 members[name] = _copy_out(tar, entry, folder / entry.name)
-            behind = tar.offset
+            end = tar.offset
         with file.open("rb") as raw:
-            raw.seek(behind)
+            raw.seek(end)
             while block := raw.read(1 << 20):
                 require(not block.strip(b"\0"), "there is data after its end")
     except (tarfile.TarError, EOFError, OSError, ValueError, UnicodeError) as error:

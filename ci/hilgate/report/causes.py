@@ -161,10 +161,10 @@ def _with_waiting(
 ) -> list[Cause]:
     """The entries with the steps that wait for theirs, at any distance; those of no entry are one of their own."""
 
-    def behind(keys: Iterable[str]) -> list[str]:
-        return [name for key in keys for one in waiting.pop(key, []) for name in (one, *behind([one]))]
+    def waiting_for(keys: Iterable[str]) -> list[str]:
+        return [name for key in keys for step in waiting.pop(key, []) for name in (step, *waiting_for([step]))]
 
-    causes = [Cause(one.failures, one.extent, tuple(behind(one.steps))) for one in found]
+    causes = [Cause(cause.failures, cause.extent, tuple(waiting_for(cause.steps))) for cause in found]
     steps = {step.key: step for step in verdict.steps}
     for keys in waiting.values():
         own = [steps[key] for key in keys]

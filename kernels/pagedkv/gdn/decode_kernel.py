@@ -8,10 +8,10 @@ Of a token with q and k, decay d and write strength b, with n = 1 / |k| and m = 
 with one d for each head, or one for each key (Kimi Linear 2025). A program holds the rows of some values in registers.
 Norms are factors of rows, so k and q stay as they are loaded.
 
-The first token of a step always counts, and the state behind it is written. Of the drafts after it, some of which will
+The first token of a step always counts, and the state after it is written. Of the drafts after it, some of which will
 be rejected, only u, k and d are kept. The next step replays those that were accepted, S d + u k^T, before its own first
 token. They are kept at their positions in the sequence modulo the length of a ring. What a step reads lies before its
-first token and what it writes behind it, so with room for twice the drafts, and one, no program waits for another.
+first token and what it writes after it, so with room for twice the drafts, and one, no program waits for another.
 Where states are copied between steps, as for a prefix cache, the state after each token is written instead.
 """
 

@@ -16,7 +16,7 @@ class Scan(NamedTuple):
 
     y: Tensor  # [tokens, heads, head_size]
     scale: Tensor  # [tokens, heads]: root of the sum of squares of what is added up in a row, and of the result
-    state: Tensor  # [heads, head_size, state], behind the last token
+    state: Tensor  # [heads, head_size, state], after the last token
 
 
 def step_size(dt: Tensor, bias: Tensor | None, *, softplus: bool, limit: tuple[float, float] | None = None) -> Tensor:
