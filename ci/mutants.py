@@ -5,7 +5,7 @@ Each mutant is one edit of cosmic-ray's operators at one place of `CORE`, in a c
 edit at each, so that an operator with eleven replacements counts no more than an operator with one. Then the test files
 that import the mutated module run, those named after it first, until one of them fails. A mutant whose tests do not end
 in three times their unmutated time has survived: a slow machine kills none. Edits that change no behaviour are never
-drawn: those in annotations that mypy alone reads, `==` for `is`, and edits that do not compile.
+drawn: those in annotations that mypy alone reads, `==` or an order for `is`, and edits that do not compile.
 
 A mutant that nothing can kill is argued at its line, or in a comment above it: `# mutant OPERATOR, OPERATOR: why`.
 OPERATOR is the beginning of a name of `cosmic-ray operators` without `core/`. Argued mutants are not drawn.
@@ -57,8 +57,8 @@ LEAST_KILLED = 0.9
 MINUTES = 85.0
 """Minutes to run mutants in, of the step's 90: what has not run by then is missing, and the command fails for it."""
 
-SAME = ("ReplaceComparisonOperator_Is_Eq", "ReplaceComparisonOperator_IsNot_NotEq")
-"""Operators that write `==` for `is`, which the core uses for members of enums and None alone."""
+_SAME = re.compile("ReplaceComparisonOperator_(Is_(Eq|LtE?|GtE?)|IsNot_(NotEq|LtE?|GtE?))|NoOp")
+"""Operators that write `==` or an order for `is`, which the core uses for members of enums and None alone."""
 _ARGUED = re.compile(r"#\s*mutant ([\w, ]+): \S")
 
 
@@ -87,7 +87,7 @@ def mutants_of(path: str, code: str) -> dict[tuple[int, int], list[Mutant]]:
     found: dict[tuple[int, int], list[Mutant]] = defaultdict(list)
     for name in operator_names():
         short = name.removeprefix("core/")
-        if get_operator(name).arguments() or short in ("NoOp", *SAME):
+        if get_operator(name).arguments() or _SAME.fullmatch(short):
             continue
         operator, occurrence = get_operator(name)(), -1
         for node in nodes:
