@@ -263,23 +263,9 @@ def test_a_wide_reduce_has_waves_for_its_channels(arch, at_once, channels, waves
     assert tuning(arch).reduce.waves_of(at_once, channels) == waves
 
 
-@pytest.mark.parametrize("units", [38, 80])
-def test_compute_units_are_those_of_the_device(units, monkeypatch):
-    """gfx942 is an MI300X with 304 of them, an MI308X with 80, a CPX partition with 38."""
-    monkeypatch.setattr(device, "INTERPRETED", False)
-    monkeypatch.setattr(device, "_target", lambda: limits("gfx942"))
-    monkeypatch.setattr(device.torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(device.torch.cuda, "current_device", lambda: 0)
-    found = SimpleNamespace(multi_processor_count=units)
-    monkeypatch.setattr(device.torch.cuda, "get_device_properties", lambda _: found)
-    monkeypatch.setattr(device.torch.cuda, "device", contextlib.nullcontext)
-    device._installed.cache_clear()
-    assert device.current() == dataclasses.replace(limits("gfx942"), compute_units=units)
-    device._installed.cache_clear()
-
-
 def test_the_device_of_a_tensor_is_asked_and_not_the_current_one(monkeypatch):
-    """A host with GPUs of two kinds: the launch of the other one's tensor takes its arch and its compute units."""
+    """A host with an MI308X and an MI355X: the launch of a tensor takes its device's arch and compute units."""
+    units = (80, 256)
     at = [0]
 
     @contextlib.contextmanager
@@ -292,12 +278,13 @@ def test_the_device_of_a_tensor_is_asked_and_not_the_current_one(monkeypatch):
     monkeypatch.setattr(device, "_target", lambda: limits(("gfx942", "gfx950")[at[-1]]))
     monkeypatch.setattr(device.torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(device.torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(device.torch.cuda, "get_device_properties", lambda k: SimpleNamespace(multi_processor_count=k))
+    properties = [SimpleNamespace(multi_processor_count=each) for each in units]
+    monkeypatch.setattr(device.torch.cuda, "get_device_properties", lambda index: properties[index])
     monkeypatch.setattr(device.torch.cuda, "device", on)
     device._installed.cache_clear()
     found = device.current(SimpleNamespace(is_cuda=True, get_device=lambda: 1))
-    assert (found.name, found.compute_units) == ("gfx950", 1)
-    assert device.current().name == "gfx942"
+    assert (found.name, found.compute_units) == ("gfx950", 256)
+    assert device.current() == dataclasses.replace(limits("gfx942"), compute_units=80)
     device._installed.cache_clear()
 
 
@@ -333,30 +320,22 @@ def test_splits_never_exceed_what_there_is_to_split(programs, max_tiles, units, 
 
 
 @pytest.mark.parametrize(
-    ("programs", "splits"),
+    ("programs", "per_unit", "at_once", "splits"),
     [
-        (8, 49),  # 392 of 396 places; 50 would be 400, a second round for four programs
-        (64, 6),
-        (240, 2),  # one partition would leave four of ten places empty
-        (256, 1),
-        (396, 1),
-        (5000, 1),
+        (8, 3, 128, 49),  # 392 of 396 places; 50 would be 400, a second round for four programs
+        (64, 3, 128, 6),
+        (240, 3, 128, 2),  # one partition would leave four of ten places empty
+        (256, 3, 128, 1),
+        (396, 3, 128, 1),
+        (5000, 3, 128, 1),
+        (8, 4, 64, 64),  # 512 of 528 places, and the reduce loads all at once; 66 would be all places
+        (4, 4, 64, 128),  # 64 would leave half of the places empty
+        (9, 4, 64, 58),
     ],
 )
-def test_partitions_do_not_spill_into_another_round(programs, splits):
-    assert launch.choose_splits(programs, 10_000, units=132, per_unit=3, fewest_tiles=1) == splits
-
-
-@pytest.mark.parametrize(
-    ("programs", "splits"),
-    [
-        (8, 64),  # 512 of 528 places, and the reduce loads all at once; 66 would be all places
-        (4, 128),  # 64 would leave half of the places empty
-        (9, 58),
-    ],
-)
-def test_partitions_fit_one_load_of_the_reduce(programs, splits):
-    assert launch.choose_splits(programs, 10_000, units=132, per_unit=4, fewest_tiles=1, at_once=64) == splits
+def test_partitions_fit_one_round_and_one_load_of_the_reduce(programs, per_unit, at_once, splits):
+    knobs = {"units": 132, "per_unit": per_unit, "fewest_tiles": 1, "at_once": at_once}
+    assert launch.choose_splits(programs, 10_000, **knobs) == splits
 
 
 def test_an_arch_without_data():
