@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -54,6 +54,29 @@ _NO_EFFECT = {"sc0", "sc1", "nt", "glc", "slc", "expcnt", "th", "scope"}
 """Modifiers that change no value here: cache policy, and a counter that no known instruction raises."""
 _OWN = ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32", "scratch_")
 """They meet no memory of other waves."""
+
+
+class _Kind(NamedTuple):
+    """A type of operands: its width, and the alias of its numpy type in generated code."""
+
+    bits: int
+    numpy: str
+    signed: bool = False
+    floating: bool = False
+
+
+_KINDS = {
+    "u": _Kind(32, "U"),
+    "i": _Kind(32, "I", signed=True),
+    "f": _Kind(32, "F", floating=True),
+    "w": _Kind(16, "W16"),
+    "k": _Kind(16, "S16", signed=True),
+    "h": _Kind(16, "H", floating=True),
+    "Q": _Kind(64, "Q"),
+    "L": _Kind(64, "L", signed=True),
+}
+"""The types under the letters that `meaning.py` gives them."""
+
 _BRANCHES = {"scc0": "~scc", "scc1": "scc"}
 _MASKS = {"vccz": (VCC, "=="), "vccnz": (VCC, "!="), "execz": (EXEC, "=="), "execnz": (EXEC, "!=")}
 
@@ -263,21 +286,21 @@ class _Writer:
 
     @staticmethod
     def _literal(value: Any, kind: str) -> str:
+        bits, numpy, signed, floating = _KINDS[kind]
         if isinstance(value, float):
-            if kind in "QL":
+            if bits == 64:
                 raise ValueError("a float in 64 bits")
-            if kind in "fh":
-                return f"{'F' if kind == 'f' else 'H'}({value!r})"
+            if floating:
+                return f"{numpy}({value!r})"
             value = int(np.float32(value).view(np.uint32))
         if kind == "f":
             return f"U({value & 0xFFFFFFFF}).view(F)"
         if kind == "h":
             return f"W16({value & 0xFFFF}).view(H)"
-        bits = {"u": 32, "i": 32, "w": 16, "k": 16, "Q": 64, "L": 64}[kind]
         value &= (1 << bits) - 1
-        if kind in "ikL" and value >> (bits - 1):
+        if signed and value >> (bits - 1):
             value -= 1 << bits
-        return f"{ {'u': 'U', 'i': 'I', 'w': 'W16', 'k': 'S16', 'Q': 'Q', 'L': 'L'}[kind] }({value})".replace(" ", "")
+        return f"{numpy}({value})"
 
     def _read(self, operand: Operand, kind: str, inst: Instruction, source: int | None = None, word: int = 0) -> str:
         """An operand as an expression of a type.
@@ -298,7 +321,7 @@ class _Writer:
             text = "scc[:, None].astype(U)"
         elif operand.kind in "vs":
             text = self._register(operand, 0)
-            if kind in "QL":
+            if _KINDS[kind].bits == 64:
                 text = f"pair({text}, {self._register(operand, 1)})" + (".view(L)" if kind == "L" else "")
             else:
                 part = inst.modifiers.get(f"src{source}_sel", "DWORD") if inst.encoding == "sdwa" else "DWORD"
@@ -339,7 +362,7 @@ class _Writer:
         if operand.kind != "s":
             raise ValueError(f"an operand of kind {operand.kind!r}")
         text = f"S[{operand.register}]"
-        if kind in "QL":
+        if _KINDS[kind].bits == 64:
             return f"pair({text}, S[{operand.register + 1}])" + (".view(L)" if kind == "L" else "")
         text = {"u": "{}", "i": "{}.view(I)", "f": "{}.view(F)", "h": "half({})"}[kind].format(text)
         text = f"np.abs({text})" if operand.absolute else text
@@ -366,7 +389,7 @@ class _Writer:
             if kind != "f":
                 raise UnknownInstructionError(inst.text, "clamp")
             text = f"clamp({text})"
-        if kind in "QL":
+        if _KINDS[kind].bits == 64:
             view = ".view(Q)" if kind == "L" else ""
             return [
                 f"r = np.broadcast_to({text}, {self.whole}){view}",
@@ -467,7 +490,11 @@ class _Writer:
         )
         lines = [f"{'; '.join(read)}; r = {text}"]
         wide = f"r = r.view(Q); {put} = low(r); {put_next} = high(r)"
-        return [*lines, wide if kinds[0] in "QL" else f"{put} = r.view(U)", *([f"scc = {scc}"] if scc else [])]
+        return [
+            *lines,
+            wide if _KINDS[kinds[0]].bits == 64 else f"{put} = r.view(U)",
+            *([f"scc = {scc}"] if scc else []),
+        ]
 
     @staticmethod
     def _logic(operation: str, a: str, b: str) -> str:

@@ -257,7 +257,7 @@ def _shown(path: str, what: str, hunk: str) -> ProtectedChange:
 
 
 def files_to_restore(root: Path, plan: Plan) -> tuple[str, ...]:
-    """The files of which steps must see the merge base's version while nobody approved the change to them.
+    """Changed protected files that must be reset to the merge base until someone approves the change.
 
     Raises:
         CannotRunHereError: The plan names no merge base, or one that is not in this checkout.

@@ -322,12 +322,12 @@ def visible(
             continue
         chosen: list[DetectedGpu] = []
         for word in (word.strip() for word in setting.split(",")):
+            named = [gpu for gpu in seen if word.startswith("GPU-") and gpu.uuid.startswith(word)]
             if word.isdigit() and int(word) < len(seen):
-                chosen.append(seen[int(word)])
-            elif word.startswith("GPU-") and (match := next((g for g in seen if g.uuid.startswith(word)), None)):
-                chosen.append(match)
-            else:
+                named = [seen[int(word)]]
+            if not named:
                 break
+            chosen.append(named[0])
         seen = chosen
     if gpus and not seen:
         hidden = " and ".join(name for names in variables for name in names.split("|") if name in env)
