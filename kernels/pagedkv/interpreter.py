@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make Triton 3.6's interpreter twice as fast by replacing internal functions; results have the same bits.
+"""Make Triton 3.6's interpreter several times as fast by replacing internal functions; results have the same bits.
 
 The interpreter spends most of an operation on types and on replacing `triton.language`, whatever the operation's size.
-Each function here replaces one of Triton's. It does the same, but caches what stays and skips what is dropped. Nobody
-calls `speed_up` but who asks for it: tests, and the plugin with PAGEDKV_INTERPRETER=fast.
+Each function here replaces one of Triton's. It does the same, but caches what stays and skips what is dropped. Nothing
+is replaced before `speed_up` is called: by tests, and by the plugin with PAGEDKV_INTERPRETER=fast.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interpreted kernels as GPUs launch them too (`--launch`), with NaN (integers: 90) in scratch that nobody wrote.
+"""Interpreted kernels as GPUs launch them too (`--launch`), with NaN (integers: 90) in scratch that was not written.
 
 No test finds calls that another one prepared.
 """

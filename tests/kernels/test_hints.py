@@ -36,7 +36,7 @@ class Claims:
             assert (step == wanted).all(), f"{kind} {sizes} is claimed of {data.tolist()}"
 
 
-if INTERPRETED:  # elsewhere nobody has the numbers
+if INTERPRETED:  # elsewhere the numbers are not at hand
 
     @pytest.fixture
     def claims(monkeypatch):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Offsets beyond 2^31 elements in every tensor that the operations address.
 
-Index 4 lies 2^32 elements behind index 0 and a little: an offset that is computed in 32 bits wraps to a place near
-index 0, where there is NaN, or zeros that nobody wrote.
+Index 4 lies 2^32 elements after index 0 and a little: an offset that is computed in 32 bits wraps to a place near
+index 0, where there is NaN, or zeros that were not written.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package replaces nothing of Triton's unless somebody asks for it."""
+"""The package replaces nothing of Triton's unless it is asked to."""
 
 import os
 import subprocess

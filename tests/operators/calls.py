@@ -143,7 +143,7 @@ def as_if_dense(view: Seen) -> Seen:
 
 
 def shuffled(view: Seen, side: str, *, tokens: int, channels: int, x: int) -> CellMap:
-    """The SHUFFLE packing behind a view whose first stride alone counts.
+    """The SHUFFLE packing of a view whose first stride alone counts.
 
     K is `[heads, channels / x, tokens, x]` and V `[heads, tokens / x, channels, x]` inside a block.
     """
@@ -156,7 +156,7 @@ def shuffled(view: Seen, side: str, *, tokens: int, channels: int, x: int) -> Ce
 
 @dataclass(frozen=True)
 class Access:
-    """That an operator reads or writes one side of a paged cache."""
+    """Read or write of one side of a paged cache by an operator."""
 
     operator: str
     side: str
@@ -214,7 +214,7 @@ class Judge:
     Attributes:
         operator: Name of the operator.
         args: Its arguments, tensors as `Seen`; an argument that was not given is absent.
-        layer: The layer whose call it is; None where nobody said (an engine under watch).
+        layer: The layer whose call it is; None where it is not known (an engine under watch).
         memory: What operators of one step leave for each other.
         broken: Promises that the call does not keep.
         accesses: Sides of caches that it touches.

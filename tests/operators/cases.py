@@ -33,7 +33,7 @@ class Case:
         head_size: Channels of a head.
         block_size: Tokens of a block of the manager.
         cache: `--kv-cache-dtype`.
-        packed: Whether pages have room behind them for a bigger page of another group, as in hybrids.
+        packed: Whether pages have room after them for a bigger page of another group, as in hybrids.
         window: Tokens that a row sees.
         softcap: Cap of the scores.
         sinks: Whether the layer has sinks.
@@ -106,7 +106,7 @@ def _shuffled(backend: str = "ROCM_AITER_FA") -> list[Case]:
     cases += [
         Case(f"{backend}-shuffle-fp8", backend, cache="fp8", shuffle=True),
         Case(f"{backend}-shuffle-fp8-head256", backend, cache="fp8", head_size=256, shuffle=True),
-        # Pages of another group behind each page: no plane for each side is left.
+        # Pages of another group after each page: no plane for each side is left.
         Case(f"{backend}-shuffle-packed-prompts", backend, packed=True, shuffle=True, batches=("prefill", "extend")),
         Case(f"{backend}-shuffle-window-prompts", backend, window=48, shuffle=True, batches=("prefill", "extend")),
         Case(f"{backend}-shuffle-softcap", backend, softcap=30.0, shuffle=True),

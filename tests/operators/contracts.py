@@ -196,7 +196,7 @@ def _native_cache(call: Judge, key: str, value: str, *, writes: bool = False, de
 
 
 def _shuffled_cache(call: Judge, key: Seen, value: Seen, *, writes: bool = False) -> None:
-    """Both sides in the SHUFFLE packing behind `[blocks, tokens, heads, channels]`, block strides honoured."""
+    """Both sides in the SHUFFLE packing of views `[blocks, tokens, heads, channels]`, block strides honoured."""
     blocks, tokens, heads, channels = key.shape
     x = 16 // key.size
     call.promise("x", tokens % x == channels % x == 0, f"{key} cannot be packed by {x}")

@@ -367,7 +367,6 @@ def run(case: Case, device: str) -> dict[str, Any]:
         broken += aliases(watch.accesses)
     unique = {(each.operator, each.promise): each for each in reversed(broken)}  # the first of a kind says enough
     record["calls"] = sorted(set(watch.calls))
-    record["number"] = len(watch.calls)
     record["broken"] = [vars(each) for each in unique.values()]
     return record
 

@@ -28,7 +28,7 @@ PHASES = {
     "extend": ([5, 33, 9, 2, 70], [300, 33, 520, 64, 90]),
     "mixed": ([1, 33, 1, 2, 1], [300, 33, 600, 64, 1]),
 }
-COMPANIES = ([2], [0, 2], [4, 2, 3, 1, 0])  # sequence 2 alone, behind another one, and in the midst of all
+COMPANIES = ([2], [0, 2], [4, 2, 3, 1, 0])  # sequence 2 alone, after another one, and in the midst of all
 
 
 def same_in_all_companies(data: Batch, bounds: dict[int, dict[str, int]], **options) -> torch.Tensor:

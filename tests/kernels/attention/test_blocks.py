@@ -19,7 +19,7 @@ HEADS = {"num_q_heads": 4, "num_kv_heads": 1, "head_size": 32}
 STEPS = {
     "decode": lambda block: ([1, 1, 1], [block, block + 1, 2 * block - 1]),
     "extend": lambda block: ([3, 17, 0], [block + 1, 2 * block, block]),
-    # Drafts of 1 to 7 tokens and the token before them: one end is before an edge, one at it, the others behind.
+    # Drafts of 1 to 7 tokens and the token before them: one end is before an edge, one at it, the others after it.
     "verify": lambda block: (
         [2, 3, 4, 5, 6, 7, 8],
         [block - 1, block, block + 1, block + 2, block + 3, 2 * block, 2 * block + 7],

@@ -95,7 +95,7 @@ def test_head_sizes_that_attention_refuses(head_size, attend, device):
 
 
 def test_debug_ignores_blocks_that_are_not_looked_up(attend, device):
-    """Entries behind the sequence and before the window may be stale."""
+    """Entries after the sequence and before the window may be stale."""
     table = torch.tensor([[99, 0, 1, -1]], dtype=torch.int32, device=device)
     lengths = {"seq_lens": ints(48).to(device), "max_seq_len": 48}
     attend(block_table=table, **lengths, sliding_window=8, debug=True)

@@ -43,7 +43,7 @@ def test_reduce_kernel(splits, device, record_property):
     total = weights.sum(-1, keepdim=True)
     golden = (weights[..., None] * partial.double()).sum(2) / torch.where(total > 0, total, 1.0)
     assert out[:1].isnan().all(), "rows of another call were written"
-    assert out[6:].isnan().all(), "rows behind the last sequence were written"
+    assert out[6:].isnan().all(), "rows after the last sequence were written"
     assert (out[3, 1] == 0).all()
     error = (out - golden).norm(dim=-1)[1:6] / golden.norm(dim=-1)[1:6].clamp(min=1e-30)
     record_property("max_row_relative_err", error.max().item())

@@ -103,7 +103,7 @@ def test_paged_attention_of_more_heads_than_a_program_takes(query_len, device, r
 
 @pytest.mark.parametrize("splits", [1, 4])
 def test_paged_attention_leaves_padding_rows_alone(splits, device):
-    """A captured graph pads: tokens behind the last sequence, and sequences without a query but with stale lengths."""
+    """A captured graph pads: tokens after the last sequence, and sequences without a query but with stale lengths."""
     data = small(device, [1, 1, 0], [40, 9, 25])
     data.query = torch.cat([data.query, data.query.new_full((2, 4, 64), float("nan"))])
     out = attend(data, num_splits=splits)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ends of things: the block behind the last token, sequences of one token, scores that are as large as they get."""
+"""The ends of things: the block after the last token, sequences of one token, scores that are as large as they get."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_a_window_as_long_as_the_sequence_is_none(device, record_property):
     check(out, expected(data), record_property)
 
 
-if INTERPRETED:  # elsewhere nobody counts
+if INTERPRETED:  # elsewhere products are not counted
 
     @pytest.mark.parametrize("splits", [1, 2])
     @pytest.mark.parametrize("query_len", [1, 6])

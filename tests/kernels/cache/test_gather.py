@@ -51,12 +51,12 @@ def test_gather_kv_cache(case, device):
     assert_same_bits(key, expected_key, "key")
     assert_same_bits(value, expected_value, "value")
     assert key[:total].isfinite().all()
-    assert key[total:].isnan().all(), "rows behind the last token were written"
+    assert key[total:].isnan().all(), "rows after the last token were written"
 
 
 @pytest.mark.parametrize("layout_name", ["interleaved", "native-interleaved"])
 def test_gather_kv_cache_from_a_block_table_of_2_31_tokens(layout_name, device):
-    """Columns times block size do not fit 32 bits; the rows behind the first have no meaning."""
+    """Columns times block size do not fit 32 bits; the rows after the first have no meaning."""
     shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 32, "block_size": 2048}
     data = small(device, [1], [9], layout_name=layout_name, **shape)
     key, value = outputs(9, data.query)

@@ -37,7 +37,7 @@ def angles(max_position: int, rotary_dim: int, dtype: torch.dtype) -> torch.Tens
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_rotate_and_write(case, style, device):
-    """Some tokens have no slot, or -1; Q, K and V are slices of one projection with NaN behind it."""
+    """Some tokens have no slot, or -1; Q, K and V are slices of one projection with NaN after it."""
     torch.manual_seed(case.head_size)
     neox, part = STYLES[style]
     rotary_dim = int(case.head_size * part) // 2 * 2
@@ -71,7 +71,7 @@ def test_rotate_and_write(case, style, device):
     bound += UNIT_ROUNDOFF[case.dtype] * expected.abs().clamp(min=torch.finfo(dtype).smallest_normal)
     assert ((fused[:, turned].double() - expected).abs() <= bound).all()
     assert_same_bits(fused[..., rotary_dim:], before[..., rotary_dim:], "channels that do not turn")
-    assert_same_bits(fused[:, 3 * heads :], before[:, 3 * heads :], "V and what lies behind it")
+    assert_same_bits(fused[:, 3 * heads :], before[:, 3 * heads :], "V and what lies after it")
     write_kv_cache(key, value, want.cache, slots)
     assert_same_bits(got.storage, want.storage, "storage of the pool")
     if case.quantised:
@@ -81,7 +81,7 @@ def test_rotate_and_write(case, style, device):
 
 
 def test_a_warm_up_touches_nothing(device):
-    """Every number of tokens that makes other code is launched, once, on rows of nobody."""
+    """Every number of tokens that makes other code is launched, once, on rows of no sequence."""
     prepared.clear()
     case = CASES[0]
     kind = getattr(torch, case.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode and verification of the gated delta rule against the recurrence, with NaN wherever nobody may read."""
+"""Decode and verification of the gated delta rule against the recurrence, with NaN wherever nothing may be read."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Layer:
             self.kept[number][0] = found
         assert (out[ends[-1] :] == 0).all(), "rows of the padding"
         assert len(out) == ends[-1] + padded
-        assert self.states[self.untouched.to(self.device)].isnan().all(), "slots of nobody"
+        assert self.states[self.untouched.to(self.device)].isnan().all(), "slots of no sequence"
         if record:
             record("dtype", self.dtype)
             record("max_share_of_tolerance_delta_step", worst)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill of the gated delta rule and of Kimi Delta Attention against the recurrence, NaN where nobody may read."""
+"""Prefill of the gated delta rule and of Kimi Delta Attention against the recurrence, NaN where nothing may be read."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_mla_decode_takes_strided_queries_outputs_and_lse(device, record_propert
 
 @pytest.mark.parametrize("programs", [1, 6])
 def test_mla_decode_leaves_padding_rows_alone(programs, device):
-    """Tokens behind the last sequence, and sequences without a query but with stale lengths."""
+    """Tokens after the last sequence, and sequences without a query but with stale lengths."""
     data = step(device, 4, [90, 9, 25], [1, 1, 0])
     data.query = torch.cat([data.query, data.query.new_full((2, 4, 80), float("nan"))])
     out, lse = decode(data, programs=programs)
@@ -207,7 +207,7 @@ def test_mla_decode_reuses_tables_of_the_same_shapes(device, record_property):
 
 
 def test_mla_decode_beyond_int32(device, far_storage, record_property):
-    """Block 4 lies 2^32 elements behind block 0; 32-bit offsets would wrap into block 0, which holds NaN."""
+    """Block 4 lies 2^32 elements after block 0; 32-bit offsets would wrap into block 0, which holds NaN."""
     data = step(device, 4, [16], latent=32, dtype="float16")
     cache = far_storage(4 * FAR + 16 * 48, torch.float16).as_strided((5, 16, 48), (FAR, 48, 1))
     cache[0] = float("nan")

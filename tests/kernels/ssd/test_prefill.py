@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba-2's prefill against the recurrence, with NaN wherever nobody may read."""
+"""Mamba-2's prefill against the recurrence, with NaN wherever nothing may be read."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_states_after_pieces(dtype, pieces, segments, device, record_property):
     case.run(record_property, num_segments=segments, **given)
     for piece, end in enumerate(ends[1:]):
         number = sum(piece > each for each in last)
-        case.check_state(states[piece], case.recurrence(number, case.ends[number], end).state, f"behind piece {piece}")
+        case.check_state(states[piece], case.recurrence(number, case.ends[number], end).state, f"after piece {piece}")
 
 
 @pytest.mark.parametrize("skip", ["none", "channel"])
