@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
+    no_args_is_help=True,
+    add_completion=False,
+    help=__doc__,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console()
 
@@ -87,7 +92,7 @@ def run_gate(
 
 @app.command("compare", context_settings={"ignore_unknown_options": True, "help_option_names": []})
 def compare_runs(arguments: Annotated[list[str], typer.Argument(metavar="BEFORE AFTER")]) -> None:
-    """Judge two stored runs of the same questions, of lm-eval or of a gate."""
+    """Judge two stored runs of the same questions."""
     raise typer.Exit(compare.main(arguments))
 
 
@@ -132,7 +137,9 @@ def record(
     ] = None,
     engine: Alternative = None,
 ) -> None:
-    """Ask all questions of a gate K times on a trusted attention backend, and write a proposal.
+    """Record a proposed baseline on a trusted backend.
+
+    All questions of the gate are asked K times.
 
     Each run has its own process, order and batches: K runs of one process would only repeat one run. Finished runs and
     answers are kept, so the same command continues after a crash.
@@ -176,7 +183,7 @@ def accept(
         typer.Option(help="Person who reviewed the proposal and answers for it (default: show it and change nothing)."),
     ] = None,
 ) -> None:
-    """Show what the proposal of `record` changes, and with --by accept it as the baseline."""
+    """Show what a proposal changes; --by accepts it."""
     gate = find_gate(name, load_gates())
     if by is not None and not by.strip():
         raise MisuseError("--by is empty", where=name, remedy="name a person or a team that can be asked")
@@ -249,7 +256,7 @@ def list_steps(
         bool, typer.Option("--write", help="Write the steps of the gates to ci/areas/accuracy*.yaml as well.")
     ] = False,
 ) -> None:
-    """List the gates: who serves them where, and the smallest drop that each can see."""
+    """List the gates, with the smallest drop each can see."""
     declared = load_gates()
     for name, gate in (declared.gates | declared.of_backends).items():
         attention = f", attention by {gate.attention_backend}" if gate.attention_backend else ""
