@@ -45,7 +45,8 @@ def first_problem(error: ValidationError) -> str:
     if version and version["type"] == "literal_error":
         return f"schema {version['input']!r:.20}, this reads {version['ctx']['expected']}"
     place = ".".join(map(str, mistakes[0]["loc"]))
-    return f"{place[:LONGEST_PLACE]}: {mistakes[0]['msg']}" if place else mistakes[0]["msg"]
+    what = "is missing" if mistakes[0]["type"] == "missing" else mistakes[0]["msg"].removeprefix("Value error, ")
+    return f"{place[:LONGEST_PLACE]}: {what}" if place else what
 
 
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
