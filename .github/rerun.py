@@ -84,7 +84,11 @@ def answered(comment: str, repository: str, number: int) -> str:
 
 
 def main() -> int:
-    """Answer the comment of the environment; 1 where a service does not do what it is asked for."""
+    """Answer the comment of the environment; 1 where a service refuses, 2 without a comment."""
+    missing = [name for name in ("GITHUB_REPOSITORY", "NUMBER", "COMMENT") if name not in os.environ]
+    if missing:
+        sys.stderr.write(f"error: {', '.join(missing)} not set: run it in .github/workflows/rerun.yml\n")
+        return 2
     repository, number = os.environ["GITHUB_REPOSITORY"], int(os.environ["NUMBER"])
     status = 0
     try:

@@ -28,7 +28,7 @@ from hilgate.declare import yaml
 from hilgate.declare.imports import build as build_imports
 from hilgate.declare.load import find_root, load, load_project
 from hilgate.declare.protected import PROTECTED_FILE, ProtectedList, unprotected_imports, unread_code
-from hilgate.errors import Exit, NothingSelectedError, ending
+from hilgate.errors import Exit, NothingSelectedError, Parser, ending
 from hilgate.git import tracked_files
 from hilgate.model.record import Check, Outcome
 
@@ -348,4 +348,5 @@ def _shortened(lines: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    Parser(prog="ci/lint.py", description=__doc__).parse_args()
     sys.exit(main())
