@@ -22,6 +22,7 @@ from support.forks import AREA, project
 from support.plans import alive, breaks, dies, environ, git, grows, hilgate, wait_for
 
 from hilgate.declare import protected
+from hilgate.errors import MisuseError
 from hilgate.model.plan import plan_digest
 from hilgate.plan import limits, make
 
@@ -155,9 +156,9 @@ def test_the_same_plan_and_the_same_words_as_without_limits(change: Project) -> 
     within = limits.within_limits(make.make_plan, change.theirs, **asked)
     assert plan_digest(within) == plan_digest(make.make_plan(change.theirs, **asked))
     for wrong in ({"base": "nowhere"}, {"select": ("nothing",)}, {"models": ("none",)}):
-        with pytest.raises(make.MisuseError) as plain:
+        with pytest.raises(MisuseError) as plain:
             make.make_plan(change.theirs, **{**asked, **wrong})
-        with pytest.raises(make.MisuseError) as reported:
+        with pytest.raises(MisuseError) as reported:
             limits.within_limits(make.make_plan, change.theirs, **{**asked, **wrong})
         assert str(reported.value) == str(plain.value)
 
